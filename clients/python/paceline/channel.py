@@ -1,0 +1,153 @@
+"""How Paceline's processes talk: channel and server options, TLS and tokens, in one place.
+
+Two kinds of link. The *public* one (client to scheduler) keeps messages below 4 MiB, gRPC's own
+default. The *private* one (scheduler to executor) carries tokenizers and logits, and notices a
+frozen peer within about three seconds.
+
+gRPC accepts unknown option keys in silence; what each of these does is checked by
+tests/integration/test_channel.py.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+Options = list[tuple[str, int | str]]
+Metadata = tuple[tuple[str, str], ...]
+
+PUBLIC_MESSAGE_BYTES = 4 << 20
+PRIVATE_MESSAGE_BYTES = 64 << 20
+
+
+class Link(enum.Enum):
+    """Which of the two links a channel is."""
+
+    PUBLIC = "public"
+    PRIVATE = "private"
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """TLS files and a token. Empty: plaintext, which the services accept on loopback only.
+
+    `ca_file` alone makes a TLS channel; `cert_file` and `key_file` add the client's own
+    certificate (mutual TLS). `token` is sent as `authorization: Bearer ...` with every call.
+    `server_name` overrides the name that the server's certificate is checked against.
+    """
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    token: str = ""
+    server_name: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file go together")
+        if self.cert_file is not None and self.ca_file is None:
+            raise ValueError("cert_file needs ca_file, the authority of the server's certificate")
+        if not self.token.isascii() or any(c.isspace() for c in self.token):
+            raise ValueError("token must be ASCII without spaces")
+
+    @property
+    def metadata(self) -> Metadata:
+        """What every call sends along; empty without a token.
+
+        Plain metadata, not call credentials: those need TLS, and a token is useful on loopback too.
+        """
+        return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """TLS credentials, or None for plaintext. Raises OSError if a file can't be read."""
+        if self.ca_file is None:
+            return None
+        return grpc.ssl_channel_credentials(
+            root_certificates=self.ca_file.read_bytes(),
+            private_key=self.key_file.read_bytes() if self.key_file else None,
+            certificate_chain=self.cert_file.read_bytes() if self.cert_file else None,
+        )
+
+
+PLAINTEXT = Security()
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `address` ("host:port" or "unix:path") can't be reached from another machine."""
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
+    host = address.rsplit(":", 1)[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def channel_options(link: Link) -> Options:
+    """Client-side options of a link."""
+    private = link is Link.PRIVATE
+    message_bytes = PRIVATE_MESSAGE_BYTES if private else PUBLIC_MESSAGE_BYTES
+    return [
+        ("grpc.max_send_message_length", message_bytes),
+        ("grpc.max_receive_message_length", message_bytes),
+        # A frozen peer keeps its sockets open. keepalive_timeout alone never notices it; with
+        # ping_timeout set as well the call ends UNAVAILABLE after time + timeout.
+        ("grpc.keepalive_time_ms", 1_000 if private else 10_000),
+        ("grpc.keepalive_timeout_ms", 1_500 if private else 10_000),
+        ("grpc.http2.ping_timeout_ms", 1_500 if private else 10_000),
+        ("grpc.keepalive_permit_without_calls", 1 if private else 0),
+        ("grpc.http2.max_pings_without_data", 0),
+        # A restarted server is found at once; the default waits up to two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100 if private else 1_000),
+        ("grpc.max_reconnect_backoff_ms", 500 if private else 2_000),
+        # A new channel starts without the connection state of an older one to the same address.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.primary_user_agent", "paceline"),
+    ]
+
+
+def server_options(link: Link) -> Options:
+    """Server-side options of a link, for both services."""
+    message_bytes = PRIVATE_MESSAGE_BYTES if link is Link.PRIVATE else PUBLIC_MESSAGE_BYTES
+    return [
+        ("grpc.max_send_message_length", message_bytes),
+        ("grpc.max_receive_message_length", message_bytes),
+        ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a silent twin
+        # Welcome the keepalive pings of `channel_options`; the default answers them with GOAWAY.
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # A dead or frozen client is noticed, and its streams end.
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),
+    ]
+
+
+def open_channel(address: str, link: Link, security: Security = PLAINTEXT) -> grpc.Channel:
+    """A blocking channel. Connecting happens with the first call."""
+    options, credentials = _options(link, security), security.credentials()
+    if credentials is None:
+        return grpc.insecure_channel(address, options)
+    return grpc.secure_channel(address, credentials, options)
+
+
+def open_aio_channel(address: str, link: Link, security: Security = PLAINTEXT) -> grpc.aio.Channel:
+    """An asyncio channel, bound to the running event loop."""
+    options, credentials = _options(link, security), security.credentials()
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options)
+    return grpc.aio.secure_channel(address, credentials, options)
+
+
+def _options(link: Link, security: Security) -> Options:
+    options = channel_options(link)
+    if security.server_name:
+        options.append(("grpc.ssl_target_name_override", security.server_name))
+    return options

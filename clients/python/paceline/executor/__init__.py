@@ -1,0 +1,1 @@
+"""The executor service: generated stubs in `v1`."""

@@ -1,0 +1,1 @@
+"""The scheduler service: generated stubs in `v1`."""

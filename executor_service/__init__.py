@@ -1,0 +1,1 @@
+"""Paceline's executor: owns the model, the device and the paged KV cache; computes steps."""

@@ -1,0 +1,1 @@
+"""Backends: what computes a step's rows. `base.py` is the border; one module or package each."""

@@ -1,0 +1,189 @@
+"""What every token RPC becomes: a `StepPlan` in, a `StepResult` out.
+
+The border between the service (protobuf, asyncio) and the engine (one thread, no I/O). Standard
+library and numpy only. Everything here has already passed the shape and range checks of
+`codec.py`; what depends on the state of a cache is checked by `engine.py`.
+
+Terms: the *KV length* n of a sequence is the number of tokens whose keys and values are cached.
+*Pending* tokens are known but not cached yet: the rest of a prompt, or the token sampled last.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+TokenIds = NDArray[np.int32]
+"""Token ids, int32, shape [tokens]."""
+
+
+class OutputMode(enum.IntEnum):
+    """What a row brings back for each of its output positions."""
+
+    SAMPLE = 0  # token ids chosen by the executor's sampler (and logprobs, if the sampling asks)
+    TOP_K = 1  # the k most likely ids with their logprobs; nothing is sampled
+    FULL = 2  # raw fp32 logits; nothing is sampled
+    NONE = 3  # nothing; the row only fills the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters of one sequence; they cross the wire once, when it is opened.
+
+    Applied in this order: repetition, presence and frequency penalties and logit bias; stop ids
+    masked until `min_tokens` tokens were output; temperature; top-k, top-p, min-p; then
+    argmax(logits + Gumbel noise), with no noise at temperature 0. Ties go to the lowest id.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
+    repetition_penalty: float = 1.0  # sees prompt and output; 1: off
+    presence_penalty: float = 0.0  # sees the output alone
+    frequency_penalty: float = 0.0  # sees the output alone
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0  # uint64
+    logprobs: int | None = None  # None: none; k: of the chosen token and of the k most likely
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A row that opens a sequence. The engine starts at the prefix hit h <= len(tokens) - 1."""
+
+    cache_id: int
+    tokens: TokenIds  # the whole prompt (and earlier output, after a preemption)
+    prompt_length: int  # tokens[prompt_length:] count as output for the penalties
+    limit: int  # compute at most this many pending tokens; 0: all
+    sampling: Sampling
+    output: OutputMode = OutputMode.SAMPLE
+    top_k: int = 0  # for OutputMode.TOP_K
+    salt: bytes = b""  # prefix-cache namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row that continues a sequence of this session."""
+
+    cache_id: int
+    kv_length: int  # the KV length the client expects
+    tokens: TokenIds  # empty: go on with the pending tokens; else these replace the sampled one
+    drafts: TokenIds  # tokens to verify after the pending ones
+    limit: int = 0  # compute at most this many pending tokens; 0: all
+    steps: int = 1  # sample this many tokens, feeding each back
+    output: OutputMode = OutputMode.SAMPLE
+    top_k: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Forget these caches and free their pages. Unknown ids are no error."""
+
+    cache_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Cut a cache to `length` tokens (0 <= length <= n); drops all pending tokens."""
+
+    cache_id: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Open `cache_id` as a copy of the first `length` cached tokens of `source_id`."""
+
+    source_id: int
+    cache_id: int
+    length: int
+    sampling: Sampling
+
+
+Op = Release | Truncate | Fork
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: ops in order, then all rows in one forward; rows before openings."""
+
+    session_id: int = 0  # 0: the default session
+    step_id: int = 0  # 0: no replay protection
+    epoch: int = 0  # 0: any
+    digest: bytes = b""  # of the request's bytes, to tell a replay from a reused step_id
+    ops: tuple[Op, ...] = ()
+    rows: tuple[Row, ...] = ()
+    openings: tuple[Opening, ...] = ()
+
+
+class Reason(enum.Enum):
+    """Why a step, an op or a row was refused; `errors.py` maps each to one gRPC code."""
+
+    NOT_FOUND = "not_found"  # unknown or released cache, unknown session
+    ALREADY_EXISTS = "already_exists"  # cache id in use or used before in this session
+    INVALID_ARGUMENT = "invalid_argument"  # names the field
+    FAILED_PRECONDITION = "failed_precondition"  # KV length, epoch, order, fenced session
+    RESOURCE_EXHAUSTED = "resource_exhausted"  # pages, sequences
+    UNAVAILABLE = "unavailable"  # loading or draining
+    UNIMPLEMENTED = "unimplemented"  # not advertised by GetInfo
+    INTERNAL = "internal"  # the row's logits were NaN or infinite
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error that is a value: of one op or row, while its neighbours go on."""
+
+    reason: Reason
+    message: str
+
+
+class StepRefused(Exception):
+    """The whole step was refused before anything changed."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.refusal = Refusal(reason, message)
+
+
+@dataclass(slots=True)
+class RowResult:
+    """One row's answer. With `refusal` set nothing has changed and the rest is empty.
+
+    Arrays have one entry per output position; for OutputMode.SAMPLE with drafts only the
+    accepted positions and the one after them are there.
+    """
+
+    kv_length: int = 0
+    cached_length: int = 0  # openings: the prefix hit h
+    tokens: list[int] = field(default_factory=list)
+    logprobs: NDArray[np.float32] | None = None  # [outputs]
+    top_ids: NDArray[np.int32] | None = None  # [outputs, k]
+    top_logprobs: NDArray[np.float32] | None = None  # [outputs, k]
+    logits: NDArray[np.float32] | None = None  # [outputs, vocabulary]
+    refusal: Refusal | None = None
+
+
+@dataclass(slots=True)
+class OpResult:
+    """One op's answer: the KV length it left (truncate, fork) or the caches it released."""
+
+    kv_length: int = 0
+    released: int = 0
+    refusal: Refusal | None = None
+
+
+@dataclass(slots=True)
+class StepResult:
+    """A step's answer; `rows` holds the rows' results, then the openings'."""
+
+    ops: list[OpResult]
+    rows: list[RowResult]
+    free_pages: int
+    evictable_pages: int
+    queue_us: int = 0  # from arrival to the worker taking it
+    compute_us: int = 0  # in the worker

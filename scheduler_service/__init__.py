@@ -1,0 +1,1 @@
+"""Paceline's scheduler: continuous batching over executors, and the public API."""

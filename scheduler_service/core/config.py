@@ -1,0 +1,34 @@
+"""What the core is told once: budgets, bounds and timeouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CoreConfig:
+    """Checked when made. Lengths are tokens, times seconds; the executor's own limits also hold."""
+
+    max_step_tokens: int = 512  # fed in one step, all rows together
+    prefill_chunk_tokens: int = 256  # most of one prompt in one step
+    max_running: int = 256  # sequences that hold a cache
+    max_queued_requests: int = 1024  # waiting, not yet started
+    max_queued_tokens: int = 1 << 20  # prompt tokens of those
+    failover_timeout_s: float = 60.0  # how long a request waits for an executor
+    max_in_flight: int = 1  # steps sent and not answered
+    max_refusals: int = 3  # stale-view answers in a row before a sequence is given up
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_step_tokens",
+            "prefill_chunk_tokens",
+            "max_running",
+            "max_queued_requests",
+            "max_queued_tokens",
+            "max_in_flight",
+            "max_refusals",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if not self.failover_timeout_s >= 0:
+            raise ValueError("failover_timeout_s must be at least 0")

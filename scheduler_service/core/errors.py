@@ -1,0 +1,54 @@
+"""What the core raises.
+
+CoreError
+├── AdmissionError        a request was not taken; nothing has changed
+│   ├── NeverFits         names the field: INVALID_ARGUMENT
+│   ├── DuplicateRequest  its id is live: ALREADY_EXISTS
+│   ├── QueueFull         with a retry hint: RESOURCE_EXHAUSTED
+│   └── NotReady          no executor was ever seen, so no limits are known: UNAVAILABLE
+├── IllegalEvent          a state machine was driven wrongly: a bug, nothing has changed
+└── UnknownStep           a result for no step that is in flight; nothing has changed
+"""
+
+from __future__ import annotations
+
+
+class CoreError(Exception):
+    """The root of all that the core raises."""
+
+
+class AdmissionError(CoreError):
+    """A request was not taken; nothing has changed."""
+
+
+class NeverFits(AdmissionError):
+    """The request can't run on this executor, however long it waits."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+        self.message = message
+
+
+class DuplicateRequest(AdmissionError):
+    """A live request has this id."""
+
+
+class QueueFull(AdmissionError):
+    """The queue's bound, in requests or in tokens, is reached."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NotReady(AdmissionError):
+    """No executor has been seen yet, so nobody knows what fits."""
+
+
+class IllegalEvent(CoreError):
+    """An event that the state does not allow. Nothing has changed."""
+
+
+class UnknownStep(CoreError):
+    """A result that answers no step in flight, or not in order. Nothing has changed."""

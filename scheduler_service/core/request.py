@@ -1,0 +1,43 @@
+"""What the front end hands to the core: an admitted request, checked and tokenized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters of a sequence. The core reads none of them but `seed` and passes them on."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0  # uint64, always drawn by then
+    logprobs: int | None = None
+
+    def with_seed(self, seed: int) -> Sampling:
+        """The same parameters under another seed."""
+        return replace(self, seed=seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One Generate call. Times are the caller's clock in seconds; lengths are tokens."""
+
+    id: str  # unique among live requests
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    max_tokens: int | None = None  # None: what fits
+    min_tokens: int = 0
+    eos_token_ids: frozenset[int] = frozenset()  # empty with ignore_eos
+    stop_token_ids: frozenset[int] = frozenset()
+    n: int = 1
+    priority: int = 0  # higher first
+    arrival: float = 0.0
+    deadline: float | None = None
+    salt: bytes = b""

@@ -1,0 +1,42 @@
+"""What the core counts, for metrics and GetStatus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start. They only rise."""
+
+    requests: int = 0  # taken
+    refused: int = 0  # at the door
+    finished: int = 0  # requests of which every completion finished
+    cancelled: int = 0
+    failed: int = 0  # cancelled ones not counted
+    preemptions: int = 0  # of sequences; executor losses not counted
+    executor_losses: int = 0
+    steps: int = 0  # answered
+    rows: int = 0  # answered, openings included
+    prompt_tokens: int = 0  # of requests taken
+    cached_tokens: int = 0  # found in the prefix cache
+    completion_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Live figures; `counters` is a copy."""
+
+    executor: bool  # one is connected
+    running: int  # sequences that hold a cache
+    waiting: int  # sequences that hold none
+    waiting_tokens: int  # their known tokens
+    in_flight: int  # steps
+    total_pages: int
+    free_pages: int  # from the last reply; evictable ones not counted
+    evictable_pages: int
+    step_s: float  # moving average, plan to apply; 0 before the first step
+    step_rows: float  # moving average
+    counters: Counters = field(default_factory=Counters)

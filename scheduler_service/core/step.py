@@ -1,0 +1,118 @@
+"""What crosses between the core and an executor: a `Plan` out, a `Result` back.
+
+The scheduler's own view of the step contract; `codec.py` turns it into paceline.executor.v1.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from scheduler_service.core.request import Sampling
+
+
+class Code(enum.IntEnum):
+    """The google.rpc codes a row or an op can answer with (same numbers)."""
+
+    OK = 0
+    INVALID_ARGUMENT = 3
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an executor can hold: from GetInfo."""
+
+    total_pages: int
+    page_size: int  # tokens
+    context_length: int  # tokens
+    max_sequences: int
+    max_rows: int  # in a step
+    max_step_tokens: int  # fed in a step
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Opens a cache with all known tokens; computes at most `limit` of them in this step."""
+
+    cache_id: int
+    tokens: tuple[int, ...]
+    prompt_length: int
+    limit: int
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...]  # masked until min_tokens
+    min_tokens: int
+    salt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Continues a cache: a prompt chunk of `limit` tokens, a decode, or a verification."""
+
+    cache_id: int
+    kv_length: int
+    limit: int = 0  # 0: all that is pending
+    tokens: tuple[int, ...] = ()  # empty: what the executor has pending
+    drafts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Opens `cache_id` as a copy of the first `length` tokens of `source_id`."""
+
+    source_id: int
+    cache_id: int
+    length: int
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...]
+    min_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: releases and forks first (in this order), then rows, then openings."""
+
+    number: int  # rises by one per plan; the result carries it back
+    releases: tuple[int, ...] = ()
+    forks: tuple[Fork, ...] = ()
+    rows: tuple[Row, ...] = ()
+    openings: tuple[Opening, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """Logprobs of one token: its own, and the k most likely (raw logits, natural log)."""
+
+    logprob: float
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(slots=True)
+class RowResult:
+    """One row's (or opening's) answer."""
+
+    kv_length: int = 0
+    tokens: list[int] = field(default_factory=list)
+    cached_length: int = 0
+    logprobs: list[TopLogprobs] = field(default_factory=list)  # one per token, if asked for
+    code: Code = Code.OK
+    message: str = ""
+
+
+@dataclass(slots=True)
+class Result:
+    """A step's answer: rows, then openings, in the plan's order; forks likewise."""
+
+    number: int
+    rows: list[RowResult]
+    forks: list[RowResult]
+    free_pages: int
+    evictable_pages: int
+    compute_s: float = 0.0
