@@ -2,7 +2,8 @@
 
 The border between the service (protobuf, asyncio) and the engine (one thread, no I/O). Standard
 library and numpy only. Everything here has already passed the shape and range checks of
-`codec.py`; what depends on the state of a cache is checked by `engine.py`.
+`codec.py`, and what did not pass is a `Refusal` in its own place; what depends on the state of a
+cache is checked by `engine.py`.
 
 Terms: the *KV length* n of a sequence is the number of tokens whose keys and values are cached.
 *Pending* tokens are known but not cached yet: the rest of a prompt, or the token sampled last.
@@ -116,9 +117,9 @@ class StepPlan:
     step_id: int = 0  # 0: no replay protection
     epoch: int = 0  # 0: any
     digest: bytes = b""  # of the request's bytes, to tell a replay from a reused step_id
-    ops: tuple[Op, ...] = ()
-    rows: tuple[Row, ...] = ()
-    openings: tuple[Opening, ...] = ()
+    ops: tuple[Op | Refusal, ...] = ()
+    rows: tuple[Row | Refusal, ...] = ()
+    openings: tuple[Opening | Refusal, ...] = ()
 
 
 class Reason(enum.Enum):

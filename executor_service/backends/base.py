@@ -52,7 +52,7 @@ class TokenizerFiles:
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # temperature, top_p, ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # read-only by agreement: freezing costs 1.4 µs a row, 0.4 ms a step
 class ForwardRow:
     """One sequence's part of a forward: feed q tokens at positions start .. start + q - 1.
 

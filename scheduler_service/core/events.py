@@ -43,9 +43,12 @@ class Usage:
     total_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tokens:
-    """New tokens of one completion, in order."""
+    """New tokens of one completion, in order.
+
+    Never changed once made; not frozen, because that would make it four times as slow to make.
+    """
 
     request_id: str
     index: int

@@ -16,67 +16,290 @@ with a `Finished` for each completion, or with one `Failed`; nothing is emitted 
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
+
+from scheduler_service.core.answers import Answers, Step
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.events import Event, Failed, Finished
+from scheduler_service.core.errors import AdmissionError, IllegalEvent, NotReady, UnknownStep
+from scheduler_service.core.events import Event, Failed, Failure, Finished, FinishReason
+from scheduler_service.core.planner import StepBuilder
+from scheduler_service.core.policy import Limits
+from scheduler_service.core.registry import Registry, max_tokens, misfit
 from scheduler_service.core.request import Request
-from scheduler_service.core.snapshot import Snapshot
+from scheduler_service.core.roster import SUSPECT_LOSSES, Roster
+from scheduler_service.core.sequence import LiveRequest, Sequence
+from scheduler_service.core.snapshot import Counters, Snapshot
+from scheduler_service.core.states import State
 from scheduler_service.core.step import Capacity, Plan, Result
+
+RETRY_S = 0.02
+"""After an executor was short of pages or sequences: how long until more is asked of it."""
 
 
 class Scheduler:
     """Decides which sequence computes which tokens in which step."""
 
     def __init__(self, config: CoreConfig) -> None:
-        raise NotImplementedError
+        self._config = config
+        self._counters = Counters()
+        self._roster = Roster()
+        self._registry = Registry(config, self._roster, self._counters)
+        self._answers = Answers(config, self._registry, self._roster, self._counters)
+        self._capacity: Capacity | None = None
+        self._limits: Limits | None = None
+        self._connected = False
+        self._absent_since = 0.0
+        self._in_flight: deque[Step] = deque()
+        self._number = 0
+        self._free_pages = 0  # as of the last reply
+        self._evictable_pages = 0
+        self._retry_at = 0.0
+        self._outbox: list[Event] = []  # what `plan` found out, for the next `expire` or `apply`
+        self._step_s = 0.0
+        self._step_rows = 0.0
+
+    # -- what is known ---------------------------------------------------------------------------
 
     @property
     def capacity(self) -> Capacity | None:
         """The connected (or last connected) executor's; None before the first."""
+        return self._capacity
 
     @property
     def connected(self) -> bool:
         """An executor is there."""
+        return self._connected
 
     @property
     def max_request_tokens(self) -> int:
         """Most tokens (prompt + max_tokens) that a request may have; 0 before the first executor."""
+        return self._limits.request_tokens if self._limits else 0
+
+    def live(self, request_id: str) -> bool:
+        """The request was taken and has not ended."""
+        return self._registry.get(request_id) is not None
+
+    def snapshot(self) -> Snapshot:
+        """Live figures and counters."""
+        roster = self._roster
+        self._counters.preemptions = roster.preemptions
+        held = [s for live in self._registry for s in live.sequences if s.state is State.HELD]
+        return Snapshot(
+            executor=self._connected,
+            running=len(roster.running),
+            waiting=len(roster.waiting) + len(held),
+            waiting_tokens=sum(len(s.tokens) for s in roster.waiting) + sum(len(s.tokens) for s in held),
+            in_flight=len(self._in_flight),
+            total_pages=self._limits.total_pages if self._limits else 0,
+            free_pages=self._free_pages,
+            evictable_pages=self._evictable_pages,
+            step_s=self._step_s,
+            step_rows=self._step_rows,
+            counters=replace(self._counters),
+        )
+
+    def check_integrity(self) -> None:
+        """Compare all bookkeeping with itself. Raises AssertionError naming what is wrong."""
+        self._registry.check_integrity()
+        flying = {id(s) for step in self._in_flight for s in (*step.fed, *step.opened)}
+        for sequence in self._roster.running:
+            assert not sequence.in_flight or id(sequence) in flying, (
+                f"{sequence.key} awaits an answer to nothing"
+            )
+        assert self._connected or not self._in_flight, "a step is in flight to nobody"
+
+    # -- requests --------------------------------------------------------------------------------
 
     def add(self, request: Request, now: float) -> None:
         """Take a request into the queue, also while no executor is connected.
 
         Raises NotReady, DuplicateRequest, NeverFits, QueueFull.
         """
+        try:
+            if self._limits is None:
+                raise NotReady("no executor has been seen yet")
+            self._registry.check(request, self._limits)
+        except AdmissionError:
+            self._counters.refused += 1
+            raise
+        self._registry.add(request, self._limits, now)
+        self._counters.requests += 1
+        self._counters.prompt_tokens += len(request.prompt)
 
     def cancel(self, request_id: str, now: float, message: str = "cancelled") -> Failed | None:
         """End a request; None if it is not live. No later plan has it."""
+        live = self._registry.get(request_id)
+        return None if live is None else self._registry.fail(live, Failure.CANCELLED, message)
 
     def stop(self, request_id: str, index: int, now: float) -> Finished | None:
         """End a completion well: the front end found a stop string. None if it is not live."""
+        live = self._registry.get(request_id)
+        if live is None or not 0 <= index < len(live.sequences):
+            return None
+        sequence = live.sequences[index]
+        if sequence.state is State.ENDED:
+            return None
+        return self._registry.finish(sequence, FinishReason.STOP_STRING, None, now)
+
+    # -- executors -------------------------------------------------------------------------------
 
     def executor_ready(self, capacity: Capacity, now: float) -> list[Event]:
-        """An executor with no cache of ours is there. Fails the requests that don't fit it."""
+        """An executor with no cache of ours is there. Fails the requests that don't fit it.
+
+        Raises IllegalEvent while one is connected.
+        """
+        if self._connected:
+            raise IllegalEvent("an executor is connected: it must be lost before another is ready")
+        self._capacity = capacity
+        self._limits = limits = Limits.of(self._config, capacity)
+        self._connected = True
+        self._free_pages, self._evictable_pages = capacity.total_pages, 0
+        self._retry_at = now
+        events: list[Event] = []
+        for live in list(self._registry):
+            if why := misfit(live.request, limits):
+                events.append(self._registry.fail(live, Failure.REFUSED, f"{why[0]} {why[1]}"))
+                continue
+            live.set_max_tokens(max_tokens(live.request, limits))
+            for sequence in live.sequences:
+                if sequence.state is not State.ENDED and len(sequence.tokens) >= sequence.end_length:
+                    events.append(self._registry.finish(sequence, FinishReason.LENGTH, None, now))
+        return events
 
     def executor_lost(self, now: float) -> list[Event]:
         """The executor and all caches are gone; steps in flight will never be answered.
 
-        All sequences go back to the queue. Afterwards `apply` of an old step raises UnknownStep.
+        All sequences go back to their places in the queue. One that was in flight at two losses
+        without a new token in between runs alone until it has one; a third loss ends it. Afterwards
+        `apply` of an old step raises UnknownStep.
         """
+        if not self._connected:
+            return []
+        self._connected = False
+        self._absent_since = now
+        self._counters.executor_losses += 1
+        present = [sequence for sequence in self._roster.running if sequence.in_flight]
+        self._in_flight.clear()
+        self._roster.lose_all()
+        events: list[Event] = []
+        for sequence in present:
+            if sequence.state is State.ENDED:
+                continue  # with a sibling
+            sequence.losses += 1
+            sequence.lost_at = len(sequence.tokens)
+            if sequence.losses > SUSPECT_LOSSES:
+                message = f"{sequence.losses} executors were lost while they computed it"
+                events.append(self._registry.fail(sequence.live, Failure.POISON, message))
+            elif sequence.losses == SUSPECT_LOSSES:
+                self._roster.suspect(sequence)
+        return events
+
+    # -- time ------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> list[Event]:
         """Fail what has reached its deadline or waited too long for an executor.
 
         Call it right before `plan`, with the same `now`.
         """
+        self._expire(now)
+        return self._take_outbox()
 
     def next_wakeup(self, now: float) -> float | None:
-        """When `expire` next has something to do, on the caller's clock; None: never."""
+        """When `expire` or `plan` next has something to do by itself, on the caller's clock; None: never."""
+        times = [now] if self._outbox else []
+        if (deadline := self._registry.next_deadline()) is not None:
+            times.append(deadline)
+        if not self._connected:
+            times += [self._patience_ends(live) for live in list(self._registry)[:1]]
+        elif self._retry_at > now and not self._in_flight and len(self._registry):
+            times.append(self._retry_at)
+        return min(times, default=None)
+
+    def _expire(self, now: float) -> None:
+        for live in self._registry.past_deadline(now):
+            self._outbox.append(self._registry.fail(live, Failure.DEADLINE, "its deadline has passed"))
+        if self._connected:
+            return
+        for live in list(self._registry):
+            if self._patience_ends(live) > now:
+                return  # those behind it came later
+            message = f"no executor for {self._config.failover_timeout_s:g} s"
+            self._outbox.append(self._registry.fail(live, Failure.NO_EXECUTOR, message))
+
+    def _patience_ends(self, live: LiveRequest) -> float:
+        return max(self._absent_since, live.added_at) + self._config.failover_timeout_s
+
+    def _take_outbox(self) -> list[Event]:
+        events, self._outbox = self._outbox, []
+        return events
+
+    # -- steps -----------------------------------------------------------------------------------
 
     def plan(self, now: float) -> Plan | None:
         """The next step, which the caller must send; None if there is nothing to send now.
 
-        After None, ask again when anything has happened. With `max_in_flight` steps
-        unanswered it is None.
+        After None, ask again when anything has happened, or at `next_wakeup`. With
+        `max_in_flight` steps unanswered it is None.
         """
+        self._expire(now)
+        if not self._connected or self._limits is None or len(self._in_flight) >= self._config.max_in_flight:
+            return None
+        if self._roster.suspects and self._in_flight:
+            return None
+        pages = self._free_pages + self._evictable_pages - sum(step.pages for step in self._in_flight)
+        if self._roster.suspects:
+            builder = StepBuilder(self._roster, self._limits, pages, 0.0, now)
+            self._fill_alone(builder, self._roster.suspects[0], now)
+        else:
+            builder = StepBuilder(self._roster, self._limits, pages, self._step_s, now)
+            self._fill(builder, now)
+        return self._send(builder, pages, now)
+
+    def _fill(self, builder: StepBuilder, now: float) -> None:
+        roster = self._roster
+        builder.feed(roster.running)
+        coming = any(step.plan.releases for step in self._in_flight)  # pages are on their way back
+        if builder.stalled and not coming:
+            builder.make_room()
+        may_ask = now >= self._retry_at
+        last_hope = not (builder.rows or roster.releases or self._in_flight)
+        if builder.stalled:
+            if last_hope and may_ask:
+                builder.force(builder.stalled[0])
+        elif roster.waiting and may_ask:
+            builder.admit(list(roster.waiting), force=last_hope)
+
+    def _fill_alone(self, builder: StepBuilder, suspect: Sequence, now: float) -> None:
+        roster = self._roster
+        may_ask = now >= self._retry_at
+        last_hope = not (roster.releases or len(roster.running) > bool(suspect.cache_id))
+        if suspect.cache_id:
+            builder.feed([suspect])
+            if builder.stalled and last_hope and may_ask:
+                builder.force(suspect)
+        elif may_ask:
+            builder.admit([suspect], force=last_hope)
+        if builder.empty and may_ask and not last_hope and not roster.releases:
+            roster.preempt(roster.youngest())  # one a step, until it fits
+
+    def _send(self, builder: StepBuilder, pages: int, now: float) -> Plan | None:
+        releases = self._roster.take_releases()
+        if builder.empty and not releases:
+            return None
+        for sequence in builder.opened:
+            self._registry.start(sequence.live, now)
+        self._number += 1
+        plan = Plan(
+            number=self._number,
+            releases=releases,
+            forks=tuple(builder.forks),
+            rows=tuple(builder.rows),
+            openings=tuple(builder.openings),
+        )
+        reserved = pages - builder.pages_left
+        self._in_flight.append(Step(plan, builder.fed, builder.opened, builder.forked, reserved, now))
+        return plan
 
     def apply(self, result: Result, now: float) -> list[Event]:
         """Take a step's answer; steps are answered in order. Raises UnknownStep.
@@ -84,12 +307,21 @@ class Scheduler:
         A token that ends a completion (eos or a stop token) is in `Tokens.ids`, counts as a
         completion token, and is `Finished.matched_id`: front ends leave it out of the text.
         """
-
-    def live(self, request_id: str) -> bool:
-        """The request was taken and has not ended."""
-
-    def snapshot(self) -> Snapshot:
-        """Live figures and counters."""
-
-    def check_integrity(self) -> None:
-        """Compare all bookkeeping with itself. Raises AssertionError naming what is wrong."""
+        if not self._in_flight or self._in_flight[0].plan.number != result.number:
+            raise UnknownStep(f"no step in flight is answered by {result.number}")
+        step = self._in_flight[0]
+        rows = len(step.plan.rows) + len(step.plan.openings)
+        if len(result.rows) != rows or len(result.forks) != len(step.plan.forks):
+            raise UnknownStep(f"the answer to step {result.number} has another number of rows or forks")
+        self._in_flight.popleft()
+        self._free_pages, self._evictable_pages = result.free_pages, result.evictable_pages
+        self._counters.steps += 1
+        self._counters.rows += rows
+        if rows:
+            weight = 0.1 if self._step_rows else 1.0
+            self._step_s += weight * (now - step.sent_at - self._step_s)
+            self._step_rows += weight * (rows - self._step_rows)
+        events, short = self._answers.read(step, result, now)
+        if short:
+            self._retry_at = now + RETRY_S
+        return self._take_outbox() + events if self._outbox else events

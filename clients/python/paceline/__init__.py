@@ -1,0 +1,55 @@
+"""Paceline's Python SDK: blocking clients here, asyncio ones in `paceline.aio`.
+
+    with paceline.Client("127.0.0.1:50051") as client:
+        for event in client.generate("Once upon a time", max_tokens=64):
+            ...
+
+`Client` talks to a scheduler, which is what you want; `ExecutorClient` to an executor, step by step.
+Errors: `paceline.errors`. The command line: `paceline --help`, from `pip install "paceline[cli]"`.
+"""
+
+from paceline.channel import Security
+from paceline.client import Client, Generation
+from paceline.errors import PacelineError
+from paceline.executor_client import ExecutorClient, StepStream
+from paceline.requests import Options
+from paceline.session import Session
+from paceline.types import (
+    Aborted,
+    Completion,
+    Delta,
+    Event,
+    ExecutorStatus,
+    Finished,
+    FinishReason,
+    Message,
+    ModelInfo,
+    RequestLimits,
+    Status,
+    TokenLogprobs,
+    Usage,
+)
+
+__all__ = [
+    "Aborted",
+    "Client",
+    "Completion",
+    "Delta",
+    "Event",
+    "ExecutorClient",
+    "ExecutorStatus",
+    "FinishReason",
+    "Finished",
+    "Generation",
+    "Message",
+    "ModelInfo",
+    "Options",
+    "PacelineError",
+    "RequestLimits",
+    "Security",
+    "Session",
+    "Status",
+    "StepStream",
+    "TokenLogprobs",
+    "Usage",
+]

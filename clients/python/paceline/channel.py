@@ -21,6 +21,9 @@ import grpc.aio
 Options = list[tuple[str, int | str]]
 Metadata = tuple[tuple[str, str], ...]
 
+SCHEDULER_ADDRESS = "127.0.0.1:50051"
+EXECUTOR_ADDRESS = "127.0.0.1:50052"
+
 PUBLIC_MESSAGE_BYTES = 4 << 20
 PRIVATE_MESSAGE_BYTES = 64 << 20
 
@@ -104,7 +107,7 @@ def channel_options(link: Link) -> Options:
         ("grpc.http2.max_pings_without_data", 0),
         # A restarted server is found at once; the default waits up to two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100 if private else 1_000),
+        ("grpc.min_reconnect_backoff_ms", 1_000),  # how long one attempt may take
         ("grpc.max_reconnect_backoff_ms", 500 if private else 2_000),
         # A new channel starts without the connection state of an older one to the same address.
         ("grpc.use_local_subchannel_pool", 1),

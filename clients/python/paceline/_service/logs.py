@@ -1,0 +1,71 @@
+"""Structured logs: an event and its fields, as text or as one JSON object a line. No prompts, ever."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Literal
+
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_ROOT = "paceline"
+
+
+class Log:
+    """Where one part of a service writes; `log.info("executor lost", address=..., detail=...)`."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(f"{_ROOT}.{name}")
+
+    def debug(self, event: str, **fields: object) -> None:
+        """For who looks closely."""
+        self._write(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        """Life goes on."""
+        self._write(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Something failed and was dealt with."""
+        self._write(logging.WARNING, event, fields)
+
+    def error(self, event: str, error: BaseException | None = None, **fields: object) -> None:
+        """Something is broken; with the traceback of `error`."""
+        self._write(logging.ERROR, event, fields, error)
+
+    def _write(
+        self, level: int, event: str, fields: Mapping[str, object], error: BaseException | None = None
+    ) -> None:
+        if self._logger.isEnabledFor(level):
+            exc_info = (type(error), error, error.__traceback__) if error is not None else None
+            self._logger.log(level, event, extra={"fields": fields}, exc_info=exc_info)
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields: Mapping[str, object] = getattr(record, "fields", {})
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        if self._as_json:
+            line = {"time": time, "level": record.levelname.lower(), "logger": record.name}
+            line |= {"event": record.getMessage()} | ({"trace": trace} if trace else {})
+            return json.dumps(line | dict(fields), default=str)
+        words = [time, f"{record.levelname:<7}", f"{record.name}:", record.getMessage()]
+        words += [f"{key}={value}" for key, value in fields.items()]
+        return " ".join(words) + (f"\n{trace}" if trace else "")
+
+
+def configure(format: LogFormat = "text", level: LogLevel = "info") -> None:
+    """Send this process's logs to stderr. Other libraries' start at warning."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter(format == "json"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger(_ROOT).setLevel(level.upper())

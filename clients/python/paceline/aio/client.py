@@ -1,0 +1,187 @@
+"""The asyncio client of a scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Self, TypeVar, Unpack
+
+import grpc
+import grpc.aio
+
+from paceline import errors, requests, responses
+from paceline.channel import PLAINTEXT, SCHEDULER_ADDRESS, Link, Security, open_aio_channel
+from paceline.requests import Options
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from paceline.types import Aborted, Completion, Event, MessageLike, ModelInfo, Status
+
+_Request = TypeVar("_Request")
+_Reply = TypeVar("_Reply")
+
+
+class Client:
+    """One scheduler. Use as an async context manager, or `close()` it.
+
+        async with Client("127.0.0.1:50051") as client:
+            async for event in client.generate("Once upon a time", max_tokens=64):
+                ...
+
+    Prompts are exactly one of `prompt` (text as it is), `messages` (through the model's chat
+    template) and `token_ids`. `timeout_s` is the call's deadline (None: none), which the scheduler
+    honours too. All calls raise `paceline.errors`.
+    """
+
+    def __init__(self, address: str = SCHEDULER_ADDRESS, *, security: Security = PLAINTEXT) -> None:
+        self.address = address
+        self._metadata = security.metadata
+        self._channel = open_aio_channel(address, Link.PUBLIC, security)
+        self._stub = SchedulerServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel; calls under way are cancelled."""
+        await self._channel.close()
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[MessageLike] | None = None,
+        token_ids: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> Generation:
+        """Start generating; iterate over the result for Delta and Finished events."""
+        request = requests.generate_request(prompt, messages, token_ids, options)
+        return Generation(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
+
+    async def complete(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[MessageLike] | None = None,
+        token_ids: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> list[Completion]:
+        """Generate and wait; one Completion per index."""
+        request = pb.GenerateUnaryRequest(
+            request=requests.generate_request(prompt, messages, token_ids, options)
+        )
+        return responses.completions(await self._call(self._stub.GenerateUnary, request, timeout_s))
+
+    async def chat(
+        self, messages: Sequence[MessageLike], *, timeout_s: float | None = None, **options: Unpack[Options]
+    ) -> Completion:
+        """The model's answer to a conversation (completion 0)."""
+        return (await self.complete(messages=messages, timeout_s=timeout_s, **options))[0]
+
+    async def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[MessageLike] | None = None,
+        timeout_s: float | None = None,
+    ) -> list[int]:
+        """Token ids of text or messages, as `generate` would use them."""
+        request = requests.tokenize_request(text, messages)
+        return list((await self._call(self._stub.Tokenize, request, timeout_s)).token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = None) -> str:
+        """The text of token ids."""
+        request = requests.detokenize_request(token_ids)
+        return (await self._call(self._stub.Detokenize, request, timeout_s)).text
+
+    async def abort(self, request_ids: Iterable[str], *, timeout_s: float | None = None) -> Aborted:
+        """End live requests of anyone; unknown ids are no error."""
+        request = pb.AbortRequest(request_ids=request_ids)
+        return responses.aborted(await self._call(self._stub.Abort, request, timeout_s))
+
+    async def model_info(self, *, timeout_s: float | None = None) -> ModelInfo:
+        """The model and the limits of a request."""
+        return responses.model_info(
+            await self._call(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout_s)
+        )
+
+    async def status(self, *, timeout_s: float | None = None) -> Status:
+        """Live counters."""
+        return responses.status(await self._call(self._stub.GetStatus, pb.GetStatusRequest(), timeout_s))
+
+    async def _call(
+        self,
+        method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Reply],
+        request: _Request,
+        timeout_s: float | None,
+    ) -> _Reply:
+        try:
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from None
+
+
+class Generation:
+    """A running Generate call: an async iterator of events that can be left at any time.
+
+    Leaving (`async with`, `close()`, or letting go of it) cancels the request: the scheduler
+    computes nothing for it from the next step on.
+    """
+
+    def __init__(self, call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]) -> None:
+        self._call = call
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._closed:
+            raise StopAsyncIteration
+        try:
+            message = await self._call.read()
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and not (task and task.cancelling()):  # closed meanwhile, by another task
+                raise StopAsyncIteration from None
+            raise
+        if not isinstance(message, pb.GenerateResponse):  # the end of the stream
+            raise StopAsyncIteration
+        return responses.event(message)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what is still running, and end the iteration. Safe at any time."""
+        self._closed = True
+        self._call.cancel()
+
+    async def request_id(self) -> str:
+        """The request's id, once the scheduler has taken it."""
+        metadata = await self._call.initial_metadata()
+        return str(dict(metadata or ()).get("request-id", ""))
+
+    async def collect(self) -> list[Completion]:
+        """Read to the end; one Completion per index."""
+        collector = responses.Collector()
+        async for event in self:
+            collector.add(event)
+        return collector.completions()
+
+    async def text(self) -> str:
+        """Read to the end; the text of completion 0."""
+        completions = await self.collect()
+        return completions[0].text if completions else ""

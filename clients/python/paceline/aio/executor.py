@@ -1,0 +1,237 @@
+"""The asyncio client of an executor: one method per RPC, a stream of steps, a session.
+
+Steps cross as protobuf messages: they are the hot path, and their arrays are packed already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Self, TypeVar
+
+import grpc
+import grpc.aio
+
+from paceline import errors
+from paceline.channel import PLAINTEXT, Link, Security, open_aio_channel
+from paceline.executor.v1 import executor_pb2 as pb
+from paceline.executor.v1.executor_pb2_grpc import ExecutorServiceStub
+from paceline.session import Session
+
+_Request = TypeVar("_Request")
+_Reply = TypeVar("_Reply")
+
+
+class ExecutorClient:
+    """One executor. Use as an async context manager, or `close()` it.
+
+    Every call takes `timeout_s` (None: no deadline) and raises `paceline.errors`.
+    """
+
+    def __init__(self, address: str, *, security: Security = PLAINTEXT) -> None:
+        self.address = address
+        self._metadata = security.metadata
+        self._channel = open_aio_channel(address, Link.PRIVATE, security)
+        self._stub = ExecutorServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel; calls under way are cancelled."""
+        await self._channel.close()
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The channel, for other services on the same address (grpc.health.v1)."""
+        return self._channel
+
+    # What it is
+
+    async def get_info(self, *, timeout_s: float | None = None) -> pb.GetInfoResponse:
+        """Model, limits, capabilities, fingerprints."""
+        return await self._call(self._stub.GetInfo, pb.GetInfoRequest(), timeout_s)
+
+    async def get_tokenizer(self, *, timeout_s: float | None = None) -> pb.GetTokenizerResponse:
+        """tokenizer.json, chat template, end tokens, generation defaults."""
+        return await self._call(self._stub.GetTokenizer, pb.GetTokenizerRequest(), timeout_s)
+
+    async def get_status(
+        self, session_id: int = 0, epoch: int = 0, *, timeout_s: float | None = None
+    ) -> pb.GetStatusResponse:
+        """Live counters; renews the lease of the session that it names."""
+        request = pb.GetStatusRequest(session_id=session_id, epoch=epoch)
+        return await self._call(self._stub.GetStatus, request, timeout_s)
+
+    # Sessions
+
+    async def open_session(
+        self, *, replaces: int = 0, lease_ms: int = 0, label: str = "", timeout_s: float | None = None
+    ) -> Session:
+        """Open a session, after releasing and fencing the one it `replaces`."""
+        request = pb.OpenSessionRequest(replaces=replaces, lease_ms=lease_ms, label=label)
+        return Session.opened(await self._call(self._stub.OpenSession, request, timeout_s))
+
+    async def close_session(self, session_id: int, *, timeout_s: float | None = None) -> int:
+        """End a session; returns how many caches that released."""
+        request = pb.CloseSessionRequest(session_id=session_id)
+        return (await self._call(self._stub.CloseSession, request, timeout_s)).released
+
+    @asynccontextmanager
+    async def session(
+        self, *, replaces: int = 0, lease_ms: int = 0, label: str = "", timeout_s: float | None = None
+    ) -> AsyncIterator[Session]:
+        """A session for the length of a block."""
+        session = await self.open_session(
+            replaces=replaces, lease_ms=lease_ms, label=label, timeout_s=timeout_s
+        )
+        try:
+            yield session
+        finally:
+            with suppress(errors.PacelineError):  # unreachable or restarted: the lease ends it
+                await asyncio.shield(self.close_session(session.id, timeout_s=timeout_s or 5.0))
+
+    # Steps
+
+    async def prefill(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
+        """One opening or chunk; its error is raised."""
+        return (await self._call(self._stub.Prefill, pb.PrefillRequest(step=step), timeout_s)).result
+
+    async def batch_prefill(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
+        """Openings and chunks."""
+        return (
+            await self._call(self._stub.BatchPrefill, pb.BatchPrefillRequest(step=step), timeout_s)
+        ).result
+
+    async def decode(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
+        """One row without drafts; its error is raised."""
+        return (await self._call(self._stub.Decode, pb.DecodeRequest(step=step), timeout_s)).result
+
+    async def batch_decode(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
+        """Rows without drafts, each for `steps` tokens."""
+        return (await self._call(self._stub.BatchDecode, pb.BatchDecodeRequest(step=step), timeout_s)).result
+
+    async def unified_decode(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
+        """Any mix of rows in one forward."""
+        request = pb.UnifiedDecodeRequest(step=step)
+        return (await self._call(self._stub.UnifiedDecode, request, timeout_s)).result
+
+    async def forward_verify(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
+        """Rows with drafts."""
+        request = pb.ForwardVerifyRequest(step=step)
+        return (await self._call(self._stub.ForwardVerify, request, timeout_s)).result
+
+    def stream(self, *, timeout_s: float | None = None) -> StepStream:
+        """StreamUnifiedDecode, as an async context manager: `send` steps, `recv` their results in order."""
+        return StepStream(self._stub.StreamUnifiedDecode(timeout=timeout_s, metadata=self._metadata))
+
+    # Ops
+
+    async def truncate_kv(
+        self, header: pb.StepHeader, cache_id: int, length: int, *, timeout_s: float | None = None
+    ) -> pb.StepResult:
+        """Cut a cache to `length` tokens; its next row must carry its tokens."""
+        truncate = pb.Truncate(cache_id=cache_id, length=length)
+        request = pb.TruncateKvRequest(header=header, truncate=truncate)
+        return (await self._call(self._stub.TruncateKv, request, timeout_s)).result
+
+    async def release_cache(
+        self, header: pb.StepHeader, cache_ids: Iterable[int], *, timeout_s: float | None = None
+    ) -> pb.StepResult:
+        """Release caches; unknown ids are no error."""
+        request = pb.ReleaseCacheRequest(header=header, release=pb.Release(cache_ids=cache_ids))
+        return (await self._call(self._stub.ReleaseCache, request, timeout_s)).result
+
+    async def fork_cache(
+        self, header: pb.StepHeader, fork: pb.Fork, *, timeout_s: float | None = None
+    ) -> pb.StepResult:
+        """Open a cache as a copy of another's first tokens."""
+        request = pb.ForkCacheRequest(header=header, fork=fork)
+        return (await self._call(self._stub.ForkCache, request, timeout_s)).result
+
+    # The rest
+
+    async def forward(
+        self,
+        inputs: Iterable[Sequence[int]],
+        outputs: Iterable[pb.ForwardOutput.ValueType],
+        *,
+        timeout_s: float | None = None,
+    ) -> list[pb.ForwardResult]:
+        """Hidden states, embeddings or logits of whole inputs; one result per input."""
+        wire = [pb.ForwardInput(tokens=tokens) for tokens in inputs]
+        request = pb.ForwardRequest(inputs=wire, outputs=outputs)
+        return list((await self._call(self._stub.Forward, request, timeout_s)).results)
+
+    async def warmup(self, *, timeout_s: float | None = None) -> int:
+        """Run the lazy shapes once; returns the milliseconds it took."""
+        return (await self._call(self._stub.Warmup, pb.WarmupRequest(), timeout_s)).elapsed_ms
+
+    async def drain(self, *, wait_s: float = 0.0, timeout_s: float | None = None) -> int:
+        """Refuse openings from now on, wait until no cache is left; returns the caches still live."""
+        request = pb.DrainRequest(timeout_ms=round(wait_s * 1000))
+        return (await self._call(self._stub.Drain, request, timeout_s)).sequences
+
+    async def _call(
+        self,
+        method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Reply],
+        request: _Request,
+        timeout_s: float | None,
+    ) -> _Reply:
+        try:
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from None
+
+
+class StepStream:
+    """StreamUnifiedDecode: steps in, results out, in order, several unanswered.
+
+    `recv` raises `StepRefused` when one step was refused whole: the stream lives. Any other error
+    means that the stream is lost; what was unanswered can be replayed on a new one.
+    """
+
+    def __init__(
+        self, call: grpc.aio.StreamStreamCall[pb.StreamUnifiedDecodeRequest, pb.StreamUnifiedDecodeResponse]
+    ) -> None:
+        self._call = call
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the stream. This cancels no step and releases nothing."""
+        self._call.cancel()
+
+    async def send(self, step: pb.Step) -> None:
+        """Send one step. Returns when it is on its way, not when it is answered."""
+        await self._guard(self._call.write(pb.StreamUnifiedDecodeRequest(step=step)))
+
+    async def recv(self) -> pb.StepResult:
+        """The next result. One caller at a time."""
+        reply = await self._guard(self._call.read())
+        if not isinstance(reply, pb.StreamUnifiedDecodeResponse):  # the end of the stream
+            raise errors.Unavailable("the executor ended the stream")
+        if reply.HasField("error"):
+            cause = errors.from_code(reply.error.code, reply.error.message)
+            raise errors.StepRefused(cause.message, code=cause.code) from cause
+        return reply.result
+
+    async def _guard(self, operation: Awaitable[_Reply]) -> _Reply:
+        try:
+            return await operation
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from None
+        except asyncio.InvalidStateError:  # a write after the call has ended: say how it ended
+            call = self._call
+            code, message, trailers = await call.code(), await call.details(), await call.trailing_metadata()
+            if code is grpc.StatusCode.OK:
+                raise errors.Unavailable("the executor ended the stream") from None
+            raise errors.from_status(code, message or "", trailers) from None

@@ -1,0 +1,17 @@
+"""The `paceline` command. Knows the services only as processes: `python -m executor_service`."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of the `paceline` script."""
+    try:
+        import rich  # noqa: F401
+        import typer  # noqa: F401
+    except ModuleNotFoundError as error:
+        sys.exit(f'paceline: {error.name} is not installed. Run: pip install "paceline[cli]"')
+    from paceline.cli.app import run
+
+    run()

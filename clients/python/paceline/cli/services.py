@@ -1,0 +1,39 @@
+"""`paceline executor` and `paceline scheduler`: one service, in this process.
+
+Also how a service is started at all. The command line never imports a service: torch stays out
+of the clients, and a crash of one process stays its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+
+import typer
+
+from paceline.cli.common import fail
+
+_EXTRAS = {"executor_service": "executor", "scheduler_service": "scheduler"}
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """The command line of a service. Ends the program with advice when it is not installed."""
+    if find_spec(module) is None:
+        fail(f'{module} is not installed. Run: pip install "paceline[{_EXTRAS[module]}]"')
+    return [sys.executable, "-m", module, *arguments]
+
+
+def executor(context: typer.Context) -> None:
+    """Run an executor here; `paceline executor --help` lists its own options."""
+    _replace_process(command("executor_service", *context.args))
+
+
+def scheduler(context: typer.Context) -> None:
+    """Run a scheduler here; `paceline scheduler --help` lists its own options."""
+    _replace_process(command("scheduler_service", *context.args))
+
+
+def _replace_process(arguments: list[str]) -> None:
+    sys.stdout.flush()
+    os.execv(arguments[0], arguments)

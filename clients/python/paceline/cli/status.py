@@ -1,0 +1,95 @@
+"""`paceline status`: the scheduler's live counters."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+from paceline.cli.common import DEFAULT_ADDRESS, Address, console, one_line_errors, security
+from paceline.client import Client
+from paceline.types import ExecutorStatus, Status
+
+_TIMEOUT_S = 10.0
+
+
+def status(
+    context: typer.Context,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
+    interval_s: Annotated[float, typer.Option(min=0.05, help="Between refreshes of --watch.")] = 1.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object (a line each with --watch).")
+    ] = False,
+    address: Address = DEFAULT_ADDRESS,
+) -> None:
+    """Show what the scheduler and its executors are doing."""
+    with one_line_errors(address), Client(address, security=security(context)) as client:
+        current = client.status(timeout_s=_TIMEOUT_S)
+        if as_json:
+            typer.echo(json.dumps(dataclasses.asdict(current)))
+        elif not watch:
+            console.print(table(current))
+        try:
+            if watch and as_json:
+                while True:
+                    time.sleep(interval_s)
+                    typer.echo(json.dumps(dataclasses.asdict(client.status(timeout_s=_TIMEOUT_S))))
+            if watch:
+                with Live(table(current), console=console, auto_refresh=False) as live:
+                    while True:
+                        time.sleep(interval_s)
+                        current = client.status(timeout_s=_TIMEOUT_S)
+                        live.update(table(current), refresh=True)
+        except KeyboardInterrupt:
+            raise typer.Exit(0) from None
+
+
+def table(status: Status) -> RenderableType:
+    """All counters, as two tables."""
+    counters = Table(show_header=False, box=None, padding=(0, 2))
+    hit = status.cached_tokens / status.prompt_tokens if status.prompt_tokens else 0.0
+    rows = [
+        ("state", status.state, "up", _duration(status.uptime_s)),
+        ("running", f"{status.running}", "waiting", f"{status.waiting} ({status.waiting_tokens} tokens)"),
+        ("requests", f"{status.requests}", "finished", f"{status.finished}"),
+        ("cancelled", f"{status.cancelled}", "failed", f"{status.failed}"),
+        ("refused", f"{status.refused}", "preempted", f"{status.preemptions}"),
+        (
+            "prompt tokens",
+            f"{status.prompt_tokens} ({hit:.0%} cached)",
+            "generated",
+            f"{status.completion_tokens}",
+        ),
+        ("steps", f"{status.steps}", "step", f"{status.step_ms:.1f} ms, {status.batch_rows:.1f} rows"),
+    ]
+    for left, left_value, right, right_value in rows:
+        counters.add_row(f"[dim]{left}[/]", left_value, f"[dim]{right}[/]", right_value)
+    executors = Table(box=None, padding=(0, 2))
+    for column in ("executor", "state", "pages used", "losses"):
+        executors.add_column(column, style=None, header_style="dim")
+    for executor in status.executors:
+        executors.add_row(executor.address, _state(executor), _pages(executor), f"{executor.losses}")
+    return Group(counters, "", executors)
+
+
+def _state(executor: ExecutorStatus) -> str:
+    if not executor.connected:
+        return f"[red]lost[/] {executor.detail}".rstrip()
+    return "[green]active[/]" if executor.active else "standby"
+
+
+def _pages(executor: ExecutorStatus) -> str:
+    used = executor.total_pages - executor.available_pages
+    return f"{used} of {executor.total_pages}" if executor.total_pages else "-"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

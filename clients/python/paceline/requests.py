@@ -1,0 +1,126 @@
+"""From arguments to protobuf requests. Pure, and shared by the blocking and the asyncio client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from paceline.errors import InvalidRequest
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.types import Message, MessageLike
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of every generating call. What is left out is the model's own default.
+
+    The service checks ranges; scheduler.proto lists them.
+    """
+
+    temperature: float  # 0: greedy
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]  # added to these ids' logits
+    seed: int  # uint64; the same seed gives the same tokens
+    logprobs: int  # of each token, and of so many most likely ones
+    max_tokens: int  # default: what fits
+    min_tokens: int
+    stop: Sequence[str]  # strings; not part of the text returned
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    n: int  # completions
+    priority: int  # higher goes first
+    cache_salt: str  # prompts share cached prefixes only under the same salt
+    request_id: str  # default: the scheduler draws one
+
+
+_SAMPLING = frozenset(field.name for field in pb.SamplingParams.DESCRIPTOR.fields)
+_STOP = {
+    "max_tokens": "max_tokens",
+    "min_tokens": "min_tokens",
+    "stop": "strings",
+    "stop_token_ids": "token_ids",
+    "ignore_eos": "ignore_eos",
+}
+_REQUEST = frozenset({"n", "priority", "cache_salt", "request_id"})
+
+
+def generate_request(
+    prompt: str | None,
+    messages: Sequence[MessageLike] | None,
+    token_ids: Sequence[int] | None,
+    options: Mapping[str, Any],
+) -> pb.GenerateRequest:
+    """One Generate request from exactly one kind of prompt. Raises InvalidRequest, naming the argument."""
+    if sum(kind is not None for kind in (prompt, messages, token_ids)) != 1:
+        raise InvalidRequest("give exactly one of prompt, messages and token_ids")
+    request = pb.GenerateRequest()
+    if prompt is not None:
+        _set(request, "text", prompt, "prompt")
+    elif messages is not None:
+        request.messages.CopyFrom(chat_messages(messages))
+    else:
+        request.token_ids.SetInParent()  # an empty list is still a list, for the service to refuse
+        _set(request.token_ids, "ids", token_ids, "token_ids")
+    for name, value in options.items():
+        if name in _SAMPLING:
+            _set(request.sampling, name, value, name)
+        elif name in _STOP:
+            _set(request.stop, _STOP[name], value, name)
+        elif name in _REQUEST:
+            _set(request, name, value, name)
+        else:
+            raise TypeError(f"unknown option {name!r}")
+    return request
+
+
+def chat_messages(messages: Sequence[MessageLike]) -> pb.Messages:
+    """Messages for Generate and Tokenize. Raises InvalidRequest, naming the turn."""
+    wire = pb.Messages()
+    for index, message in enumerate(messages):
+        turn = {"role": message.role, "content": message.content} if isinstance(message, Message) else message
+        entry = wire.messages.add()
+        for field in ("role", "content"):
+            if field not in turn:
+                raise InvalidRequest(f"messages[{index}] has no {field!r}")
+            _set(entry, field, turn[field], f"messages[{index}].{field}")
+    return wire
+
+
+def tokenize_request(text: str | None, messages: Sequence[MessageLike] | None) -> pb.TokenizeRequest:
+    """One Tokenize request from exactly one of text and messages."""
+    if (text is None) == (messages is None):
+        raise InvalidRequest("give exactly one of text and messages")
+    if messages is not None:
+        return pb.TokenizeRequest(messages=chat_messages(messages))
+    request = pb.TokenizeRequest()
+    _set(request, "text", text, "text")
+    return request
+
+
+def detokenize_request(token_ids: Sequence[int]) -> pb.DetokenizeRequest:
+    """One Detokenize request."""
+    request = pb.DetokenizeRequest()
+    _set(request, "token_ids", token_ids, "token_ids")
+    return request
+
+
+def _set(message: Any, field: str, value: Any, name: str) -> None:
+    """Assign a scalar, a sequence or a mapping; what the wire can't carry is refused by its name."""
+    repeated = message.DESCRIPTOR.fields_by_name[field].is_repeated
+    if repeated and isinstance(value, str):
+        raise TypeError(f"{name} must be a sequence, not a string")
+    try:
+        if isinstance(value, Mapping):
+            getattr(message, field).update(value)
+        elif repeated:
+            getattr(message, field).extend(value)
+        else:
+            setattr(message, field, value)
+    except (ValueError, OverflowError) as error:  # outside the integer's range, or a lone surrogate
+        raise InvalidRequest(f"{name}: {error}") from None
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None

@@ -1,0 +1,134 @@
+"""From protobuf replies to the SDK's types. Pure, and shared by the blocking and the asyncio client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline.errors import InternalError
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.types import (
+    Aborted,
+    Completion,
+    Delta,
+    Event,
+    ExecutorStatus,
+    Finished,
+    FinishReason,
+    ModelInfo,
+    RequestLimits,
+    Status,
+    TokenLogprobs,
+    Usage,
+)
+
+_REASONS = {
+    pb.FINISH_REASON_STOP: FinishReason.STOP,
+    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+def event(message: pb.GenerateResponse) -> Event:
+    """One event of a stream."""
+    if message.WhichOneof("event") == "finished":
+        return _finished(message.index, message.finished)
+    delta = message.delta
+    return Delta(message.index, tuple(delta.token_ids), delta.text, _logprobs(delta.logprobs))
+
+
+def completions(message: pb.GenerateUnaryResponse) -> list[Completion]:
+    """All completions of GenerateUnary, by index."""
+    return [
+        Completion(
+            index=one.index,
+            text=one.text,
+            token_ids=tuple(one.token_ids),
+            logprobs=_logprobs(one.logprobs),
+            finished=_finished(one.index, one.finished),
+        )
+        for one in message.completions
+    ]
+
+
+def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
+    """The model and its limits."""
+    limits = message.limits
+    return ModelInfo(
+        name=message.name,
+        architecture=message.architecture,
+        vocab_size=message.vocab_size,
+        context_length=message.context_length,
+        max_request_tokens=message.max_request_tokens,
+        eos_token_ids=tuple(message.eos_token_ids),
+        has_chat_template=message.has_chat_template,
+        dtype=message.dtype,
+        version=message.version,
+        model_fingerprint=message.model_fingerprint,
+        limits=RequestLimits(**{f.name: getattr(limits, f.name) for f in limits.DESCRIPTOR.fields}),
+    )
+
+
+def status(message: pb.GetStatusResponse) -> Status:
+    """The scheduler's counters."""
+    executors = tuple(
+        ExecutorStatus(**{f.name: getattr(one, f.name) for f in one.DESCRIPTOR.fields})
+        for one in message.executors
+    )
+    plain = {f.name: getattr(message, f.name) for f in message.DESCRIPTOR.fields if f.name != "executors"}
+    return Status(executors=executors, **plain)
+
+
+def aborted(message: pb.AbortResponse) -> Aborted:
+    """What Abort did."""
+    return Aborted(tuple(message.aborted), tuple(message.unknown))
+
+
+class Collector:
+    """Joins the events of one stream into completions."""
+
+    def __init__(self) -> None:
+        self._deltas: dict[int, list[Delta]] = {}
+        self._finished: dict[int, Finished] = {}
+
+    def add(self, event: Event) -> None:
+        """Take the next event of the stream."""
+        if isinstance(event, Delta):
+            self._deltas.setdefault(event.index, []).append(event)
+        else:
+            self._finished[event.index] = event
+
+    def completions(self) -> list[Completion]:
+        """What has come so far, by index."""
+        return [
+            Completion(
+                index=index,
+                text="".join(delta.text for delta in deltas),
+                token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+                logprobs=tuple(one for delta in deltas for one in delta.logprobs),
+                finished=self._finished.get(index),
+            )
+            for index in sorted(self._deltas.keys() | self._finished.keys())
+            for deltas in (self._deltas.get(index, []),)
+        ]
+
+
+def _finished(index: int, message: pb.Finished) -> Finished:
+    usage = message.usage
+    matched = message.WhichOneof("matched")
+    try:
+        reason = _REASONS[message.reason]
+    except KeyError:
+        raise InternalError(f"completion {index} ended with the unknown reason {message.reason}") from None
+    return Finished(
+        index=index,
+        reason=reason,
+        usage=Usage(**{f.name: getattr(usage, f.name) for f in usage.DESCRIPTOR.fields}),
+        eos_token_id=message.eos_token_id if matched == "eos_token_id" else None,
+        stop_token_id=message.stop_token_id if matched == "stop_token_id" else None,
+        stop_string=message.stop_string if matched == "stop_string" else None,
+    )
+
+
+def _logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(one.logprob, tuple(zip(one.top_ids, one.top_logprobs, strict=True))) for one in messages
+    )

@@ -1,0 +1,162 @@
+"""What the scheduler's API speaks, as frozen dataclasses. Token ids are ints, times milliseconds."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+class FinishReason(enum.Enum):
+    """Why a completion ended."""
+
+    STOP = "stop"  # the model's end, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, or the context is full
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat."""
+
+    role: str  # system, user, assistant, ...: what the model's template knows
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities of the raw logits: the token's own, and of the k most likely ids."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new in completion `index`. `text` may lag behind `token_ids`, and is never retracted."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, if asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a completion took. Times are since the request's arrival at the scheduler."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    preemptions: int
+    queue_ms: int  # to the first step
+    first_token_ms: int
+    total_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of completion `index`, exactly once. At most one of the three matches is set."""
+
+    index: int
+    reason: FinishReason
+    usage: Usage
+    eos_token_id: int | None = None
+    stop_token_id: int | None = None
+    stop_string: str | None = None
+
+
+Event = Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole completion. `finished` is None only while a stream is still running."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finished: Finished | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What a request may ask for."""
+
+    max_n: int
+    max_stop_strings: int
+    max_stop_string_bytes: int
+    max_stop_token_ids: int
+    max_logit_bias: int
+    max_logprobs: int
+    max_prompt_bytes: int
+    max_queued_requests: int
+    max_queued_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model behind a scheduler; lengths in tokens."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    context_length: int
+    max_request_tokens: int  # prompt + max_tokens
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+    dtype: str
+    version: str  # of Paceline
+    model_fingerprint: bytes
+    limits: RequestLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorStatus:
+    """One executor as the scheduler sees it."""
+
+    address: str
+    connected: bool
+    detail: str
+    total_pages: int
+    available_pages: int  # free and evictable
+    losses: int
+    active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The scheduler's live counters; those of requests and tokens are since its start."""
+
+    state: str  # loading, serving, draining
+    uptime_s: float
+    running: int
+    waiting: int
+    waiting_tokens: int
+    executors: tuple[ExecutorStatus, ...]
+    requests: int
+    finished: int
+    cancelled: int
+    failed: int
+    refused: int
+    preemptions: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    steps: int
+    step_ms: float  # moving average
+    batch_rows: float  # moving average
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """What Abort did."""
+
+    aborted: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+MessageLike = Message | Mapping[str, str]
+"""A Message, or a mapping with "role" and "content"."""

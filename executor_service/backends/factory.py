@@ -1,0 +1,69 @@
+"""From a configuration to a backend. Imports a backend's libraries only when it is asked for."""
+
+from __future__ import annotations
+
+from executor_service.backends.base import Backend, ModelError, ModelInfo
+from executor_service.config import BackendName, ExecutorConfig
+
+
+def make_backend(config: ExecutorConfig) -> Backend:
+    """The backend that the configuration names, not loaded yet. Raises ModelError."""
+    try:
+        if config.backend is BackendName.ORACLE:
+            return _oracle(config)
+        if config.backend is BackendName.PAGED_ATTENTION:
+            return _paged_attention(config)
+        return _torch(config)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+
+
+def default_kv_bytes(info: ModelInfo) -> int:
+    """KV memory where the configuration names none: 1 GiB, or 60 % of what a CUDA device has free."""
+    if info.device.startswith("cuda"):
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(info.device)
+        return int(0.6 * free)
+    return 1 << 30
+
+
+def _oracle(config: ExecutorConfig) -> Backend:
+    from executor_service.backends.oracle import OracleBackend, OracleConfig
+
+    return OracleBackend(
+        OracleConfig(
+            vocab_size=config.vocab_size,
+            context_length=config.context_length,
+            draft_agreement=config.draft_agreement,
+            draft_seed=config.draft_seed,
+            step_ms=config.step_ms,
+            token_us=config.token_us,
+            nan_on_token=config.nan_on_token,
+            exit_on_token=config.exit_on_token,
+            exit_after_steps=config.exit_after_steps,
+            freeze_after_steps=config.freeze_after_steps,
+        )
+    )
+
+
+def _paged_attention(config: ExecutorConfig) -> Backend:
+    from executor_service.backends.paged_attention import PagedAttentionBackend, PagedAttentionConfig
+
+    return PagedAttentionBackend(
+        PagedAttentionConfig(vocab_size=config.vocab_size, context_length=config.context_length)
+    )
+
+
+def _torch(config: ExecutorConfig) -> Backend:
+    from executor_service.backends.torch_backend.backend import TorchBackend, TorchConfig
+
+    assert config.model is not None
+    return TorchBackend(
+        TorchConfig(
+            model=config.model,
+            device=config.device,
+            dtype=config.dtype,
+            threads=config.threads,
+        )
+    )

@@ -1,0 +1,316 @@
+"""The executor without a model: a hash of everything cached decides every logit, exactly.
+
+What stands in for keys and values is one uint64 per token, the *state* of the sequence up to it:
+
+    state[p] = origin(salt) + sum over j <= p of a[j] * (token[j] + 1)     written when p is fed
+    content[p] = mix64(sum over j <= p of b[j] * state[j])                 read back at every step
+    logits[p, id] = hash(content[p], id), uniform in [-4, 4]
+
+with fixed odd coefficients a and b per position, modulo 2^64. As in a real model, what is cached of
+a token depends on all before it, on its position and on the salt, and a logit depends on all that
+is cached; so a stale, swapped, shared or missing slot gives another token at once. Freed pages
+keep their content on purpose. Integers make it exact: no batch, chunk or page layout moves a bit.
+
+As a draft (`draft_agreement` below 1), content decides where it agrees: there it has the target's
+logits, elsewhere others. The rest of the config is a clock and a set of faults.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor_service import noise
+from executor_service.backends.base import (
+    ForwardOutput,
+    ForwardRow,
+    ModelError,
+    ModelInfo,
+    Progress,
+    RowOutput,
+    TokenizerFiles,
+)
+from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
+from executor_service.backends.fingerprint import fingerprint
+from executor_service.backends.numpy_sampler import sample_rows
+from executor_service.plan import TokenIds
+
+EXIT_CODE = 134
+"""Of the injected deaths: what a process killed by SIGABRT reports to its shell."""
+
+HIDDEN_SIZE = 16
+
+Words = NDArray[np.uint64]
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class OracleConfig:
+    """The oracle's model, its clock and its faults. Raises ValueError, naming the field."""
+
+    vocab_size: int = VOCAB_SIZE
+    context_length: int = 32768  # tokens
+
+    draft_agreement: float = 1.0  # share of positions with the target's logits; 1: is the target
+    draft_seed: int = 0  # which positions those are, and the logits elsewhere
+
+    step_ms: float = 0.0  # a forward takes at least step_ms + token_us * tokens
+    token_us: float = 0.0
+
+    nan_on_token: int | None = None  # rows whose context has this id get NaN logits
+    exit_on_token: int | None = None  # the process dies when this id is fed
+    exit_after_steps: int | None = None  # ... instead of computing one more forward
+    freeze_after_steps: int | None = None  # the process stops (SIGSTOP) instead
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 1 or self.context_length < 1:
+            raise ValueError("vocab_size and context_length must be at least 1")
+        if not 0.0 <= self.draft_agreement <= 1.0:
+            raise ValueError(f"draft_agreement must be in 0..1, not {self.draft_agreement}")
+        if not 0 <= self.draft_seed < 1 << 64:
+            raise ValueError("draft_seed must be a uint64")
+        for name in ("step_ms", "token_us"):
+            if not 0.0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be finite and not negative")
+        for name in ("nan_on_token", "exit_on_token", "exit_after_steps", "freeze_after_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} must not be negative")
+
+
+class OracleBackend:
+    """The oracle behind the `Backend` protocol; KV is a uint64 array [pages, page_size]."""
+
+    def __init__(self, config: OracleConfig | None = None) -> None:
+        self._config = config = config or OracleConfig()
+        has_text = config.vocab_size >= VOCAB_SIZE
+        is_draft = config.draft_agreement < 1.0
+        draft = [config.draft_agreement, config.draft_seed] if is_draft else None
+        self.info = ModelInfo(
+            name="oracle-draft" if is_draft else "oracle",
+            architecture="oracle",
+            vocab_size=config.vocab_size,
+            context_length=config.context_length,
+            parameters=0,
+            dtype="uint64",
+            device="cpu",
+            hidden_size=HIDDEN_SIZE,
+            layers=1,
+            kv_bytes_per_token=8,
+            eos_token_ids=(EOS_ID,) if has_text else (),
+            fingerprint=fingerprint("oracle", {"vocab_size": config.vocab_size, "draft": draft}),
+            can_forward=True,
+            has_tokenizer=has_text,
+        )
+        self._steps = 0
+        self._kv = np.zeros((0, 1), dtype=np.uint64)
+        self._token_coefficients = _coefficients(1, config.context_length)
+        self._state_coefficients = _coefficients(2, config.context_length)
+        self._state_pages = self._state_coefficients.reshape(-1, 1)
+
+    def load(self, progress: Progress) -> None:
+        """There are no weights to read."""
+        progress("the oracle has no weights", 1.0)
+
+    def tokenizer(self) -> TokenizerFiles:
+        """The byte tokenizer. Raises ModelError when the vocabulary is too small for it."""
+        if not self.info.has_tokenizer:
+            raise ModelError(f"a vocabulary of {self.info.vocab_size} has no room for the byte tokenizer")
+        return byte_tokenizer()
+
+    def allocate(self, pages: int, page_size: int) -> None:
+        """Make the KV pages; 0 in a slot means never written."""
+        self._kv = np.zeros((pages, page_size), dtype=np.uint64)
+        whole_pages = -(-self._config.context_length // page_size)
+        self._state_pages = _coefficients(2, whole_pages * page_size).reshape(whole_pages, page_size)
+
+    def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
+        """Write every row's states, then read every row's whole context back."""
+        began = time.perf_counter()
+        if not rows:
+            return []
+        batch = _Batch(rows, self._kv.shape[1])
+        self._inject_process_faults(batch.tokens)
+        self._write(batch, rows)
+        logits = self._logits(self._read(batch))
+        self._inject_nan(logits, rows)
+        outputs = sample_rows(logits, rows)
+        self._pass_time(began, len(batch.tokens))
+        return outputs
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy one page's states."""
+        self._kv[target] = self._kv[source]
+
+    def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
+        """Hidden states are hashes of the content too; the embedding is their mean, L2-normalized."""
+        began = time.perf_counter()
+        tokens = np.concatenate(inputs) if inputs else np.zeros(0, dtype=np.int32)
+        self._inject_process_faults(tokens)
+        outputs = [self._forward_one(one, want) for one in inputs]
+        self._pass_time(began, len(tokens))
+        return outputs
+
+    def memory_bytes(self) -> dict[str, int]:
+        """The KV pages; there is nothing else worth counting."""
+        return {"weights": 0, "kv": self._kv.nbytes}
+
+    def close(self) -> None:
+        """Let go of the pages."""
+        self._kv = np.zeros((0, 1), dtype=np.uint64)
+
+    def _write(self, batch: _Batch, rows: Sequence[ForwardRow]) -> None:
+        """Cache the state of every fed token; the state before the first one is read from its slot."""
+        before = np.fromiter((_origin(row.salt) for row in rows), np.uint64, len(rows))
+        continued = np.flatnonzero(batch.starts)
+        before[continued] = self._kv[batch.slots(continued, batch.starts[continued] - 1)]
+        fed = self._token_coefficients[batch.positions] * (batch.tokens.astype(np.uint64) + np.uint64(1))
+        states = _running_sums(fed, batch.counts) + np.repeat(before, batch.counts)
+        self._kv[batch.slots(batch.row_of_token, batch.positions)] = states
+
+    def _read(self, batch: _Batch) -> Words:
+        """The content hash of every output position, rows in order, from the pages alone."""
+        with_output = np.flatnonzero(batch.outputs)
+        if not len(with_output):
+            return np.zeros(0, dtype=np.uint64)
+        # All up to a row's first output position, whole pages at a time ...
+        outputs = batch.outputs[with_output]
+        first = (batch.starts + batch.counts)[with_output] - outputs
+        page_size = self._kv.shape[1]
+        pages = first // page_size + 1
+        page_in_row = _ranges(pages)
+        table_index = np.repeat(batch.table_starts[with_output], pages) + page_in_row
+        terms = self._kv[batch.tables[table_index]]
+        terms *= self._state_pages[page_in_row]
+        last_pages = np.cumsum(pages) - 1
+        terms[last_pages] *= np.arange(page_size) <= (first % page_size)[:, None]
+        page_sums = terms.sum(axis=1, dtype=np.uint64)
+        sums = np.add.reduceat(page_sums, last_pages - pages + 1)
+        # ... then one term more for each output position after it.
+        later = outputs - 1
+        increments = np.zeros(int(outputs.sum()), dtype=np.uint64)
+        firsts = np.cumsum(outputs) - outputs
+        increments[firsts] = sums
+        if later.any():
+            positions = np.repeat(first + 1, later) + _ranges(later)
+            states = self._kv[batch.slots(np.repeat(with_output, later), positions)]
+            is_later = np.ones(len(increments), dtype=bool)
+            is_later[firsts] = False
+            increments[is_later] = states * self._state_coefficients[positions]
+        return noise.mix64_array(_running_sums(increments, outputs))
+
+    def _logits(self, contents: Words) -> NDArray[np.float32]:
+        """Logits [outputs, V] in [-4, 4] from content hashes [outputs]."""
+        config = self._config
+        if config.draft_agreement < 1.0:
+            other = noise.mix64_array(contents ^ np.uint64(noise.mix64(config.draft_seed + 1)))
+            coin = (noise.mix64_array(other) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+            contents = np.where(coin < config.draft_agreement, contents, other)
+        return _uniform(contents, config.vocab_size)
+
+    def _forward_one(self, tokens: TokenIds, want: frozenset[str]) -> ForwardOutput:
+        fed = self._token_coefficients[: len(tokens)] * (tokens.astype(np.uint64) + np.uint64(1))
+        states = np.cumsum(fed, dtype=np.uint64) + np.uint64(_origin(b""))
+        sums = np.cumsum(self._state_coefficients[: len(tokens)] * states, dtype=np.uint64)
+        contents = noise.mix64_array(sums)
+        hidden = _uniform(noise.mix64_array(contents), HIDDEN_SIZE)
+        logits = self._logits(contents)
+        if self._config.nan_on_token is not None:
+            poisoned = np.maximum.accumulate(tokens == self._config.nan_on_token)
+            hidden[poisoned] = logits[poisoned] = np.nan
+        mean = hidden.mean(axis=0)
+        return ForwardOutput(
+            hidden=hidden if "hidden" in want else None,
+            embedding=mean / np.linalg.norm(mean) if "embedding" in want else None,
+            logits=logits if "logits" in want else None,
+        )
+
+    def _inject_process_faults(self, tokens: TokenIds) -> None:
+        config = self._config
+        if config.exit_on_token is not None and (tokens == config.exit_on_token).any():
+            os._exit(EXIT_CODE)
+        if config.exit_after_steps is not None and self._steps >= config.exit_after_steps:
+            os._exit(EXIT_CODE)
+        if config.freeze_after_steps is not None and self._steps == config.freeze_after_steps:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        self._steps += 1
+
+    def _inject_nan(self, logits: NDArray[np.float32], rows: Sequence[ForwardRow]) -> None:
+        if self._config.nan_on_token is None:
+            return
+        last = np.cumsum([row.outputs for row in rows])
+        for row, end in zip(rows, last, strict=True):
+            if (row.history == self._config.nan_on_token).any():
+                logits[end - row.outputs : end] = np.nan
+
+    def _pass_time(self, began: float, tokens: int) -> None:
+        """Sleep until the modelled step time is over."""
+        modelled_s = self._config.step_ms * 1e-3 + tokens * self._config.token_us * 1e-6
+        remaining_s = began + modelled_s - time.perf_counter()
+        if remaining_s > 0:
+            time.sleep(remaining_s)
+
+
+class _Batch:
+    """The rows of one forward as flat arrays."""
+
+    def __init__(self, rows: Sequence[ForwardRow], page_size: int) -> None:
+        self._page_size = page_size
+        self.tokens: TokenIds = np.concatenate([row.tokens for row in rows])
+        self.tables = np.concatenate([row.block_table for row in rows])
+        size = len(rows)
+        self.starts: Indices = np.fromiter((row.start for row in rows), np.int64, size)
+        self.counts: Indices = np.fromiter((len(row.tokens) for row in rows), np.int64, size)
+        self.outputs: Indices = np.fromiter((row.outputs for row in rows), np.int64, size)
+        table_sizes = np.fromiter((len(row.block_table) for row in rows), np.int64, size)
+        self.table_starts: Indices = np.cumsum(table_sizes) - table_sizes
+        self.row_of_token: Indices = np.repeat(np.arange(size), self.counts)
+        self.positions: Indices = self.starts[self.row_of_token] + _ranges(self.counts)
+
+    def slots(self, row_numbers: Indices, positions: Indices) -> tuple[NDArray[np.int32], Indices]:
+        """The page and the slot in it of each (row, position)."""
+        pages = self.tables[self.table_starts[row_numbers] + positions // self._page_size]
+        return pages, positions % self._page_size
+
+
+def _coefficients(stream: int, length: int) -> Words:
+    """One odd pseudo-random factor per position."""
+    positions = np.arange(length, dtype=np.uint64) + np.uint64(stream << 40)
+    return noise.mix64_array(positions) | np.uint64(1)
+
+
+@functools.lru_cache(maxsize=4096)
+def _origin(salt: bytes) -> int:
+    """The state of an empty sequence."""
+    return int.from_bytes(hashlib.sha256(salt).digest()[:8], "little")
+
+
+def _uniform(words: Words, width: int) -> NDArray[np.float32]:
+    """fp32 [words, width] in [-4, 4]: hash of (word, column)."""
+    hashes = noise.hash_tokens(words[:, None], np.arange(width, dtype=np.int32))
+    values = hashes.astype(np.float32)
+    values *= np.float32(2.0**-29)
+    values -= np.float32(4.0)
+    return values
+
+
+def _ranges(counts: Indices) -> Indices:
+    """0 .. count - 1 for each count, concatenated."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+
+
+def _running_sums(terms: Words, counts: Indices) -> Words:
+    """Cumulative sums, modulo 2^64, that begin anew after each count."""
+    sums = np.cumsum(terms, dtype=np.uint64)
+    firsts = np.cumsum(counts) - counts
+    offsets: Words = sums[firsts] - terms[firsts]
+    return sums - np.repeat(offsets, counts)

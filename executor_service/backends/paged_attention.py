@@ -1,0 +1,179 @@
+"""The reference executor: real paged attention over identity projections, checkable by hand.
+
+A token's embedding is one-hot: 1 at index (id mod kv_heads * head_dim). Queries, keys and values
+are the embedding itself, cut into heads of `head_dim`; each KV head serves heads / kv_heads query
+heads (grouped-query attention, Ainslie et al. 2023). One causal softmax attention layer, scaled by
+1 / sqrt(head_dim), reads the pages; output i of the concatenated heads is added to logit i mod V.
+It knows no positions: permuting the context of a token leaves its logits as they are.
+
+Each output position is computed by itself in float64, by operations whose shapes depend on its
+position alone, so neither batch nor chunks can change a bit, and equal logits stay equal in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor_service.backends.base import (
+    ForwardOutput,
+    ForwardRow,
+    ModelError,
+    ModelInfo,
+    Progress,
+    RowOutput,
+    TokenizerFiles,
+)
+from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
+from executor_service.backends.fingerprint import fingerprint
+from executor_service.backends.numpy_sampler import sample_rows
+from executor_service.plan import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAttentionConfig:
+    """Shape of the reference model. Raises ValueError where the sizes don't fit together."""
+
+    vocab_size: int = VOCAB_SIZE
+    context_length: int = 32768  # tokens
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+
+
+class PagedAttentionBackend:
+    """The reference model behind the `Backend` protocol; KV in fp32 pages."""
+
+    def __init__(self, config: PagedAttentionConfig | None = None) -> None:
+        self._config = config = config or PagedAttentionConfig()
+        has_text = config.vocab_size >= VOCAB_SIZE
+        self.info = ModelInfo(
+            name="paged-attention",
+            architecture="paged-attention",
+            vocab_size=config.vocab_size,
+            context_length=config.context_length,
+            parameters=0,
+            dtype="float32",
+            device="cpu",
+            hidden_size=config.heads * config.head_dim,
+            layers=1,
+            kv_bytes_per_token=2 * config.kv_heads * config.head_dim * 4,
+            eos_token_ids=(EOS_ID,) if has_text else (),
+            fingerprint=fingerprint("paged-attention", asdict(config)),
+            can_forward=True,
+            has_tokenizer=has_text,
+        )
+        self._page_size = 0
+        self._keys = self._values = _pages(config, 0, 0)
+
+    def load(self, progress: Progress) -> None:
+        """There are no weights to read."""
+        progress("paged-attention has no weights", 1.0)
+
+    def tokenizer(self) -> TokenizerFiles:
+        """The byte tokenizer. Raises ModelError when the vocabulary is too small for it."""
+        if not self.info.has_tokenizer:
+            raise ModelError(f"a vocabulary of {self.info.vocab_size} has no room for the byte tokenizer")
+        return byte_tokenizer()
+
+    def allocate(self, pages: int, page_size: int) -> None:
+        """Make the two page pools [pages, page_size, kv_heads, head_dim]."""
+        self._page_size = page_size
+        self._keys, self._values = (_pages(self._config, pages, page_size) for _ in range(2))
+
+    def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
+        """Write every row's KV, then attend from every output position."""
+        for row in rows:
+            positions = np.arange(row.start, row.start + len(row.tokens))
+            pages = row.block_table[positions // self._page_size]
+            slots = positions % self._page_size
+            self._keys[pages, slots] = self._values[pages, slots] = self._embed(row.tokens)
+        logits = [self._row_logits(row) for row in rows]
+        return sample_rows(np.concatenate(logits) if logits else self._logits([]), rows)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy one page's keys and values."""
+        self._keys[target] = self._keys[source]
+        self._values[target] = self._values[source]
+
+    def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
+        """Hidden states are the concatenated heads; the embedding is their mean, L2-normalized."""
+        return [self._forward_one(tokens, want) for tokens in inputs]
+
+    def memory_bytes(self) -> dict[str, int]:
+        """The KV pages; there is nothing else."""
+        return {"weights": 0, "kv": self._keys.nbytes + self._values.nbytes}
+
+    def close(self) -> None:
+        """Let go of the pages."""
+        self._keys = self._values = _pages(self._config, 0, 0)
+
+    def _embed(self, tokens: TokenIds) -> NDArray[np.float32]:
+        """One-hot embeddings as heads, [q, kv_heads, head_dim]."""
+        config = self._config
+        size = config.kv_heads * config.head_dim
+        embedding = np.zeros((len(tokens), size), dtype=np.float32)
+        embedding[np.arange(len(tokens)), tokens % size] = 1.0
+        return embedding.reshape(len(tokens), config.kv_heads, config.head_dim)
+
+    def _row_logits(self, row: ForwardRow) -> NDArray[np.float32]:
+        """The logits of the row's output positions, [outputs, V], from the KV in its pages."""
+        if row.outputs == 0:
+            return self._logits([])
+        end = row.start + len(row.tokens)
+        pages = row.block_table[: -(-end // self._page_size)]
+        shape = (-1, self._config.kv_heads, self._config.head_dim)
+        keys, values = self._keys[pages].reshape(shape), self._values[pages].reshape(shape)
+        queries = self._embed(row.tokens[-row.outputs :])
+        hidden = [
+            self._attend(query, keys[:length], values[:length])
+            for query, length in zip(queries, range(end - row.outputs + 1, end + 1), strict=True)
+        ]
+        return self._logits(hidden)
+
+    def _attend(
+        self, query: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        """Attention of one position over all n it sees: [kv, d], [n, kv, d] twice -> [heads * d]."""
+        config = self._config
+        grouped = np.repeat(query, config.heads // config.kv_heads, axis=0)
+        grouped = grouped.reshape(config.kv_heads, -1, config.head_dim).astype(np.float64)  # [kv, group, d]
+        scores = grouped @ keys.transpose(1, 2, 0) / np.sqrt(config.head_dim)  # [kv, group, n]
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        mixed: NDArray[np.float64] = weights @ values.transpose(1, 0, 2)  # [kv, group, d]
+        return mixed.reshape(-1)
+
+    def _logits(self, hidden: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
+        """logits[i mod V] += hidden[i] at each position, [q, V]."""
+        logits = np.zeros((len(hidden), self._config.vocab_size))
+        for position, vector in enumerate(hidden):
+            np.add.at(logits[position], np.arange(len(vector)) % self._config.vocab_size, vector)
+        return logits.astype(np.float32)
+
+    def _forward_one(self, tokens: TokenIds, want: frozenset[str]) -> ForwardOutput:
+        embedded = self._embed(tokens)
+        hidden = [
+            self._attend(query, embedded[:length], embedded[:length])
+            for length, query in enumerate(embedded, start=1)
+        ]
+        mean = np.mean(hidden, axis=0)
+        return ForwardOutput(
+            hidden=np.array(hidden, dtype=np.float32) if "hidden" in want else None,
+            embedding=(mean / np.linalg.norm(mean)).astype(np.float32) if "embedding" in want else None,
+            logits=self._logits(hidden) if "logits" in want else None,
+        )
+
+
+def _pages(config: PagedAttentionConfig, pages: int, page_size: int) -> NDArray[np.float32]:
+    return np.zeros((pages, page_size, config.kv_heads, config.head_dim), dtype=np.float32)

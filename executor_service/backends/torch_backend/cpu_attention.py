@@ -1,0 +1,221 @@
+"""Paged attention in fp32 on CPU, and what prepares it: rotation and the write of K and V into pages.
+
+Layout, for `tile`'s micro-kernel: K lies as [pages, kv_heads, tiles, head_dim, 16], where a tile holds 16
+positions of a page side by side; V lies as [pages, kv_heads, dim_tiles, page_size, 16]. So Q K^T and P V
+are both products of a few rows with panels, read in place.
+
+Work is split into items: up to 24 query vectors (some positions x the heads that share a KV head) of one
+sequence. An item walks the keys in blocks of 8 tiles from position 0, with an online softmax (Milakov,
+Gimelshein 2018). Block borders depend on positions alone, and masked keys add exact zeros: **a query's
+result depends neither on its neighbours nor on how its sequence was cut into chunks**. Slots that were
+never written, which may hold NaN, are not multiplied.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+from executor_service.backends.torch_backend.tile import LANES, PANEL_ROW_BYTES, add_tile, put_tile, tile_rows
+from executor_service.backends.torch_backend.vector_math import FLAGS, exp32
+
+Array = NDArray[np.float32]
+Ints = NDArray[np.int32]
+
+ITEM_ROWS = 24  # query vectors of one item: 4 tiles of 6
+_BLOCK_TILES = 8
+_BLOCK = _BLOCK_TILES * LANES
+_MASKED = np.float32(-1e30)
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+
+
+@njit(nogil=True, cache=True, fastmath=FLAGS)
+def _rotate_head(head: Array, cos: Array, sin: Array, norm: Array, eps: np.float32) -> None:
+    """RMSNorm (where `norm` is not empty) and rotation of one head's vector, in place."""
+    dim, half = head.shape[0], cos.shape[0]
+    if norm.shape[0]:
+        total = _ZERO
+        for d in range(dim):
+            total += head[d] * head[d]
+        scale = _ONE / np.sqrt(total / np.float32(dim) + eps)
+        for d in range(dim):
+            head[d] = head[d] * scale * norm[d]
+    for d in range(half):
+        a, b = head[d], head[d + half]
+        head[d] = a * cos[d] - b * sin[d]
+        head[d + half] = b * cos[d] + a * sin[d]
+
+
+@njit(nogil=True, cache=True, fastmath=FLAGS)
+def _store_token(
+    qkv: Array, cos: Array, sin: Array, k_norm: Array, eps: np.float32, k_page: Array, v_page: Array, slot: int
+) -> None:
+    """Rotate one token's keys and write its keys and values into their slot."""
+    kv_heads, dim = k_page.shape[0], k_page.shape[2]
+    first = qkv.shape[0] - 2 * kv_heads * dim
+    tile, lane = slot // LANES, slot % LANES
+    for h in range(kv_heads):
+        key = qkv[first + h * dim : first + (h + 1) * dim]
+        _rotate_head(key, cos, sin, k_norm, eps)
+        value = qkv[first + (kv_heads + h) * dim : first + (kv_heads + h + 1) * dim]
+        for d in range(dim):
+            k_page[h, tile, d, lane] = key[d]
+        for d in range(dim):
+            v_page[h, d // LANES, slot, d % LANES] = value[d]
+
+
+@njit(nogil=True, cache=True, fastmath=FLAGS)
+def rotate_and_store(
+    qkv: Array,
+    positions: Ints,
+    pages: Ints,
+    slots: Ints,
+    cos: Array,
+    sin: Array,
+    q_norm: Array,
+    k_norm: Array,
+    eps: np.float32,
+    k_cache: Array,
+    v_cache: Array,
+) -> None:
+    """Rotate q and k of every token in place (after their norms, if any); write k and v into the cache.
+
+    qkv [tokens, (heads + 2 kv_heads) * head_dim]; positions, pages, slots [tokens]; cos, sin
+    [context, head_dim / 2]; the norms [head_dim] or [0].
+    """
+    kv_heads, dim = k_cache.shape[1], k_cache.shape[3]
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    for t in range(qkv.shape[0]):
+        p = positions[t]
+        for h in range(heads):
+            _rotate_head(qkv[t, h * dim : (h + 1) * dim], cos[p], sin[p], q_norm, eps)
+        _store_token(qkv[t], cos[p], sin[p], k_norm, eps, k_cache[pages[t]], v_cache[pages[t]], slots[t])
+
+
+@njit(nogil=True, cache=True, fastmath=FLAGS)
+def _softmax_block(scores: Array, tiles: int, highest: Array, total: Array, acc: Array, rows: int) -> None:
+    """Scores [rows, tiles * 16] become weights; the running maximum, sum and result are rescaled."""
+    for r in range(rows):
+        top = highest[r]
+        for j in range(tiles * LANES):
+            top = max(top, scores[r, j])
+        rescale = exp32(highest[r] - top)
+        highest[r] = top
+        total[r] *= rescale
+        for d in range(acc.shape[1]):
+            acc[r, d] *= rescale
+        for b in range(tiles):
+            part = _ZERO
+            for j in range(b * LANES, (b + 1) * LANES):
+                weight = exp32(scores[r, j] - top)
+                scores[r, j] = weight
+                part += weight
+            total[r] += part
+
+
+@njit(nogil=True, cache=True, fastmath=FLAGS)
+def _attend_item(
+    queries: Array,
+    rows: int,
+    group: int,
+    position: int,
+    table: Ints,
+    head: int,
+    k_cache: Array,
+    v_cache: Array,
+    scores: Array,
+    acc: Array,
+    highest: Array,
+    total: Array,
+) -> None:
+    """One item: `rows` query vectors, `group` for each position from `position` on; results to `acc`."""
+    dim, dim_tiles, page_size = k_cache.shape[3], v_cache.shape[2], v_cache.shape[3]
+    page_tiles = k_cache.shape[2]
+    length = position + rows // group  # keys that the last query sees
+    tiles = length // page_size * page_tiles + (length % page_size + LANES - 1) // LANES
+    score_stride, acc_stride = 4 * _BLOCK, 4 * acc.shape[1]
+    for r in range(rows):
+        highest[r] = _MASKED
+        total[r] = _ZERO
+        for d in range(acc.shape[1]):
+            acc[r, d] = _ZERO
+    for block in range(0, tiles, _BLOCK_TILES):
+        count = min(_BLOCK_TILES, tiles - block)
+        for b in range(count):
+            page, tile = table[(block + b) // page_tiles], (block + b) % page_tiles
+            first = (block + b) // page_tiles * page_size + tile * LANES
+            lanes = min(LANES, page_size - tile * LANES)
+            keys = k_cache[page, head, tile].ctypes.data
+            r = 0
+            while r < rows:
+                take = tile_rows(rows - r)
+                to = scores.ctypes.data + r * score_stride + b * PANEL_ROW_BYTES
+                put_tile(queries.ctypes.data + 4 * r * dim, 4 * dim, keys, dim, to, score_stride, take)
+                r += take
+            if first + LANES - 1 > position or lanes < LANES:
+                for r in range(rows):
+                    visible = min(lanes, position + r // group + 1 - first)
+                    for j in range(max(visible, 0), LANES):
+                        scores[r, b * LANES + j] = _MASKED
+        _softmax_block(scores, count, highest, total, acc, rows)
+        for b in range(count):
+            page, tile = table[(block + b) // page_tiles], (block + b) % page_tiles
+            first = (block + b) // page_tiles * page_size + tile * LANES
+            used = min(min(LANES, page_size - tile * LANES), length - first)
+            for d in range(dim_tiles):
+                values = v_cache[page, head, d].ctypes.data + tile * LANES * PANEL_ROW_BYTES
+                r = 0
+                while r < rows:
+                    take = tile_rows(rows - r)
+                    weights = scores.ctypes.data + r * score_stride + b * PANEL_ROW_BYTES
+                    to = acc.ctypes.data + r * acc_stride + d * PANEL_ROW_BYTES
+                    add_tile(weights, score_stride, values, used, to, acc_stride, take)
+                    r += take
+
+
+@njit(nogil=True, parallel=True, cache=True, fastmath=FLAGS)
+def attend(
+    qkv: Array,
+    k_cache: Array,
+    v_cache: Array,
+    tables: Ints,
+    item_row: Ints,
+    item_token: Ints,
+    item_position: Ints,
+    item_count: Ints,
+    out: Array,
+    item_rows: int,
+    threads: int,
+) -> None:
+    """Causal attention of rotated queries over their sequences' pages.
+
+    qkv as in `rotate_and_store`; tables [rows, pages]; an item is `count` tokens of sequence `row` from
+    flat token `token` at `position` on; out [tokens, heads * head_dim].
+    """
+    kv_heads, dim = k_cache.shape[1], k_cache.shape[3]
+    group = out.shape[1] // dim // kv_heads
+    scale = _ONE / np.sqrt(np.float32(dim))
+    work = item_row.shape[0] * kv_heads
+    for thread in prange(threads):
+        queries = np.empty((item_rows, dim), np.float32)
+        scores = np.empty((item_rows, _BLOCK), np.float32)
+        acc = np.empty((item_rows, v_cache.shape[2] * LANES), np.float32)
+        highest = np.empty(item_rows, np.float32)
+        total = np.empty(item_rows, np.float32)
+        for i in range(thread, work, threads):  # taking turns: later items of a chunk see more keys
+            item, head = i // kv_heads, i % kv_heads
+            token, count = item_token[item], item_count[item]
+            for r in range(count * group):
+                column = (head * group + r % group) * dim
+                for d in range(dim):
+                    queries[r, d] = qkv[token + r // group, column + d] * scale
+            _attend_item(
+                queries, count * group, group, item_position[item], tables[item_row[item]], head,
+                k_cache, v_cache, scores, acc, highest, total,
+            )  # fmt: skip
+            for r in range(count * group):
+                column = (head * group + r % group) * dim
+                share = _ONE / total[r]
+                for d in range(dim):
+                    out[token + r // group, column + d] = acc[r, d] * share

@@ -1,0 +1,248 @@
+"""`Kernels`: the operations a model is made of, once for fp32 on CPU and once in plain torch.
+
+The model above them is the same everywhere; `PlainKernels` also is what the tests hold `CpuKernels` against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from executor_service.backends.torch_backend import cpu_attention, cpu_norm
+from executor_service.backends.torch_backend.batch import Batch
+from executor_service.backends.torch_backend.cpu_linear import PackedGated, PackedLinear
+from executor_service.backends.torch_backend.tile import LANES
+
+
+class Linear(Protocol):
+    """x W^T + b."""
+
+    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        """[rows, k] to [rows, n]; with `add_to` [rows, n] the result is added to it, in place."""
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of W, [ids, k]."""
+
+    def bytes(self) -> int:
+        """Memory of the weights."""
+
+
+class Gated(Protocol):
+    """silu(x G^T) * (x U^T)."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, k] to [rows, n]."""
+
+    def bytes(self) -> int:
+        """Memory of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """K and V of one layer; the first dimension counts pages, the rest is the kernels' affair."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """What attention needs beside q, k and v; fp32."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    cos: torch.Tensor  # [context, head_dim / 2]
+    sin: torch.Tensor  # the same
+    q_norm: torch.Tensor  # [head_dim], or [0]: none
+    k_norm: torch.Tensor  # the same
+
+
+class Kernels(Protocol):
+    """One set of operations for one device and dtype."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
+        """A linear layer whose weight is the parts [n_i, k], one after the other."""
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
+        """The first half of a SwiGLU MLP."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """RMSNorm (Zhang, Sennrich 2019) of each row."""
+
+    def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
+        """Storage for one layer."""
+
+    def prepare(self, batch: Batch, heads_per_kv_head: int) -> Any:
+        """What `attention` needs of a batch, made once a step."""
+
+    def attention(self, qkv: torch.Tensor, cache: LayerCache, prepared: Any, w: AttentionWeights) -> torch.Tensor:
+        """Norm and rotate q and k, write k and v into their pages, attend over the block tables.
+
+        qkv [tokens, (heads + 2 kv_heads) * head_dim] is overwritten; returns [tokens, heads * head_dim].
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _CpuBatch:
+    batch: Batch
+    item_rows: int
+    items: tuple[Any, ...]  # rows, tokens, positions, counts of attention's items
+    tables: Any
+
+
+class CpuKernels:
+    """fp32 on CPU through numba: every row's result is bitwise independent of its batch."""
+
+    device = torch.device("cpu")
+    dtype = torch.float32
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
+        return PackedLinear(parts, bias, self.threads)
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
+        return PackedGated(gate, up, self.threads)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out = torch.empty_like(x)
+        cpu_norm.rms_norm(x.numpy(), weight.numpy(), np.float32(eps), out.numpy())
+        return out
+
+    def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
+        tiles, dim_tiles = -(-page_size // LANES), -(-head_dim // LANES)
+        return LayerCache(
+            torch.zeros(pages, kv_heads, tiles, head_dim, LANES),
+            torch.zeros(pages, kv_heads, dim_tiles, page_size, LANES),
+        )
+
+    def prepare(self, batch: Batch, heads_per_kv_head: int) -> _CpuBatch:
+        most = max(cpu_attention.ITEM_ROWS // heads_per_kv_head, 1)
+        ends = np.cumsum(batch.counts)
+        rows, tokens, positions, counts = [], [], [], []
+        for row, (start, count, end) in enumerate(zip(batch.starts, batch.counts, ends, strict=True)):
+            for first in range(0, count, most):
+                rows.append(row)
+                tokens.append(end - count + first)
+                positions.append(start + first)
+                counts.append(min(most, count - first))
+        items = tuple(np.array(values, np.int32) for values in (rows, tokens, positions, counts))
+        return _CpuBatch(batch, most * heads_per_kv_head, items, batch.tables.numpy())
+
+    def attention(
+        self, qkv: torch.Tensor, cache: LayerCache, prepared: _CpuBatch, w: AttentionWeights
+    ) -> torch.Tensor:
+        batch, k, v = prepared.batch, cache.k.numpy(), cache.v.numpy()
+        out = torch.empty(qkv.shape[0], w.heads * w.head_dim)
+        q = qkv.numpy()
+        cpu_attention.rotate_and_store(
+            q, batch.positions.numpy(), batch.pages.numpy(), batch.slots.numpy(), w.cos.numpy(), w.sin.numpy(),
+            w.q_norm.numpy(), w.k_norm.numpy(), np.float32(w.eps), k, v,
+        )  # fmt: skip
+        cpu_attention.attend(
+            q, k, v, prepared.tables, *prepared.items, out.numpy(), prepared.item_rows, self.threads
+        )
+        return out
+
+
+class PlainLinear:
+    """x W^T + b through F.linear."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        out = functional.linear(x, self._weight, self._bias)
+        return out if add_to is None else add_to.add_(out)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._weight[ids]
+
+    def bytes(self) -> int:
+        return self._weight.nbytes
+
+
+class PlainGated:
+    """silu(x G^T) * (x U^T) through F.linear."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight  # gate above up
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = functional.linear(x, self._weight).chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+    def bytes(self) -> int:
+        return self._weight.nbytes
+
+
+class PlainKernels:
+    """Any device and dtype in plain torch: attention gathers each row's pages. Correct, not fast."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+
+    def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
+        return PlainLinear(self._put(torch.cat(list(parts))), None if bias is None else self._put(bias))
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
+        return PlainGated(self._put(torch.cat([gate, up])))
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = x.float()
+        return (weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps))).to(x.dtype)
+
+    def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
+        shape = (pages, page_size, kv_heads, head_dim)
+        return LayerCache(
+            torch.zeros(shape, dtype=self.dtype, device=self.device),
+            torch.zeros(shape, dtype=self.dtype, device=self.device),
+        )
+
+    def prepare(self, batch: Batch, heads_per_kv_head: int) -> Batch:
+        return batch
+
+    def attention(self, qkv: torch.Tensor, cache: LayerCache, prepared: Batch, w: AttentionWeights) -> torch.Tensor:
+        heads = qkv.view(qkv.shape[0], -1, w.head_dim)
+        q, k, v = heads.split([w.heads, w.kv_heads, w.kv_heads], dim=1)
+        cos, sin = w.cos[prepared.positions], w.sin[prepared.positions]
+        q, k = self._rotate(q, cos, sin, w.q_norm, w.eps), self._rotate(k, cos, sin, w.k_norm, w.eps)
+        cache.k[prepared.pages, prepared.slots] = k
+        cache.v[prepared.pages, prepared.slots] = v
+        outs, first = [], 0
+        for table, start, count in zip(prepared.tables, prepared.starts, prepared.counts, strict=True):
+            length = int(start + count)
+            keys = cache.k[table].flatten(0, 1)[:length].transpose(0, 1)
+            values = cache.v[table].flatten(0, 1)[:length].transpose(0, 1)
+            rows = torch.arange(int(start), length, device=self.device)
+            visible = rows[:, None] >= torch.arange(length, device=self.device)[None, :]
+            queries = q[first : first + count].transpose(0, 1)
+            out = functional.scaled_dot_product_attention(
+                queries[None], keys[None], values[None], attn_mask=visible, enable_gqa=True
+            )
+            outs.append(out[0].transpose(0, 1).flatten(1))
+            first += count
+        return torch.cat(outs)
+
+    def _rotate(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        if len(norm):
+            x = self.rms_norm(x, norm, eps)
+        a, b = x.float().chunk(2, dim=-1)
+        cos, sin = cos[:, None], sin[:, None]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(self.dtype)
+
+    def _put(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device=self.device, dtype=self.dtype)

@@ -1,0 +1,165 @@
+"""`Model`: a decoder-only transformer over a batch of mixed rows, the same for every device.
+
+Prefill chunks, decodes and verifications lie end to end: linear layers run once over all tokens, attention
+tells the rows apart, and logits are computed for the wanted positions only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from executor_service.backends.base import Progress
+from executor_service.backends.torch_backend.batch import Batch
+from executor_service.backends.torch_backend.kernels import (
+    AttentionWeights,
+    Gated,
+    Kernels,
+    LayerCache,
+    Linear,
+)
+from executor_service.backends.torch_backend.rope import rope_tables
+from executor_service.backends.torch_backend.spec import ModelSpec, MoeSpec
+from executor_service.backends.torch_backend.weights import EMBEDDING, FINAL_NORM, HEAD, Checkpoint
+
+
+class Mlp:
+    """SwiGLU."""
+
+    def __init__(self, kernels: Kernels, checkpoint: Checkpoint, prefix: str) -> None:
+        gate, up = (checkpoint.read(f"{prefix}{part}_proj.weight") for part in ("gate", "up"))
+        self.gated: Gated = kernels.gated(gate, up)
+        self.down: Linear = kernels.linear([checkpoint.read(prefix + "down_proj.weight")])
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+        """residual += mlp(x)."""
+        self.down(self.gated(x), add_to=residual)
+
+    def bytes(self) -> int:
+        return self.gated.bytes() + self.down.bytes()
+
+
+class MixtureMlp:
+    """A mixture of SwiGLU experts; a token's experts are summed in the order of their numbers."""
+
+    def __init__(self, kernels: Kernels, checkpoint: Checkpoint, prefix: str, moe: MoeSpec) -> None:
+        self.moe = moe
+        self.router: Linear = kernels.linear([checkpoint.read(prefix + "gate.weight")])
+        self.experts = [Mlp(kernels, checkpoint, f"{prefix}experts.{j}.") for j in range(moe.experts)]
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+        """residual += sum of the weighted experts of each token."""
+        shares, chosen = torch.softmax(self.router(x).float(), dim=-1).topk(self.moe.experts_per_token)
+        if self.moe.norm_topk_prob:
+            shares = shares / shares.sum(-1, keepdim=True)
+        total = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            tokens, place = (chosen == expert).nonzero(as_tuple=True)
+            mlp = self.experts[expert]
+            out = mlp.down(mlp.gated(x[tokens]))
+            total.index_add_(0, tokens, out * shares[tokens, place, None].to(out.dtype))
+        residual += total
+
+    def bytes(self) -> int:
+        return self.router.bytes() + sum(expert.bytes() for expert in self.experts)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One transformer block."""
+
+    attention_norm: torch.Tensor
+    qkv: Linear
+    attention: AttentionWeights
+    output: Linear
+    mlp_norm: torch.Tensor
+    mlp: Mlp | MixtureMlp
+
+
+class Model:
+    """The weights in the form that `kernels` want, and the forward pass."""
+
+    def __init__(self, checkpoint: Checkpoint, kernels: Kernels, progress: Progress) -> None:
+        """Reads all weights, a layer at a time. Raises ModelError."""
+        self.spec, self.kernels = checkpoint.spec, kernels
+        rope = tuple(t.to(kernels.device) for t in rope_tables(self.spec, checkpoint.rope_factors()))
+        self.layers: list[Layer] = []
+        for i in range(self.spec.layers):
+            progress("loading weights", i / (self.spec.layers + 1))
+            self.layers.append(self._read_layer(checkpoint, i, rope[0], rope[1]))
+        self.norm = self._vector(checkpoint, FINAL_NORM)
+        embedding = checkpoint.read(EMBEDDING)
+        # Tied, the embedding is read out of the output layer's weights: they exist once.
+        tied = self.spec.tied_embeddings
+        self.head: Linear = kernels.linear([embedding if tied else checkpoint.read(HEAD)])
+        self.embedding = None if tied else embedding.to(device=kernels.device, dtype=kernels.dtype)
+        progress("loading weights", 1.0)
+
+    def new_caches(self, pages: int, page_size: int) -> list[LayerCache]:
+        """KV storage of every layer."""
+        s = self.spec
+        return [self.kernels.new_cache(pages, page_size, s.kv_heads, s.head_dim) for _ in self.layers]
+
+    def hidden(self, batch: Batch, caches: Sequence[LayerCache]) -> torch.Tensor:
+        """The final hidden states [outputs, hidden] of the batch's output tokens, after the norm."""
+        kernels, eps = self.kernels, self.spec.norm_eps
+        prepared: Any = kernels.prepare(batch, self.spec.heads // self.spec.kv_heads)
+        x = self.head.rows(batch.tokens) if self.embedding is None else self.embedding[batch.tokens]
+        for layer, cache in zip(self.layers, caches, strict=True):
+            qkv = layer.qkv(kernels.rms_norm(x, layer.attention_norm, eps))
+            layer.output(kernels.attention(qkv, cache, prepared, layer.attention), add_to=x)
+            layer.mlp.add(kernels.rms_norm(x, layer.mlp_norm, eps), x)
+        return kernels.rms_norm(x[batch.outputs], self.norm, eps)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """fp32 logits [rows, vocabulary]."""
+        return self.head(hidden).float()
+
+    def bytes(self) -> int:
+        """Memory of the weights."""
+        return sum(self._sizes())
+
+    def _sizes(self) -> Iterator[int]:
+        yield self.head.bytes()
+        yield 0 if self.embedding is None else self.embedding.nbytes
+        for layer in self.layers:
+            yield layer.qkv.bytes() + layer.output.bytes() + layer.mlp.bytes()
+
+    def _vector(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
+        return checkpoint.read(name).float().to(self.kernels.device)
+
+    def _read_layer(self, checkpoint: Checkpoint, i: int, cos: torch.Tensor, sin: torch.Tensor) -> Layer:
+        s, prefix = self.spec, f"model.layers.{i}."
+        parts = [f"{prefix}self_attn.{part}_proj" for part in "qkv"]
+        bias = torch.cat([checkpoint.read(part + ".bias") for part in parts]) if s.qkv_bias else None
+        none = torch.empty(0, device=self.kernels.device)
+        attention = AttentionWeights(
+            heads=s.heads,
+            kv_heads=s.kv_heads,
+            head_dim=s.head_dim,
+            eps=s.norm_eps,
+            cos=cos,
+            sin=sin,
+            q_norm=self._vector(checkpoint, prefix + "self_attn.q_norm.weight") if s.qk_norm else none,
+            k_norm=self._vector(checkpoint, prefix + "self_attn.k_norm.weight") if s.qk_norm else none,
+        )
+        sparse = s.moe is not None and i in s.moe.sparse_layers
+        mlp = (
+            MixtureMlp(self.kernels, checkpoint, prefix + "mlp.", s.moe)
+            if s.moe is not None and sparse
+            else Mlp(self.kernels, checkpoint, prefix + "mlp.")
+        )
+        return Layer(
+            attention_norm=self._vector(checkpoint, prefix + "input_layernorm.weight"),
+            qkv=self.kernels.linear([checkpoint.read(part + ".weight") for part in parts], bias),
+            attention=attention,
+            output=self.kernels.linear(
+                [checkpoint.read(prefix + "self_attn.o_proj.weight")],
+                checkpoint.read(prefix + "self_attn.o_proj.bias") if s.output_bias else None,
+            ),
+            mlp_norm=self._vector(checkpoint, prefix + "post_attention_layernorm.weight"),
+            mlp=mlp,
+        )

@@ -1,0 +1,125 @@
+"""`SafetensorsDirectory`: the tensors of a Hugging Face model directory, read on demand.
+
+Format: github.com/huggingface/safetensors. Headers are checked against the files' sizes before the
+library sees them, and shards never leave the directory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from executor_service.backends.base import ModelError
+
+_MAX_HEADER_BYTES = 100_000_000  # the library's own limit
+_MAX_JSON_BYTES = 64 << 20
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTensor:
+    """A tensor of one shard file."""
+
+    shape: tuple[int, ...]
+    file: Path
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of bounded size. Raises ModelError naming the file."""
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise ModelError(f"{path.name}: larger than {_MAX_JSON_BYTES} bytes")
+        value = json.loads(path.read_bytes())
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path.name}: not readable as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path.name}: not a JSON object")
+    return value
+
+
+class SafetensorsDirectory:
+    """All tensors of `model.safetensors`, or of the shards its index names. Raises ModelError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files = self._shards()
+        self.tensors: dict[str, ShardTensor] = {}
+        for file in self.files:
+            for name, shape in _header(file).items():
+                if name in self.tensors:
+                    raise ModelError(
+                        f"{file.name}: tensor {name!r} is also in {self.tensors[name].file.name}"
+                    )
+                self.tensors[name] = ShardTensor(shape, file)
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor in the dtype it is stored in."""
+        file = self.tensors[name].file
+        try:
+            with safe_open(file, framework="pt") as shard:
+                tensor: torch.Tensor = shard.get_tensor(name)
+                return tensor
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file.name}: {error}") from None
+
+    def _shards(self) -> list[Path]:
+        index = self.path / "model.safetensors.index.json"
+        if not index.exists():
+            single = self.path / "model.safetensors"
+            if not single.is_file():
+                raise ModelError(
+                    f"{self.path.name}: no model.safetensors and no model.safetensors.index.json"
+                )
+            return [single]
+        names = read_json(index).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
+            raise ModelError(f"{index.name}: weight_map is not a map of tensors to files")
+        files = []
+        for name in sorted(set(names.values())):
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise ModelError(f"{index.name}: {name[:80]!r} is not the name of a shard in this directory")
+            if not (self.path / name).is_file():
+                raise ModelError(f"{index.name}: the shard {name!r} is missing")
+            files.append(self.path / name)
+        return files
+
+
+def _header(file: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a file's tensors, after checking that all of them lie inside of it."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+            raise ModelError(f"{file.name}: a header of {length} bytes does not fit the file's {size}")
+        try:
+            header = json.loads(stream.read(length))
+        except (UnicodeDecodeError, ValueError, RecursionError) as error:
+            raise ModelError(f"{file.name}: the header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise ModelError(f"{file.name}: the header is not a JSON object")
+    header.pop("__metadata__", None)
+    return {name: _entry(file, name, entry, size - 8 - length) for name, entry in header.items()}
+
+
+def _entry(file: Path, name: str, entry: Any, data_bytes: int) -> tuple[int, ...]:
+    def whole(values: Any) -> bool:
+        return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
+
+    if not isinstance(entry, dict) or not whole(entry.get("shape")) or not whole(entry.get("data_offsets")):
+        raise ModelError(f"{file.name}: tensor {name[:80]!r} has no proper shape and offsets")
+    dtype, shape, offsets = entry.get("dtype"), tuple(entry["shape"]), entry["data_offsets"]
+    if dtype not in _ITEM_BYTES:
+        raise ModelError(f"{file.name}: tensor {name[:80]!r} has the unsupported dtype {str(dtype)[:20]!r}")
+    if len(offsets) != 2 or not offsets[0] <= offsets[1] <= data_bytes:
+        raise ModelError(
+            f"{file.name}: tensor {name[:80]!r} lies at {offsets}, outside of {data_bytes} bytes"
+        )
+    if len(shape) > 4 or math.prod(shape) * _ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
+        raise ModelError(f"{file.name}: tensor {name[:80]!r} of shape {shape} does not fill {offsets}")
+    return shape

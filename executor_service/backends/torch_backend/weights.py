@@ -1,0 +1,215 @@
+"""`Checkpoint`: a model's spec and weights under one set of names, from a directory or a GGUF file.
+
+Names and shapes are Hugging Face's. Every tensor the spec asks for is checked by name and shape when the
+checkpoint is opened, from the headers alone: nothing is allocated for a model that can't be used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from executor_service.backends.base import ModelError, Progress
+from executor_service.backends.torch_backend.gguf_file import MAGIC, GgufFile
+from executor_service.backends.torch_backend.safetensors_dir import SafetensorsDirectory, read_json
+from executor_service.backends.torch_backend.spec import ModelSpec, spec_from_config, spec_from_gguf
+
+Shapes = dict[str, tuple[int, ...]]
+
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+_GGUF_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+}
+_GGUF_NAMES = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
+
+
+class Checkpoint(Protocol):
+    """Weights on disk."""
+
+    name: str
+    spec: ModelSpec
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor by its Hugging Face name, in the stored dtype or, dequantized, in fp32."""
+
+    def rope_factors(self) -> torch.Tensor | None:
+        """What the file divides the rotary frequencies by, fp32 [head_dim / 2]; None: nothing."""
+
+    def files(self) -> list[Path]:
+        """The files that hold the weights, in a fixed order."""
+
+    def close(self) -> None:
+        """Let go of the files."""
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a directory or a GGUF file and check it. Raises ModelError."""
+    try:
+        if path.is_dir():
+            return DirectoryCheckpoint(path)
+        if path.is_file():
+            with path.open("rb") as file:
+                if file.read(4) == MAGIC:
+                    return GgufCheckpoint(path)
+            raise ModelError(f"{path.name}: neither a GGUF file nor a model directory")
+    except OSError as error:
+        raise ModelError(f"{path.name}: {error.strerror}") from None
+    raise ModelError(f"{path}: no such file or directory")
+
+
+def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every tensor a model of this spec has, with its shape."""
+    hidden, q, kv = spec.hidden_size, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    yield EMBEDDING, (spec.vocab_size, hidden)
+    yield FINAL_NORM, (hidden,)
+    if not spec.tied_embeddings:
+        yield HEAD, (spec.vocab_size, hidden)
+    for i in range(spec.layers):
+        layer = f"model.layers.{i}."
+        yield layer + "input_layernorm.weight", (hidden,)
+        yield layer + "post_attention_layernorm.weight", (hidden,)
+        for part, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+            yield f"{layer}self_attn.{part}.weight", (rows, hidden)
+            if spec.qkv_bias:
+                yield f"{layer}self_attn.{part}.bias", (rows,)
+        yield layer + "self_attn.o_proj.weight", (hidden, q)
+        if spec.output_bias:
+            yield layer + "self_attn.o_proj.bias", (hidden,)
+        if spec.qk_norm:
+            yield layer + "self_attn.q_norm.weight", (spec.head_dim,)
+            yield layer + "self_attn.k_norm.weight", (spec.head_dim,)
+        if spec.moe and i in spec.moe.sparse_layers:
+            yield layer + "mlp.gate.weight", (spec.moe.experts, hidden)
+            for j in range(spec.moe.experts):
+                yield from _mlp_shapes(f"{layer}mlp.experts.{j}.", hidden, spec.moe.intermediate_size)
+        else:
+            yield from _mlp_shapes(layer + "mlp.", hidden, spec.intermediate_size)
+
+
+def fingerprint(checkpoint: Checkpoint, dtype: str, progress: Progress) -> bytes:
+    """SHA-256 over the weights' files, the spec and the dtype of the arithmetic."""
+    digest = hashlib.sha256()
+    files = checkpoint.files()
+    total = max(sum(file.stat().st_size for file in files), 1)
+    done = 0
+    for path in files:
+        with path.open("rb") as stream:
+            while chunk := stream.read(4 << 20):
+                digest.update(chunk)
+                done += len(chunk)
+                progress("fingerprinting weights", done / total)
+    spec = dataclasses.asdict(checkpoint.spec)
+    digest.update(json.dumps([spec, dtype], sort_keys=True, default=sorted).encode())
+    return digest.digest()
+
+
+class DirectoryCheckpoint:
+    """A Hugging Face directory: config.json beside safetensors."""
+
+    def __init__(self, path: Path) -> None:
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path}: not a model directory: config.json is missing")
+        generation = path / "generation_config.json"
+        self.name = path.resolve().name
+        self.spec = spec_from_config(
+            read_json(path / "config.json"),
+            read_json(generation) if generation.exists() else {},
+            "config.json",
+        )
+        self._store = SafetensorsDirectory(path)
+        _check_shapes(self.spec, {name: t.shape for name, t in self._store.tensors.items()}, self.name)
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._store.read(name)
+
+    def rope_factors(self) -> torch.Tensor | None:
+        return None
+
+    def files(self) -> list[Path]:
+        return self._store.files
+
+    def close(self) -> None:
+        """Nothing stays open between reads."""
+
+
+class GgufCheckpoint:
+    """A GGUF file. Experts lie stacked in it; Llama's q and k lie permuted, which is undone here."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = GgufFile(path)
+        self.spec = spec_from_gguf(self.file.metadata, self.file.tensors, path.name)
+        self.name = str(self.file.metadata.get("general.name") or path.stem)[:200]
+        found: Shapes = {}
+        for name, (stored, index) in ((n, self._stored(n)) for n, _ in expected_shapes(self.spec)):
+            tensor = self.file.tensors.get(stored)
+            if tensor is not None and (index is None or index < tensor.shape[0]):
+                found[name] = tensor.shape if index is None else tensor.shape[1:]
+        _check_shapes(self.spec, found, path.name)
+        factors = self.file.tensors.get("rope_freqs.weight")
+        if factors is not None and factors.shape != (self.spec.head_dim // 2,):
+            raise self.file.fault(f"rope_freqs.weight has the shape {factors.shape}")
+
+    def read(self, name: str) -> torch.Tensor:
+        stored, index = self._stored(name)
+        tensor = torch.from_numpy(self.file.read(stored, index).copy())
+        for part, heads in (("q_proj", self.spec.heads), ("k_proj", self.spec.kv_heads)):
+            if self.spec.architecture == "llama" and f"self_attn.{part}." in name:
+                # rows came as pairs (2i, 2i + 1) of a head; Hugging Face rotates (i, i + d/2)
+                pairs = tensor.reshape(heads, self.spec.head_dim // 2, 2, -1)
+                tensor = pairs.transpose(1, 2).reshape(tensor.shape)
+        return tensor
+
+    def rope_factors(self) -> torch.Tensor | None:
+        if "rope_freqs.weight" not in self.file.tensors:
+            return None
+        return torch.from_numpy(self.file.read("rope_freqs.weight").copy())
+
+    def files(self) -> list[Path]:
+        return [self.file.path]
+
+    def close(self) -> None:
+        self.file.close()
+
+    @staticmethod
+    def _stored(name: str) -> tuple[str, int | None]:
+        """The tensor's name in the file and, for an expert's part, its index in the stack."""
+        if name in _GGUF_NAMES:
+            return _GGUF_NAMES[name], None
+        _, _, layer, rest = name.split(".", 3)
+        stem, suffix = rest.rsplit(".", 1)
+        if stem.startswith("mlp.experts."):
+            _, _, expert, part = stem.split(".")
+            return f"blk.{layer}.{_GGUF_LAYER_NAMES['mlp.' + part]}_exps.{suffix}", int(expert)
+        return f"blk.{layer}.{_GGUF_LAYER_NAMES[stem]}.{suffix}", None
+
+
+def _mlp_shapes(prefix: str, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield prefix + "gate_proj.weight", (inner, hidden)
+    yield prefix + "up_proj.weight", (inner, hidden)
+    yield prefix + "down_proj.weight", (hidden, inner)
+
+
+def _check_shapes(spec: ModelSpec, found: Shapes, where: str) -> None:
+    for name, shape in expected_shapes(spec):
+        if name not in found:
+            raise ModelError(f"{where}: the tensor {name!r} is missing")
+        if found[name] != shape:
+            raise ModelError(f"{where}: tensor {name!r} has the shape {found[name]}, expected {shape}")

@@ -1,0 +1,356 @@
+"""The rows of one step: check and reserve each, compute all side by side, commit each.
+
+A row that is refused, before the forward or after it, leaves its sequence as it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+
+from executor_service.backends.base import Backend, ForwardRow, RowOutput
+from executor_service.kv_cache import KvCache, OutOfPages
+from executor_service.limits import Limits
+from executor_service.plan import (
+    Opening,
+    OutputMode,
+    Reason,
+    Refusal,
+    Row,
+    RowResult,
+    StepPlan,
+    TokenIds,
+)
+from executor_service.sequence import Sequence
+from executor_service.session import Session
+
+_SAMPLE, _NONE = OutputMode.SAMPLE, OutputMode.NONE
+_NO_TOKENS: TokenIds = np.zeros(0, np.int32)
+_PER_POSITION = ("logprobs", "top_ids", "top_logprobs", "logits")
+
+
+class Job:
+    """An accepted row on its way through the device: dropping it is the undo (`abandon`)."""
+
+    __slots__ = (
+        "drafts", "fed", "index", "known", "left", "opened", "output", "outputs", "overwritten", "parts",
+        "sequence", "start", "tokens", "top_k",
+    )  # fmt: skip
+
+    def __init__(
+        self, index: int, sequence: Sequence, fed: int, known: int, output: OutputMode, top_k: int
+    ) -> None:
+        self.index = index  # in the step's results
+        self.sequence = sequence
+        self.start = sequence.length  # of the next forward
+        self.fed = fed  # tokens in the next forward, drafts included
+        self.known = known  # tokens known once this row is done, but for what it samples
+        self.output, self.top_k = output, top_k
+        self.outputs = 0  # positions to bring back
+        self.drafts = _NO_TOKENS
+        self.left = 1  # tokens still to sample
+        self.tokens: list[int] = []  # sampled so far
+        self.parts: list[RowOutput] = []  # one per forward, where the row has several
+        self.overwritten = -1  # the sampled token whose place given tokens took
+        self.opened = 0  # the cache id, for an opening
+
+
+class Tally(NamedTuple):
+    """What a step did, for the counters."""
+
+    tokens_computed: int
+    tokens_sampled: int
+    drafts_verified: int
+    drafts_accepted: int
+
+
+class Batch:
+    """One step's rows. `prepare`, then `compute`; `results` then has one entry per row."""
+
+    def __init__(
+        self, session: Session, plan: StepPlan, cache: KvCache, backend: Backend, limits: Limits, now_s: float
+    ) -> None:
+        self._session, self._plan, self._cache, self._backend = session, plan, cache, backend
+        self._limits, self._now_s = limits, now_s
+        self._budget = limits.max_step_tokens
+        self._jobs: list[Job] = []
+        self._computed = self._sampled = self._verified = self._accepted = 0
+        self.opened = 0  # sequences that this step added
+        self.results: list[RowResult] = []
+
+    @property
+    def tally(self) -> Tally:
+        """What was computed."""
+        return Tally(self._computed, self._sampled, self._verified, self._accepted)
+
+    def prepare(self, live: int, draining: bool) -> None:
+        """Check all rows and reserve their pages, rows first, then openings; `live` caches exist."""
+        plan, accept = self._plan, self._jobs.append
+        twice = self._named_twice()
+        for index, row in enumerate(plan.rows):
+            if isinstance(row, Refusal):
+                job: Job | Refusal = row
+            elif twice and row.cache_id in twice:
+                job = _invalid(f"rows.cache_ids[{index}]: cache {row.cache_id} has more than one row in the step")
+            else:
+                job = self._continue(index, row)
+            if isinstance(job, Refusal):
+                self.results.append(RowResult(refusal=job))
+            else:
+                accept(job)
+                self.results.append(RowResult())
+        for index, opening in enumerate(plan.openings):
+            if isinstance(opening, Refusal):
+                job = opening
+            elif opening.cache_id in twice:
+                job = _invalid(
+                    f"openings[{index}].cache_id: cache {opening.cache_id} has more than one row in the step"
+                )
+            elif draining:
+                job = Refusal(Reason.UNAVAILABLE, "draining: no sequences are opened any more")
+            elif live + self.opened >= self._limits.max_sequences:
+                job = Refusal(
+                    Reason.RESOURCE_EXHAUSTED, f"all {self._limits.max_sequences} sequences are in use"
+                )
+            else:
+                job = self._open(index, opening)
+            if isinstance(job, Refusal):
+                self.results.append(RowResult(refusal=job))
+            else:
+                accept(job)
+                self.results.append(RowResult(cached_length=job.start))
+
+    def compute(self) -> None:
+        """Forward all accepted rows at once; then the multi-step rows again, until none is left."""
+        jobs = self._jobs
+        while jobs:
+            outputs = self._backend.forward([self._forward_row(job) for job in jobs])
+            if len(outputs) != len(jobs):
+                raise RuntimeError(f"the backend answered {len(outputs)} of {len(jobs)} rows")
+            jobs = [job for job, output in zip(jobs, outputs, strict=True) if self._absorb(job, output)]
+
+    def _named_twice(self) -> set[int]:
+        plan = self._plan
+        ids = [item.cache_id for item in plan.rows if not isinstance(item, Refusal)]
+        ids += [item.cache_id for item in plan.openings if not isinstance(item, Refusal)]
+        if len(set(ids)) == len(ids):
+            return set()
+        return {cache_id for cache_id, count in Counter(ids).items() if count > 1}
+
+    def _continue(self, index: int, row: Row) -> Job | Refusal:
+        """Check one row against its sequence, reserve its pages, put its tokens in place."""
+        sequence = self._session.caches.get(row.cache_id)
+        if sequence is None:
+            return Refusal(Reason.NOT_FOUND, f"rows.cache_ids[{index}]: unknown or released cache {row.cache_id}")
+        sequence.renewed_s = self._now_s
+        start = sequence.length
+        if row.kv_length != start:
+            return Refusal(
+                Reason.FAILED_PRECONDITION, f"rows.kv_lengths[{index}]: expected {row.kv_length}, is {start}"
+            )
+        given, drafts, steps = len(row.tokens), len(row.drafts), row.steps
+        if given:
+            if sequence.known > start and not sequence.sampled:
+                return _invalid(f"rows.tokens[{index}]: {sequence.known - start} tokens of the prompt are pending")
+            pending = given
+        else:
+            pending = sequence.known - start
+            if not pending:
+                return _invalid(f"rows.tokens[{index}]: required, nothing is pending")
+        feeds = pending
+        if 0 < row.limit < pending:
+            feeds = row.limit
+            if drafts or steps > 1:
+                return _invalid(
+                    f"rows.limits[{index}]: {feeds} of {pending} pending tokens, but drafts and steps need them all"
+                )
+        fed = feeds + drafts
+        end = start + fed + steps - 1
+        if end > self._limits.context_length:
+            return _invalid(
+                f"rows.kv_lengths[{index}]: {start} and {end - start} more tokens exceed the context length "
+                f"{self._limits.context_length}"
+            )
+        if end - start > self._budget:
+            return self._over_budget(f"rows.limits[{index}]", end - start)
+        try:
+            copy = self._cache.reserve(sequence.table, start, end)
+        except OutOfPages as error:
+            return Refusal(Reason.RESOURCE_EXHAUSTED, f"rows.cache_ids[{index}]: {error}")
+        if copy:
+            self._backend.copy_page(*copy)
+        self._budget -= end - start
+        job = Job(index, sequence, fed, start + pending, row.output, row.top_k)
+        sequence.make_room(start + pending + drafts + steps)
+        if given:
+            if sequence.sampled:
+                job.overwritten = sequence.ids.item(start)
+            sequence.ids[start : start + given] = row.tokens
+        if drafts:
+            job.drafts = row.drafts
+            sequence.ids[start + pending : start + pending + drafts] = row.drafts
+        if feeds == pending and row.output is not _NONE:
+            # The border allows 0, 1 or all positions; `_absorb` drops what is before the drafts.
+            job.outputs = fed if drafts else 1
+            job.left = steps
+        return job
+
+    def _open(self, index: int, opening: Opening) -> Job | Refusal:
+        """Check one opening, share its published prefix, reserve, and add its sequence."""
+        session, cache_id = self._session, opening.cache_id
+        if session.used(cache_id):
+            return Refusal(
+                Reason.ALREADY_EXISTS, f"openings[{index}].cache_id: {cache_id} was used before in this session"
+            )
+        total = len(opening.tokens)
+        table, hit = self._cache.open(opening.salt, opening.tokens)
+        pending = total - hit
+        fed = min(opening.limit, pending) if opening.limit else pending
+        refusal: Refusal | None = None
+        if fed > self._budget:
+            refusal = self._over_budget(f"openings[{index}].limit", fed)
+        else:
+            try:
+                self._cache.reserve(table, hit, hit + fed)
+            except OutOfPages as error:
+                refusal = Refusal(Reason.RESOURCE_EXHAUSTED, f"openings[{index}]: {error}")
+        if refusal:
+            self._cache.cut(table, 0)
+            return refusal
+        self._cache.count_hit(total, hit)
+        self._budget -= fed
+        sequence = Sequence(
+            table,
+            np.array(opening.tokens, np.int32),
+            length=hit,
+            prompt_length=opening.prompt_length,
+            sampling=opening.sampling,
+            salt=opening.salt,
+            renewed_s=self._now_s,
+        )
+        session.caches[cache_id] = sequence
+        self.opened += 1
+        job = Job(len(self._plan.rows) + index, sequence, fed, total, opening.output, opening.top_k)
+        job.opened = cache_id
+        if fed == pending and opening.output is not _NONE:
+            job.outputs = 1
+        sequence.make_room(total + 1)
+        return job
+
+    def _over_budget(self, field: str, tokens: int) -> Refusal:
+        return _invalid(
+            f"{field}: {tokens} tokens to compute, {self._budget} of the step's {self._limits.max_step_tokens} "
+            "(max_step_tokens) are left"
+        )
+
+    def _forward_row(self, job: Job) -> ForwardRow:
+        sequence, start = job.sequence, job.start
+        end = start + job.fed
+        history = sequence.ids[:end]
+        return ForwardRow(
+            start,
+            history[start:],
+            history,
+            sequence.prompt_length,
+            sequence.table.pages,
+            job.outputs,
+            job.output,
+            sequence.sampling,
+            job.top_k,
+            sequence.salt,
+        )
+
+    def _absorb(self, job: Job, output: RowOutput) -> bool:
+        """Take one forward's output of a row; True if the row goes on with another token."""
+        sequence = job.sequence
+        if not output.finite:
+            self._abandon(job)
+            return False
+        end = job.start + job.fed
+        self._computed += job.fed
+        if job.output is not _SAMPLE or not job.outputs:
+            if before := job.outputs and job.outputs - len(job.drafts) - 1:
+                _trim(output, before, job.outputs)
+            sequence.sampled = False
+            self._finish(job, end, max(job.known, end), output)
+            return False
+        tokens = output.tokens
+        if tokens is None or len(tokens) != job.outputs:
+            raise RuntimeError("the backend brought back the wrong number of tokens")
+        drafts = len(job.drafts)
+        if drafts:
+            # Equality is acceptance: t[i] is what the target samples after drafts[:i].
+            before = job.outputs - drafts - 1
+            wrong = np.flatnonzero(tokens[before:-1] != job.drafts)
+            accepted = int(wrong[0]) if wrong.size else drafts
+            self._verified += drafts
+            self._accepted += accepted
+            end -= drafts - accepted
+            emitted = tokens[before : before + accepted + 1].tolist()
+            _trim(output, before, before + accepted + 1)
+        else:
+            emitted = tokens.tolist()
+        job.tokens += emitted
+        sequence.ids[end] = emitted[-1]
+        job.left -= 1
+        if job.left and emitted[-1] not in sequence.sampling.stop_token_ids:
+            job.parts.append(output)
+            job.start, job.fed, job.outputs = end, 1, 1
+            return True
+        if job.parts:
+            output = _joined([*job.parts, output])
+        self._sampled += len(job.tokens)
+        sequence.sampled = True
+        self._finish(job, end, end + 1, output)
+        return False
+
+    def _finish(self, job: Job, length: int, known: int, output: RowOutput) -> None:
+        """Commit a row: `length` tokens have KV, `known` are known."""
+        sequence, cache = job.sequence, self._cache
+        table = sequence.table
+        sequence.length, sequence.known = length, known
+        full = length // cache.page_size
+        # Pages become public only behind an output that was finite: it attended to all of them, so
+        # a chunk that brings nothing back leaves its pages to the row that does.
+        if job.outputs and full > len(table.hashes):
+            cache.publish(table, sequence.ids, length)
+        if (table.count - 1) * cache.page_size >= length:
+            cache.cut(table, length)  # reserved for drafts or steps that were not taken
+        result = self.results[job.index]
+        result.kv_length, result.tokens = length, job.tokens
+        result.logprobs, result.logits = output.logprobs, output.logits
+        result.top_ids, result.top_logprobs = output.top_ids, output.top_logprobs
+
+    def _abandon(self, job: Job) -> None:
+        """Undo a row whose logits were not finite."""
+        sequence = job.sequence
+        if job.overwritten >= 0:
+            sequence.ids[sequence.length] = job.overwritten
+        self._cache.cut(sequence.table, 0 if job.opened else sequence.length)
+        if job.opened:
+            del self._session.caches[job.opened]
+            self.opened -= 1
+        self.results[job.index] = RowResult(refusal=Refusal(Reason.INTERNAL, "the logits were NaN or infinite"))
+
+
+def _invalid(message: str) -> Refusal:
+    return Refusal(Reason.INVALID_ARGUMENT, message)
+
+
+def _trim(output: RowOutput, begin: int, end: int) -> None:
+    """Keep output positions begin .. end-1."""
+    for name in _PER_POSITION:
+        array = getattr(output, name)
+        if array is not None:
+            setattr(output, name, array[begin:end])
+
+
+def _joined(parts: list[RowOutput]) -> RowOutput:
+    """The outputs of several forwards of one row, one after another."""
+    joined = RowOutput()
+    for name in _PER_POSITION:
+        if getattr(parts[0], name) is not None:
+            setattr(joined, name, np.concatenate([getattr(part, name) for part in parts]))
+    return joined

@@ -1,0 +1,232 @@
+"""`Engine.execute`: a step plan in, its result out. One thread, no I/O, no gRPC.
+
+A step is: the header's checks (whole or not at all), the ops in order, then the rows (`batch.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence as Items
+from dataclasses import dataclass, field
+
+from executor_service.backends.base import Backend, ForwardOutput
+from executor_service.batch import Batch
+from executor_service.kv_cache import KvCache
+from executor_service.limits import Limits
+from executor_service.plan import (
+    Fork,
+    Op,
+    OpResult,
+    Reason,
+    Refusal,
+    Release,
+    RowResult,
+    StepPlan,
+    StepRefused,
+    StepResult,
+    TokenIds,
+    Truncate,
+)
+from executor_service.sequence import Sequence
+from executor_service.session import LeaseClock, Session, Sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """Lease lengths in seconds: what a client gets that asks for none, and what it may ask for."""
+
+    default_s: float = 30.0
+    least_s: float = 0.5
+    most_s: float = 3600.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start; read by other threads, written by the worker's."""
+
+    steps: int = 0
+    rows: int = 0
+    tokens_computed: int = 0
+    tokens_sampled: int = 0
+    drafts_verified: int = 0
+    drafts_accepted: int = 0
+    compute_s: float = 0.0
+    sessions_expired: int = 0
+    caches_expired: int = 0
+    refused: Counter[Reason] = field(default_factory=Counter)  # rows and ops
+
+
+class Engine:
+    """Sequences, sessions and pages of one loaded backend. All methods but properties: worker thread."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        limits: Limits,
+        epoch: int,
+        leases: Leases | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.limits, self.epoch = limits, epoch
+        self.leases = leases or Leases()
+        self.clock = clock or LeaseClock(time.monotonic)
+        self.cache = KvCache(limits.total_pages, limits.page_size)
+        self.sessions = Sessions(self.leases.default_s, limits.max_sessions, self.clock)
+        self.counters = Counters()
+        self.draining = False  # set by any thread
+        self.sequences = 0  # live caches of all sessions
+        self._backend = backend
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Do one step. Raises StepRefused when nothing was done; any other exception is fatal."""
+        self.check_epoch(plan.epoch)
+        session = self.sessions.get(plan.session_id)
+        stored = session.replay(plan)
+        if stored is not None:
+            return stored
+        started = time.perf_counter()
+        now_s = session.renewed_s
+        ops = [self._apply(session, op, now_s) for op in plan.ops]
+        rows: list[RowResult] = []
+        if plan.rows or plan.openings:
+            batch = Batch(session, plan, self.cache, self._backend, self.limits, now_s)
+            batch.prepare(self.sequences, self.draining)
+            batch.compute()
+            self.sequences += batch.opened
+            rows = batch.results
+            self._count(batch)
+        elapsed_s = time.perf_counter() - started
+        self.counters.steps += 1
+        self.counters.compute_s += elapsed_s
+        for refused in (*ops, *rows):
+            if refused.refusal is not None:
+                self.counters.refused[refused.refusal.reason] += 1
+        result = StepResult(ops, rows, self.cache.free, self.cache.cached, compute_us=int(elapsed_s * 1e6))
+        session.remember(plan, result, self.limits.max_in_flight)
+        return result
+
+    def check_epoch(self, epoch: int) -> None:
+        """Raises StepRefused when a request means another life of this executor. Any thread."""
+        if epoch not in (0, self.epoch):
+            raise StepRefused(Reason.FAILED_PRECONDITION, f"header.epoch: {epoch} is over, it is {self.epoch}")
+
+    def open_session(self, replaces: int, lease_ms: int, label: str) -> Session:
+        """Open a session, after releasing and fencing the one that it replaces, if that is known."""
+        if replaces and (old := self.sessions.find(replaces)) is not None:
+            self._end(old, fence=True)
+        lease_s = lease_ms / 1000 or self.leases.default_s
+        lease_s = min(max(lease_s, self.leases.least_s), self.leases.most_s)
+        return self.sessions.open(lease_s, label)
+
+    def close_session(self, session_id: int) -> int:
+        """End a session; the number of caches released. An unknown one is no error."""
+        if session_id == 0:
+            raise StepRefused(Reason.INVALID_ARGUMENT, "session_id: session 0 is shared and can't be closed")
+        session = self.sessions.find(session_id)
+        return 0 if session is None else self._end(session, fence=False)
+
+    def touch(self, session_id: int) -> None:
+        """Renew the lease of a session that has something queued, if it lives."""
+        if (session := self.sessions.find(session_id)) is not None:
+            session.renewed_s = self.clock()
+
+    def expire(self) -> None:
+        """Release what nobody has asked for within its lease. In session 0 each cache has its own."""
+        now_s = self.clock()
+        for session in self.sessions:
+            if session.id:
+                if now_s - session.renewed_s > session.lease_s:
+                    self.counters.sessions_expired += 1
+                    self._end(session, fence=False)
+                continue
+            for cache_id, sequence in tuple(session.caches.items()):
+                if now_s - sequence.renewed_s > session.lease_s:
+                    self.counters.caches_expired += 1
+                    self._release(session, cache_id)
+
+    def forward_once(self, inputs: Items[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
+        """The non-autoregressive forward; no cache is involved."""
+        return self._backend.forward_once(inputs, want)
+
+    def check(self) -> None:
+        """Balance the books. Raises LedgerError."""
+        self.cache.check(sequence.table for session in self.sessions for sequence in session.caches.values())
+        if self.sequences != sum(len(session.caches) for session in self.sessions):
+            raise AssertionError("the number of live sequences is wrong")
+
+    def _apply(self, session: Session, op: Op | Refusal, now_s: float) -> OpResult:
+        if isinstance(op, Refusal):
+            return OpResult(refusal=op)
+        if isinstance(op, Release):
+            return OpResult(released=sum(self._release(session, cache_id) for cache_id in op.cache_ids))
+        if isinstance(op, Truncate):
+            return self._truncate(session, op, now_s)
+        return self._fork(session, op, now_s)
+
+    def _release(self, session: Session, cache_id: int) -> bool:
+        sequence = session.caches.pop(cache_id, None)
+        if sequence is None:
+            return False
+        self.cache.cut(sequence.table, 0)
+        session.remember_released(cache_id)
+        self.sequences -= 1
+        return True
+
+    def _truncate(self, session: Session, op: Truncate, now_s: float) -> OpResult:
+        sequence = session.caches.get(op.cache_id)
+        if sequence is None:
+            return _refused(Reason.NOT_FOUND, f"truncate.cache_id: unknown or released cache {op.cache_id}")
+        if op.length > sequence.length:
+            return _refused(
+                Reason.INVALID_ARGUMENT, f"truncate.length: at most {sequence.length}, is {op.length}"
+            )
+        self.cache.cut(sequence.table, op.length)
+        sequence.forget_pending(op.length)
+        sequence.renewed_s = now_s
+        return OpResult(kv_length=op.length)
+
+    def _fork(self, session: Session, op: Fork, now_s: float) -> OpResult:
+        source = session.caches.get(op.source_id)
+        if source is None:
+            return _refused(Reason.NOT_FOUND, f"fork.source_id: unknown or released cache {op.source_id}")
+        if session.used(op.cache_id):
+            return _refused(
+                Reason.ALREADY_EXISTS, f"fork.cache_id: {op.cache_id} was used before in this session"
+            )
+        if op.length > source.length:
+            return _refused(Reason.INVALID_ARGUMENT, f"fork.length: at most {source.length}, is {op.length}")
+        if self.sequences >= self.limits.max_sequences:
+            return _refused(
+                Reason.RESOURCE_EXHAUSTED, f"all {self.limits.max_sequences} sequences are in use"
+            )
+        source.renewed_s = now_s
+        session.caches[op.cache_id] = Sequence(
+            self.cache.fork(source.table, op.length),
+            source.ids[: op.length].copy(),
+            length=op.length,
+            prompt_length=source.prompt_length,
+            sampling=op.sampling,
+            salt=source.salt,
+            renewed_s=now_s,
+        )
+        self.sequences += 1
+        return OpResult(kv_length=op.length)
+
+    def _end(self, session: Session, *, fence: bool) -> int:
+        """Release everything of a session and forget it."""
+        released = sum(self._release(session, cache_id) for cache_id in tuple(session.caches))
+        self.sessions.remove(session, fence=fence)
+        return released
+
+    def _count(self, batch: Batch) -> None:
+        counters, tally = self.counters, batch.tally
+        counters.rows += len(batch.results)
+        counters.tokens_computed += tally.tokens_computed
+        counters.tokens_sampled += tally.tokens_sampled
+        counters.drafts_verified += tally.drafts_verified
+        counters.drafts_accepted += tally.drafts_accepted
+
+
+def _refused(reason: Reason, message: str) -> OpResult:
+    return OpResult(refusal=Refusal(reason, message))

@@ -1,0 +1,45 @@
+"""grpc.health.v1, fed by step progress: serving means that a step sent now would be computed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from grpc_health.v1 import health_pb2
+from grpc_health.v1._async import HealthServicer
+
+from executor_service.logs import get_logger
+from executor_service.runtime import Runtime, State
+from paceline.executor.v1 import executor_pb2 as pb
+
+log = get_logger(__name__)
+
+SERVICE = pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
+_PERIOD_S = 0.1
+
+
+class Health:
+    """Keeps the health servicer's status in step with the runtime's."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.servicer = HealthServicer()
+        self._runtime = runtime
+        self._serving: bool | None = None
+
+    async def watch(self) -> None:
+        """Run until cancelled."""
+        while True:
+            await self.update()
+            await asyncio.sleep(_PERIOD_S)
+
+    async def update(self) -> None:
+        """Publish the present status, and log a step that is stuck."""
+        stuck = self._runtime.stuck
+        serving = self._runtime.state is State.SERVING and not stuck
+        if serving == self._serving:
+            return
+        if stuck:
+            log.error("a step is stuck", extra={"seconds": round(self._runtime.worker.busy_s, 1)})
+        self._serving = serving
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", SERVICE):
+            await self.servicer.set(service, status)

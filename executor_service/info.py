@@ -1,0 +1,138 @@
+"""What GetInfo, GetTokenizer and GetStatus say."""
+
+from __future__ import annotations
+
+import time
+from importlib import metadata
+
+from executor_service.backends.base import ModelInfo, TokenizerFiles
+from executor_service.noise import SAMPLER_VERSION
+from executor_service.runtime import Loaded, Runtime, State
+from paceline.executor.v1 import executor_pb2 as pb
+
+_STATES = {
+    State.LOADING: pb.EXECUTOR_STATE_LOADING,
+    State.SERVING: pb.EXECUTOR_STATE_SERVING,
+    State.DRAINING: pb.EXECUTOR_STATE_DRAINING,
+}
+
+
+def version() -> str:
+    """Paceline's version; "dev" when it runs from a source tree that is not installed."""
+    try:
+        return metadata.version("paceline")
+    except metadata.PackageNotFoundError:
+        return "dev"
+
+
+def capabilities(info: ModelInfo) -> list[pb.Capability]:
+    """What works here: the engine's own on every backend, the rest by what the model has."""
+    offered = [
+        pb.CAPABILITY_NATIVE_UNIFIED_DECODE,
+        pb.CAPABILITY_PREFIX_CACHE,
+        pb.CAPABILITY_FORK,
+        pb.CAPABILITY_VERIFY,
+        pb.CAPABILITY_MULTI_STEP,
+        pb.CAPABILITY_TOP_K,
+        pb.CAPABILITY_FULL_LOGITS,
+    ]
+    if info.can_forward:
+        offered.append(pb.CAPABILITY_FORWARD)
+    if info.has_tokenizer:
+        offered.append(pb.CAPABILITY_TOKENIZER)
+    return offered
+
+
+def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
+    """GetInfo's reply."""
+    info, limits = loaded.info, loaded.limits
+    return pb.GetInfoResponse(
+        epoch=runtime.epoch,
+        model=pb.ModelInfo(
+            name=info.name,
+            architecture=info.architecture,
+            vocab_size=info.vocab_size,
+            context_length=info.context_length,
+            parameters=info.parameters,
+            dtype=info.dtype,
+            device=info.device,
+            hidden_size=info.hidden_size,
+            layers=info.layers,
+            kv_bytes_per_token=info.kv_bytes_per_token,
+            eos_token_ids=info.eos_token_ids,
+        ),
+        limits=pb.Limits(
+            page_size=limits.page_size,
+            total_pages=limits.total_pages,
+            max_sequences=limits.max_sequences,
+            max_rows=limits.max_rows,
+            max_step_tokens=limits.max_step_tokens,
+            max_in_flight=limits.max_in_flight,
+            max_drafts=limits.max_drafts,
+            max_steps=limits.max_steps,
+            max_logprobs=limits.max_logprobs,
+            max_logit_bias=limits.max_logit_bias,
+            max_stop_token_ids=limits.max_stop_token_ids,
+            max_full_logits_bytes=limits.max_full_logits_bytes,
+        ),
+        capabilities=capabilities(info),
+        fingerprints=pb.Fingerprints(
+            model=info.fingerprint, vocabulary=loaded.vocabulary_fingerprint, sampler=SAMPLER_VERSION
+        ),
+        version=version(),
+        backend=runtime.config.backend.value,
+    )
+
+
+def encode_tokenizer(files: TokenizerFiles, info: ModelInfo) -> pb.GetTokenizerResponse:
+    """GetTokenizer's reply."""
+    return pb.GetTokenizerResponse(
+        tokenizer_json=files.tokenizer_json,
+        chat_template=files.chat_template,
+        bos_token=files.bos_token,
+        eos_token=files.eos_token,
+        add_bos=files.add_bos,
+        eos_token_ids=info.eos_token_ids,
+        generation_defaults=files.generation_defaults,
+    )
+
+
+def encode_status(runtime: Runtime, loaded: Loaded | None) -> pb.GetStatusResponse:
+    """GetStatus's reply, also while loading."""
+    worker = runtime.worker
+    response = pb.GetStatusResponse(
+        epoch=runtime.epoch,
+        state=_STATES[runtime.state],
+        loading=runtime.loading,
+        load_fraction=runtime.load_fraction,
+        uptime_s=time.monotonic() - runtime.started_s,
+        memory_bytes=runtime.memory(),
+    )
+    if loaded is None:
+        return response
+    engine, cache, counters = loaded.engine, loaded.engine.cache, loaded.engine.counters
+    response.sessions = len(engine.sessions)
+    response.sequences = engine.sequences
+    response.queued_steps = worker.queued
+    response.step_age_s = worker.busy_s
+    response.steps = counters.steps
+    response.rows = counters.rows
+    response.tokens_computed = counters.tokens_computed
+    response.tokens_sampled = counters.tokens_sampled
+    response.drafts_verified = counters.drafts_verified
+    response.drafts_accepted = counters.drafts_accepted
+    response.compute_s = counters.compute_s
+    free, cached = cache.free, cache.cached  # the worker may be at it: the sum must hold all the same
+    response.cache.CopyFrom(
+        pb.CacheStatus(
+            total_pages=cache.total,
+            free_pages=free,
+            cached_pages=cached,
+            owned_pages=cache.total - free - cached,
+            prefix_hit_tokens=cache.hit_tokens,
+            prefix_query_tokens=cache.query_tokens,
+            evictions=cache.evictions,
+            page_copies=cache.copies,
+        )
+    )
+    return response

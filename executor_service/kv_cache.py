@@ -1,0 +1,229 @@
+"""Page bookkeeping: which page holds which tokens of which sequence. No torch, no grpc, no KV.
+
+A page is, at any time, exactly one of
+    free     nobody knows it
+    owned    in at least one block table; `_references` counts in how many
+    cached   in none, but the prefix cache could still hand it out: evictable, least recent first
+and free + cached + owned = total (`check`). An owned page may also be *published*: known to the
+prefix cache under the hash of all tokens up to its end (SHA-256, chained page by page from a root
+that covers the salt), so that a later sequence with the same beginning can share it.
+
+Nothing ever writes to a page that another table shares or that is published: `reserve` replaces it
+by a private copy first. Page 0 is scratch for backends and belongs to nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor_service.plan import TokenIds
+
+
+class OutOfPages(Exception):
+    """A reservation can't be met; nothing has changed."""
+
+    def __init__(self, needed: int, available: int) -> None:
+        super().__init__(f"needs {needed} pages, {available} are available")
+        self.needed, self.available = needed, available
+
+
+class LedgerError(AssertionError):
+    """The books don't balance: some sequence may be reading another's pages."""
+
+
+class BlockTable:
+    """The pages of one sequence in order, and the hashes of those known to be whole and finite."""
+
+    __slots__ = ("_buffer", "count", "hashes", "root")
+
+    def __init__(self, root: bytes) -> None:
+        self.root = root
+        self.hashes: list[bytes] = []  # hashes[i] covers the tokens of pages 0..i
+        self.count = 0
+        self._buffer: NDArray[np.int32] = np.zeros(8, np.int32)
+
+    @property
+    def pages(self) -> NDArray[np.int32]:
+        """Page numbers, int32, shape [count]: a view, valid until the table changes."""
+        return self._buffer[: self.count]
+
+    def append(self, page: int) -> None:
+        """Add a page at the end."""
+        if self.count == len(self._buffer):
+            self._buffer = np.concatenate([self._buffer, np.zeros_like(self._buffer)])
+        self._buffer[self.count] = page
+        self.count += 1
+
+    def replace(self, index: int, page: int) -> None:
+        """Put another page at `index`."""
+        self._buffer[index] = page
+
+    def at(self, index: int) -> int:
+        """The page at `index`."""
+        return self._buffer.item(index)
+
+
+class KvCache:
+    """`total` pages of `page_size` tokens, numbered 1..total, and the prefix cache over them."""
+
+    def __init__(self, total: int, page_size: int) -> None:
+        self.total, self.page_size = total, page_size
+        self._free = list(range(total, 0, -1))
+        self._references = [0] * (total + 1)
+        self._hash_of: dict[int, bytes] = {}
+        self._page_of: dict[bytes, int] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self.evictions = self.copies = self.hit_tokens = self.query_tokens = 0
+
+    @property
+    def free(self) -> int:
+        """Pages that hold nothing."""
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        """Pages that only the prefix cache holds; they are given away when the free ones run out."""
+        return len(self._cached)
+
+    @property
+    def owned(self) -> int:
+        """Pages in at least one block table."""
+        return self.total - len(self._free) - len(self._cached)
+
+    def open(self, salt: bytes, tokens: TokenIds) -> tuple[BlockTable, int]:
+        """A table that shares the longest published prefix of `tokens`, and that prefix's length h.
+
+        h is a multiple of the page size and at most len(tokens) - 1: there is always a token left to
+        compute. Takes no new page. The caller says `count_hit` once it has reserved the rest.
+        """
+        table = BlockTable(hashlib.sha256(b"paceline/prefix/1:" + salt).digest())
+        parent = table.root
+        for index in range((len(tokens) - 1) // self.page_size):
+            parent = self._chain(parent, tokens, index)
+            page = self._page_of.get(parent)
+            if page is None:
+                break
+            self._take(page)
+            table.append(page)
+            table.hashes.append(parent)
+        return table, table.count * self.page_size
+
+    def count_hit(self, tokens: int, hit: int) -> None:
+        """Count an opening in the prefix cache's statistics."""
+        self.query_tokens += tokens
+        self.hit_tokens += hit
+
+    def reserve(self, table: BlockTable, start: int, end: int) -> tuple[int, int] | None:
+        """Make positions start .. end-1 of a sequence of `start` tokens writable, all or nothing.
+
+        Returns (source, target) when the partly filled last page had to be replaced by a private
+        page: the caller copies its KV before anything is written. Raises OutOfPages.
+        """
+        missing = -(-end // self.page_size) - table.count
+        index = start // self.page_size
+        shared = 0
+        if index < table.count and start < end:
+            last = table.at(index)
+            if self._references[last] > 1 or last in self._hash_of:
+                shared = last
+        needed = max(missing, 0) + (shared > 0)
+        if not needed:
+            return None
+        if needed > len(self._free) + len(self._cached):
+            raise OutOfPages(needed, len(self._free) + len(self._cached))
+        copy = None
+        if shared:
+            copy = (shared, self._new())
+            table.replace(index, copy[1])
+            self._drop(shared)
+            self.copies += 1
+        for _ in range(missing):
+            table.append(self._new())
+        return copy
+
+    def cut(self, table: BlockTable, length: int) -> None:
+        """Let go of all pages behind the first `length` tokens; the last ones go back first."""
+        keep = -(-length // self.page_size)
+        while table.count > keep:
+            table.count -= 1
+            self._drop(table.at(table.count))
+        del table.hashes[length // self.page_size :]
+
+    def fork(self, table: BlockTable, length: int) -> BlockTable:
+        """A table that shares the first `length` tokens. Takes no page: a partial one is copied when written."""
+        fork = BlockTable(table.root)
+        for index in range(-(-length // self.page_size)):
+            page = table.at(index)
+            self._take(page)
+            fork.append(page)
+        fork.hashes = table.hashes[: length // self.page_size]
+        return fork
+
+    def publish(self, table: BlockTable, tokens: TokenIds, length: int) -> None:
+        """Enter the full pages of the first `length` tokens, known to be finite, in the prefix cache.
+
+        Where another page holds the same content already, that one stays the published one.
+        """
+        for index in range(len(table.hashes), length // self.page_size):
+            digest = self._chain(table.hashes[-1] if index else table.root, tokens, index)
+            table.hashes.append(digest)
+            page = table.at(index)
+            if digest not in self._page_of and page not in self._hash_of:
+                self._page_of[digest] = page
+                self._hash_of[page] = digest
+
+    def check(self, tables: Iterable[BlockTable]) -> None:
+        """Recount everything from the live tables; raises LedgerError at the first difference."""
+        counted = np.zeros(self.total + 1, np.int64)
+        for table in tables:
+            np.add.at(counted, table.pages, 1)
+        references = np.array(self._references)
+        if (different := np.flatnonzero(counted != references)).size:
+            page = int(different[0])
+            raise LedgerError(f"page {page} is in {counted[page]} tables, the books say {references[page]}")
+        state = np.zeros(self.total + 1, np.int64)
+        state[counted > 0] += 1
+        np.add.at(state, np.array(self._free, np.int64), 1)
+        np.add.at(state, np.fromiter(self._cached, np.int64, len(self._cached)), 1)
+        if (different := np.flatnonzero(state[1:] != 1)).size or state[0]:
+            page = int(different[0]) + 1 if different.size else 0
+            raise LedgerError(f"page {page} is in {state[page]} of free, cached and owned")
+        if self.free + self.cached + self.owned != self.total:
+            raise LedgerError("free + cached + owned is not total")
+        if not self._cached.keys() <= self._hash_of.keys():
+            raise LedgerError("a cached page has no hash")
+        if {page: digest for digest, page in self._page_of.items()} != self._hash_of:
+            raise LedgerError("pages and hashes do not correspond")
+
+    def _chain(self, parent: bytes, tokens: TokenIds, index: int) -> bytes:
+        page = tokens[index * self.page_size : (index + 1) * self.page_size]
+        return hashlib.sha256(parent + page.tobytes()).digest()
+
+    def _new(self) -> int:
+        """A page nobody holds; the caller made sure that there is one."""
+        if self._free:
+            page = self._free.pop()
+        else:
+            page, _ = self._cached.popitem(last=False)
+            del self._page_of[self._hash_of.pop(page)]
+            self.evictions += 1
+        self._references[page] = 1
+        return page
+
+    def _take(self, page: int) -> None:
+        if self._references[page] == 0:
+            del self._cached[page]
+        self._references[page] += 1
+
+    def _drop(self, page: int) -> None:
+        self._references[page] -= 1
+        if self._references[page] == 0:
+            if page in self._hash_of:
+                self._cached[page] = None
+            else:
+                self._free.append(page)

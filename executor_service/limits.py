@@ -1,0 +1,30 @@
+"""The bounds that GetInfo publishes and that every request is checked against before allocation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Lengths in tokens, sizes in bytes; the fields of the proto's `Limits` and two of the model's."""
+
+    vocab_size: int
+    context_length: int
+    page_size: int
+    total_pages: int
+    max_sequences: int
+    max_rows: int
+    max_step_tokens: int
+    max_in_flight: int = 4
+    max_drafts: int = 64
+    max_steps: int = 64
+    max_logprobs: int = 20
+    max_logit_bias: int = 1024
+    max_stop_token_ids: int = 128
+    max_full_logits_bytes: int = 16 << 20
+    max_salt_bytes: int = 256
+    max_label_bytes: int = 128
+    max_sessions: int = 256
+    max_ops: int = 16_384  # of a step
+    max_released: int = 65_536  # ids in a step's releases

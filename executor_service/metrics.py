@@ -1,0 +1,102 @@
+"""Prometheus metrics on a port of their own. Counters are read when scraped, not pushed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from executor_service.plan import StepResult
+from executor_service.runtime import Runtime, State
+
+_STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Metrics:
+    """What a scrape says; `observe` is told of every step."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.registry = CollectorRegistry()
+        self._step_s = Histogram(
+            "paceline_executor_step_seconds", "Compute time of a step", buckets=_STEP_SECONDS, registry=self.registry
+        )
+        self._queue_s = Histogram(
+            "paceline_executor_queue_seconds",
+            "From a step's arrival to its start",
+            buckets=_STEP_SECONDS,
+            registry=self.registry,
+        )
+        self._rows = Histogram(
+            "paceline_executor_step_rows", "Rows of a step", buckets=_ROWS, registry=self.registry
+        )
+        self.registry.register(_RuntimeCollector(runtime))
+
+    def observe(self, result: StepResult, queue_us: int) -> None:
+        """Count one step."""
+        self._step_s.observe(result.compute_us * 1e-6)
+        self._queue_s.observe(queue_us * 1e-6)
+        self._rows.observe(len(result.rows))
+
+    def serve(self, host: str, port: int) -> int:
+        """Answer scrapes on a thread; the bound port. Raises OSError."""
+        server, _ = start_http_server(port, host, self.registry)
+        return int(server.server_port)
+
+
+class _RuntimeCollector(Collector):
+    """Reads the engine's counters; a scrape may see a step half counted, never wrong for long."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def describe(self) -> list[Metric]:
+        """Nothing up front: the engine may not be loaded yet."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All figures but the histograms."""
+        runtime = self._runtime
+        yield _gauge("serving", "1 while steps are computed", float(runtime.state is State.SERVING))
+        yield _gauge("queued_steps", "Jobs waiting for the device", runtime.worker.queued)
+        yield _gauge("step_age_seconds", "Age of the running job", runtime.worker.busy_s)
+        loaded = runtime.loaded_or_none
+        if loaded is None:
+            return
+        engine, cache, counters = loaded.engine, loaded.engine.cache, loaded.engine.counters
+        pages = GaugeMetricFamily("paceline_executor_kv_pages", "KV pages by state", labels=["state"])
+        for state, value in (("free", cache.free), ("cached", cache.cached), ("owned", cache.owned)):
+            pages.add_metric([state], value)
+        yield pages
+        yield _gauge("sequences", "Live caches", engine.sequences)
+        yield _gauge("sessions", "Live sessions", len(engine.sessions))
+        for name, text, value in (
+            ("steps", "Steps done", counters.steps),
+            ("rows", "Rows done", counters.rows),
+            ("tokens_computed", "Tokens fed", counters.tokens_computed),
+            ("tokens_sampled", "Tokens sampled", counters.tokens_sampled),
+            ("drafts_verified", "Draft tokens verified", counters.drafts_verified),
+            ("drafts_accepted", "Draft tokens accepted", counters.drafts_accepted),
+            ("compute_seconds", "Time in steps", counters.compute_s),
+            ("prefix_hit_tokens", "Prompt tokens found in the prefix cache", cache.hit_tokens),
+            ("prefix_query_tokens", "Prompt tokens looked up", cache.query_tokens),
+            ("evictions", "Pages taken from the prefix cache", cache.evictions),
+            ("page_copies", "Pages copied on write", cache.copies),
+            ("sessions_expired", "Sessions whose lease ran out", counters.sessions_expired),
+            ("caches_expired", "Caches of session 0 whose lease ran out", counters.caches_expired),
+        ):
+            yield CounterMetricFamily(f"paceline_executor_{name}", text, value=value)
+        refused = CounterMetricFamily("paceline_executor_refused", "Refused rows and ops", labels=["code"])
+        for reason, count in tuple(counters.refused.items()):
+            refused.add_metric([reason.value], count)
+        yield refused
+        memory = GaugeMetricFamily("paceline_executor_memory_bytes", "Live memory", labels=["what"])
+        for what, size in runtime.memory().items():
+            memory.add_metric([what], size)
+        yield memory
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"paceline_executor_{name}", text, value=value)

@@ -1,0 +1,186 @@
+"""The executor's life: what it is loading, whether it serves, and the figures that say so.
+
+Made and read on the event loop; `load` runs on the worker thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import hashlib
+import os
+import secrets
+import time
+from dataclasses import dataclass
+
+from executor_service.backends.base import Backend, ModelError, ModelInfo, TokenizerFiles
+from executor_service.backends.factory import default_kv_bytes, make_backend
+from executor_service.config import BackendName, ExecutorConfig
+from executor_service.engine import Engine, Leases
+from executor_service.limits import Limits
+from executor_service.logs import get_logger
+from executor_service.plan import Reason, StepRefused
+from executor_service.warmup import warm_up
+from executor_service.worker import Worker
+
+log = get_logger(__name__)
+
+_DEFAULT_PAGES = 4096  # of the backends whose KV costs next to nothing
+_STOP_S = 5.0
+_MAX_PAGES = (1 << 31) - 2  # page numbers are int32, and page 0 is scratch
+
+
+class State(enum.Enum):
+    """Loading, then serving, then draining; there is no way back."""
+
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What there is once the model is loaded."""
+
+    engine: Engine
+    info: ModelInfo
+    limits: Limits
+    tokenizer: TokenizerFiles | None
+    vocabulary_fingerprint: bytes
+
+
+class Runtime:
+    """One process's model, engine and worker."""
+
+    def __init__(self, config: ExecutorConfig, backend: Backend) -> None:
+        self.config = config
+        self.epoch = secrets.randbits(63) | 1
+        self.started_s = time.monotonic()
+        self.worker = Worker(config.max_queued_steps)
+        self.loading, self.load_fraction = "starting", 0.0
+        self.backend = backend
+        self._memory_bytes: dict[str, int] = {}
+        self._loaded: Loaded | None = None
+        self._draining = False
+
+    @classmethod
+    def from_config(cls, config: ExecutorConfig) -> Runtime:
+        """The runtime of a configuration. Raises ModelError."""
+        return cls(config, make_backend(config))
+
+    @property
+    def state(self) -> State:
+        """Where in its life the process is."""
+        if self._draining:
+            return State.DRAINING
+        return State.LOADING if self._loaded is None else State.SERVING
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a step has been running for longer than any should."""
+        return self._loaded is not None and self.worker.busy_s > self.config.stuck_after_s
+
+    @property
+    def loaded(self) -> Loaded:
+        """Raises StepRefused (UNAVAILABLE) while loading."""
+        if self._loaded is None:
+            raise StepRefused(
+                Reason.UNAVAILABLE, f"loading: {self.loading} ({self.load_fraction:.0%}); try again later"
+            )
+        return self._loaded
+
+    @property
+    def loaded_or_none(self) -> Loaded | None:
+        """What is loaded, if it is."""
+        return self._loaded
+
+    async def load(self) -> None:
+        """Load the model on the worker thread. A model that can't be served ends the process."""
+        began = time.monotonic()
+        engine = await self.worker.start(self._load)
+        engine.draining = self._draining
+        log.info(
+            "the model is loaded",
+            extra={
+                "model": self.loaded.info.name,
+                "seconds": round(time.monotonic() - began, 2),
+                "pages": engine.limits.total_pages,
+                "memory_bytes": self.memory(),
+            },
+        )
+
+    def drain(self) -> None:
+        """Open no more sequences. Can't be taken back."""
+        self._draining = True
+        if self._loaded is not None:
+            self._loaded.engine.draining = True
+
+    async def drained(self, timeout_s: float) -> int:
+        """Wait until no sequence is live, or for `timeout_s`; how many still are."""
+        deadline = time.monotonic() + timeout_s
+        while (live := self.sequences) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        return live
+
+    def close(self) -> None:
+        """End the worker behind what is queued; a step that hangs is left to the process's end."""
+        if self._loaded is not None and self.worker.stop(timeout_s=_STOP_S):
+            self.backend.close()
+
+    @property
+    def sequences(self) -> int:
+        """Live caches."""
+        return 0 if self._loaded is None else self._loaded.engine.sequences
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the backend's storage, as of the end of loading, and of the whole process now."""
+        with open("/proc/self/statm") as statm:
+            resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return {**self._memory_bytes, "process": resident}
+
+    def _load(self) -> Engine:
+        """On the worker thread."""
+        backend, config = self.backend, self.config
+        backend.load(self._progress)
+        info = backend.info
+        tokenizer = backend.tokenizer() if info.has_tokenizer else None
+        pages = self._pages(info)
+        limits = Limits(
+            vocab_size=info.vocab_size,
+            context_length=info.context_length,
+            page_size=config.page_size,
+            total_pages=pages,
+            max_sequences=config.max_sequences,
+            max_rows=config.max_rows,
+            max_step_tokens=config.max_step_tokens,
+            max_in_flight=config.max_in_flight,
+            max_logprobs=min(20, info.vocab_size),
+        )
+        self._progress("KV pages", 1.0)
+        backend.allocate(pages + 1, config.page_size)  # page 0 is scratch
+        engine = Engine(backend, limits, self.epoch, Leases(default_s=config.lease_ms / 1000))
+        self._memory_bytes = backend.memory_bytes()
+        vocabulary = hashlib.sha256(tokenizer.tokenizer_json).digest() if tokenizer else b""
+        if config.backend is BackendName.TORCH and config.warmup:
+            self._progress("warm-up", 1.0)
+            warm_up(backend, limits)
+        self._loaded = Loaded(engine, info, limits, tokenizer, vocabulary)
+        self._progress("", 1.0)
+        return engine
+
+    def _progress(self, what: str, fraction: float) -> None:
+        self.loading, self.load_fraction = what, min(max(fraction, 0.0), 1.0)
+
+    def _pages(self, info: ModelInfo) -> int:
+        """Pages that the memory budget pays for."""
+        config = self.config
+        if config.pages is not None:
+            return min(config.pages, _MAX_PAGES)
+        if config.kv_memory is None and config.backend is not BackendName.TORCH:
+            return _DEFAULT_PAGES
+        budget = config.kv_memory or default_kv_bytes(info)
+        page_bytes = config.page_size * info.kv_bytes_per_token
+        pages = min(budget // page_bytes - 1, _MAX_PAGES)
+        if pages < 1:
+            raise ModelError(f"--kv-memory: {budget} bytes are not two pages of {page_bytes} bytes")
+        return pages

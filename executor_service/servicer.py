@@ -1,0 +1,222 @@
+"""Every RPC: decode, await the worker, encode. The event loop never waits for the device.
+
+A refusal is raised as StepRefused; the interceptor of `errors.py` turns it into the RPC's status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+
+from executor_service import codec
+from executor_service.info import encode_info, encode_status, encode_tokenizer
+from executor_service.metrics import Metrics
+from executor_service.plan import Reason, StepPlan, StepRefused, StepResult
+from executor_service.runtime import Loaded, Runtime
+from executor_service.warmup import warm_up
+from paceline.executor.v1 import executor_pb2 as pb
+from paceline.executor.v1 import executor_pb2_grpc as rpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Answer = tuple[StepPlan, StepResult, int]
+"""A plan, its result, and the microseconds it waited."""
+
+_DEADLINE_MARGIN_S = 0.05  # an answer at the very deadline would come too late
+
+
+class ExecutorServicer(rpc.ExecutorServiceServicer):
+    """paceline.executor.v1.ExecutorService on a runtime."""
+
+    def __init__(self, runtime: Runtime, metrics: Metrics) -> None:
+        self._runtime, self._metrics = runtime, metrics
+
+    async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
+        """A new session, after the end of the one it replaces."""
+        loaded = self._runtime.loaded
+        if len(request.label.encode()) > loaded.limits.max_label_bytes:
+            raise StepRefused(Reason.INVALID_ARGUMENT, f"label: at most {loaded.limits.max_label_bytes} bytes")
+        session = await self._runtime.worker.submit(
+            lambda: loaded.engine.open_session(request.replaces, request.lease_ms, request.label)
+        )
+        return pb.OpenSessionResponse(
+            session_id=session.id,
+            epoch=self._runtime.epoch,
+            lease_ms=round(session.lease_s * 1000),
+            max_in_flight=loaded.limits.max_in_flight,
+        )
+
+    async def CloseSession(self, request: pb.CloseSessionRequest, context: Context) -> pb.CloseSessionResponse:
+        """End a session behind its queued steps."""
+        engine = self._runtime.loaded.engine
+        released = await self._runtime.worker.submit(lambda: engine.close_session(request.session_id))
+        return pb.CloseSessionResponse(released=released)
+
+    async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.GetInfoResponse:
+        """What the executor is and can do."""
+        return encode_info(self._runtime, self._runtime.loaded)
+
+    async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Context) -> pb.GetTokenizerResponse:
+        """The tokenizer's files."""
+        loaded = self._runtime.loaded
+        if loaded.tokenizer is None:
+            raise StepRefused(Reason.NOT_FOUND, "the model has no tokenizer")
+        return encode_tokenizer(loaded.tokenizer, loaded.info)
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+        """Live counters, at once, whatever the device does; renews the session's lease."""
+        loaded = self._runtime.loaded_or_none
+        if request.epoch not in (0, self._runtime.epoch):
+            raise StepRefused(
+                Reason.FAILED_PRECONDITION, f"epoch: {request.epoch} is over, it is {self._runtime.epoch}"
+            )
+        if loaded is not None and request.session_id:
+            loaded.engine.sessions.get(request.session_id)
+        return encode_status(self._runtime, loaded)
+
+    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.PrefillResponse:
+        """One opening or chunk."""
+        answer = await self._step(request.step, codec.PREFILL)
+        response = pb.PrefillResponse()
+        return self._encode_single(response, answer)
+
+    async def BatchPrefill(self, request: pb.BatchPrefillRequest, context: Context) -> pb.BatchPrefillResponse:
+        """Openings and chunks."""
+        return self._encode(pb.BatchPrefillResponse(), await self._step(request.step, codec.BATCH_PREFILL))
+
+    async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.DecodeResponse:
+        """One row without drafts."""
+        return self._encode_single(pb.DecodeResponse(), await self._step(request.step, codec.DECODE))
+
+    async def BatchDecode(self, request: pb.BatchDecodeRequest, context: Context) -> pb.BatchDecodeResponse:
+        """Rows without drafts."""
+        return self._encode(pb.BatchDecodeResponse(), await self._step(request.step, codec.BATCH_DECODE))
+
+    async def UnifiedDecode(
+        self, request: pb.UnifiedDecodeRequest, context: Context
+    ) -> pb.UnifiedDecodeResponse:
+        """Any rows."""
+        return self._encode(pb.UnifiedDecodeResponse(), await self._step(request.step, codec.UNIFIED))
+
+    async def ForwardVerify(
+        self, request: pb.ForwardVerifyRequest, context: Context
+    ) -> pb.ForwardVerifyResponse:
+        """Rows with drafts."""
+        return self._encode(pb.ForwardVerifyResponse(), await self._step(request.step, codec.VERIFY))
+
+    async def TruncateKv(self, request: pb.TruncateKvRequest, context: Context) -> pb.TruncateKvResponse:
+        """One truncate op."""
+        return self._encode_single(pb.TruncateKvResponse(), await self._op(request))
+
+    async def ReleaseCache(self, request: pb.ReleaseCacheRequest, context: Context) -> pb.ReleaseCacheResponse:
+        """One release op."""
+        return self._encode_single(pb.ReleaseCacheResponse(), await self._op(request))
+
+    async def ForkCache(self, request: pb.ForkCacheRequest, context: Context) -> pb.ForkCacheResponse:
+        """One fork op."""
+        return self._encode_single(pb.ForkCacheResponse(), await self._op(request))
+
+    async def StreamUnifiedDecode(
+        self, request_iterator: AsyncIterator[pb.StreamUnifiedDecodeRequest], context: Context
+    ) -> None:
+        """Steps in order; a reader runs at most `max_in_flight` steps ahead of the answers."""
+        slots = asyncio.Semaphore(self._runtime.config.max_in_flight)
+        answers: asyncio.Queue[asyncio.Future[Answer] | StepRefused | None] = asyncio.Queue()
+
+        async def read() -> None:
+            try:
+                await slots.acquire()
+                async for request in request_iterator:
+                    try:
+                        answers.put_nowait(self._step(request.step, codec.UNIFIED))
+                    except StepRefused as error:
+                        answers.put_nowait(error)
+                    await slots.acquire()
+            finally:
+                answers.put_nowait(None)
+
+        reader = asyncio.create_task(read())
+        try:
+            while (answer := await answers.get()) is not None:
+                response = pb.StreamUnifiedDecodeResponse()
+                try:
+                    if isinstance(answer, StepRefused):
+                        raise answer
+                    self._encode(response, await answer)
+                except StepRefused as error:
+                    response.error.CopyFrom(codec.encode_error(error.refusal))
+                await context.write(response)
+                slots.release()
+            await reader  # raises what ended it, if that was not the client
+        finally:
+            reader.cancel()
+
+    async def Forward(self, request: pb.ForwardRequest, context: Context) -> pb.ForwardResponse:
+        """Whole inputs, no cache."""
+        loaded = self._runtime.loaded
+        if not loaded.info.can_forward:
+            raise StepRefused(Reason.UNIMPLEMENTED, "this executor does not offer Forward")
+        inputs, want = codec.decode_forward(request, loaded.limits, loaded.info.hidden_size)
+        outputs = await self._runtime.worker.submit(lambda: loaded.engine.forward_once(inputs, want))
+        response = pb.ForwardResponse()
+        for output in outputs:
+            result = response.results.add()
+            for name in ("hidden", "embedding", "logits"):
+                if (array := getattr(output, name)) is not None:
+                    getattr(result, name).CopyFrom(codec.encode_tensor(array))
+        return response
+
+    async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupResponse:
+        """Run the lazy shapes."""
+        loaded, began = self._runtime.loaded, time.monotonic()
+        await self._runtime.worker.submit(lambda: warm_up(self._runtime.backend, loaded.limits))
+        return pb.WarmupResponse(elapsed_ms=int(1000 * (time.monotonic() - began)))
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        """Open nothing more, and wait for what is open."""
+        self._runtime.drain()
+        remaining = context.time_remaining()
+        timeout_s = math.inf if remaining is None else remaining - _DEADLINE_MARGIN_S
+        if request.timeout_ms:
+            timeout_s = min(timeout_s, request.timeout_ms / 1000)
+        return pb.DrainResponse(sequences=await self._runtime.drained(timeout_s))
+
+    def _step(self, step: pb.Step, takes: codec.Takes) -> asyncio.Future[Answer]:
+        """Queue a token RPC's step, at once and in order."""
+        loaded = self._runtime.loaded
+        return self._submit(loaded, codec.decode_step(step, loaded.limits, takes))
+
+    def _op(
+        self, request: pb.TruncateKvRequest | pb.ReleaseCacheRequest | pb.ForkCacheRequest
+    ) -> asyncio.Future[Answer]:
+        loaded = self._runtime.loaded
+        return self._submit(loaded, codec.decode_op(request, loaded.limits))
+
+    def _submit(self, loaded: Loaded, plan: StepPlan) -> asyncio.Future[Answer]:
+        arrived = time.perf_counter()
+
+        def work() -> Answer:
+            queue_us = int(1e6 * (time.perf_counter() - arrived))
+            return plan, loaded.engine.execute(plan), queue_us
+
+        return self._runtime.worker.submit(work, plan.session_id)
+
+    def _encode(self, response: Any, answer: Answer) -> Any:
+        """Fill a response's `result`."""
+        plan, result, queue_us = answer
+        self._metrics.observe(result, queue_us)
+        codec.encode_result(response.result, result, plan, self._runtime.epoch, queue_us)
+        return response
+
+    def _encode_single(self, response: Any, answer: Answer) -> Any:
+        """The same for an RPC whose only row's or op's error is its status."""
+        plan, result, _ = answer
+        # A token RPC's own row comes first; the ops that ride along report in the reply.
+        only = result.rows[0] if result.rows else result.ops[0]
+        if only.refusal is not None:
+            raise StepRefused(only.refusal.reason, only.refusal.message)
+        return self._encode(response, answer)

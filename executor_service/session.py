@@ -1,0 +1,150 @@
+"""Sessions: who owns which caches, in which order their steps come, and until when."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+from executor_service.plan import Reason, StepPlan, StepRefused, StepResult
+from executor_service.sequence import Sequence
+
+REMEMBERED_IDS = 16_384
+"""Released cache ids that a session remembers, to refuse their reuse (documented in the proto)."""
+
+REMEMBERED_FENCES = 16_384
+"""Replaced sessions whose late steps are told so; older ones are merely unknown."""
+
+
+class LeaseClock:
+    """Seconds that the process was really running.
+
+    Whoever reads it also moves it on, by the time since the last reading but never by more than
+    `cap_s`: a process that was stopped for an hour comes back with its leases `cap_s` older. The
+    service reads it several times a second.
+    """
+
+    def __init__(self, now: Callable[[], float], cap_s: float = 1.0) -> None:
+        self._now, self._cap_s = now, cap_s
+        self._last_s, self._elapsed_s = now(), 0.0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> float:
+        with self._lock:
+            now = self._now()
+            self._elapsed_s += min(now - self._last_s, self._cap_s)
+            self._last_s = now
+            return self._elapsed_s
+
+
+class Session:
+    """One client's caches, step order and stored replies. Session 0 has neither order nor owner."""
+
+    def __init__(self, session_id: int, lease_s: float, label: str, renewed_s: float) -> None:
+        self.id, self.lease_s, self.label, self.renewed_s = session_id, lease_s, label, renewed_s
+        self.caches: dict[int, Sequence] = {}
+        self._released: OrderedDict[int, None] = OrderedDict()
+        self._last_step_id = 0
+        self._replies: OrderedDict[int, tuple[bytes, StepResult]] = OrderedDict()
+
+    def used(self, cache_id: int) -> bool:
+        """Whether the id names a live cache or one of the last REMEMBERED_IDS released ones."""
+        return cache_id in self.caches or cache_id in self._released
+
+    def remember_released(self, cache_id: int) -> None:
+        """Refuse this id from now on."""
+        self._released[cache_id] = None
+        if len(self._released) > REMEMBERED_IDS:
+            self._released.popitem(last=False)
+
+    def replay(self, plan: StepPlan) -> StepResult | None:
+        """The stored reply if this step was done before, None if it is the next one.
+
+        Raises StepRefused when it is neither. A replay of a step that is still running waits behind
+        it in the worker's queue and then finds the reply here.
+        """
+        step_id = plan.step_id
+        if step_id == 0:
+            return None
+        if self.id == 0:
+            raise StepRefused(
+                Reason.INVALID_ARGUMENT, "header.step_id: session 0 has no step order; open a session, or name 0"
+            )
+        if step_id == self._last_step_id + 1:
+            return None
+        if step_id > self._last_step_id:
+            raise StepRefused(
+                Reason.FAILED_PRECONDITION,
+                f"header.step_id: expected {self._last_step_id + 1}, is {step_id}: steps are missing",
+            )
+        stored = self._replies.get(step_id)
+        if stored is None:
+            raise StepRefused(
+                Reason.FAILED_PRECONDITION, f"header.step_id: the reply of step {step_id} is no longer kept"
+            )
+        digest, result = stored
+        if digest != plan.digest:
+            raise StepRefused(
+                Reason.INVALID_ARGUMENT, f"header.step_id: step {step_id} was done with other content"
+            )
+        return result
+
+    def remember(self, plan: StepPlan, result: StepResult, window: int) -> None:
+        """Store the reply of a done step, and forget the oldest beyond `window`."""
+        if plan.step_id == 0:
+            return
+        self._last_step_id = plan.step_id
+        self._replies[plan.step_id] = (plan.digest, result)
+        if len(self._replies) > window:
+            self._replies.popitem(last=False)
+
+
+class Sessions:
+    """All live sessions, and the replaced ones that are fenced off."""
+
+    def __init__(self, default_lease_s: float, limit: int, clock: Callable[[], float]) -> None:
+        self._clock, self._limit = clock, limit
+        self._live: dict[int, Session] = {0: Session(0, default_lease_s, "default", clock())}
+        self._fenced: OrderedDict[int, None] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(tuple(self._live.values()))
+
+    def __len__(self) -> int:
+        """Live sessions; the default one counts while it holds caches."""
+        return len(self._live) - (not self._live[0].caches)
+
+    def get(self, session_id: int) -> Session:
+        """The session, its lease renewed. Raises StepRefused. Any thread."""
+        session = self._live.get(session_id)
+        if session is None:
+            if session_id in self._fenced:
+                raise StepRefused(Reason.FAILED_PRECONDITION, "header.session_id: the session was replaced")
+            raise StepRefused(Reason.NOT_FOUND, "header.session_id: unknown session; open one")
+        session.renewed_s = self._clock()
+        return session
+
+    def open(self, lease_s: float, label: str) -> Session:
+        """A new session under a random id, so that no id of another process means anything here."""
+        if len(self._live) > self._limit:
+            raise StepRefused(Reason.RESOURCE_EXHAUSTED, f"{self._limit} sessions are open; close one")
+        session_id = 0
+        while session_id == 0 or session_id in self._live:
+            session_id = secrets.randbits(63)
+        self._live[session_id] = Session(session_id, lease_s, label, self._clock())
+        return self._live[session_id]
+
+    def find(self, session_id: int) -> Session | None:
+        """The session if it lives; its lease is not renewed."""
+        return self._live.get(session_id)
+
+    def remove(self, session: Session, *, fence: bool) -> None:
+        """Forget a session whose caches were released; with `fence`, say so to its late steps."""
+        del self._live[session.id]
+        if fence:
+            self._fenced[session.id] = None
+            if len(self._fenced) > REMEMBERED_FENCES:
+                self._fenced.popitem(last=False)
+
+

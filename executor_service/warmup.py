@@ -1,0 +1,42 @@
+"""Runs the shapes that compile or allocate lazily, on the scratch page: nobody's KV is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from executor_service.backends.base import Backend, ForwardRow
+from executor_service.limits import Limits
+from executor_service.plan import OutputMode, Sampling
+
+_SAMPLINGS = (Sampling(), Sampling(temperature=0.8, top_p=0.95), Sampling(temperature=1.0, logprobs=1))
+_CHUNK_TOKENS = 128
+_LARGEST_BATCH = 64
+
+
+def warm_up(backend: Backend, limits: Limits) -> None:
+    """One forward per batch size 1, 2, 4, ... and sampling path, and a prompt chunk with decodes."""
+    chunk = min(_CHUNK_TOKENS, limits.context_length, limits.max_step_tokens)
+    for sampling in _SAMPLINGS:
+        backend.forward([_row(chunk, 0, limits.page_size, sampling)])
+    for rows in _batch_sizes(limits):
+        for sampling in _SAMPLINGS:
+            backend.forward([_row(1, chunk - 1, limits.page_size, sampling) for _ in range(rows)])
+    if limits.max_rows > 1 and limits.max_step_tokens > chunk:
+        mixed = (chunk, 0), (1, chunk - 1)
+        backend.forward([_row(tokens, start, limits.page_size, Sampling()) for tokens, start in mixed])
+
+
+def _batch_sizes(limits: Limits) -> Iterator[int]:
+    size = 1
+    while size <= min(limits.max_rows, limits.max_step_tokens, _LARGEST_BATCH):
+        yield size
+        size *= 2
+
+
+def _row(tokens: int, start: int, page_size: int, sampling: Sampling) -> ForwardRow:
+    end = start + tokens
+    history = np.zeros(end, np.int32)
+    scratch = np.zeros(-(-end // page_size), np.int32)
+    return ForwardRow(start, history[start:], history, end, scratch, 1, OutputMode.SAMPLE, sampling)

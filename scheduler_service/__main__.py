@@ -1,0 +1,23 @@
+"""`python -m scheduler_service`: one scheduler process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from paceline._service import logs, process
+
+from scheduler_service.config import SchedulerSettings
+from scheduler_service.server import main as serve
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the settings, run, return the exit status."""
+    given = sys.argv[1:] if arguments is None else arguments
+    settings = SchedulerSettings.from_command_line(given, "python -m scheduler_service")
+    logs.configure(settings.log_format, settings.log_level)
+    return process.run(lambda shutdown: serve(settings, shutdown))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Where protobuf ends: `steps` to and from executors, `requests` and `responses` for clients."""

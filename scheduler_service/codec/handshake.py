@@ -1,0 +1,73 @@
+"""GetInfo and GetTokenizer to what the scheduler knows of an executor."""
+
+from __future__ import annotations
+
+import math
+
+from paceline.executor.v1 import executor_pb2 as pb
+
+from scheduler_service.core.step import Capacity
+from scheduler_service.model import Identity, Model, RequestLimits, TokenizerFiles
+
+
+def decode_identity(info: pb.GetInfoResponse) -> Identity:
+    """What failover demands to be equal."""
+    return Identity(model=info.fingerprints.model, sampler=info.fingerprints.sampler)
+
+
+def decode_capacity(info: pb.GetInfoResponse) -> Capacity:
+    """What the executor can hold. Raises ValueError if that is nothing."""
+    limits = info.limits
+    capacity = Capacity(
+        total_pages=limits.total_pages,
+        page_size=limits.page_size,
+        context_length=info.model.context_length,
+        max_sequences=limits.max_sequences,
+        max_rows=limits.max_rows,
+        max_step_tokens=limits.max_step_tokens,
+    )
+    for name in capacity.__slots__:
+        if getattr(capacity, name) < 1:
+            raise ValueError(f"the executor's {name} is {getattr(capacity, name)}")
+    return capacity
+
+
+def decode_model(info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse, own: RequestLimits) -> Model:
+    """The model, with the settings' limits narrowed to what this executor takes."""
+    eos = frozenset(info.model.eos_token_ids) | frozenset(tokenizer.eos_token_ids)
+    limits = info.limits
+    can_fork = pb.CAPABILITY_FORK in info.capabilities
+    return Model(
+        identity=decode_identity(info),
+        name=info.model.name,
+        architecture=info.model.architecture,
+        dtype=info.model.dtype,
+        version=info.version,
+        vocab_size=info.model.vocab_size,
+        context_length=info.model.context_length,
+        eos_token_ids=eos,
+        limits=RequestLimits(
+            max_n=min(own.max_n, limits.max_sequences) if can_fork else 1,
+            max_stop_strings=own.max_stop_strings,
+            max_stop_string_bytes=own.max_stop_string_bytes,
+            # end tokens travel beside them, to be masked until min_tokens
+            max_stop_token_ids=max(0, min(own.max_stop_token_ids, limits.max_stop_token_ids - len(eos))),
+            max_logit_bias=min(own.max_logit_bias, limits.max_logit_bias),
+            max_logprobs=min(own.max_logprobs, limits.max_logprobs),
+            max_prompt_bytes=own.max_prompt_bytes,
+        ),
+        generation_defaults={
+            key: value for key, value in tokenizer.generation_defaults.items() if math.isfinite(value)
+        },
+    )
+
+
+def decode_tokenizer(message: pb.GetTokenizerResponse) -> TokenizerFiles:
+    """The files for `text.TextTools`."""
+    return TokenizerFiles(
+        tokenizer_json=message.tokenizer_json,
+        chat_template=message.chat_template,
+        bos_token=message.bos_token,
+        eos_token=message.eos_token,
+        add_bos=message.add_bos,
+    )

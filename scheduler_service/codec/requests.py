@@ -1,0 +1,249 @@
+"""A GenerateRequest, checked field by field before anything is made of it.
+
+Every refusal names the field as the proto spells it (`sampling.temperature`, `stop.strings[3]`).
+Sizes and counts are looked at before contents.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from scheduler_service.core.request import Request, Sampling
+from scheduler_service.errors import InvalidRequest
+from scheduler_service.model import Model
+
+MAX_REQUEST_ID_BYTES = 128
+MAX_SALT_BYTES = 256
+MAX_MESSAGES = 1024
+MAX_ROLE_BYTES = 64
+MAX_ABORTS = 1024
+_REQUEST_ID = re.compile(r"[!-~]+")  # visible ASCII: it travels as metadata
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Text as it is: no template. Not empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages for the chat template, each with its role and content. Not empty."""
+
+    messages: tuple[dict[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids, all in the vocabulary. Not empty."""
+
+    ids: tuple[int, ...]
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A request whose every field is within its limits; its prompt may have to be tokenized yet."""
+
+    id: str
+    prompt: Prompt
+    sampling: Sampling
+    max_tokens: int | None
+    min_tokens: int
+    eos_token_ids: frozenset[int]
+    stop_token_ids: frozenset[int]
+    stop_strings: tuple[str, ...]
+    n: int
+    priority: int
+    salt: bytes
+
+    def to_core(self, prompt: Sequence[int], *, arrival: float, deadline: float | None) -> Request:
+        """The core's request, with the prompt as token ids; times on the loop's clock."""
+        return Request(
+            id=self.id,
+            prompt=tuple(prompt),
+            sampling=self.sampling,
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            eos_token_ids=self.eos_token_ids,
+            stop_token_ids=self.stop_token_ids,
+            n=self.n,
+            priority=self.priority,
+            arrival=arrival,
+            deadline=deadline,
+            salt=self.salt,
+        )
+
+
+def check_request(message: pb.GenerateRequest, model: Model) -> CheckedRequest:
+    """The request, checked. Raises InvalidRequest. An empty request_id and a missing seed are drawn."""
+    limits, stop = model.limits, message.stop
+    max_tokens = stop.max_tokens if stop.HasField("max_tokens") else None
+    if max_tokens is not None:
+        _check_range("stop.max_tokens", max_tokens, 1, model.context_length)
+    _check_range("stop.min_tokens", stop.min_tokens, 0, max_tokens or model.context_length)
+    _check_range("n", message.n, 0, limits.max_n)
+    salt = message.cache_salt.encode()
+    _check_size("cache_salt", len(salt), MAX_SALT_BYTES, "bytes")
+    return CheckedRequest(
+        id=_request_id(message.request_id),
+        prompt=check_prompt(message, model),
+        sampling=_sampling(message.sampling, model),
+        max_tokens=max_tokens,
+        min_tokens=stop.min_tokens,
+        eos_token_ids=frozenset() if stop.ignore_eos else model.eos_token_ids,
+        stop_token_ids=_stop_token_ids(stop, model),
+        stop_strings=_stop_strings(stop, model),
+        n=message.n or 1,
+        priority=message.priority,
+        salt=salt,
+    )
+
+
+def check_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, model: Model) -> Prompt:
+    """What is to be tokenized, or is already. Raises InvalidRequest."""
+    if isinstance(message, pb.GenerateRequest):
+        kind: str | None = message.WhichOneof("prompt")
+    else:
+        kind = message.WhichOneof("input")
+    if kind == "text":
+        if not message.text:
+            raise InvalidRequest("text", "must not be empty")
+        _check_size("text", len(message.text.encode()), model.limits.max_prompt_bytes, "bytes")
+        return TextPrompt(message.text)
+    if kind == "messages":
+        return _messages(message.messages.messages, model)
+    if isinstance(message, pb.GenerateRequest) and kind == "token_ids":
+        ids = message.token_ids.ids
+        if not ids:
+            raise InvalidRequest("token_ids", "must not be empty")
+        _check_size("token_ids", len(ids), model.context_length, "ids")
+        check_token_ids("token_ids", ids, model)
+        return TokenPrompt(tuple(ids))
+    raise InvalidRequest("prompt", "is missing")
+
+
+def check_token_ids(field: str, ids: Sequence[int], model: Model) -> None:
+    """Refuse ids outside the vocabulary. Raises InvalidRequest."""
+    if ids and max(ids) >= model.vocab_size:
+        index, bad = next((i, id_) for i, id_ in enumerate(ids) if id_ >= model.vocab_size)
+        raise InvalidRequest(
+            f"{field}[{index}]", f"is {bad}, but the vocabulary has {model.vocab_size} tokens"
+        )
+
+
+def check_aborts(ids: Sequence[str]) -> None:
+    """Refuse too many at once. Raises InvalidRequest."""
+    _check_size("request_ids", len(ids), MAX_ABORTS, "ids")
+
+
+def check_detokenize(ids: Sequence[int], model: Model) -> None:
+    """Refuse more ids than a context holds, or unknown ones. Raises InvalidRequest."""
+    _check_size("token_ids", len(ids), model.context_length, "ids")
+    check_token_ids("token_ids", ids, model)
+
+
+def _request_id(given: str) -> str:
+    if not given:
+        return secrets.token_hex(16)
+    _check_size("request_id", len(given.encode()), MAX_REQUEST_ID_BYTES, "bytes")
+    if not _REQUEST_ID.fullmatch(given):
+        raise InvalidRequest("request_id", "must be visible ASCII characters")
+    return given
+
+
+def _messages(messages: Sequence[pb.Message], model: Model) -> ChatPrompt:
+    if not messages:
+        raise InvalidRequest("messages", "must not be empty")
+    _check_size("messages", len(messages), MAX_MESSAGES, "messages")
+    total = 0
+    for index, turn in enumerate(messages):
+        if not turn.role:
+            raise InvalidRequest(f"messages[{index}].role", "must not be empty")
+        _check_size(f"messages[{index}].role", len(turn.role.encode()), MAX_ROLE_BYTES, "bytes")
+        total += len(turn.content.encode())
+        _check_size(f"messages[{index}].content", total, model.limits.max_prompt_bytes, "bytes in all")
+    return ChatPrompt(tuple({"role": turn.role, "content": turn.content} for turn in messages))
+
+
+def _sampling(message: pb.SamplingParams, model: Model) -> Sampling:
+    def value(name: str, otherwise: float) -> float:
+        if message.HasField(name):  # type: ignore[arg-type]  # every name below is an optional field
+            given: float = getattr(message, name)
+            return given
+        return model.generation_defaults.get(name, otherwise)
+
+    def within(name: str, low: float, high: float, otherwise: float, *, open_low: bool = False) -> float:
+        number = value(name, otherwise)
+        if not (low <= number <= high) or (open_low and number == low):  # NaN fails the first
+            bounds = f"{'(' if open_low else '['}{low:g}, {high:g}]"
+            raise InvalidRequest(f"sampling.{name}", f"must be within {bounds}, not {number}")
+        return number
+
+    if message.HasField("logprobs"):
+        _check_range("sampling.logprobs", message.logprobs, 0, model.limits.max_logprobs)
+    top_k = int(value("top_k", 0))
+    return Sampling(
+        temperature=within("temperature", 0, 100, 1.0),
+        top_k=top_k if 0 < top_k < model.vocab_size else 0,  # the whole vocabulary is no filter
+        top_p=within("top_p", 0, 1, 1.0, open_low=True),
+        min_p=within("min_p", 0, 1, 0.0),
+        repetition_penalty=within("repetition_penalty", 0, 100, 1.0, open_low=True),
+        presence_penalty=within("presence_penalty", -100, 100, 0.0),
+        frequency_penalty=within("frequency_penalty", -100, 100, 0.0),
+        logit_bias=_logit_bias(message, model),
+        seed=message.seed if message.HasField("seed") else secrets.randbits(64),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )
+
+
+def _logit_bias(message: pb.SamplingParams, model: Model) -> tuple[tuple[int, float], ...]:
+    _check_size("sampling.logit_bias", len(message.logit_bias), model.limits.max_logit_bias, "entries")
+    bias = tuple(sorted(message.logit_bias.items()))
+    for id_, value in bias:
+        if id_ >= model.vocab_size:
+            raise InvalidRequest(
+                f"sampling.logit_bias[{id_}]", f"the vocabulary has {model.vocab_size} tokens"
+            )
+        if not -1000 <= value <= 1000:
+            raise InvalidRequest(f"sampling.logit_bias[{id_}]", f"must be within [-1000, 1000], not {value}")
+    return bias
+
+
+def _stop_token_ids(stop: pb.StopConditions, model: Model) -> frozenset[int]:
+    _check_size("stop.token_ids", len(stop.token_ids), model.limits.max_stop_token_ids, "ids")
+    check_token_ids("stop.token_ids", stop.token_ids, model)
+    return frozenset(stop.token_ids)
+
+
+def _stop_strings(stop: pb.StopConditions, model: Model) -> tuple[str, ...]:
+    _check_size("stop.strings", len(stop.strings), model.limits.max_stop_strings, "strings")
+    for index, string in enumerate(stop.strings):
+        if not string:
+            raise InvalidRequest(f"stop.strings[{index}]", "must not be empty")
+        _check_size(
+            f"stop.strings[{index}]", len(string.encode()), model.limits.max_stop_string_bytes, "bytes"
+        )
+    return _unique(stop.strings)
+
+
+def _unique(strings: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(strings))
+
+
+def _check_range(field: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(field, f"must be within [{low}, {high}], not {value}")
+
+
+def _check_size(field: str, size: int, most: int, unit: str) -> None:
+    if size > most:
+        raise InvalidRequest(field, f"has {size} {unit}, at most {most} are allowed")

@@ -1,0 +1,158 @@
+"""What clients are told: deltas, ends, status. Protobuf objects are built here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.events import Finished, FinishReason
+from scheduler_service.core.snapshot import Snapshot
+from scheduler_service.core.step import TopLogprobs
+from scheduler_service.model import ExecutorView, Model
+
+
+def delta_response(
+    index: int, ids: Sequence[int], text: str, logprobs: Sequence[TopLogprobs]
+) -> pb.GenerateResponse:
+    """New ids and text of one completion."""
+    delta = pb.Delta(token_ids=ids, text=text)
+    if logprobs:
+        delta.logprobs.extend(
+            [
+                pb.TokenLogprobs(logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs)
+                for one in logprobs
+            ]
+        )
+    return pb.GenerateResponse(index=index, delta=delta)
+
+
+def finished_message(event: Finished, stop_string: str | None) -> pb.Finished:
+    """The good end of one completion; `stop_string` is what the front end found, if it did."""
+    usage = event.usage
+    message = pb.Finished(
+        reason=(
+            pb.FINISH_REASON_LENGTH
+            if event.reason is FinishReason.LENGTH and stop_string is None
+            else pb.FINISH_REASON_STOP
+        ),
+        usage=pb.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            drafted_tokens=usage.drafted_tokens,
+            accepted_tokens=usage.accepted_tokens,
+            preemptions=usage.preemptions,
+            queue_ms=_ms(usage.queue_s),
+            first_token_ms=_ms(usage.first_token_s),
+            total_ms=_ms(usage.total_s),
+        ),
+    )
+    if stop_string is not None:
+        message.stop_string = stop_string
+    elif event.matched_id is not None and event.reason is FinishReason.EOS:
+        message.eos_token_id = event.matched_id
+    elif event.matched_id is not None:
+        message.stop_token_id = event.matched_id
+    return message
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))
+
+
+class Collector:
+    """A stream's messages, gathered into one response."""
+
+    def __init__(self, request_id: str) -> None:
+        self._response = pb.GenerateUnaryResponse(request_id=request_id)
+        self._completions: dict[int, pb.Completion] = {}
+        self._text: dict[int, list[str]] = {}
+
+    def add(self, messages: Sequence[pb.GenerateResponse]) -> None:
+        """Take more of the stream."""
+        for message in messages:
+            index = message.index
+            completion = self._completions.setdefault(index, pb.Completion(index=index))
+            if message.HasField("finished"):
+                completion.finished.CopyFrom(message.finished)
+            else:
+                completion.token_ids.extend(message.delta.token_ids)
+                completion.logprobs.extend(message.delta.logprobs)
+                self._text.setdefault(index, []).append(message.delta.text)
+
+    def response(self) -> pb.GenerateUnaryResponse:
+        """All completions, by index."""
+        for index, completion in sorted(self._completions.items()):
+            completion.text = "".join(self._text.get(index, ()))
+            self._response.completions.append(completion)
+        return self._response
+
+
+def model_info(
+    model: Model, *, max_request_tokens: int, has_chat_template: bool, queue: CoreConfig
+) -> pb.GetModelInfoResponse:
+    """The model and the limits of a request."""
+    limits = model.limits
+    return pb.GetModelInfoResponse(
+        name=model.name,
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        context_length=model.context_length,
+        max_request_tokens=max_request_tokens,
+        eos_token_ids=sorted(model.eos_token_ids),
+        has_chat_template=has_chat_template,
+        limits=pb.RequestLimits(
+            max_n=limits.max_n,
+            max_stop_strings=limits.max_stop_strings,
+            max_stop_string_bytes=limits.max_stop_string_bytes,
+            max_stop_token_ids=limits.max_stop_token_ids,
+            max_logit_bias=limits.max_logit_bias,
+            max_logprobs=limits.max_logprobs,
+            max_prompt_bytes=limits.max_prompt_bytes,
+            max_queued_requests=queue.max_queued_requests,
+            max_queued_tokens=queue.max_queued_tokens,
+        ),
+        version=model.version,
+        model_fingerprint=model.identity.model,
+        dtype=model.dtype,
+    )
+
+
+def service_status(
+    *, state: str, uptime_s: float, snapshot: Snapshot, executors: Sequence[ExecutorView]
+) -> pb.GetStatusResponse:
+    """Live counters."""
+    counters = snapshot.counters
+    return pb.GetStatusResponse(
+        state=state,
+        uptime_s=uptime_s,
+        running=snapshot.running,
+        waiting=snapshot.waiting,
+        waiting_tokens=snapshot.waiting_tokens,
+        executors=[
+            pb.ExecutorStatus(
+                address=executor.address,
+                connected=executor.connected,
+                detail=executor.detail,
+                total_pages=executor.total_pages,
+                available_pages=executor.available_pages,
+                losses=executor.losses,
+                active=executor.active,
+            )
+            for executor in executors
+        ],
+        requests=counters.requests,
+        finished=counters.finished,
+        cancelled=counters.cancelled,
+        failed=counters.failed,
+        refused=counters.refused,
+        preemptions=counters.preemptions,
+        prompt_tokens=counters.prompt_tokens,
+        cached_tokens=counters.cached_tokens,
+        completion_tokens=counters.completion_tokens,
+        steps=counters.steps,
+        step_ms=snapshot.step_s * 1000,
+        batch_rows=snapshot.step_rows,
+    )

@@ -1,0 +1,138 @@
+"""`Plan` to paceline.executor.v1.Step and back to `Result`.
+
+On the hot path: 256 decode rows cost a few comprehensions, as rows are parallel packed arrays and
+an array that holds nothing but defaults is left out.
+"""
+
+from __future__ import annotations
+
+from paceline.executor.v1 import executor_pb2 as pb
+
+from scheduler_service.core.request import Sampling
+from scheduler_service.core.step import Code, Plan, Result, Row, RowResult, TopLogprobs
+
+_DEFAULT = Sampling()
+
+
+def encode_step(plan: Plan, header: pb.StepHeader) -> pb.Step:
+    """The step that this plan asks for."""
+    ops = [pb.Op(release=pb.Release(cache_ids=plan.releases))] if plan.releases else []
+    for fork in plan.forks:
+        sampling = _sampling(fork.sampling, fork.stop_token_ids, fork.min_tokens)
+        ops.append(
+            pb.Op(
+                fork=pb.Fork(
+                    source_id=fork.source_id, cache_id=fork.cache_id, length=fork.length, sampling=sampling
+                )
+            )
+        )
+    return pb.Step(
+        header=header,
+        ops=ops,
+        rows=_rows(plan.rows) if plan.rows else None,
+        openings=[
+            pb.Opening(
+                cache_id=opening.cache_id,
+                tokens=opening.tokens,
+                prompt_length=opening.prompt_length,
+                limit=opening.limit,
+                sampling=_sampling(opening.sampling, opening.stop_token_ids, opening.min_tokens),
+                salt=opening.salt,
+            )
+            for opening in plan.openings
+        ],
+    )
+
+
+def _rows(rows: tuple[Row, ...]) -> pb.Rows:
+    message = pb.Rows(cache_ids=[row.cache_id for row in rows], kv_lengths=[row.kv_length for row in rows])
+    token_counts = [len(row.tokens) for row in rows]
+    if any(token_counts):
+        message.tokens.extend([token for row in rows for token in row.tokens])
+        message.token_counts.extend(token_counts)
+    draft_counts = [len(row.drafts) for row in rows]
+    if any(draft_counts):
+        message.drafts.extend([token for row in rows for token in row.drafts])
+        message.draft_counts.extend(draft_counts)
+    limits = [row.limit for row in rows]
+    if any(limits):
+        message.limits.extend(limits)
+    return message
+
+
+def _sampling(sampling: Sampling, stop_token_ids: tuple[int, ...], min_tokens: int) -> pb.Sampling:
+    message = pb.Sampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        seed=sampling.seed,
+        logprobs=sampling.logprobs,
+        min_tokens=min_tokens,
+    )
+    if sampling.top_p != _DEFAULT.top_p:
+        message.top_p = sampling.top_p
+    if sampling.repetition_penalty != _DEFAULT.repetition_penalty:
+        message.repetition_penalty = sampling.repetition_penalty
+    if min_tokens:  # they are masked until then, and otherwise ours to look for
+        message.stop_token_ids.extend(stop_token_ids)
+    return message
+
+
+def decode_result(plan: Plan, message: pb.StepResult) -> Result:
+    """The answer to this plan. Raises ValueError if it is no answer to it."""
+    rows = message.rows
+    expected = len(plan.rows) + len(plan.openings)
+    counts, lengths, tokens = list(rows.token_counts), list(rows.kv_lengths), list(rows.tokens)
+    if len(counts) != expected or len(lengths) != expected or sum(counts) != len(tokens):
+        raise ValueError(f"a step of {expected} rows was answered with {len(counts)}")
+    results = []
+    start = 0
+    for length, count in zip(lengths, counts, strict=True):
+        end = start + count
+        results.append(RowResult(length, tokens[start:end]))
+        start = end
+    for opening, cached in zip(results[len(plan.rows) :], rows.cached_lengths, strict=True):
+        opening.cached_length = cached
+    for detail in rows.details:
+        results[detail.row].logprobs = _logprobs(detail)
+    for error in rows.errors:
+        refused = results[error.index]
+        refused.code, refused.message = _code(error.code), error.message
+    return Result(
+        number=plan.number,
+        rows=results,
+        forks=_forks(plan, message),
+        free_pages=message.free_pages,
+        evictable_pages=message.evictable_pages,
+        compute_s=message.compute_us / 1e6,
+    )
+
+
+def _forks(plan: Plan, message: pb.StepResult) -> list[RowResult]:
+    first = 1 if plan.releases else 0
+    if len(message.ops) != first + len(plan.forks):
+        raise ValueError(f"a step of {first + len(plan.forks)} ops was answered with {len(message.ops)}")
+    forks = [RowResult(kv_length=op.kv_length) for op in message.ops[first:]]
+    for error in message.op_errors:
+        if error.index >= first:
+            refused = forks[error.index - first]
+            refused.code, refused.message = _code(error.code), error.message
+    return forks
+
+
+def _logprobs(detail: pb.RowDetail) -> list[TopLogprobs]:
+    k, ids, values = detail.k, tuple(detail.top_ids), tuple(detail.top_logprobs)
+    return [
+        TopLogprobs(logprob, ids[i * k : i * k + k], values[i * k : i * k + k])
+        for i, logprob in enumerate(detail.logprobs)
+    ]
+
+
+def _code(number: int) -> Code:
+    try:
+        return Code(number)
+    except ValueError:  # not one of the contract's: nothing we know a cure for
+        return Code.INTERNAL

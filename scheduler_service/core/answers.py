@@ -1,0 +1,151 @@
+"""Reads a step's result: what each sequence learned, whom it ends, whom it sends back to the queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.events import Event, Failure, Tokens
+from scheduler_service.core.registry import Registry
+from scheduler_service.core.roster import Roster
+from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.snapshot import Counters
+from scheduler_service.core.states import State, Trigger
+from scheduler_service.core.step import Code, Plan, Result, RowResult
+
+_STALE = frozenset({Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION})
+"""Answers that say: our view of the cache is wrong. Opening it again mends that."""
+
+
+@dataclass(slots=True)
+class Step:
+    """A step in flight: its plan, and whom each part is about. A sequence that has another cache
+    by the time of the answer (or none) is not concerned any more.
+    """
+
+    plan: Plan
+    fed: list[Sequence]  # of plan.rows
+    opened: list[Sequence]  # of plan.openings
+    forked: list[Sequence]  # of plan.forks
+    pages: int  # reserved by it at most
+    sent_at: float
+
+
+class Answers:
+    """Applies one result to registry and roster."""
+
+    def __init__(self, config: CoreConfig, registry: Registry, roster: Roster, counters: Counters) -> None:
+        self._config = config
+        self._registry = registry
+        self._roster = roster
+        self._counters = counters
+
+    def read(self, step: Step, result: Result, now: float) -> tuple[list[Event], bool]:
+        """The events, and whether the executor was short of something: then do not ask at once for more."""
+        events: list[Event] = []
+        short = starved = False
+        plan = step.plan
+        for sequence, fork, answer in zip(step.forked, plan.forks, result.forks, strict=True):
+            if answer.code and sequence.cache_id == fork.cache_id:
+                short |= self._refused(sequence, answer, events)
+        sequences = step.fed + step.opened
+        for sequence, sent, answer in zip(sequences, plan.rows + plan.openings, result.rows, strict=True):
+            if sequence.cache_id != sent.cache_id:
+                continue
+            sequence.in_flight = False
+            if not answer.code:
+                self._answered(sequence, answer, events, now)
+            elif self._refused(sequence, answer, events):
+                short = True
+                starved |= sequence.cache_id > 0
+        if starved and self._roster.running:
+            self._roster.preempt(self._roster.youngest())
+        return events, short
+
+    def _answered(self, sequence: Sequence, answer: RowResult, events: list[Event], now: float) -> None:
+        known, tokens = sequence.tokens, answer.tokens
+        if not tokens:
+            self._advanced(sequence, answer, events)
+            return
+        if answer.kv_length != len(known) + len(tokens) - 1:
+            self._stale(sequence, f"its KV length is {answer.kv_length}, which does not add up", events)
+            return
+        if sequence.state is not State.RUNNING:
+            self._prefilled(sequence, answer, now)
+        sequence.kv = answer.kv_length
+        sequence.tail_shared = False
+        sequence.refusals = 0
+        end = None
+        count = 0
+        for token in tokens:
+            known.append(token)
+            count += 1
+            if (token in sequence.live.stops or len(known) >= sequence.end_length) and (
+                end := sequence.verdict()
+            ):
+                break
+        sequence.accepted += len(tokens) - 1
+        self._counters.completion_tokens += count
+        logprobs = answer.logprobs
+        events.append(
+            Tokens(
+                sequence.live.request.id,
+                sequence.index,
+                tuple(tokens[:count]),
+                tuple(logprobs[:count]) if logprobs else (),
+            )
+        )
+        if end is not None:
+            events.append(self._registry.finish(sequence, *end, now))
+        elif sequence.losses and len(known) > sequence.lost_at:
+            self._roster.clear(sequence)
+
+    def _prefilled(self, sequence: Sequence, answer: RowResult, now: float) -> None:
+        self._note_hit(sequence, answer)
+        sequence.happen(Trigger.SAMPLE)
+        if sequence.first_token_at is None:
+            sequence.first_token_at = now
+            sequence.live.emitted = True
+        if sequence.index == 0:
+            self._roster.unhold(sequence.live)
+
+    def _advanced(self, sequence: Sequence, answer: RowResult, events: list[Event]) -> None:
+        if not sequence.kv < answer.kv_length < len(sequence.tokens):
+            self._stale(sequence, f"its KV length is {answer.kv_length} and it sampled nothing", events)
+            return
+        self._note_hit(sequence, answer)
+        sequence.happen(Trigger.CHUNK)
+        sequence.kv = answer.kv_length
+
+    def _note_hit(self, sequence: Sequence, answer: RowResult) -> None:
+        if sequence.state is not State.OPENING:
+            return
+        # A fork's row has no prefix hit, but starts where it was forked.
+        hit = answer.cached_length or sequence.kv
+        sequence.shared_tokens = hit
+        if sequence.cached is None:
+            sequence.cached = hit
+            self._counters.cached_tokens += hit
+
+    def _refused(self, sequence: Sequence, answer: RowResult, events: list[Event]) -> bool:
+        """True if the executor was short of something, which is no fault of the sequence."""
+        code, opening = answer.code, sequence.state is State.OPENING
+        if code is Code.RESOURCE_EXHAUSTED or (code is Code.UNAVAILABLE and opening):
+            if opening:
+                self._roster.requeue(sequence)
+            return True
+        if code in _STALE:
+            self._stale(sequence, answer.message, events)
+        elif code is Code.INTERNAL:
+            events.append(self._registry.fail(sequence.live, Failure.NOT_FINITE, answer.message))
+        else:
+            events.append(self._registry.fail(sequence.live, Failure.REFUSED, answer.message))
+        return False
+
+    def _stale(self, sequence: Sequence, message: str, events: list[Event]) -> None:
+        """Our view of its cache is wrong: open it again, unless that keeps happening."""
+        sequence.refusals += 1
+        if sequence.refusals > self._config.max_refusals:
+            events.append(self._registry.fail(sequence.live, Failure.REFUSED, message))
+        else:
+            self._roster.preempt(sequence)

@@ -1,0 +1,68 @@
+"""The choices: what fits, how big a chunk, whom to preempt, whom not to start. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.queue import SequenceQueue
+from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.step import Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the configuration and the executor allow together."""
+
+    seats: int  # sequences with a cache: each can decode in every step
+    step_tokens: int
+    chunk_tokens: int
+    page_size: int
+    total_pages: int
+    request_tokens: int  # prompt and output of one completion, which must be able to run alone
+
+    @classmethod
+    def of(cls, config: CoreConfig, capacity: Capacity) -> Limits:
+        """The smaller of each."""
+        step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)
+        return cls(
+            seats=min(config.max_running, capacity.max_sequences, capacity.max_rows, step_tokens),
+            step_tokens=step_tokens,
+            chunk_tokens=min(config.prefill_chunk_tokens, step_tokens),
+            page_size=capacity.page_size,
+            total_pages=capacity.total_pages,
+            request_tokens=min(capacity.context_length, capacity.total_pages * capacity.page_size),
+        )
+
+    def pages(self, tokens: int) -> int:
+        """Pages that hold so many tokens."""
+        return -(-tokens // self.page_size)
+
+
+def victims(running: SequenceQueue, spared: Sequence, shortage: int, limits: Limits) -> Iterator[Sequence]:
+    """Whom to preempt for `shortage` pages: lowest priority, then youngest, first; never `spared`.
+
+    What a victim gives back is an estimate (its pages may be shared), so it decides only how many
+    go at once; the executor's next reply says what came free.
+    """
+    for sequence in reversed(running):
+        if shortage <= 0:
+            return
+        if sequence is not spared:
+            shortage -= max(1, limits.pages(sequence.kv) - sequence.shared_tokens // limits.page_size)
+            yield sequence
+
+
+def can_start_in_time(sequence: Sequence, limits: Limits, step_s: float, now: float) -> bool:
+    """False if its first token would come after its deadline, at the recent pace and without a prefix hit."""
+    deadline = sequence.live.request.deadline
+    if deadline is None or sequence.live.emitted:
+        return True
+    steps = -(-len(sequence.tokens) // limits.chunk_tokens)
+    return now + steps * step_s <= deadline
+
+
+def retry_after_s(queued_requests: int, start_interval_s: float) -> float:
+    """When a refused client may try again: the time in which an eighth of the queue has started."""
+    return min(30.0, max(0.1, start_interval_s * queued_requests / 8))

@@ -1,0 +1,52 @@
+"""Sequences in the order of their keys: who goes first stands first."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from operator import attrgetter
+
+from scheduler_service.core.sequence import Sequence
+
+_key = attrgetter("key")
+
+
+class SequenceQueue:
+    """A sorted list; adding and removing cost a search and a move of memory."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self) -> None:
+        self._items: list[Sequence] = []
+
+    def add(self, sequence: Sequence) -> None:
+        """Put it in its place; it must not be here already."""
+        insort(self._items, sequence, key=_key)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take it out. Raises KeyError if it is not here."""
+        at = bisect_left(self._items, sequence.key, key=_key)
+        if at == len(self._items) or self._items[at] is not sequence:
+            raise KeyError(sequence.key)
+        del self._items[at]
+
+    def discard(self, sequence: Sequence) -> None:
+        """Take it out if it is here."""
+        if sequence in self:
+            self.remove(sequence)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        at = bisect_left(self._items, sequence.key, key=_key)
+        return at < len(self._items) and self._items[at] is sequence
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._items)
+
+    def __reversed__(self) -> Iterator[Sequence]:
+        return reversed(self._items)
+
+    def __getitem__(self, at: int) -> Sequence:
+        return self._items[at]

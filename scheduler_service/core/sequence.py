@@ -1,0 +1,148 @@
+"""One live request and its sequences: what is known, what is computed, how it went so far."""
+
+from __future__ import annotations
+
+from scheduler_service.core.events import FinishReason, Usage
+from scheduler_service.core.request import Request
+from scheduler_service.core.seeds import index_seed
+from scheduler_service.core.states import State, Trigger, after
+
+Key = tuple[int, float, int, int]
+"""Sorts sequences by who goes first: priority descending, arrival, order of adding, index."""
+
+
+class LiveRequest:
+    """A request that was taken and has not ended, and its n sequences."""
+
+    __slots__ = (
+        "added_at",
+        "emitted",
+        "request",
+        "sequences",
+        "serial",
+        "started",
+        "stop_token_ids",
+        "stops",
+    )
+
+    def __init__(self, request: Request, serial: int, max_tokens: int, now: float) -> None:
+        self.request = request
+        self.serial = serial  # rises with each request: the last word on who came first
+        self.added_at = now
+        self.started = False  # some step had it: it no longer counts as queued
+        self.emitted = False
+        self.stops = request.eos_token_ids | request.stop_token_ids
+        self.stop_token_ids = tuple(sorted(self.stops))  # as executors take them
+        self.sequences = [Sequence(self, i, max_tokens) for i in range(request.n)]
+
+    @property
+    def ended(self) -> bool:
+        """All sequences have ended."""
+        return all(s.state is State.ENDED for s in self.sequences)
+
+    def set_max_tokens(self, max_tokens: int) -> None:
+        """Change what fits, for a request that did not say how much it wants."""
+        for sequence in self.sequences:
+            sequence.end_length = sequence.prompt_length + max_tokens
+
+
+class Sequence:
+    """One completion. Its *known* tokens are prompt and output; `kv` of them are computed."""
+
+    __slots__ = (
+        "accepted",
+        "cache_id",
+        "cached",
+        "drafted",
+        "end_length",
+        "evictions",
+        "first_token_at",
+        "in_flight",
+        "index",
+        "key",
+        "kv",
+        "live",
+        "losses",
+        "lost_at",
+        "prompt_length",
+        "refusals",
+        "sampling",
+        "shared_tokens",
+        "started_at",
+        "state",
+        "tail_shared",
+        "tokens",
+    )
+
+    def __init__(self, live: LiveRequest, index: int, max_tokens: int) -> None:
+        request = live.request
+        self.live = live
+        self.index = index
+        self.key: Key = (-request.priority, request.arrival, live.serial, index)
+        self.sampling = request.sampling.with_seed(index_seed(request.sampling.seed, index))
+        self.tokens = list(request.prompt)
+        self.prompt_length = len(request.prompt)
+        self.end_length = self.prompt_length + max_tokens  # LENGTH when so many are known
+        self.state = State.WAITING if index == 0 else State.HELD
+        # the cache
+        self.cache_id = 0  # 0: none
+        self.kv = 0
+        self.in_flight = False  # has an unanswered row
+        self.shared_tokens = 0  # on pages that others may hold too: its prefix hit, or where it was forked
+        self.tail_shared = False  # a fork shares its last page: the next write copies it
+        # faults
+        self.losses = 0  # executors lost while it was in flight, since it last got on
+        self.lost_at = 0  # tokens known then
+        self.refusals = 0  # answers in a row that say our view of its cache is wrong
+        # for its usage
+        self.evictions = 0
+        self.cached: int | None = None
+        self.drafted = 0
+        self.accepted = 0
+        self.started_at: float | None = None
+        self.first_token_at: float | None = None
+
+    def happen(self, trigger: Trigger) -> None:
+        """Move on in the table of states. Raises IllegalEvent."""
+        self.state = after(self.state, trigger)
+
+    @property
+    def generated(self) -> int:
+        """Output tokens so far."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def source(self) -> Sequence | None:
+        """The sequence to fork this one from: the first completion, if this one is still all prompt."""
+        first = self.live.sequences[0]
+        if first is self or first.state is not State.RUNNING or len(self.tokens) > self.prompt_length:
+            return None
+        return first
+
+    def verdict(self) -> tuple[FinishReason, int | None] | None:
+        """Why the last token ends it, with the token id that does; None: it goes on.
+
+        The first `min_tokens` tokens never end it: the executor masks the stop ids there.
+        """
+        last = self.tokens[-1]
+        if last in self.live.stops and self.generated > self.live.request.min_tokens:
+            is_eos = last in self.live.request.eos_token_ids
+            return (FinishReason.EOS if is_eos else FinishReason.STOP_TOKEN), last
+        if len(self.tokens) >= self.end_length:
+            return FinishReason.LENGTH, None
+        return None
+
+    def usage(self, now: float) -> Usage:
+        """What it took."""
+        arrival = self.live.request.arrival
+        return Usage(
+            prompt_tokens=self.prompt_length,
+            cached_tokens=self.cached or 0,
+            completion_tokens=self.generated,
+            drafted_tokens=self.drafted,
+            accepted_tokens=self.accepted,
+            preemptions=self.evictions,
+            queue_s=(now if self.started_at is None else self.started_at) - arrival,
+            first_token_s=(now if self.first_token_at is None else self.first_token_at) - arrival,
+            total_s=now - arrival,
+        )

@@ -1,0 +1,26 @@
+"""grpc.health.v1: SERVING means that a request sent now would get tokens."""
+
+from __future__ import annotations
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+SERVICE = "paceline.scheduler.v1.SchedulerService"
+
+
+class Health:
+    """The status of the whole server ("") and of the service, kept by the service's tick."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._servicer = health.aio.HealthServicer()
+        self._serving: bool | None = None
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    async def show(self, serving: bool) -> None:
+        """What watchers are told from now on."""
+        if serving is self._serving:
+            return
+        self._serving = serving
+        status = health_pb2.HealthCheckResponse
+        for service in ("", SERVICE):
+            await self._servicer.set(service, status.SERVING if serving else status.NOT_SERVING)

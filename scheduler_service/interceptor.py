@@ -1,0 +1,64 @@
+"""The one way out for exceptions: a typed status, never a stack, never UNKNOWN."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+from paceline._service.logs import Log
+
+from scheduler_service.errors import InternalError, ServiceError
+
+log = Log("scheduler.rpc")
+
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_OURS = "/paceline."
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Maps what our handlers raise. They are coroutines, so that no message pays for this."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        """Put a guard around one of our handlers; others are left alone."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(_OURS):
+            return handler
+        method = handler_call_details.method.rpartition("/")[2]
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                _guarded(handler.unary_stream, method),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            _guarded(handler.unary_unary, method), handler.request_deserializer, handler.response_serializer
+        )
+
+
+def _guarded(behaviour: Any, method: str) -> Any:
+    """`behaviour` is a coroutine function; the types of handlers know only the blocking kind."""
+
+    async def guarded(request: Any, context: _Context) -> Any:
+        try:
+            return await behaviour(request, context)
+        except ServiceError as error:
+            status = error.status()
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            if context.cancelled() or context.done():  # a write to a client that has just left
+                return None
+            log.error("handler failed", error, method=method)
+            status = InternalError("internal error; the scheduler's log has more").status()
+        await context.abort_with_status(status)
+
+    return guarded

@@ -1,0 +1,276 @@
+"""One executor: greeted, watched, lost, and greeted again.
+
+    unreachable ── greet (GetStatus, GetInfo, GetTokenizer, OpenSession) ──► ready ──► lost ──► ...
+
+A new session replaces our last one, which releases all that it held and fences its late steps: so
+after any loss, a frozen executor's too, there is nothing to replay, and sequences are recomputed.
+
+An executor is lost when its stream or connection ends (a killed process at once, a stopped one
+after the channel's ping timeout, about 3 s), when it does not answer a heartbeat within
+`heartbeat_timeout_s` (its event loop hangs), when it no longer knows our session, or when a step
+makes no progress for `step_timeout_s`. A long step is no loss: the heartbeat, answered by the
+executor's event loop, tells how old the running step is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline import errors
+from paceline._service.logs import Log
+from paceline.aio.executor import ExecutorClient, StepStream
+from paceline.channel import Security
+from paceline.executor.v1 import executor_pb2 as pb
+from paceline.session import Session
+
+from scheduler_service.codec.handshake import decode_capacity
+from scheduler_service.codec.steps import decode_result, encode_step
+from scheduler_service.core.step import Capacity, Plan, Result
+from scheduler_service.model import ExecutorView
+
+log = Log("scheduler.link")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long to wait, in seconds."""
+
+    heartbeat_interval_s: float = 1.0
+    heartbeat_timeout_s: float = 10.0
+    step_timeout_s: float = 120.0
+    greeting_timeout_s: float = 10.0  # of each of its RPCs
+    retry_s: float = 0.1  # doubles ...
+    retry_max_s: float = 1.0  # ... up to here
+    lease_s: float = 30.0
+
+
+class ExecutorLostError(Exception):
+    """The executor, or our session on it, is gone; the message says how."""
+
+
+class RefusedExecutorError(Exception):
+    """This executor can't serve our sequences; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What an executor said when it was greeted."""
+
+    info: pb.GetInfoResponse
+    tokenizer: pb.GetTokenizerResponse
+
+
+Accept = Callable[[str, Greeting], None]
+"""Looks at the executor at an address; raises RefusedExecutorError if it won't do."""
+
+
+class ExecutorLink:
+    """One executor at `address`. `run` keeps it greeted; the loop drives it while it is `ready`."""
+
+    def __init__(
+        self, address: str, security: Security, timing: Timing, accept: Accept, changed: Callable[[], None]
+    ) -> None:
+        self.address = address
+        self.detail = "not reached yet"
+        """What it is waiting for, when not ready."""
+        self.losses = 0
+        self.capacity: Capacity | None = None
+        self._security = security
+        self._timing = timing
+        self._accept = accept
+        self._changed = changed  # called whenever `ready` has changed, and at each heartbeat
+        self._client: ExecutorClient | None = None
+        self._session: Session | None = None
+        self._last_session_id = 0
+        self._stream: StepStream | None = None
+        self._sent: deque[tuple[Plan, float]] = deque()  # unanswered, with the time of sending
+        self._lost = asyncio.Event()
+        self._last_refusal = ""
+        self._status = pb.GetStatusResponse()  # the last heartbeat's
+
+    @property
+    def ready(self) -> bool:
+        """It was greeted and has not been lost since."""
+        return self._session is not None
+
+    @property
+    def step_age_s(self) -> float:
+        """Since the oldest unanswered step was sent; 0 without one."""
+        return time.monotonic() - self._sent[0][1] if self._sent else 0.0
+
+    def view(self, *, active: bool) -> ExecutorView:
+        """For GetStatus."""
+        cache = self._status.cache
+        return ExecutorView(
+            address=self.address,
+            connected=self.ready,
+            active=active and self.ready,
+            detail=self.detail,
+            total_pages=cache.total_pages,
+            available_pages=cache.free_pages + cache.cached_pages,
+            losses=self.losses,
+        )
+
+    # Being there
+
+    async def run(self) -> None:
+        """Greet, watch, and greet again; ends only when cancelled."""
+        retry_s = self._timing.retry_s
+        try:
+            while True:
+                self._client = ExecutorClient(self.address, security=self._security)
+                try:
+                    await self._greet(self._client)
+                    retry_s = self._timing.retry_s
+                    await self._watch(self._client)
+                except (errors.PacelineError, RefusedExecutorError, ValueError) as error:
+                    self._not_ready(str(error))
+                finally:
+                    await self._client.close()
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, self._timing.retry_max_s)
+        finally:
+            self.lose("the scheduler is shutting down")
+
+    async def leave(self) -> None:
+        """Give our session back, so that its pages are free at once."""
+        session, client = self._session, self._client
+        if session is not None and client is not None:
+            try:
+                await client.close_session(session.id, timeout_s=1.0)
+            except errors.PacelineError as error:  # its lease will end it
+                log.info("session not closed", address=self.address, detail=str(error))
+
+    async def _greet(self, client: ExecutorClient) -> None:
+        timeout_s = self._timing.greeting_timeout_s
+        status = await client.get_status(timeout_s=timeout_s)
+        if status.state == pb.EXECUTOR_STATE_LOADING:
+            raise RefusedExecutorError(f"loading {status.loading} {status.load_fraction:.0%}")
+        if status.state == pb.EXECUTOR_STATE_DRAINING:
+            raise RefusedExecutorError("draining")
+        info = await client.get_info(timeout_s=timeout_s)
+        try:
+            tokenizer = await client.get_tokenizer(timeout_s=timeout_s)
+        except errors.NotFound:
+            tokenizer = pb.GetTokenizerResponse()  # token ids only
+        self._accept(self.address, Greeting(info, tokenizer))
+        capacity = decode_capacity(info)
+        session = await client.open_session(
+            replaces=self._last_session_id,
+            lease_ms=round(self._timing.lease_s * 1000),
+            label="paceline scheduler",
+            timeout_s=timeout_s,
+        )
+        if session.epoch != info.epoch:
+            raise RefusedExecutorError("restarted while it was greeted")
+        self.capacity = capacity
+        self._session = session
+        self._last_session_id = session.id
+        self._sent.clear()
+        self._lost.clear()
+        self.detail = self._last_refusal = ""
+        log.info("executor ready", address=self.address, model=info.model.name, epoch=session.epoch)
+        self._changed()
+
+    async def _watch(self, client: ExecutorClient) -> None:
+        timing = self._timing
+        while not self._lost.is_set():
+            session = self._session
+            assert session is not None
+            try:
+                status = await client.get_status(
+                    session.id, session.epoch, timeout_s=timing.heartbeat_timeout_s
+                )
+            except errors.PacelineError as error:
+                self.lose(f"no heartbeat: {error}")
+                return
+            self._status = status
+            if self.step_age_s > timing.step_timeout_s and not 0 < status.step_age_s < timing.step_timeout_s:
+                self.lose(f"a step made no progress for {timing.step_timeout_s:g} s")
+                return
+            self._changed()
+            try:
+                await asyncio.wait_for(self._lost.wait(), timing.heartbeat_interval_s)
+            except TimeoutError:
+                continue
+
+    def lose(self, detail: str) -> None:
+        """The executor is gone, as far as we can tell; `run` will greet it again."""
+        if self._session is None:
+            return
+        log.warning("executor lost", address=self.address, detail=detail)
+        self.losses += 1
+        self._session = None
+        self._not_ready(detail)
+        self._lost.set()
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        self._changed()
+
+    def _not_ready(self, detail: str) -> None:
+        self.detail = detail
+        if detail != self._last_refusal:
+            self._last_refusal = detail
+            log.info("executor not ready", address=self.address, detail=detail)
+
+    # Being driven
+
+    def open_stream(self) -> None:
+        """Begin to drive it. Raises ExecutorLostError."""
+        if self._client is None or self._session is None:
+            raise ExecutorLostError(self.detail)
+        self._stream = self._client.stream()
+
+    def check(self) -> None:
+        """Raises ExecutorLostError if it was lost since `open_stream`."""
+        if self._stream is None:
+            raise ExecutorLostError(self.detail)
+
+    async def send(self, plan: Plan) -> None:
+        """Send one step; returns when it is on its way. Raises ExecutorLostError."""
+        stream, session = self._stream, self._session
+        if stream is None or session is None:
+            raise ExecutorLostError(self.detail)
+        step = encode_step(plan, session.header())
+        self._sent.append((plan, time.monotonic()))
+        try:
+            await stream.send(step)
+        except errors.PacelineError as error:
+            self._fail(f"the stream broke: {error}")
+        except asyncio.CancelledError:
+            self._uncancel()
+
+    async def receive(self) -> Result:
+        """The answer to the oldest unanswered step. Raises ExecutorLostError."""
+        stream = self._stream
+        if stream is None:
+            raise ExecutorLostError(self.detail)
+        try:
+            message = await stream.recv()
+            plan, _ = self._sent.popleft()
+            return decode_result(plan, message)
+        except errors.PacelineError as error:
+            # A step that was refused whole is no answer to any row: our session is gone, or we
+            # disagree on where it stands. Either way the way out is a new session.
+            self._fail(f"the stream broke: {error}")
+        except (ValueError, IndexError) as error:
+            self._fail(f"an answer that does not fit its step: {error}")
+        except asyncio.CancelledError:
+            self._uncancel()
+        raise AssertionError("unreachable")
+
+    def _fail(self, detail: str) -> None:
+        self.lose(detail)
+        raise ExecutorLostError(self.detail)
+
+    def _uncancel(self) -> None:
+        """A closed stream answers with CancelledError too: tell it from our own task's."""
+        task = asyncio.current_task()
+        if self._session is None and not (task is not None and task.cancelling()):
+            raise ExecutorLostError(self.detail)
+        raise asyncio.CancelledError

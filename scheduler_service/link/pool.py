@@ -1,0 +1,83 @@
+"""All executors on the command line: one is active, the others stand by for failover.
+
+The first that is ready becomes active and stays so until it is lost. What the first one said about
+its model holds from then on: an executor of another model, or with other sampling rules, would go
+on with other tokens, and is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline._service.logs import Log
+from paceline.channel import Security
+
+from scheduler_service.codec.handshake import decode_identity, decode_model, decode_tokenizer
+from scheduler_service.link.executor import ExecutorLink, Greeting, RefusedExecutorError, Timing
+from scheduler_service.model import Model, RequestLimits
+from scheduler_service.text.tools import TextTools, UnusableTokenizerError
+
+log = Log("scheduler.pool")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What this scheduler serves, known since its first executor."""
+
+    model: Model
+    text: TextTools | None  # None: the model has no tokenizer, prompts are token ids
+
+
+class ExecutorPool:
+    """The executors at `addresses`. `changed` is called when one is ready or lost, and at heartbeats."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        security: Security,
+        timing: Timing,
+        limits: RequestLimits,
+        changed: Callable[[], None],
+    ) -> None:
+        self.served: Served | None = None
+        self.active: ExecutorLink | None = None
+        self._limits = limits
+        self.links = [ExecutorLink(address, security, timing, self._accept, changed) for address in addresses]
+
+    async def run(self) -> None:
+        """Keep all links greeted; ends only when cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for link in self.links:
+                group.create_task(link.run(), name=f"link {link.address}")
+
+    def choose(self) -> ExecutorLink | None:
+        """The executor to drive from now on: the active one while it lasts, else the next ready one."""
+        if self.active is None or not self.active.ready:
+            self.active = next((link for link in self.links if link.ready), None)
+            if self.active is not None:
+                log.info("executor active", address=self.active.address)
+        return self.active
+
+    async def leave(self) -> None:
+        """Give all sessions back."""
+        await asyncio.gather(*(link.leave() for link in self.links))
+
+    def _accept(self, address: str, greeting: Greeting) -> None:
+        identity = decode_identity(greeting.info)
+        if self.served is None:
+            try:
+                text = TextTools.made_of(decode_tokenizer(greeting.tokenizer))
+            except UnusableTokenizerError as error:
+                raise RefusedExecutorError(f"its tokenizer can't be used: {error}") from error
+            self.served = Served(decode_model(greeting.info, greeting.tokenizer, self._limits), text)
+            return
+        expected = self.served.model.identity
+        if identity.model != expected.model:
+            raise RefusedExecutorError(
+                f"another model ({greeting.info.model.name}, fingerprint {identity.model.hex()[:12]}) "
+                f"than the one served ({self.served.model.name}, {expected.model.hex()[:12]})"
+            )
+        if identity.sampler != expected.sampler:
+            raise RefusedExecutorError(f"other sampling rules ({identity.sampler}, not {expected.sampler})")

@@ -1,0 +1,140 @@
+"""The live requests: between the core, which knows no text, and the streams, which know no steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from scheduler_service.codec.requests import CheckedRequest
+from scheduler_service.core.errors import AdmissionError
+from scheduler_service.core.events import Event, Failed, Finished, Tokens
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.errors import (
+    Aborted,
+    DuplicateRequest,
+    ServiceError,
+    StalledReader,
+    of_admission,
+    of_failure,
+)
+from scheduler_service.metrics import Metrics
+from scheduler_service.stream import RequestStream
+from scheduler_service.text.stop_strings import StopStrings
+from scheduler_service.text.tools import TextTools
+
+Clock = Callable[[], float]
+
+
+class LiveRequests:
+    """Admits requests, brings the core's events to their streams, ends what has to end.
+
+    Not thread-safe: all on the event loop, like the core. `wake` is called when the loop has a
+    reason to plan again; `clock` is time.monotonic, or a test's.
+    """
+
+    def __init__(self, core: Scheduler, metrics: Metrics, clock: Clock, wake: Callable[[], None]) -> None:
+        self._core = core
+        self._metrics = metrics
+        self._clock = clock
+        self._wake = wake
+        self._streams: dict[str, RequestStream] = {}
+        self._posted: list[Event] = []
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def check_id(self, request_id: str) -> None:
+        """Raises DuplicateRequest if its stream has not ended, whatever the core says."""
+        if request_id in self._streams:
+            raise DuplicateRequest(f"request_id: {request_id} is live")
+
+    def admit(
+        self,
+        checked: CheckedRequest,
+        prompt: Sequence[int],
+        *,
+        arrival: float,
+        deadline: float | None,
+        text: TextTools | None,
+    ) -> RequestStream:
+        """Take a request into the queue. Raises a ServiceError, and then nothing has changed."""
+        self.check_id(checked.id)
+        request = checked.to_core(prompt, arrival=arrival, deadline=deadline)
+        try:
+            self._core.add(request, self._clock())
+        except AdmissionError as error:
+            raise of_admission(error) from error
+        stream = RequestStream(
+            checked.id,
+            arrival,
+            checked.n,
+            checked.eos_token_ids | checked.stop_token_ids,
+            text.detokenizer if text is not None else None,
+            StopStrings(checked.stop_strings) if checked.stop_strings else None,
+        )
+        self._streams[checked.id] = stream
+        self._wake()
+        return stream
+
+    def post(self, events: Iterable[Event]) -> None:
+        """Keep events for the next `deliver`: the next step is sent first."""
+        self._posted += events
+
+    def deliver(self) -> None:
+        """Bring the posted events to their streams."""
+        events, self._posted = self._posted, []
+        now = self._clock()
+        for event in events:
+            stream = self._streams.get(event.request_id)
+            if stream is None:
+                continue  # its client has left
+            match event:
+                case Tokens():
+                    self._metrics.tokens(stream, event, now)
+                    if stream.push(event) is not None:
+                        finished = self._core.stop(event.request_id, event.index, now)
+                        if finished is not None:
+                            self._finish(stream, finished)
+                            self._wake()
+                case Finished():
+                    self._finish(stream, event)
+                case Failed():
+                    self._end(stream, of_failure(event))
+
+    def cancel(self, request_id: str, error: ServiceError) -> bool:
+        """End a live request with this error; False if it is not live."""
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return False
+        self._core.cancel(request_id, self._clock(), error.message)
+        self._end(stream, error)
+        self._wake()
+        return True
+
+    def leave(self, stream: RequestStream) -> None:
+        """The stream's reader has gone, for whatever reason; nothing more is computed for it."""
+        if self._streams.get(stream.request_id) is stream:
+            self.cancel(stream.request_id, Aborted("the client has left"))
+
+    def cancel_all(self, error: ServiceError) -> None:
+        """End all live requests."""
+        for request_id in list(self._streams):
+            self.cancel(request_id, error)
+
+    def cancel_stalled(self, timeout_s: float) -> list[RequestStream]:
+        """End the requests whose reader has not moved for so long; returns their streams."""
+        now = self._clock()
+        stalled = [stream for stream in self._streams.values() if stream.stalled_s(now) > timeout_s]
+        for stream in stalled:
+            self.cancel(stream.request_id, StalledReader(f"nothing was read for {timeout_s:g} s"))
+        return stalled
+
+    def _finish(self, stream: RequestStream, event: Finished) -> None:
+        stream.finish(event)
+        if stream.ended:
+            del self._streams[stream.request_id]
+
+    def _end(self, stream: RequestStream, error: ServiceError) -> None:
+        stream.fail(error)
+        del self._streams[stream.request_id]
+        # A request that reuses the id must not get what was meant for this one.
+        self._posted = [event for event in self._posted if event.request_id != stream.request_id]

@@ -1,0 +1,107 @@
+"""Prometheus metrics. Figures of the core are copied in by the service's tick, not at each event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from scheduler_service.core.events import Tokens
+from scheduler_service.core.snapshot import Snapshot
+from scheduler_service.errors import ServiceError
+from scheduler_service.stream import RequestStream
+
+_PREFIX = "paceline_scheduler"
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+GAUGES: Mapping[str, str] = {
+    "running": "Sequences that hold a cache",
+    "waiting": "Sequences that wait for one",
+    "waiting_tokens": "Known tokens of the waiting sequences",
+    "total_pages": "KV pages of the active executor",
+    "free_pages": "KV pages that hold nothing",
+    "evictable_pages": "KV pages held by the prefix cache alone",
+}
+"""Fields of the core's Snapshot that are shown as they are."""
+
+COUNTERS: Mapping[str, str] = {
+    "requests": "Requests taken",
+    "refused": "Requests refused by the queue",
+    "finished": "Requests that finished",
+    "cancelled": "Requests cancelled",
+    "failed": "Requests failed",
+    "preemptions": "Sequences preempted because pages ran out",
+    "executor_losses": "Losses of the active executor",
+    "steps": "Steps answered",
+    "rows": "Rows answered",
+    "prompt_tokens": "Prompt tokens of the requests taken",
+    "cached_tokens": "Prompt tokens found in the prefix cache",
+    "completion_tokens": "Tokens generated",
+    "drafted_tokens": "Draft tokens sent",
+    "accepted_tokens": "Draft tokens accepted",
+}
+"""Fields of the core's Counters that are shown as they are."""
+
+
+class Metrics(Collector):
+    """All metrics of one scheduler, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self._snapshot: Snapshot | None = None
+        self.first_token_s = self._histogram("first_token_seconds", "Arrival to first token", _SECONDS)
+        self.inter_token_s = self._histogram("inter_token_seconds", "Between deltas of a stream", _SECONDS)
+        self.step_s = self._histogram("step_seconds", "Step, sent to answered", _SECONDS)
+        self.compute_s = self._histogram("step_compute_seconds", "Of it in the executor", _SECONDS)
+        self.batch_rows = self._histogram("batch_rows", "Rows of a step", _ROWS)
+        self.rejections = Counter(
+            f"{_PREFIX}_rejections", "Requests ended with an error", ["reason"], registry=self.registry
+        )
+        self.executor_ready = Gauge(
+            f"{_PREFIX}_executor_ready", "1: the executor can serve", ["address"], registry=self.registry
+        )
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"{_PREFIX}_{name}", text, buckets=buckets, registry=self.registry)
+
+    def tokens(self, stream: RequestStream, event: Tokens, now: float) -> None:
+        """A completion got tokens; times are the clock's."""
+        last = stream.last_tokens_at.get(event.index)
+        stream.last_tokens_at[event.index] = now
+        if last is None:
+            self.first_token_s.observe(now - stream.arrival)
+        else:
+            self.inter_token_s.observe(now - last)
+
+    def ended_badly(self, error: ServiceError) -> None:
+        """A request got this instead of an answer."""
+        self.rejections.labels(error.reason).inc()
+
+    def step(self, elapsed_s: float, compute_s: float, rows: int) -> None:
+        """A step was answered."""
+        self.step_s.observe(elapsed_s)
+        self.compute_s.observe(compute_s)
+        self.batch_rows.observe(rows)
+
+    def show(self, snapshot: Snapshot) -> None:
+        """The core's figures, from now on."""
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        """The core's figures, for a scrape; called in the metrics server's thread."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            return
+        for name, text in GAUGES.items():
+            yield GaugeMetricFamily(f"{_PREFIX}_{name}", text, value=getattr(snapshot, name))
+        for name, text in COUNTERS.items():
+            yield CounterMetricFamily(f"{_PREFIX}_{name}", text, value=getattr(snapshot.counters, name))
+
+    def serve(self, host: str, port: int) -> int:
+        """Serve them over HTTP in a thread of their own; returns the port."""
+        server, _ = start_http_server(port, host, registry=self.registry)
+        return server.server_port

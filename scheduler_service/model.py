@@ -1,0 +1,67 @@
+"""The model that this scheduler serves, as its first executor described it. Fixed from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What has to be equal for a sequence to go on elsewhere with the same tokens."""
+
+    model: bytes  # SHA-256 of weights, config and dtype
+    sampler: str  # version of the sampling rules
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What one request may ask for; the executor's limits and the settings', whichever is less."""
+
+    max_n: int
+    max_stop_strings: int
+    max_stop_string_bytes: int
+    max_stop_token_ids: int
+    max_logit_bias: int  # entries
+    max_logprobs: int
+    max_prompt_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Facts about the model; lengths in tokens."""
+
+    identity: Identity
+    name: str
+    architecture: str
+    dtype: str
+    version: str  # of the executor's Paceline
+    vocab_size: int
+    context_length: int
+    eos_token_ids: frozenset[int]
+    limits: RequestLimits
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What `text.TextTools` is made of."""
+
+    tokenizer_json: bytes
+    chat_template: str  # "" when the model has none
+    bos_token: str
+    eos_token: str
+    add_bos: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorView:
+    """One executor, as GetStatus shows it; pages as of its last heartbeat."""
+
+    address: str
+    connected: bool
+    active: bool
+    detail: str  # what it is waiting for, when not connected
+    total_pages: int
+    available_pages: int  # free and evictable
+    losses: int

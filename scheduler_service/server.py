@@ -1,0 +1,93 @@
+"""Startup, main, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+from grpc_reflection.v1alpha import reflection
+from paceline._service.logs import Log
+from paceline._service.process import Shutdown, write_port_file
+from paceline._service.security import UnsafeAddressError
+from paceline.channel import Link, server_options
+from paceline.scheduler.v1 import scheduler_pb2_grpc
+
+from scheduler_service.config import SchedulerSettings
+from scheduler_service.health import SERVICE, Health
+from scheduler_service.interceptor import ErrorInterceptor
+from scheduler_service.service import SchedulerService
+from scheduler_service.servicer import SchedulerServicer
+
+log = Log("scheduler.server")
+
+RECEIVE_BYTES = 16 << 20
+"""Above the 4 MiB of public messages, so that a prompt far too large is refused by name."""
+GRACE_S = 1.0
+"""For answers that are already on their way when the server stops."""
+
+
+class Server:
+    """The service behind a port. `start` it, `serve` until told to stop."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.service = SchedulerService(settings)
+        self._settings = settings
+        self._server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(), *settings.server_security.interceptors()],
+            options=[*server_options(Link.PUBLIC), ("grpc.max_receive_message_length", RECEIVE_BYTES)],
+        )
+        self._health = Health(self._server)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
+            SchedulerServicer(self.service), self._server
+        )
+        if settings.reflection:
+            names = (SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
+
+    async def start(self) -> int:
+        """Listen; returns the port. Raises UnsafeAddressError, RuntimeError, OSError."""
+        settings = self._settings
+        port = settings.server_security.bind(
+            self._server, settings.host, settings.port, insecure=settings.insecure
+        )
+        await self._health.show(False)
+        await self._server.start()
+        if settings.metrics_port is not None:
+            metrics_port = self.service.metrics.serve(settings.host, settings.metrics_port)
+            log.info("metrics", host=settings.host, port=metrics_port)
+        if settings.port_file is not None:
+            write_port_file(settings.port_file, port)
+        log.info("listening", host=settings.host, port=port, executors=",".join(settings.executor))
+        return port
+
+    async def serve(self, shutdown: Shutdown) -> int:
+        """Serve until asked to stop, then drain. Returns the exit status."""
+        running = asyncio.create_task(self.service.run(self._health.show), name="service")
+        asked = asyncio.create_task(shutdown.drain.wait())
+        await asyncio.wait((running, asked), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            await self._health.show(False)
+            await self.service.drain(self._settings.drain_timeout_s, shutdown.force)
+        asked.cancel()
+        await self._server.stop(GRACE_S)
+        await self.service.pool.leave()
+        running.cancel()
+        try:
+            await running
+        except asyncio.CancelledError:
+            log.info("stopped")
+            return 0
+        except BaseExceptionGroup as error:
+            log.error("the scheduler failed", error)
+        return 1
+
+
+async def main(settings: SchedulerSettings, shutdown: Shutdown) -> int:
+    """Run a scheduler process. Returns its exit status."""
+    try:
+        server = Server(settings)
+        await server.start()
+    except (UnsafeAddressError, OSError, RuntimeError) as error:
+        log.error(f"can't start: {error}")
+        return 1
+    return await server.serve(shutdown)

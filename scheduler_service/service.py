@@ -1,0 +1,107 @@
+"""The scheduler as one object: core, executors, live requests and loop, between start and drain."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from paceline._service.logs import Log
+
+from scheduler_service.config import SchedulerSettings
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.errors import RETRY_AFTER_S, Aborted, InternalError, NotReady
+from scheduler_service.link.pool import ExecutorPool, Served
+from scheduler_service.live import LiveRequests
+from scheduler_service.loop import Loop, Wake
+from scheduler_service.metrics import Metrics
+
+log = Log("scheduler.service")
+
+TICK_S = 0.5
+STUCK_STEP_S = 30.0
+"""A step that takes longer makes the service NOT_SERVING, long before its executor is given up."""
+
+
+class SchedulerService:
+    """What the servicer serves. `now` is time.monotonic everywhere."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.core = Scheduler(settings.core)
+        self.draining = False
+        self.started_at = time.monotonic()
+        wake = Wake()
+        self.pool = ExecutorPool(
+            settings.executor,
+            settings.executor_security,
+            settings.timing,
+            settings.request_limits,
+            changed=wake.set,
+        )
+        self.live = LiveRequests(self.core, self.metrics, time.monotonic, wake.set)
+        self._loop = Loop(self.core, self.pool, self.live, self.metrics, wake)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def run(self, show_health: Callable[[bool], Awaitable[None]]) -> None:
+        """Serve until cancelled. Ends with the exception of a bug, after telling all live requests."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.pool.run(), name="executors")
+                group.create_task(self._loop.run(), name="loop")
+                group.create_task(self._tick(show_health), name="tick")
+        finally:
+            self.draining = True
+            self.live.cancel_all(InternalError("the scheduler has stopped"))
+
+    @property
+    def state(self) -> str:
+        """`loading` until the first executor is ready, `serving`, then `draining`."""
+        if self.draining:
+            return "draining"
+        return "loading" if self.pool.served is None or self.core.capacity is None else "serving"
+
+    @property
+    def healthy(self) -> bool:
+        """A request sent now would get tokens."""
+        active = self.pool.active
+        if self.draining or active is None or not active.ready:
+            return False
+        return self.core.connected and active.step_age_s < STUCK_STEP_S
+
+    def served(self) -> Served:
+        """The model. Raises NotReady while no executor was seen."""
+        if self.pool.served is None:
+            details = ", ".join(f"{link.address}: {link.detail}" for link in self.pool.links)
+            raise NotReady(f"no executor yet ({details})", retry_after_s=RETRY_AFTER_S)
+        return self.pool.served
+
+    def door(self) -> Served:
+        """The model, for a new request. Raises NotReady also while draining."""
+        if self.draining:
+            raise NotReady("draining", retry_after_s=RETRY_AFTER_S)
+        return self.served()
+
+    async def drain(self, timeout_s: float, force: asyncio.Event) -> None:
+        """Refuse new requests; wait until the live ones have ended, it takes too long, or force."""
+        self.draining = True
+        log.info("draining", live=len(self.live), timeout_s=timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while len(self.live) and not force.is_set() and (left := deadline - time.monotonic()) > 0:
+            try:
+                await asyncio.wait_for(force.wait(), min(left, 0.05))
+            except TimeoutError:
+                continue
+        if len(self.live):
+            log.warning("ending live requests", live=len(self.live))
+            self.live.cancel_all(Aborted("the scheduler is shutting down"))
+
+    async def _tick(self, show_health: Callable[[bool], Awaitable[None]]) -> None:
+        while True:
+            self.live.cancel_stalled(self.settings.stall_timeout_s)
+            self.metrics.show(self.core.snapshot())
+            for link in self.pool.links:
+                self.metrics.executor_ready.labels(link.address).set(link.ready)
+            await show_health(self.healthy)
+            await asyncio.sleep(TICK_S)

@@ -1,0 +1,164 @@
+"""paceline.scheduler.v1 as handlers: check, tokenize, admit, stream. Errors leave as ServiceErrors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import grpc.aio
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer
+
+from scheduler_service.codec.requests import (
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    check_aborts,
+    check_detokenize,
+    check_prompt,
+    check_request,
+)
+from scheduler_service.codec.responses import Collector, model_info, service_status
+from scheduler_service.errors import (
+    RETRY_AFTER_S,
+    Aborted,
+    InvalidRequest,
+    QueueFull,
+    ServiceError,
+)
+from scheduler_service.link.pool import Served
+from scheduler_service.service import SchedulerService
+from scheduler_service.stream import RequestStream
+from scheduler_service.text.chat_template import ChatTemplateError
+from scheduler_service.text.tools import BusyError, PromptTooLargeError
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class SchedulerServicer(SchedulerServiceServicer):
+    """The public API. Handlers hold no state: what lives is in `service.live`."""
+
+    def __init__(self, service: SchedulerService) -> None:
+        self._service = service
+        self._metrics = service.metrics
+
+    async def Generate(  # type: ignore[override]  # writes, and so is no iterator
+        self, request: pb.GenerateRequest, context: _Context
+    ) -> None:
+        """One write per batch of news; whatever ends this coroutine ends the request."""
+        stream = await self._admitted(request, context)
+        try:
+            await context.send_initial_metadata((("request-id", stream.request_id),))
+            write = context.write
+            while messages := await stream.take():
+                for message in messages:
+                    await write(message)
+        except ServiceError as error:
+            self._metrics.ended_badly(error)
+            raise
+        finally:
+            self._service.live.leave(stream)
+
+    async def GenerateUnary(
+        self, request: pb.GenerateUnaryRequest, context: _Context
+    ) -> pb.GenerateUnaryResponse:
+        """The same stream, collected."""
+        stream = await self._admitted(request.request, context)
+        try:
+            await context.send_initial_metadata((("request-id", stream.request_id),))
+            collector = Collector(stream.request_id)
+            while messages := await stream.take():
+                collector.add(messages)
+            return collector.response()
+        except ServiceError as error:
+            self._metrics.ended_badly(error)
+            raise
+        finally:
+            self._service.live.leave(stream)
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: _Context) -> pb.TokenizeResponse:
+        """As Generate would."""
+        served = self._service.served()
+        return pb.TokenizeResponse(token_ids=await _token_ids(check_prompt(request, served.model), served))
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: _Context) -> pb.DetokenizeResponse:
+        """As Generate would."""
+        served = self._service.served()
+        check_detokenize(request.token_ids, served.model)
+        if served.text is None:
+            raise InvalidRequest("token_ids", "the model has no tokenizer")
+        return pb.DetokenizeResponse(text=served.text.decode(request.token_ids))
+
+    async def Abort(self, request: pb.AbortRequest, context: _Context) -> pb.AbortResponse:
+        """Ends what is live."""
+        check_aborts(request.request_ids)
+        response = pb.AbortResponse()
+        for request_id in request.request_ids:
+            aborted = self._service.live.cancel(request_id, Aborted("aborted"))
+            (response.aborted if aborted else response.unknown).append(request_id)
+        return response
+
+    async def GetModelInfo(
+        self, request: pb.GetModelInfoRequest, context: _Context
+    ) -> pb.GetModelInfoResponse:
+        """Known since the first executor."""
+        served, service = self._service.served(), self._service
+        return model_info(
+            served.model,
+            max_request_tokens=service.core.max_request_tokens,
+            has_chat_template=served.text is not None and served.text.has_chat_template,
+            queue=service.settings.core,
+        )
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: _Context) -> pb.GetStatusResponse:
+        """Answered in every state."""
+        service = self._service
+        return service_status(
+            state=service.state,
+            uptime_s=time.monotonic() - service.started_at,
+            snapshot=service.core.snapshot(),
+            executors=[link.view(active=link is service.pool.active) for link in service.pool.links],
+        )
+
+    async def _admitted(self, request: pb.GenerateRequest, context: _Context) -> RequestStream:
+        arrival = time.monotonic()
+        remaining = context.time_remaining()
+        try:
+            served = self._service.door()
+            checked = check_request(request, served.model)
+            self._service.live.check_id(checked.id)  # before the work of tokenizing
+            return self._service.live.admit(
+                checked,
+                await _token_ids(checked.prompt, served),
+                arrival=arrival,
+                deadline=None if remaining is None else arrival + remaining,
+                text=served.text,
+            )
+        except ServiceError as error:
+            self._metrics.ended_badly(error)
+            raise
+
+
+async def _token_ids(prompt: Prompt, served: Served) -> Sequence[int]:
+    """The prompt's ids, never none. Raises a ServiceError."""
+    if isinstance(prompt, TokenPrompt):
+        return prompt.ids
+    field = "text" if isinstance(prompt, TextPrompt) else "messages"
+    tools, most = served.text, served.model.limits.max_prompt_bytes
+    if tools is None:
+        raise InvalidRequest(field, "the model has no tokenizer: send token_ids")
+    try:
+        if isinstance(prompt, TextPrompt):
+            ids = await tools.encode_text(prompt.text)
+        else:
+            ids = await tools.encode_messages(prompt.messages, most)
+    except ChatTemplateError as error:
+        raise InvalidRequest(field, str(error)) from error
+    except PromptTooLargeError as error:
+        raise InvalidRequest(field, f"the template makes more than {most} bytes of them") from error
+    except BusyError as error:
+        raise QueueFull("too many prompts wait to be tokenized", retry_after_s=RETRY_AFTER_S) from error
+    if not ids:
+        raise InvalidRequest(field, "has no tokens")
+    return ids

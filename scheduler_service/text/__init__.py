@@ -1,0 +1,1 @@
+"""Text at the edge: prompts to token ids, token ids to text, and where text ends."""

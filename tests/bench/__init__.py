@@ -1,0 +1,1 @@
+"""Benchmarks: scripts, never tests. Each prints one JSON object a line."""

@@ -1,0 +1,1 @@
+"""Hostile clients: random and chosen messages against live services."""

@@ -1,0 +1,77 @@
+"""Hostile Generate and utility requests: nonsense, and valid ones with a few fields disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
+
+from tests.fuzz.messages import disturb
+
+_RPCS = ["Generate"] * 6 + ["GenerateUnary"] * 2 + ["Tokenize", "Detokenize", "Abort"]
+
+
+def _valid(rng: random.Random, vocab_size: int) -> pb.GenerateRequest:
+    request = pb.GenerateRequest(
+        sampling=pb.SamplingParams(temperature=rng.choice([0.0, 0.7, 1.0]), seed=rng.randrange(1000)),
+        stop=pb.StopConditions(max_tokens=rng.randrange(1, 8)),
+    )
+    kind = rng.randrange(3)
+    if kind == 0:
+        request.text = "The capital of France is"
+    elif kind == 1:
+        request.messages.messages.add(role="user", content="Hello")
+    else:
+        request.token_ids.ids.extend(rng.randrange(vocab_size) for _ in range(rng.randrange(1, 40)))
+    return request
+
+
+def request(rng: random.Random, vocab_size: int) -> tuple[str, Message]:
+    """One hostile request and the RPC to send it to."""
+    name = rng.choice(_RPCS)
+    rate = rng.choice([0.0, 0.03, 0.1, 0.3, 0.65])
+    if name in ("Generate", "GenerateUnary"):
+        inner = _valid(rng, vocab_size)
+        disturb(rng, inner, rate)
+        return name, inner if name == "Generate" else pb.GenerateUnaryRequest(request=inner)
+    message: Message = getattr(pb, f"{name}Request")()
+    disturb(rng, message, max(rate, 0.5))
+    return name, message
+
+
+async def run(
+    stub: rpc.SchedulerServiceAsyncStub, vocab_size: int, count: int, seed: int, width: int = 8
+) -> Counter[str]:
+    """Send `count` requests, `width` at a time; some leave in mid-stream. Counts status codes."""
+    rng, codes, slots = random.Random(seed), Counter[str](), asyncio.Semaphore(width)
+
+    async def one(name: str, message: Message, leave_after: int | None) -> None:
+        async with slots:
+            try:
+                # A disturbed request may legitimately ask for a very long answer: cut it short.
+                call = getattr(stub, name)(message, timeout=2)
+                if name == "Generate":
+                    seen = 0
+                    async for _ in call:
+                        seen += 1
+                        if seen == leave_after:
+                            call.cancel()
+                else:
+                    await call
+                codes["OK"] += 1
+            except grpc.aio.AioRpcError as error:
+                codes[error.code().name] += 1
+            except asyncio.CancelledError:
+                codes["left"] += 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(count):
+            name, message = request(rng, vocab_size)
+            tasks.create_task(one(name, message, rng.choice([None, None, 1, 3])))
+    return codes

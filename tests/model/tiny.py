@@ -1,0 +1,71 @@
+"""Tiny random models of every family, saved the way Hugging Face saves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: LlamaConfig(**_SIZES, tie_word_embeddings=True),
+    "llama-untied-bias": lambda: LlamaConfig(**_SIZES, tie_word_embeddings=False, attention_bias=True),
+    "llama3-rope": lambda: LlamaConfig(**_SIZES, rope_parameters=_LLAMA3_ROPE),
+    "llama-linear-rope": lambda: LlamaConfig(
+        **_SIZES, rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+    ),
+    "llama-heads": lambda: LlamaConfig(**(_SIZES | {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72}), head_dim=10),
+    "qwen2": lambda: Qwen2Config(**_SIZES, tie_word_embeddings=False),
+    "qwen3": lambda: Qwen3Config(**_SIZES, head_dim=24, tie_word_embeddings=True),
+    "qwen3-moe": lambda: Qwen3MoeConfig(
+        **_SIZES, head_dim=16, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40, norm_topk_prob=True
+    ),
+    "qwen3-moe-mixed": lambda: Qwen3MoeConfig(
+        **_SIZES,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        norm_topk_prob=False,
+        decoder_sparse_step=1,
+        mlp_only_layers=[1],
+    ),
+}
+
+
+def save(name: str, path: Path, **options: Any) -> PreTrainedModel:
+    """Write a random model of this kind to `path` and return transformers' own of it."""
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32, attn_implementation="eager")
+    for parameter in model.parameters():  # defaults leave logits so flat that errors would hide
+        torch.nn.init.normal_(parameter, std=0.08) if parameter.ndim > 1 else torch.nn.init.normal_(parameter, 1, 0.1)
+    model.save_pretrained(path, **options)
+    return model.eval()

@@ -1,0 +1,61 @@
+"""The real executor engine with the oracle, in process, reached through both services' codecs."""
+
+from __future__ import annotations
+
+from executor_service.backends.oracle import OracleBackend, OracleConfig
+from executor_service.codec import UNIFIED, decode_step, encode_result
+from executor_service.engine import Engine
+from executor_service.limits import Limits
+from paceline.executor.v1 import executor_pb2 as pb
+from scheduler_service.codec.steps import decode_result, encode_step
+from scheduler_service.core.step import Capacity, Plan, Result
+
+VOCABULARY = 48
+EPOCH = 77
+
+
+class EngineExecutor:
+    """One engine; `restart` is a scheduler that comes back to it with a new session."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.capacity = capacity
+        backend = OracleBackend(
+            OracleConfig(vocab_size=VOCABULARY, context_length=capacity.context_length)
+        )
+        backend.allocate(capacity.total_pages + 1, capacity.page_size)
+        self._limits = Limits(
+            vocab_size=VOCABULARY,
+            context_length=capacity.context_length,
+            page_size=capacity.page_size,
+            total_pages=capacity.total_pages,
+            max_sequences=capacity.max_sequences,
+            max_rows=capacity.max_rows,
+            max_step_tokens=capacity.max_step_tokens,
+        )
+        self.engine = Engine(backend, self._limits, EPOCH, clock=lambda: 0.0)
+        self._session_id = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """A new session fences the old one; the prefix cache stays warm."""
+        self._session_id = self.engine.open_session(self._session_id, 0, "test").id
+        self._step_id = 0
+
+    def execute(self, plan: Plan) -> Result:
+        """One step over the wire's bytes."""
+        self._step_id += 1
+        header = pb.StepHeader(session_id=self._session_id, step_id=self._step_id, epoch=EPOCH)
+        wire = encode_step(plan, header).SerializeToString()
+        step_plan = decode_step(pb.Step.FromString(wire), self._limits, UNIFIED)
+        reply = pb.StepResult()
+        encode_result(reply, self.engine.execute(step_plan), step_plan, EPOCH, 0)
+        return decode_result(plan, pb.StepResult.FromString(reply.SerializeToString()))
+
+    def check(self) -> None:
+        """free + cached + owned = total, page by page."""
+        self.engine.check()
+
+    @property
+    def owned_pages(self) -> int:
+        """Pages that live caches hold."""
+        return self.engine.cache.owned

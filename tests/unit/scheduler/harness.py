@@ -1,0 +1,189 @@
+"""Drives the core against an executor in process, and holds every plan and event to the promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.events import Event, Failed, Finished, Tokens
+from scheduler_service.core.request import Request, Sampling
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.step import Capacity, Plan, Result
+
+CAPACITY = Capacity(
+    total_pages=64, page_size=4, context_length=128, max_sequences=16, max_rows=16, max_step_tokens=64
+)
+STEP_S = 0.01
+
+
+class Executor(Protocol):
+    capacity: Capacity
+
+    def execute(self, plan: Plan) -> Result: ...
+
+    def restart(self) -> None: ...
+
+    def check(self) -> None: ...
+
+
+def make_request(
+    request_id: str, prompt: Iterable[int] = (1, 2, 3), *, seed: int = 7, max_tokens: int | None = 4, **other: object
+) -> Request:
+    return Request(
+        id=request_id,
+        prompt=tuple(prompt),
+        sampling=Sampling(temperature=1.0, seed=seed),
+        max_tokens=max_tokens,
+        **other,  # type: ignore[arg-type]
+    )
+
+
+class Harness:
+    """One core, one executor, one clock. `plan`, then `answer` or `lose`; or `step` for both."""
+
+    def __init__(self, executor: Executor, config: CoreConfig | None = None, *, connect: bool = True) -> None:
+        self.executor = executor
+        self.config = config or CoreConfig(max_step_tokens=32, prefill_chunk_tokens=16)
+        self.core = Scheduler(self.config)
+        self.now = 0.0
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.finished: dict[tuple[str, int], Finished] = {}
+        self.failed: dict[str, Failed] = {}
+        self.requests: dict[str, Request] = {}
+        self.owner: dict[int, tuple[str, int]] = {}  # of each cache that the executor may hold
+        self.unanswered: Plan | None = None
+        self._last_cache_id = 0
+        if connect:
+            self.ready()
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    def ready(self) -> None:
+        self._take(self.core.executor_ready(self.executor.capacity, self.now))
+
+    def add(self, request: Request) -> None:
+        self.core.add(request, self.now)
+        self.requests[request.id] = request
+        for index in range(request.n):
+            self.tokens[request.id, index] = []
+
+    def cancel(self, request_id: str) -> None:
+        failed = self.core.cancel(request_id, self.now)
+        if failed is not None:
+            self._take([failed])
+
+    def stop(self, request_id: str, index: int) -> None:
+        finished = self.core.stop(request_id, index, self.now)
+        if finished is not None:
+            self._take([finished])
+
+    def plan(self) -> Plan | None:
+        self._take(self.core.expire(self.now))
+        plan = self.core.plan(self.now)
+        if plan is not None:
+            assert self.unanswered is None
+            self.unanswered = plan
+            self._check(plan)
+        self.core.check_integrity()
+        return plan
+
+    def answer(self, result: Result | None = None) -> list[Event]:
+        assert self.unanswered is not None
+        result = result or self.executor.execute(self.unanswered)
+        self.executor.check()
+        self.unanswered = None
+        self.now += STEP_S
+        events = self.core.apply(result, self.now)
+        self._take(events)
+        self.core.check_integrity()
+        return events
+
+    def step(self) -> list[Event]:
+        """One step, or one tick of the clock when there is nothing to do."""
+        if self.plan() is None:
+            self.now = max(self.now + STEP_S, self.core.next_wakeup(self.now) or 0.0)
+            return []
+        return self.answer()
+
+    def lose(self) -> None:
+        self._take(self.core.executor_lost(self.now))
+        self.executor.restart()
+        self.owner.clear()
+        self.unanswered = None
+        self.core.check_integrity()
+
+    def run(self, steps: int = 1000) -> None:
+        """Until nothing lives and nothing is left to release."""
+        for _ in range(steps):
+            self.step()
+            if self.idle:
+                return
+        raise AssertionError(f"not idle after {steps} steps: {self.core.snapshot()}")
+
+    @property
+    def idle(self) -> bool:
+        snapshot = self.core.snapshot()
+        return not (snapshot.running or snapshot.waiting or snapshot.in_flight or self.owner)
+
+    # -- what is promised ------------------------------------------------------------------------
+
+    def _take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            assert event.request_id not in self.failed, "a request that failed has another event"
+            if isinstance(event, Failed):
+                self.failed[event.request_id] = event
+                emitted = any(self.tokens[event.request_id, i] for i in range(self._n(event.request_id)))
+                assert event.emitted == emitted
+                continue
+            key = event.request_id, event.index
+            assert key not in self.finished, "a completion that finished has another event"
+            if isinstance(event, Tokens):
+                self.tokens[key] += event.ids
+            else:
+                self.finished[key] = event
+                assert event.usage.completion_tokens == len(self.tokens[key])
+                assert 0 <= event.usage.queue_s <= event.usage.first_token_s <= event.usage.total_s
+
+    def _n(self, request_id: str) -> int:
+        return self.requests[request_id].n
+
+    def ended(self, key: tuple[str, int]) -> bool:
+        return key in self.finished or key[0] in self.failed
+
+    def _check(self, plan: Plan) -> None:
+        """The plan is one the executor can take, and has nobody who has ended."""
+        capacity = self.executor.capacity
+        for cache_id in plan.releases:
+            del self.owner[cache_id]  # every cache that was opened is released once
+        for opening in (*plan.forks, *plan.openings):
+            assert opening.cache_id > self._last_cache_id, "cache ids rise and are never used again"
+            self._last_cache_id = opening.cache_id
+        fed = [row.cache_id for row in plan.rows] + [opening.cache_id for opening in plan.openings]
+        assert len(fed) == len(set(fed)) <= capacity.max_rows, "one row per cache"
+        for fork in plan.forks:
+            self.owner[fork.cache_id] = self._who(fork.cache_id)
+            assert fork.source_id in self.owner
+        for opening in plan.openings:
+            self.owner[opening.cache_id] = self._who(opening.cache_id)
+            assert 1 <= opening.limit
+        assert len(self.owner) <= min(capacity.max_sequences, self.config.max_running)
+        for cache_id in fed:
+            assert not self.ended(self.owner[cache_id]), "a step contains one who has ended"
+        budget = min(self.config.max_step_tokens, capacity.max_step_tokens)
+        tokens = sum(row.limit or 1 for row in plan.rows) + sum(o.limit for o in plan.openings)
+        assert tokens <= budget
+
+    def _who(self, cache_id: int) -> tuple[str, int]:
+        for sequence in self.core._roster.running:
+            if sequence.cache_id == cache_id:
+                return sequence.live.request.id, sequence.index
+        raise AssertionError(f"nobody holds cache {cache_id}")
+
+
+def solo(executor: Executor, request: Request) -> dict[int, list[int]]:
+    """The request's completions when nobody else is there."""
+    harness = Harness(executor)
+    harness.add(request)
+    harness.run()
+    return {index: harness.tokens[request.id, index] for index in range(request.n)}

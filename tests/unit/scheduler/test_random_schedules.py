@@ -1,0 +1,243 @@
+"""Random schedules over the real engine: whatever happens to a request, its tokens are those of its solo run.
+
+Pools are barely larger than one request, so that everything is preempted all the time; requests are
+cancelled, stopped, run out of time, lose their executor before and after it has computed a step.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.events import Failure, FinishReason
+from scheduler_service.core.request import Request, Sampling
+from scheduler_service.core.step import Capacity
+from tests.unit.scheduler.engine_executor import VOCABULARY, EngineExecutor
+from tests.unit.scheduler.harness import Harness
+
+CONTEXT = 48
+MAX_STEPS_WITHOUT_PROGRESS = 50
+
+_prefixes = st.sampled_from([(), tuple(range(1, 9)), tuple(range(1, 13)), tuple(range(20, 30))])
+_tails = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=10).map(tuple)
+_ids = st.frozensets(st.integers(0, VOCABULARY - 1), max_size=3)
+
+
+@dataclass(frozen=True)
+class Happening:
+    """One thing that befalls request `who` (or the executor), while a step is in flight or between steps."""
+
+    kind: str  # "cancel", "stop", "lose", "lose after computing", "idle"
+    who: int
+    step: int
+    in_flight: bool
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Requests with the step at which each arrives, what happens, and how big everything is."""
+
+    requests: tuple[Request, ...]
+    arrivals: tuple[int, ...]
+    happenings: tuple[Happening, ...]
+    capacity: Capacity
+    config: CoreConfig
+
+
+@st.composite
+def requests(draw: st.DrawFn, number: int) -> Request:
+    """One request; few prompts, so that prefixes are shared."""
+    max_tokens = draw(st.none() | st.integers(1, 16))
+    return Request(
+        id=f"r{number}",
+        prompt=draw(_prefixes) + draw(_tails),
+        sampling=Sampling(
+            temperature=draw(st.sampled_from([0.0, 1.0])),
+            top_k=draw(st.sampled_from([0, 5])),
+            repetition_penalty=draw(st.sampled_from([1.0, 1.5])),
+            presence_penalty=draw(st.sampled_from([0.0, 0.5])),
+            seed=draw(st.integers(0, 3)),
+            logprobs=draw(st.sampled_from([None, None, 2])),
+        ),
+        max_tokens=max_tokens,
+        min_tokens=draw(st.integers(0, min(4, max_tokens or 4))),
+        eos_token_ids=draw(_ids),
+        stop_token_ids=draw(_ids),
+        n=draw(st.sampled_from([1, 1, 1, 2, 3])),
+        priority=draw(st.integers(0, 2)),
+        deadline=draw(st.none() | st.none() | st.floats(0.05, 2.0)),
+        salt=draw(st.sampled_from([b"", b"", b"salt"])),
+    )
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    """A pool that holds the largest request and hardly more."""
+    count = draw(st.integers(1, 6))
+    wanted = tuple(draw(requests(number)) for number in range(count))
+    page_size = draw(st.sampled_from([1, 2, 4, 8]))
+    largest = max(len(r.prompt) + (r.max_tokens or 1) for r in wanted)
+    capacity = Capacity(
+        total_pages=-(-largest // page_size) + draw(st.sampled_from([0, 0, 1, 2, 5])),
+        page_size=page_size,
+        context_length=CONTEXT,
+        max_sequences=draw(st.integers(1, 8)),
+        max_rows=draw(st.integers(1, 8)),
+        max_step_tokens=draw(st.sampled_from([4, 16, 64])),
+    )
+    config = CoreConfig(
+        max_step_tokens=draw(st.sampled_from([2, 8, 32])),
+        prefill_chunk_tokens=draw(st.sampled_from([2, 3, 7, 32])),
+        max_running=draw(st.integers(1, 8)),
+        failover_timeout_s=1e6,
+    )
+    kinds = st.sampled_from(["cancel", "stop", "lose", "lose after computing", "idle"])
+    happening = st.builds(Happening, kinds, st.integers(0, count - 1), st.integers(0, 60), st.booleans())
+    return Schedule(
+        requests=wanted,
+        arrivals=tuple(draw(st.integers(0, 20)) for _ in range(count)),
+        happenings=tuple(draw(st.lists(happening, max_size=8))),
+        capacity=capacity,
+        config=config,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def solo(request: Request, request_tokens: int) -> dict[int, list[int]]:
+    """The completions of the request when it is alone in a pool with plenty of room."""
+    capacity = Capacity(512, 4, request_tokens, 16, 16, 512)
+    harness = Harness(EngineExecutor(capacity))
+    harness.add(replace(request, deadline=None))
+    harness.run()
+    return {index: harness.tokens[request.id, index] for index in range(request.n)}
+
+
+class Run:
+    """One schedule under way."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.executor = EngineExecutor(schedule.capacity)
+        self.harness = Harness(self.executor, schedule.config)
+        self.stopped: set[tuple[str, int]] = set()
+        self.cancelled: set[str] = set()
+        self.losses_in_flight: dict[str, int] = {}
+        self.idle_steps = 0
+
+    def go(self) -> None:
+        harness, number = self.harness, 0
+        last = max(*self.schedule.arrivals, *(h.step for h in self.schedule.happenings), 0)
+        while number <= last or not harness.idle:
+            for request, arrival in zip(self.schedule.requests, self.schedule.arrivals, strict=True):
+                if arrival == number:
+                    harness.add(replace(request, arrival=harness.now, deadline=self.deadline(request)))
+            before = self.progress()
+            self.step(number)
+            working = harness.core.snapshot().running or harness.core.snapshot().waiting
+            self.idle_steps = self.idle_steps + 1 if working and self.progress() == before else 0
+            assert self.idle_steps < MAX_STEPS_WITHOUT_PROGRESS, "no progress"
+            number += 1
+
+    def deadline(self, request: Request) -> float | None:
+        return None if request.deadline is None else self.harness.now + request.deadline
+
+    def progress(self) -> tuple[int, int]:
+        harness = self.harness
+        return sum(map(len, harness.tokens.values())), len(harness.finished) + len(harness.failed)
+
+    def step(self, number: int) -> None:
+        happenings = [h for h in self.schedule.happenings if h.step == number]
+        for happening in happenings:
+            if not happening.in_flight:
+                self.happen(happening)
+        if self.harness.plan() is None:
+            self.harness.now = max(self.harness.now + 0.01, self.harness.core.next_wakeup(self.harness.now) or 0)
+            return
+        for happening in happenings:
+            if happening.in_flight:
+                self.happen(happening)
+        if self.harness.unanswered is not None:
+            self.harness.answer()
+
+    def happen(self, happening: Happening) -> None:
+        harness = self.harness
+        name = f"r{happening.who}"
+        if happening.kind == "cancel":
+            harness.cancel(name)
+            self.cancelled.add(name)
+        elif happening.kind == "stop":
+            if harness.core.live(name):
+                index = happening.step % harness.requests[name].n
+                if harness.tokens[name, index] and (name, index) not in harness.finished:
+                    self.stopped.add((name, index))
+                    harness.stop(name, index)
+        elif happening.kind == "idle":
+            harness.now += 0.3
+        else:
+            self.lose(after_computing=happening.kind == "lose after computing")
+
+    def lose(self, *, after_computing: bool) -> None:
+        harness = self.harness
+        if harness.unanswered is not None:
+            plan = harness.unanswered
+            for part in (*plan.rows, *plan.openings):
+                who = harness.owner[part.cache_id][0]
+                self.losses_in_flight[who] = self.losses_in_flight.get(who, 0) + 1
+            if after_computing:
+                self.executor.execute(plan)
+        harness.lose()
+        assert harness.plan() is None, "a plan for no executor"
+        harness.now += 0.05
+        harness.ready()
+
+    def judge(self) -> None:
+        harness = self.harness
+        assert self.executor.owned_pages == 0, "pages leaked"
+        limit = min(CONTEXT, self.schedule.capacity.total_pages * self.schedule.capacity.page_size)
+        for request in self.schedule.requests:
+            expected = solo(request, limit)
+            failed = harness.failed.get(request.id)
+            if failed is not None:
+                if failed.failure is Failure.CANCELLED:
+                    assert request.id in self.cancelled
+                elif failed.failure is Failure.DEADLINE:
+                    assert request.deadline is not None
+                else:
+                    assert failed.failure is Failure.POISON, failed
+                    assert self.losses_in_flight[request.id] >= 3
+            for index in range(request.n):
+                key = request.id, index
+                tokens = harness.tokens[key]
+                if failed is not None or key in self.stopped:
+                    assert tokens == expected[index][: len(tokens)]
+                else:
+                    assert tokens == expected[index]
+                if key in harness.finished:
+                    stopped = harness.finished[key].reason is FinishReason.STOP_STRING
+                    assert stopped == (key in self.stopped)
+                else:
+                    assert failed is not None, f"{key} has not ended"
+
+
+def check(schedule: Schedule) -> None:
+    run = Run(schedule)
+    run.go()
+    run.judge()
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schedules())
+def test_every_output_equals_its_solo_run(schedule: Schedule) -> None:
+    check(schedule)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schedules())
+def test_every_output_equals_its_solo_run_1000_times(schedule: Schedule) -> None:
+    check(schedule)

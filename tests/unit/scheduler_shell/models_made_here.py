@@ -1,0 +1,27 @@
+"""A small model to check requests against."""
+
+from __future__ import annotations
+
+from scheduler_service.model import Identity, Model, RequestLimits
+
+LIMITS = RequestLimits(
+    max_n=4,
+    max_stop_strings=4,
+    max_stop_string_bytes=16,
+    max_stop_token_ids=4,
+    max_logit_bias=4,
+    max_logprobs=5,
+    max_prompt_bytes=1000,
+)
+MODEL = Model(
+    identity=Identity(b"model", "sampler-1"),
+    name="small",
+    architecture="oracle",
+    dtype="float32",
+    version="0",
+    vocab_size=100,
+    context_length=64,
+    eos_token_ids=frozenset({0}),
+    limits=LIMITS,
+    generation_defaults={"temperature": 0.5, "top_k": 7.0},
+)

@@ -1,0 +1,75 @@
+"""Every bad end has one status, with the details that the public contract promises."""
+
+from __future__ import annotations
+
+import inspect
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from scheduler_service import errors
+from scheduler_service.core import errors as core_errors
+from scheduler_service.core.events import Failed, Failure
+
+RETRYABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+ADMISSION = [
+    (core_errors.NeverFits("max_tokens", "too long"), grpc.StatusCode.INVALID_ARGUMENT),
+    (core_errors.DuplicateRequest("live"), grpc.StatusCode.ALREADY_EXISTS),
+    (core_errors.QueueFull("full", 1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (core_errors.NotReady("none"), grpc.StatusCode.UNAVAILABLE),
+]
+
+
+def details(error: errors.ServiceError) -> tuple[error_details_pb2.ErrorInfo, float | None]:
+    metadata = dict(error.status().trailing_metadata)
+    status = status_pb2.Status.FromString(metadata["grpc-status-details-bin"])
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    assert status.details[0].Unpack(info)
+    delay = None
+    if len(status.details) > 1:
+        assert status.details[1].Unpack(retry)
+        delay = retry.retry_delay.ToTimedelta().total_seconds()
+    return info, delay
+
+
+@pytest.mark.parametrize(("error", "code"), ADMISSION)
+def test_every_refusal_of_the_core_has_its_status(
+    error: core_errors.AdmissionError, code: grpc.StatusCode
+) -> None:
+    mapped = errors.of_admission(error)
+    assert mapped.code is code
+    info, delay = details(mapped)
+    assert info.domain == "paceline"
+    assert info.reason == mapped.reason
+    assert (delay is not None) == (code in RETRYABLE)
+
+
+def test_no_refusal_of_the_core_was_forgotten() -> None:
+    kinds = {kind for _, kind in inspect.getmembers(core_errors, inspect.isclass)}
+    admission = {kind for kind in kinds if issubclass(kind, core_errors.AdmissionError)}
+    assert admission - {core_errors.AdmissionError} == {type(error) for error, _ in ADMISSION}
+
+
+@pytest.mark.parametrize("failure", list(Failure))
+@pytest.mark.parametrize("emitted", [False, True])
+def test_every_failure_has_its_status_and_none_is_retryable_after_tokens(
+    failure: Failure, emitted: bool
+) -> None:
+    mapped = errors.of_failure(Failed("r", failure, "why", emitted))
+    _, delay = details(mapped)
+    assert mapped.message == "why"
+    assert (delay is not None) == (mapped.code in RETRYABLE)
+    if emitted:
+        assert mapped.code not in RETRYABLE
+
+
+def test_every_kind_of_error_names_its_own_reason() -> None:
+    kinds = errors.ServiceError.__subclasses__()
+    assert len({kind.reason for kind in kinds}) == len(kinds)
+
+
+def test_a_refused_field_is_in_the_details() -> None:
+    info, _ = details(errors.InvalidRequest("stop.strings[3]", "must not be empty"))
+    assert dict(info.metadata) == {"field": "stop.strings[3]"}

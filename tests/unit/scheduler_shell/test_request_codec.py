@@ -1,0 +1,221 @@
+"""Every field of a request has a limit, and a refusal names the field."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from scheduler_service.codec.requests import (
+    ChatPrompt,
+    CheckedRequest,
+    TextPrompt,
+    TokenPrompt,
+    check_request,
+)
+from scheduler_service.errors import InvalidRequest
+from tests.unit.scheduler_shell.models_made_here import LIMITS, MODEL
+
+NAN, INF = math.nan, math.inf
+
+
+def request(**fields: Any) -> pb.GenerateRequest:
+    if not {"text", "messages", "token_ids"} & fields.keys():
+        fields["text"] = "hello"
+    return pb.GenerateRequest(**fields)
+
+
+def sampling(**fields: Any) -> pb.GenerateRequest:
+    return request(sampling=pb.SamplingParams(**fields))
+
+
+def stop(**fields: Any) -> pb.GenerateRequest:
+    return request(stop=pb.StopConditions(**fields))
+
+
+def chat(*turns: tuple[str, str]) -> pb.GenerateRequest:
+    messages = [pb.Message(role=role, content=content) for role, content in turns]
+    return request(messages=pb.Messages(messages=messages))
+
+
+def ids(*values: int) -> pb.GenerateRequest:
+    return request(token_ids=pb.TokenIds(ids=values))
+
+
+BAD: list[tuple[str, pb.GenerateRequest]] = [
+    ("prompt", pb.GenerateRequest()),
+    ("text", request(text="")),
+    ("text", request(text="é" * 501)),
+    ("messages", chat()),
+    ("messages", chat(*[("user", "x")] * 1025)),
+    ("messages[0].role", chat(("", "x"))),
+    ("messages[1].role", chat(("user", "x"), ("r" * 65, "x"))),
+    ("messages[1].content", chat(("user", "x" * 600), ("user", "x" * 600))),
+    ("token_ids", ids()),
+    ("token_ids", ids(*[1] * 65)),
+    ("token_ids[2]", ids(1, 2, 100)),
+    ("token_ids[0]", ids(2**32 - 1)),
+    ("request_id", request(request_id="x" * 129)),
+    ("request_id", request(request_id="a b")),
+    ("request_id", request(request_id="é")),
+    ("request_id", request(request_id="a\n")),
+    ("cache_salt", request(cache_salt="x" * 257)),
+    ("n", request(n=5)),
+    ("n", request(n=1_000_000)),
+    ("stop.max_tokens", stop(max_tokens=0)),
+    ("stop.max_tokens", stop(max_tokens=10**9)),
+    ("stop.min_tokens", stop(min_tokens=65)),
+    ("stop.min_tokens", stop(min_tokens=9, max_tokens=8)),
+    ("stop.strings", stop(strings=["x"] * 10_000)),
+    ("stop.strings[1]", stop(strings=["x", ""])),
+    ("stop.strings[0]", stop(strings=["x" * 17])),
+    ("stop.token_ids", stop(token_ids=[1] * 5)),
+    ("stop.token_ids[1]", stop(token_ids=[1, 100])),
+    ("sampling.logprobs", sampling(logprobs=6)),
+    ("sampling.logit_bias", sampling(logit_bias=dict.fromkeys(range(5), 0.0))),
+    ("sampling.logit_bias[100]", sampling(logit_bias={100: 1.0})),
+    *((f"sampling.logit_bias[{7}]", sampling(logit_bias={7: value})) for value in (NAN, INF, -INF, 1001)),
+    *(("sampling.temperature", sampling(temperature=value)) for value in (NAN, INF, -INF, -0.1, 100.1)),
+    *(("sampling.top_p", sampling(top_p=value)) for value in (NAN, INF, 0, -1, 1.1)),
+    *(("sampling.min_p", sampling(min_p=value)) for value in (NAN, INF, -0.1, 1.1)),
+    *(
+        ("sampling.repetition_penalty", sampling(repetition_penalty=value))
+        for value in (NAN, INF, 0, -1, 101)
+    ),
+    *(("sampling.presence_penalty", sampling(presence_penalty=value)) for value in (NAN, -INF, 101, -101)),
+    *(("sampling.frequency_penalty", sampling(frequency_penalty=value)) for value in (NAN, INF, 101, -101)),
+]
+
+
+@pytest.mark.parametrize(("field", "message"), BAD)
+def test_a_bad_field_is_refused_by_its_name(field: str, message: pb.GenerateRequest) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_request(message, MODEL)
+    assert caught.value.field == field
+    assert str(caught.value).startswith(f"{field}: ")
+    assert len(str(caught.value)) < 300  # says what is wrong without repeating what was sent
+
+
+def test_what_is_unset_takes_the_models_defaults_and_then_ours() -> None:
+    checked = check_request(request(), MODEL)
+    assert (checked.sampling.temperature, checked.sampling.top_k, checked.sampling.top_p) == (0.5, 7, 1.0)
+    assert (checked.n, checked.max_tokens, checked.min_tokens, checked.priority) == (1, None, 0, 0)
+    assert checked.eos_token_ids == {0}
+    assert checked.sampling.logprobs is None
+
+
+def test_what_is_set_to_zero_is_not_unset() -> None:
+    checked = check_request(sampling(temperature=0, top_k=0, seed=0, logprobs=0), MODEL)
+    assert checked.sampling.temperature == 0
+    assert (checked.sampling.top_k, checked.sampling.seed, checked.sampling.logprobs) == (0, 0, 0)
+
+
+def test_ids_and_seeds_are_drawn_and_differ() -> None:
+    checked = [check_request(request(), MODEL) for _ in range(50)]
+    assert len({one.id for one in checked}) == len({one.sampling.seed for one in checked}) == 50
+
+
+def test_a_filter_as_wide_as_the_vocabulary_is_none() -> None:
+    assert check_request(sampling(top_k=2**32 - 1), MODEL).sampling.top_k == 0
+    assert check_request(sampling(top_k=99), MODEL).sampling.top_k == 99
+
+
+def test_prompts_keep_their_kind() -> None:
+    assert check_request(request(text="hi"), MODEL).prompt == TextPrompt("hi")
+    assert check_request(ids(1, 99), MODEL).prompt == TokenPrompt((1, 99))
+    turn = {"role": "user", "content": ""}
+    assert check_request(chat(("user", "")), MODEL).prompt == ChatPrompt((turn,))
+
+
+def test_ignore_eos_takes_the_models_end_tokens_away_and_no_others() -> None:
+    checked = check_request(stop(ignore_eos=True, token_ids=[5, 5]), MODEL)
+    assert checked.eos_token_ids == frozenset()
+    assert checked.stop_token_ids == {5}
+
+
+any_float = st.floats(width=32)
+any_uint32 = st.integers(0, 2**32 - 1)
+small_or_any = st.integers(0, 10) | any_uint32
+messages = st.builds(pb.Message, role=st.text(max_size=70), content=st.text(max_size=300))
+prompts = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"text": st.text(max_size=1200)}),
+    st.fixed_dictionaries({"messages": st.builds(pb.Messages, messages=st.lists(messages, max_size=4))}),
+    st.fixed_dictionaries({"token_ids": st.builds(pb.TokenIds, ids=st.lists(small_or_any, max_size=70))}),
+)
+optional_fields: dict[str, st.SearchStrategy[Any]] = {
+    "temperature": any_float,
+    "top_k": any_uint32,
+    "top_p": any_float,
+    "min_p": any_float,
+    "repetition_penalty": any_float,
+    "presence_penalty": any_float,
+    "frequency_penalty": any_float,
+    "logit_bias": st.dictionaries(small_or_any, any_float, max_size=6),
+    "seed": st.integers(0, 2**64 - 1),
+    "logprobs": small_or_any,
+}
+stops = st.builds(
+    pb.StopConditions,
+    max_tokens=st.none() | small_or_any,
+    min_tokens=small_or_any,
+    strings=st.lists(st.text(max_size=20), max_size=6),
+    token_ids=st.lists(small_or_any, max_size=6),
+    ignore_eos=st.booleans(),
+)
+
+
+@given(
+    prompts,
+    st.fixed_dictionaries({}, optional=optional_fields),
+    stops,
+    st.text(max_size=10) | st.just("x" * 200),
+    small_or_any,
+    st.integers(-(2**31), 2**31 - 1),
+    st.text(max_size=300),
+)
+def test_any_message_is_taken_within_limits_or_refused_with_one_error(
+    prompt: dict[str, Any],
+    params: dict[str, Any],
+    stop_conditions: pb.StopConditions,
+    request_id: str,
+    n: int,
+    priority: int,
+    salt: str,
+) -> None:
+    message = pb.GenerateRequest(
+        **prompt,
+        sampling=pb.SamplingParams(**params),
+        stop=stop_conditions,
+        request_id=request_id,
+        n=n,
+        priority=priority,
+        cache_salt=salt,
+    )
+    try:
+        checked = check_request(message, MODEL)
+    except InvalidRequest:
+        return
+    _assert_within_limits(checked)
+
+
+def _assert_within_limits(checked: CheckedRequest) -> None:
+    options = checked.sampling
+    floats = [options.temperature, options.top_p, options.min_p, options.repetition_penalty]
+    floats += [
+        options.presence_penalty,
+        options.frequency_penalty,
+        *(value for _, value in options.logit_bias),
+    ]
+    assert all(math.isfinite(value) for value in floats)
+    assert 1 <= checked.n <= LIMITS.max_n
+    assert checked.max_tokens is None or 1 <= checked.max_tokens <= MODEL.context_length
+    assert len(checked.stop_strings) <= LIMITS.max_stop_strings
+    assert all(checked.stop_strings)
+    assert all(id_ < MODEL.vocab_size for id_ in checked.stop_token_ids)
+    if isinstance(checked.prompt, TokenPrompt):
+        assert all(id_ < MODEL.vocab_size for id_ in checked.prompt.ids)

@@ -1,0 +1,119 @@
+"""Plans cross to the executor's messages and back, and an answer that does not fit is noticed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from paceline.executor.v1 import executor_pb2 as pb
+
+from scheduler_service.codec.steps import decode_result, encode_step
+from scheduler_service.core.request import Sampling
+from scheduler_service.core.step import Code, Fork, Opening, Plan, Row, TopLogprobs
+
+HEADER = pb.StepHeader(session_id=3, step_id=9, epoch=77)
+OPENING = Opening(
+    cache_id=5,
+    tokens=(1, 2, 3),
+    prompt_length=2,
+    limit=2,
+    sampling=Sampling(temperature=0.5, top_p=0.9, logit_bias=((4, 1.5),), seed=2**64 - 1, logprobs=2),
+    stop_token_ids=(0,),
+    min_tokens=4,
+    salt=b"s",
+)
+
+
+def test_a_plan_becomes_packed_rows_openings_and_ordered_ops() -> None:
+    fork = Fork(5, 6, 2, Sampling(seed=1), (0,), 0)
+    plan = Plan(
+        1,
+        releases=(8, 9),
+        forks=(fork,),
+        rows=(Row(10, 7), Row(11, 4, limit=2), Row(12, 3, tokens=(40, 41)), Row(13, 9, drafts=(50,))),
+        openings=(OPENING,),
+    )
+    step = encode_step(plan, HEADER)
+    assert step.header == HEADER
+    assert [op.WhichOneof("op") for op in step.ops] == ["release", "fork"]
+    assert list(step.ops[0].release.cache_ids) == [8, 9]
+    assert (step.ops[1].fork.source_id, step.ops[1].fork.cache_id, step.ops[1].fork.length) == (5, 6, 2)
+    assert not step.ops[1].fork.sampling.stop_token_ids  # nothing is masked without min_tokens
+    rows = step.rows
+    assert list(rows.cache_ids) == [10, 11, 12, 13]
+    assert list(rows.kv_lengths) == [7, 4, 3, 9]
+    assert (list(rows.tokens), list(rows.token_counts)) == ([40, 41], [0, 0, 2, 0])
+    assert (list(rows.drafts), list(rows.draft_counts)) == ([50], [0, 0, 0, 1])
+    assert list(rows.limits) == [0, 2, 0, 0]
+    opening = step.openings[0]
+    assert (list(opening.tokens), opening.prompt_length, opening.limit) == ([1, 2, 3], 2, 2)
+    assert opening.sampling.seed == 2**64 - 1
+    assert opening.sampling.logprobs == 2
+    assert (list(opening.sampling.stop_token_ids), opening.sampling.min_tokens) == ([0], 4)
+    assert not opening.sampling.HasField("repetition_penalty")
+
+
+def test_plain_decode_rows_carry_ids_and_lengths_alone() -> None:
+    step = encode_step(Plan(1, rows=(Row(10, 7), Row(11, 4))), HEADER)
+    assert {field.name for field, _ in step.rows.ListFields()} == {"cache_ids", "kv_lengths"}
+
+
+def test_an_answer_becomes_one_result_per_row_then_per_opening() -> None:
+    plan = Plan(4, releases=(1,), forks=(Fork(5, 6, 2, Sampling(), (), 0),), rows=(Row(1, 2), Row(2, 3)))
+    plan = Plan(4, plan.releases, plan.forks, plan.rows, (OPENING,))
+    message = pb.StepResult(
+        rows=pb.RowResults(
+            kv_lengths=[3, 0, 2],
+            token_counts=[1, 0, 2],
+            tokens=[70, 71, 72],
+            cached_lengths=[1],
+            details=[
+                pb.RowDetail(row=2, logprobs=[-0.5, -1], k=1, top_ids=[71, 9], top_logprobs=[-0.5, -0.25])
+            ],
+            errors=[pb.Error(index=1, code=8, message="pages")],
+        ),
+        ops=[pb.OpResult(released=1), pb.OpResult(kv_length=2)],
+        op_errors=[pb.Error(index=1, code=99, message="odd")],
+        free_pages=5,
+        evictable_pages=6,
+        compute_us=1500,
+    )
+    result = decode_result(plan, message)
+    assert (result.number, result.free_pages, result.evictable_pages, result.compute_s) == (4, 5, 6, 0.0015)
+    decode, refused, opened = result.rows
+    assert (decode.kv_length, decode.tokens, decode.code) == (3, [70], Code.OK)
+    assert (refused.code, refused.message, refused.tokens) == (Code.RESOURCE_EXHAUSTED, "pages", [])
+    assert (opened.kv_length, opened.tokens, opened.cached_length) == (2, [71, 72], 1)
+    assert opened.logprobs == [TopLogprobs(-0.5, (71,), (-0.5,)), TopLogprobs(-1, (9,), (-0.25,))]
+    assert [(fork.kv_length, fork.code) for fork in result.forks] == [(2, Code.INTERNAL)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pb.RowResults(),
+        pb.RowResults(kv_lengths=[1], token_counts=[2], tokens=[1]),
+        pb.RowResults(kv_lengths=[1, 1], token_counts=[0, 0]),
+        pb.RowResults(kv_lengths=[1], token_counts=[0], cached_lengths=[1]),
+        pb.RowResults(kv_lengths=[1], token_counts=[0], errors=[pb.Error(index=1)]),
+        pb.RowResults(kv_lengths=[1], token_counts=[0], details=[pb.RowDetail(row=3)]),
+    ],
+)
+def test_an_answer_of_another_shape_is_no_answer(rows: pb.RowResults) -> None:
+    with pytest.raises((ValueError, IndexError)):
+        decode_result(Plan(1, rows=(Row(1, 2),)), pb.StepResult(rows=rows))
+
+
+def test_256_decode_rows_cross_both_ways_in_well_under_a_millisecond() -> None:
+    plan = Plan(1, rows=tuple(Row(1000 + i, 50 + i) for i in range(256)))
+    reply = pb.StepResult(
+        rows=pb.RowResults(kv_lengths=range(51, 307), token_counts=[1] * 256, tokens=range(256))
+    ).SerializeToString()
+
+    def both_ways() -> float:
+        start = time.perf_counter()
+        encode_step(plan, HEADER).SerializeToString()
+        decode_result(plan, pb.StepResult.FromString(reply))
+        return time.perf_counter() - start
+
+    assert min(both_ways() for _ in range(50)) < 1e-3
