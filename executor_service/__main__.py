@@ -33,13 +33,7 @@ def main() -> int:
     sys.setswitchinterval(_SWITCH_S)
     gc.set_threshold(_GC_YOUNG)
     try:
-        import uvloop
-
-        new_loop = uvloop.new_event_loop
-    except ImportError:
-        new_loop = asyncio.new_event_loop
-    try:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
             runner.run(run(config))
     except ModelError as error:
         log.critical("the model can't be served", extra={"error": str(error)})
@@ -48,6 +42,15 @@ def main() -> int:
         log.critical("can't start", extra={"error": str(error)})
         return EXIT_PORT
     return 0
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it can be installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 if __name__ == "__main__":

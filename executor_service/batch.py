@@ -93,7 +93,9 @@ class Batch:
             if isinstance(row, Refusal):
                 job: Job | Refusal = row
             elif twice and row.cache_id in twice:
-                job = _invalid(f"rows.cache_ids[{index}]: cache {row.cache_id} has more than one row in the step")
+                job = _invalid(
+                    f"rows.cache_ids[{index}]: cache {row.cache_id} has more than one row in the step"
+                )
             else:
                 job = self._continue(index, row)
             if isinstance(job, Refusal):
@@ -143,7 +145,9 @@ class Batch:
         """Check one row against its sequence, reserve its pages, put its tokens in place."""
         sequence = self._session.caches.get(row.cache_id)
         if sequence is None:
-            return Refusal(Reason.NOT_FOUND, f"rows.cache_ids[{index}]: unknown or released cache {row.cache_id}")
+            return Refusal(
+                Reason.NOT_FOUND, f"rows.cache_ids[{index}]: unknown or released cache {row.cache_id}"
+            )
         sequence.renewed_s = self._now_s
         start = sequence.length
         if row.kv_length != start:
@@ -153,7 +157,9 @@ class Batch:
         given, drafts, steps = len(row.tokens), len(row.drafts), row.steps
         if given:
             if sequence.known > start and not sequence.sampled:
-                return _invalid(f"rows.tokens[{index}]: {sequence.known - start} tokens of the prompt are pending")
+                return _invalid(
+                    f"rows.tokens[{index}]: {sequence.known - start} tokens of the prompt are pending"
+                )
             pending = given
         else:
             pending = sequence.known - start
@@ -202,7 +208,8 @@ class Batch:
         session, cache_id = self._session, opening.cache_id
         if session.used(cache_id):
             return Refusal(
-                Reason.ALREADY_EXISTS, f"openings[{index}].cache_id: {cache_id} was used before in this session"
+                Reason.ALREADY_EXISTS,
+                f"openings[{index}].cache_id: {cache_id} was used before in this session",
             )
         total = len(opening.tokens)
         table, hit = self._cache.open(opening.salt, opening.tokens)
@@ -332,7 +339,9 @@ class Batch:
         if job.opened:
             del self._session.caches[job.opened]
             self.opened -= 1
-        self.results[job.index] = RowResult(refusal=Refusal(Reason.INTERNAL, "the logits were NaN or infinite"))
+        self.results[job.index] = RowResult(
+            refusal=Refusal(Reason.INTERNAL, "the logits were NaN or infinite")
+        )
 
 
 def _invalid(message: str) -> Refusal:

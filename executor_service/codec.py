@@ -16,6 +16,7 @@ from itertools import accumulate
 import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
+from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.errors import CODE_OF
 from executor_service.limits import Limits
@@ -36,11 +37,10 @@ from executor_service.plan import (
     TokenIds,
     Truncate,
 )
-from paceline.executor.v1 import executor_pb2 as pb
 
 _UINT32_MAX = (1 << 32) - 1
 _EMPTY: TokenIds = np.zeros(0, np.int32)
-_OUTPUTS = {
+_OUTPUTS: dict[int, OutputMode] = {
     pb.OUTPUT_MODE_UNSPECIFIED: OutputMode.SAMPLE,
     pb.OUTPUT_MODE_SAMPLE: OutputMode.SAMPLE,
     pb.OUTPUT_MODE_TOP_K: OutputMode.TOP_K,
@@ -136,7 +136,9 @@ def decode_op(
     )
 
 
-def decode_forward(request: pb.ForwardRequest, limits: Limits, hidden_size: int) -> tuple[list[TokenIds], frozenset[str]]:
+def decode_forward(
+    request: pb.ForwardRequest, limits: Limits, hidden_size: int
+) -> tuple[list[TokenIds], frozenset[str]]:
     """Forward's inputs and what is wanted of them. Raises StepRefused."""
     if not 1 <= len(request.inputs) <= limits.max_rows:
         raise _refused(f"inputs: 1 to {limits.max_rows} (max_rows), not {len(request.inputs)}")
@@ -212,7 +214,14 @@ def _rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tuple[Ro
         rows.append(
             bad
             or Row(
-                ids[i], lengths[i], tokens[i], drafts[i], limit[i], steps[i] or 1, _OUTPUTS[outputs[i]], top_ks[i]
+                ids[i],
+                lengths[i],
+                tokens[i],
+                drafts[i],
+                limit[i],
+                steps[i] or 1,
+                _OUTPUTS[outputs[i]],
+                top_ks[i],
             )
         )
     return tuple(rows)
@@ -364,7 +373,8 @@ def decode_sampling(field: str, sampling: pb.Sampling, limits: Limits) -> Sampli
     stops = tuple(sampling.stop_token_ids)
     if len(stops) > limits.max_stop_token_ids:
         return _invalid(
-            f"{field}.stop_token_ids: at most {limits.max_stop_token_ids} (max_stop_token_ids), has {len(stops)}"
+            f"{field}.stop_token_ids: at most {limits.max_stop_token_ids} (max_stop_token_ids), "
+            f"has {len(stops)}"
         )
     if stops and max(stops) >= limits.vocab_size:
         return _invalid(f"{field}.stop_token_ids: ids below {limits.vocab_size}, has {max(stops)}")
@@ -387,15 +397,13 @@ def decode_sampling(field: str, sampling: pb.Sampling, limits: Limits) -> Sampli
     )
 
 
-def encode_result(
-    message: pb.StepResult, result: StepResult, plan: StepPlan, epoch: int, queue_us: int
-) -> None:
+def encode_result(message: pb.StepResult, result: StepResult, plan: StepPlan, epoch: int) -> None:
     """Fill a step's reply, in place: copying it into its response would cost as much again."""
     message.step_id = plan.step_id
     message.epoch = epoch
     message.free_pages = result.free_pages
     message.evictable_pages = result.evictable_pages
-    message.queue_us = min(queue_us, _UINT32_MAX)
+    message.queue_us = min(result.queue_us, _UINT32_MAX)
     message.compute_us = min(result.compute_us, _UINT32_MAX)
     if result.rows:
         rows = message.rows

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from paceline.channel import is_loopback
 from pydantic import ByteSize, Field, model_validator
 from pydantic_settings import (
     BaseSettings,
@@ -15,8 +15,6 @@ from pydantic_settings import (
     SettingsConfigDict,
     YamlConfigSettingsSource,
 )
-
-from paceline.channel import is_loopback
 
 
 class BackendName(enum.StrEnum):
@@ -53,7 +51,6 @@ class ExecutorConfig(BaseSettings):
     model: Path | None = Field(None, description="a Hugging Face directory or a GGUF file (torch)")
     device: str = Field("auto", description="auto, cpu or cuda[:index] (torch)")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="of weights (torch)")
-    warmup: bool = Field(True, description="compute every lazily compiled shape before serving (torch)")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of the model; 0: one per core (torch)")
 
     # the cache and the step
@@ -118,7 +115,7 @@ class ExecutorConfig(BaseSettings):
             raise ValueError("--kv-memory or --pages, not both")
         if self.tls_cert is None and not self.insecure and not is_loopback(self.address):
             raise ValueError(
-                f"{self.host} is not loopback: give --tls-cert and --tls-key, or --insecure to serve plaintext"
+                f"{self.host} is not loopback: give --tls-cert and --tls-key, or --insecure for plaintext"
             )
         return self
 
@@ -152,5 +149,3 @@ def explain(errors: list[Any]) -> str:
         message = str(error["msg"]).removeprefix("Value error, ")
         lines.append(f"--{name}: {message}" if name else message)
     return "\n".join(lines)
-
-

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence as Items
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from executor_service.backends.base import Backend, ForwardOutput
@@ -78,8 +79,11 @@ class Engine:
         self.sequences = 0  # live caches of all sessions
         self._backend = backend
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Do one step. Raises StepRefused when nothing was done; any other exception is fatal."""
+    def execute(self, plan: StepPlan, queue_us: int = 0) -> StepResult:
+        """Do one step that waited `queue_us`, or find the reply it got before.
+
+        Raises StepRefused when nothing was done; any other exception is fatal.
+        """
         self.check_epoch(plan.epoch)
         session = self.sessions.get(plan.session_id)
         stored = session.replay(plan)
@@ -99,17 +103,19 @@ class Engine:
         elapsed_s = time.perf_counter() - started
         self.counters.steps += 1
         self.counters.compute_s += elapsed_s
-        for refused in (*ops, *rows):
-            if refused.refusal is not None:
-                self.counters.refused[refused.refusal.reason] += 1
-        result = StepResult(ops, rows, self.cache.free, self.cache.cached, compute_us=int(elapsed_s * 1e6))
+        for refusal in [op.refusal for op in ops] + [row.refusal for row in rows]:
+            if refusal is not None:
+                self.counters.refused[refusal.reason] += 1
+        result = StepResult(ops, rows, self.cache.free, self.cache.cached, queue_us, int(elapsed_s * 1e6))
         session.remember(plan, result, self.limits.max_in_flight)
         return result
 
     def check_epoch(self, epoch: int) -> None:
         """Raises StepRefused when a request means another life of this executor. Any thread."""
         if epoch not in (0, self.epoch):
-            raise StepRefused(Reason.FAILED_PRECONDITION, f"header.epoch: {epoch} is over, it is {self.epoch}")
+            raise StepRefused(
+                Reason.FAILED_PRECONDITION, f"header.epoch: {epoch} is over, it is {self.epoch}"
+            )
 
     def open_session(self, replaces: int, lease_ms: int, label: str) -> Session:
         """Open a session, after releasing and fencing the one that it replaces, if that is known."""

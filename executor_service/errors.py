@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -27,13 +27,13 @@ STATUS_OF: dict[Reason, grpc.StatusCode] = {
 CODE_OF: dict[Reason, int] = {reason: status.value[0] for reason, status in STATUS_OF.items()}
 """The google.rpc.Code of each reason."""
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """A handler's StepRefused becomes its status, anything else INTERNAL: that text stays in our log."""
 
-    async def intercept_service(  # type: ignore[override]  # the stubs' variance is too narrow
+    async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         details: grpc.HandlerCallDetails,

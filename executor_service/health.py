@@ -6,10 +6,10 @@ import asyncio
 
 from grpc_health.v1 import health_pb2
 from grpc_health.v1._async import HealthServicer
+from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.logs import get_logger
 from executor_service.runtime import Runtime, State
-from paceline.executor.v1 import executor_pb2 as pb
 
 log = get_logger(__name__)
 
@@ -40,6 +40,8 @@ class Health:
         if stuck:
             log.error("a step is stuck", extra={"seconds": round(self._runtime.worker.busy_s, 1)})
         self._serving = serving
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        status = (
+            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
         for service in ("", SERVICE):
             await self.servicer.set(service, status)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from importlib import metadata
 
+from paceline.executor.v1 import executor_pb2 as pb
+
 from executor_service.backends.base import ModelInfo, TokenizerFiles
 from executor_service.noise import SAMPLER_VERSION
 from executor_service.runtime import Loaded, Runtime, State
-from paceline.executor.v1 import executor_pb2 as pb
 
 _STATES = {
     State.LOADING: pb.EXECUTOR_STATE_LOADING,
@@ -25,7 +26,7 @@ def version() -> str:
         return "dev"
 
 
-def capabilities(info: ModelInfo) -> list[pb.Capability]:
+def capabilities(info: ModelInfo) -> list[pb.Capability.ValueType]:
     """What works here: the engine's own on every backend, the rest by what the model has."""
     offered = [
         pb.CAPABILITY_NATIVE_UNIFIED_DECODE,

@@ -155,7 +155,7 @@ class KvCache:
         del table.hashes[length // self.page_size :]
 
     def fork(self, table: BlockTable, length: int) -> BlockTable:
-        """A table that shares the first `length` tokens. Takes no page: a partial one is copied when written."""
+        """A table that shares the first `length` tokens; a partial page is copied when written."""
         fork = BlockTable(table.root)
         for index in range(-(-length // self.page_size)):
             page = table.at(index)

@@ -21,7 +21,10 @@ class Metrics:
     def __init__(self, runtime: Runtime) -> None:
         self.registry = CollectorRegistry()
         self._step_s = Histogram(
-            "paceline_executor_step_seconds", "Compute time of a step", buckets=_STEP_SECONDS, registry=self.registry
+            "paceline_executor_step_seconds",
+            "Compute time of a step",
+            buckets=_STEP_SECONDS,
+            registry=self.registry,
         )
         self._queue_s = Histogram(
             "paceline_executor_queue_seconds",
@@ -34,10 +37,10 @@ class Metrics:
         )
         self.registry.register(_RuntimeCollector(runtime))
 
-    def observe(self, result: StepResult, queue_us: int) -> None:
+    def observe(self, result: StepResult) -> None:
         """Count one step."""
         self._step_s.observe(result.compute_us * 1e-6)
-        self._queue_s.observe(queue_us * 1e-6)
+        self._queue_s.observe(result.queue_us * 1e-6)
         self._rows.observe(len(result.rows))
 
     def serve(self, host: str, port: int) -> int:
@@ -67,8 +70,8 @@ class _RuntimeCollector(Collector):
             return
         engine, cache, counters = loaded.engine, loaded.engine.cache, loaded.engine.counters
         pages = GaugeMetricFamily("paceline_executor_kv_pages", "KV pages by state", labels=["state"])
-        for state, value in (("free", cache.free), ("cached", cache.cached), ("owned", cache.owned)):
-            pages.add_metric([state], value)
+        for state, count in (("free", cache.free), ("cached", cache.cached), ("owned", cache.owned)):
+            pages.add_metric([state], count)
         yield pages
         yield _gauge("sequences", "Live caches", engine.sequences)
         yield _gauge("sessions", "Live sessions", len(engine.sessions))
@@ -89,8 +92,8 @@ class _RuntimeCollector(Collector):
         ):
             yield CounterMetricFamily(f"paceline_executor_{name}", text, value=value)
         refused = CounterMetricFamily("paceline_executor_refused", "Refused rows and ops", labels=["code"])
-        for reason, count in tuple(counters.refused.items()):
-            refused.add_metric([reason.value], count)
+        for reason, rows in tuple(counters.refused.items()):
+            refused.add_metric([reason.value], rows)
         yield refused
         memory = GaugeMetricFamily("paceline_executor_memory_bytes", "Live memory", labels=["what"])
         for what, size in runtime.memory().items():

@@ -74,9 +74,12 @@ def gumbel(position_key: int | NDArray[np.uint64], ids: NDArray[np.integer]) -> 
     w += np.float32(2.0**-33)
     np.minimum(w, np.float32(1.0 - 2.0**-24), out=w)
     # numpy vectorizes log but not log1p: log1p(-w) = log(u) w / (1 - u) with u = 1 - w, within
-    # two ulp (Kahan), and -w where u rounds to 1.
+    # two ulp (Kahan), and -w where u is 1.
     u = np.float32(1.0) - w
     lost = np.float32(1.0) - u
-    exact = lost == 0
-    minus_log1p = np.where(exact, w, -np.log(u) * (w / np.where(exact, np.float32(1.0), lost)))
-    return -np.log(minus_log1p)
+    tiny = lost == 0
+    lost[tiny] = 1.0
+    minus_log1p: NDArray[np.float32] = -np.log(u) * (w / lost)
+    minus_log1p[tiny] = w[tiny]
+    np.log(minus_log1p, out=minus_log1p)
+    return -minus_log1p

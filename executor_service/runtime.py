@@ -20,13 +20,13 @@ from executor_service.engine import Engine, Leases
 from executor_service.limits import Limits
 from executor_service.logs import get_logger
 from executor_service.plan import Reason, StepRefused
-from executor_service.warmup import warm_up
 from executor_service.worker import Worker
 
 log = get_logger(__name__)
 
 _DEFAULT_PAGES = 4096  # of the backends whose KV costs next to nothing
 _STOP_S = 5.0
+_DRAIN_POLL_S = 0.02
 _MAX_PAGES = (1 << 31) - 2  # page numbers are int32, and page 0 is scratch
 
 
@@ -118,9 +118,9 @@ class Runtime:
     async def drained(self, timeout_s: float) -> int:
         """Wait until no sequence is live, or for `timeout_s`; how many still are."""
         deadline = time.monotonic() + timeout_s
-        while (live := self.sequences) and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
-        return live
+        while self.sequences and time.monotonic() < deadline:
+            await asyncio.sleep(_DRAIN_POLL_S)  # noqa: ASYNC110  # the worker thread changes it
+        return self.sequences
 
     def close(self) -> None:
         """End the worker behind what is queued; a step that hangs is left to the process's end."""
@@ -161,9 +161,6 @@ class Runtime:
         engine = Engine(backend, limits, self.epoch, Leases(default_s=config.lease_ms / 1000))
         self._memory_bytes = backend.memory_bytes()
         vocabulary = hashlib.sha256(tokenizer.tokenizer_json).digest() if tokenizer else b""
-        if config.backend is BackendName.TORCH and config.warmup:
-            self._progress("warm-up", 1.0)
-            warm_up(backend, limits)
         self._loaded = Loaded(engine, info, limits, tokenizer, vocabulary)
         self._progress("", 1.0)
         return engine

@@ -15,7 +15,17 @@ class Sequence:
     that are being verified, which count for nothing until they are accepted.
     """
 
-    __slots__ = ("ids", "known", "length", "prompt_length", "renewed_s", "salt", "sampled", "sampling", "table")
+    __slots__ = (
+        "ids",
+        "known",
+        "length",
+        "prompt_length",
+        "renewed_s",
+        "salt",
+        "sampled",
+        "sampling",
+        "table",
+    )
 
     def __init__(
         self,

@@ -14,6 +14,8 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from paceline.channel import Link, server_options
+from paceline.executor.v1 import executor_pb2_grpc as rpc
 
 from executor_service.config import ExecutorConfig
 from executor_service.errors import ErrorInterceptor, Handler
@@ -22,8 +24,6 @@ from executor_service.logs import get_logger
 from executor_service.metrics import Metrics
 from executor_service.runtime import Runtime
 from executor_service.servicer import ExecutorServicer
-from paceline.channel import Link, server_options
-from paceline.executor.v1 import executor_pb2_grpc as rpc
 
 log = get_logger(__name__)
 
@@ -83,7 +83,9 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-def _make_server(config: ExecutorConfig, runtime: Runtime, metrics: Metrics, health: Health) -> grpc.aio.Server:
+def _make_server(
+    config: ExecutorConfig, runtime: Runtime, metrics: Metrics, health: Health
+) -> grpc.aio.Server:
     interceptors: list[Any] = [ErrorInterceptor()]
     if config.auth_token_file is not None:
         interceptors.insert(0, TokenInterceptor(_read(config.auth_token_file).decode().strip()))
@@ -100,7 +102,7 @@ async def _bind(server: grpc.aio.Server, config: ExecutorConfig) -> int:
     try:
         if config.tls_cert is None or config.tls_key is None:
             return server.add_insecure_port(config.address)
-        client_ca = config.tls_client_ca and _read(config.tls_client_ca)
+        client_ca = None if config.tls_client_ca is None else _read(config.tls_client_ca)
         credentials = grpc.ssl_server_credentials(
             [(_read(config.tls_key), _read(config.tls_cert))],
             root_certificates=client_ca,
@@ -161,7 +163,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
             raise StartError("the token file is empty")
         self._expected = f"Bearer {token}".encode()
 
-    async def intercept_service(  # type: ignore[override]  # the stubs' variance is too narrow
+    async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         details: grpc.HandlerCallDetails,

@@ -9,9 +9,11 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import grpc.aio
+from paceline.executor.v1 import executor_pb2 as pb
+from paceline.executor.v1 import executor_pb2_grpc as rpc
 
 from executor_service import codec
 from executor_service.info import encode_info, encode_status, encode_tokenizer
@@ -19,12 +21,17 @@ from executor_service.metrics import Metrics
 from executor_service.plan import Reason, StepPlan, StepRefused, StepResult
 from executor_service.runtime import Loaded, Runtime
 from executor_service.warmup import warm_up
-from paceline.executor.v1 import executor_pb2 as pb
-from paceline.executor.v1 import executor_pb2_grpc as rpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Answer = tuple[StepPlan, StepResult, int]
-"""A plan, its result, and the microseconds it waited."""
+
+
+class _HasResult(Protocol):
+    @property
+    def result(self) -> pb.StepResult: ...
+
+
+R = TypeVar("R", bound=_HasResult)
+Answer = tuple[StepPlan, StepResult]
 
 _DEADLINE_MARGIN_S = 0.05  # an answer at the very deadline would come too late
 
@@ -39,7 +46,9 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         """A new session, after the end of the one it replaces."""
         loaded = self._runtime.loaded
         if len(request.label.encode()) > loaded.limits.max_label_bytes:
-            raise StepRefused(Reason.INVALID_ARGUMENT, f"label: at most {loaded.limits.max_label_bytes} bytes")
+            raise StepRefused(
+                Reason.INVALID_ARGUMENT, f"label: at most {loaded.limits.max_label_bytes} bytes"
+            )
         session = await self._runtime.worker.submit(
             lambda: loaded.engine.open_session(request.replaces, request.lease_ms, request.label)
         )
@@ -50,7 +59,9 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
             max_in_flight=loaded.limits.max_in_flight,
         )
 
-    async def CloseSession(self, request: pb.CloseSessionRequest, context: Context) -> pb.CloseSessionResponse:
+    async def CloseSession(
+        self, request: pb.CloseSessionRequest, context: Context
+    ) -> pb.CloseSessionResponse:
         """End a session behind its queued steps."""
         engine = self._runtime.loaded.engine
         released = await self._runtime.worker.submit(lambda: engine.close_session(request.session_id))
@@ -60,7 +71,9 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         """What the executor is and can do."""
         return encode_info(self._runtime, self._runtime.loaded)
 
-    async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Context) -> pb.GetTokenizerResponse:
+    async def GetTokenizer(
+        self, request: pb.GetTokenizerRequest, context: Context
+    ) -> pb.GetTokenizerResponse:
         """The tokenizer's files."""
         loaded = self._runtime.loaded
         if loaded.tokenizer is None:
@@ -80,11 +93,11 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.PrefillResponse:
         """One opening or chunk."""
-        answer = await self._step(request.step, codec.PREFILL)
-        response = pb.PrefillResponse()
-        return self._encode_single(response, answer)
+        return self._encode_single(pb.PrefillResponse(), await self._step(request.step, codec.PREFILL))
 
-    async def BatchPrefill(self, request: pb.BatchPrefillRequest, context: Context) -> pb.BatchPrefillResponse:
+    async def BatchPrefill(
+        self, request: pb.BatchPrefillRequest, context: Context
+    ) -> pb.BatchPrefillResponse:
         """Openings and chunks."""
         return self._encode(pb.BatchPrefillResponse(), await self._step(request.step, codec.BATCH_PREFILL))
 
@@ -112,7 +125,9 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         """One truncate op."""
         return self._encode_single(pb.TruncateKvResponse(), await self._op(request))
 
-    async def ReleaseCache(self, request: pb.ReleaseCacheRequest, context: Context) -> pb.ReleaseCacheResponse:
+    async def ReleaseCache(
+        self, request: pb.ReleaseCacheRequest, context: Context
+    ) -> pb.ReleaseCacheResponse:
         """One release op."""
         return self._encode_single(pb.ReleaseCacheResponse(), await self._op(request))
 
@@ -120,7 +135,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         """One fork op."""
         return self._encode_single(pb.ForkCacheResponse(), await self._op(request))
 
-    async def StreamUnifiedDecode(
+    async def StreamUnifiedDecode(  # type: ignore[override]  # writes; a generator may never be closed
         self, request_iterator: AsyncIterator[pb.StreamUnifiedDecodeRequest], context: Context
     ) -> None:
         """Steps in order; a reader runs at most `max_in_flight` steps ahead of the answers."""
@@ -200,21 +215,20 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         arrived = time.perf_counter()
 
         def work() -> Answer:
-            queue_us = int(1e6 * (time.perf_counter() - arrived))
-            return plan, loaded.engine.execute(plan), queue_us
+            return plan, loaded.engine.execute(plan, int(1e6 * (time.perf_counter() - arrived)))
 
         return self._runtime.worker.submit(work, plan.session_id)
 
-    def _encode(self, response: Any, answer: Answer) -> Any:
+    def _encode(self, response: R, answer: Answer) -> R:
         """Fill a response's `result`."""
-        plan, result, queue_us = answer
-        self._metrics.observe(result, queue_us)
-        codec.encode_result(response.result, result, plan, self._runtime.epoch, queue_us)
+        plan, result = answer
+        self._metrics.observe(result)
+        codec.encode_result(response.result, result, plan, self._runtime.epoch)
         return response
 
-    def _encode_single(self, response: Any, answer: Answer) -> Any:
+    def _encode_single(self, response: R, answer: Answer) -> R:
         """The same for an RPC whose only row's or op's error is its status."""
-        plan, result, _ = answer
+        result = answer[1]
         # A token RPC's own row comes first; the ops that ride along report in the reply.
         only = result.rows[0] if result.rows else result.ops[0]
         if only.refusal is not None:

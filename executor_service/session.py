@@ -31,6 +31,7 @@ class LeaseClock:
         self._lock = threading.Lock()
 
     def __call__(self) -> float:
+        """The time by now, in seconds since the clock was made."""
         with self._lock:
             now = self._now()
             self._elapsed_s += min(now - self._last_s, self._cap_s)
@@ -69,7 +70,7 @@ class Session:
             return None
         if self.id == 0:
             raise StepRefused(
-                Reason.INVALID_ARGUMENT, "header.step_id: session 0 has no step order; open a session, or name 0"
+                Reason.INVALID_ARGUMENT, "header.step_id: session 0 has no step order; open a session"
             )
         if step_id == self._last_step_id + 1:
             return None
@@ -146,5 +147,3 @@ class Sessions:
             self._fenced[session.id] = None
             if len(self._fenced) > REMEMBERED_FENCES:
                 self._fenced.popitem(last=False)
-
-

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from paceline._service import logs, process
-
+from scheduler_service import logs, process
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.server import main as serve
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline._service.logs import LogFormat, LogLevel
-from paceline._service.security import ServerSecurity
-from paceline._service.settings import ServiceSettings, StringList
 from paceline.channel import Security
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.link.executor import Timing
+from scheduler_service.logs import LogFormat, LogLevel
 from scheduler_service.model import RequestLimits
+from scheduler_service.security import ServerSecurity
+from scheduler_service.settings import ServiceSettings, StringList
 
 
 class SchedulerSettings(ServiceSettings):
@@ -23,7 +23,7 @@ class SchedulerSettings(ServiceSettings):
 
     # Where
     executor: StringList = Field(
-        default=("127.0.0.1:50052",),
+        default=("127.0.0.1:50061",),
         min_length=1,
         description="address of an executor; repeat it for failover",
     )
@@ -31,8 +31,9 @@ class SchedulerSettings(ServiceSettings):
     port: int = Field(default=50051, ge=0, le=65535, description="port to listen on; 0: any free one")
     port_file: Path | None = Field(default=None, description="write the port here when serving")
     metrics_port: int | None = Field(
-        default=None, ge=0, le=65535, description="serve Prometheus metrics there; 0: any free one"
+        default=None, ge=0, le=65535, description="Prometheus on this port; 0: any free one"
     )
+    metrics_host: str = Field(default="127.0.0.1", description="address of the metrics port")
 
     # How much at once
     max_step_tokens: int = Field(default=512, ge=1, le=1 << 20, description="tokens fed in one step")
@@ -73,20 +74,21 @@ class SchedulerSettings(ServiceSettings):
     tls_cert: Path | None = Field(default=None, description="PEM certificate chain")
     tls_key: Path | None = Field(default=None, description="PEM private key")
     tls_client_ca: Path | None = Field(default=None, description="PEM; demand client certificates (mTLS)")
-    auth_token: str = Field(default="", repr=False, description="demand `authorization: Bearer <token>`")
+    auth_token: str = Field(default="", repr=False, description="clients must send it (better: a file)")
+    auth_token_file: Path | None = Field(default=None, description="clients must send this file's token")
     executor_tls_ca: Path | None = Field(default=None, description="PEM; executors' authority")
     executor_tls_cert: Path | None = Field(default=None, description="PEM; our certificate for executors")
     executor_tls_key: Path | None = Field(default=None, description="PEM; its key")
-    executor_token: str = Field(default="", repr=False, description="the executors' token")
+    executor_token_file: Path | None = Field(default=None, description="the executors' token")
 
     # What it tells
     reflection: bool = Field(default=False, description="serve gRPC reflection")
-    log_format: LogFormat = Field(default="text", description="text or json")
-    log_level: LogLevel = Field(default="info", description="debug, info, warning or error")
+    log_level: LogLevel = Field(default="info", description="least severity")
+    log_format: LogFormat = Field(default="auto", description="auto: console on a terminal, else json")
 
     @model_validator(mode="after")
     def _consistent(self) -> SchedulerSettings:
-        _ = self.server_security, self.executor_security  # they check themselves
+        _ = self.server_security, self.executor_security  # they check themselves, and read token files
         if len(set(self.executor)) != len(self.executor):
             raise ValueError("an executor is named twice")
         return self
@@ -128,11 +130,23 @@ class SchedulerSettings(ServiceSettings):
     @property
     def server_security(self) -> ServerSecurity:
         """Towards clients."""
-        return ServerSecurity(self.tls_cert, self.tls_key, self.tls_client_ca, self.auth_token)
+        token = self.auth_token or _token(self.auth_token_file)
+        return ServerSecurity(self.tls_cert, self.tls_key, self.tls_client_ca, token)
 
     @property
     def executor_security(self) -> Security:
         """Towards executors."""
-        return Security(
-            self.executor_tls_ca, self.executor_tls_cert, self.executor_tls_key, self.executor_token
-        )
+        token = _token(self.executor_token_file)
+        return Security(self.executor_tls_ca, self.executor_tls_cert, self.executor_tls_key, token)
+
+
+def _token(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+    if not token:
+        raise ValueError(f"{path}: the token is empty")
+    return token

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
-from paceline._service.logs import Log
 
 from scheduler_service.errors import InternalError, ServiceError
+from scheduler_service.logs import Log
 
-log = Log("scheduler.rpc")
+log = Log("rpc")
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -60,5 +60,6 @@ def _guarded(behaviour: Any, method: str) -> Any:
             log.error("handler failed", error, method=method)
             status = InternalError("internal error; the scheduler's log has more").status()
         await context.abort_with_status(status)
+        return None
 
     return guarded

@@ -17,7 +17,7 @@ from scheduler_service.errors import (
     of_failure,
 )
 from scheduler_service.metrics import Metrics
-from scheduler_service.stream import RequestStream
+from scheduler_service.stream import Readers, RequestStream
 from scheduler_service.text.stop_strings import StopStrings
 from scheduler_service.text.tools import TextTools
 
@@ -37,6 +37,7 @@ class LiveRequests:
         self._clock = clock
         self._wake = wake
         self._streams: dict[str, RequestStream] = {}
+        self._readers = Readers()
         self._posted: list[Event] = []
 
     def __len__(self) -> int:
@@ -70,6 +71,7 @@ class LiveRequests:
             checked.eos_token_ids | checked.stop_token_ids,
             text.detokenizer if text is not None else None,
             StopStrings(checked.stop_strings) if checked.stop_strings else None,
+            self._readers,
         )
         self._streams[checked.id] = stream
         self._wake()
@@ -120,13 +122,14 @@ class LiveRequests:
         for request_id in list(self._streams):
             self.cancel(request_id, error)
 
-    def cancel_stalled(self, timeout_s: float) -> list[RequestStream]:
-        """End the requests whose reader has not moved for so long; returns their streams."""
+    def cancel_stalled(self, timeout_s: float) -> None:
+        """End the requests whose reader has not moved for so long."""
         now = self._clock()
         stalled = [stream for stream in self._streams.values() if stream.stalled_s(now) > timeout_s]
         for stream in stalled:
             self.cancel(stream.request_id, StalledReader(f"nothing was read for {timeout_s:g} s"))
-        return stalled
+            if stream.reader is not None:
+                stream.reader.cancel()
 
     def _finish(self, stream: RequestStream, event: Finished) -> None:
         stream.finish(event)

@@ -14,15 +14,14 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from paceline._service.logs import Log
-
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.link.executor import ExecutorLink, ExecutorLostError
 from scheduler_service.link.pool import ExecutorPool
 from scheduler_service.live import LiveRequests
+from scheduler_service.logs import Log
 from scheduler_service.metrics import Metrics
 
-log = Log("scheduler.loop")
+log = Log("loop")
 
 
 class Wake:

@@ -6,19 +6,19 @@ import asyncio
 
 import grpc.aio
 from grpc_reflection.v1alpha import reflection
-from paceline._service.logs import Log
-from paceline._service.process import Shutdown, write_port_file
-from paceline._service.security import UnsafeAddressError
 from paceline.channel import Link, server_options
 from paceline.scheduler.v1 import scheduler_pb2_grpc
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.health import SERVICE, Health
 from scheduler_service.interceptor import ErrorInterceptor
+from scheduler_service.logs import Log
+from scheduler_service.process import Shutdown, write_port_file
+from scheduler_service.security import UnsafeAddressError
 from scheduler_service.service import SchedulerService
 from scheduler_service.servicer import SchedulerServicer
 
-log = Log("scheduler.server")
+log = Log("server")
 
 RECEIVE_BYTES = 16 << 20
 """Above the 4 MiB of public messages, so that a prompt far too large is refused by name."""
@@ -53,8 +53,8 @@ class Server:
         await self._health.show(False)
         await self._server.start()
         if settings.metrics_port is not None:
-            metrics_port = self.service.metrics.serve(settings.host, settings.metrics_port)
-            log.info("metrics", host=settings.host, port=metrics_port)
+            metrics_port = self.service.metrics.serve(settings.metrics_host, settings.metrics_port)
+            log.info("metrics", host=settings.metrics_host, port=metrics_port)
         if settings.port_file is not None:
             write_port_file(settings.port_file, port)
         log.info("listening", host=settings.host, port=port, executors=",".join(settings.executor))

@@ -6,17 +6,16 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from paceline._service.logs import Log
-
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.errors import RETRY_AFTER_S, Aborted, InternalError, NotReady
 from scheduler_service.link.pool import ExecutorPool, Served
 from scheduler_service.live import LiveRequests
+from scheduler_service.logs import Log
 from scheduler_service.loop import Loop, Wake
 from scheduler_service.metrics import Metrics
 
-log = Log("scheduler.service")
+log = Log("service")
 
 TICK_S = 0.5
 STUCK_STEP_S = 30.0

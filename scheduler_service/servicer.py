@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -26,6 +27,7 @@ from scheduler_service.errors import (
     InvalidRequest,
     QueueFull,
     ServiceError,
+    StalledReader,
 )
 from scheduler_service.link.pool import Served
 from scheduler_service.service import SchedulerService
@@ -48,12 +50,18 @@ class SchedulerServicer(SchedulerServiceServicer):
     ) -> None:
         """One write per batch of news; whatever ends this coroutine ends the request."""
         stream = await self._admitted(request, context)
+        stream.reader = asyncio.current_task()
         try:
             await context.send_initial_metadata((("request-id", stream.request_id),))
             write = context.write
             while messages := await stream.take():
                 for message in messages:
                     await write(message)
+        except asyncio.CancelledError:
+            if isinstance(stream.error, StalledReader):  # cancelled by us: the client is still there
+                self._metrics.ended_badly(stream.error)
+                raise stream.error from None
+            raise
         except ServiceError as error:
             self._metrics.ended_badly(error)
             raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -81,6 +82,34 @@ class Completion:
         return messages
 
 
+class Readers:
+    """Wakes the readers of streams a few at a time, so that the loop gets its turn between them.
+
+    A write costs as much as all else that is done for a token. When the event loop can't keep up, the
+    next step goes first, and streams that still wait here get more tokens in one message.
+    """
+
+    AT_ONCE = 4
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def wake(self, reader: asyncio.Future[None]) -> None:
+        """This reader has something to take."""
+        if not self._waiting:
+            reader.get_loop().call_soon(self._some)
+        self._waiting.append(reader)
+
+    def _some(self) -> None:
+        waiting = self._waiting
+        for _ in range(min(self.AT_ONCE, len(waiting))):
+            reader = waiting.popleft()
+            if not reader.done():  # else its task was cancelled
+                reader.set_result(None)
+        if waiting:
+            waiting[0].get_loop().call_soon(self._some)
+
+
 class RequestStream:
     """One live request's answer; made when the request is admitted."""
 
@@ -92,6 +121,7 @@ class RequestStream:
         terminators: frozenset[int],
         detokenizer: Callable[[], Detokenizer] | None,
         stop_strings: StopStrings | None,
+        readers: Readers,
     ) -> None:
         self.request_id = request_id
         self.arrival = arrival  # time.monotonic()
@@ -108,8 +138,11 @@ class RequestStream:
         ]
         self._unfinished = n
         self._changed: dict[int, Completion] = {}  # has something to take, in order of arrival
-        self._error: ServiceError | None = None
+        self.error: ServiceError | None = None
+        self.reader: asyncio.Task[object] | None = None
+        """The RPC's task, to be cancelled when it hangs in a write."""
         self._waiter: asyncio.Future[None] | None = None
+        self._readers = readers
         self._taken_at: float | None = None
 
     # The loop's side
@@ -117,12 +150,12 @@ class RequestStream:
     @property
     def ended(self) -> bool:
         """All completions are finished, or the request has failed."""
-        return self._unfinished == 0 or self._error is not None
+        return self._unfinished == 0 or self.error is not None
 
     def push(self, event: Tokens) -> str | None:
         """Take new tokens; returns the stop string that they completed, if they did."""
         completion = self._completions[event.index]
-        if self._error is not None or completion.finished or completion.stop_string:
+        if self.error is not None or completion.finished or completion.stop_string:
             return None
         found = completion.push(event, self._terminators)
         self._wake(completion)
@@ -131,7 +164,7 @@ class RequestStream:
     def finish(self, event: Finished) -> None:
         """One completion has ended well."""
         completion = self._completions[event.index]
-        if self._error is None and completion.finished is None:
+        if self.error is None and completion.finished is None:
             completion.finish(event)
             self._unfinished -= 1
             self._wake(completion)
@@ -139,7 +172,7 @@ class RequestStream:
     def fail(self, error: ServiceError) -> None:
         """The request has ended badly."""
         if not self.ended:
-            self._error = error
+            self.error = error
             self._wake()
 
     def stalled_s(self, now: float) -> float:
@@ -152,8 +185,7 @@ class RequestStream:
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
+            self._readers.wake(waiter)
 
     # The reader's side
 
@@ -161,8 +193,8 @@ class RequestStream:
         """What is new, waiting for it; empty when all has been taken. Raises the request's error."""
         self._taken_at = None
         while not self._changed:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             if self._unfinished == 0:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()

@@ -56,14 +56,14 @@ def _paged_attention(config: ExecutorConfig) -> Backend:
 
 
 def _torch(config: ExecutorConfig) -> Backend:
-    from executor_service.backends.torch_backend.backend import TorchBackend, TorchConfig
+    import torch
+
+    from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 
     assert config.model is not None
-    return TorchBackend(
-        TorchConfig(
-            model=config.model,
-            device=config.device,
-            dtype=config.dtype,
-            threads=config.threads,
-        )
-    )
+    device, dtype = config.device, config.dtype
+    if device == "auto":
+        device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    if dtype == "auto":
+        dtype = "bfloat16" if device.startswith("cuda") else "float32"
+    return TorchBackend(TorchConfig(config.model, device=device, dtype=dtype, threads=config.threads))

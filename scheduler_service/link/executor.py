@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline import errors
-from paceline._service.logs import Log
 from paceline.aio.executor import ExecutorClient, StepStream
 from paceline.channel import Security
 from paceline.executor.v1 import executor_pb2 as pb
@@ -30,9 +29,10 @@ from paceline.session import Session
 from scheduler_service.codec.handshake import decode_capacity
 from scheduler_service.codec.steps import decode_result, encode_step
 from scheduler_service.core.step import Capacity, Plan, Result
+from scheduler_service.logs import Log
 from scheduler_service.model import ExecutorView
 
-log = Log("scheduler.link")
+log = Log("link")
 
 
 @dataclass(frozen=True, slots=True)

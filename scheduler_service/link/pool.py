@@ -11,15 +11,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paceline._service.logs import Log
 from paceline.channel import Security
 
 from scheduler_service.codec.handshake import decode_identity, decode_model, decode_tokenizer
 from scheduler_service.link.executor import ExecutorLink, Greeting, RefusedExecutorError, Timing
+from scheduler_service.logs import Log
 from scheduler_service.model import Model, RequestLimits
 from scheduler_service.text.tools import TextTools, UnusableTokenizerError
 
-log = Log("scheduler.pool")
+log = Log("pool")
 
 
 @dataclass(frozen=True, slots=True)

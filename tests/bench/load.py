@@ -20,9 +20,9 @@ class Stream:
     arrivals: list[float] = field(default_factory=list)
 
 
-def random_prompt(rng: random.Random, tokens: int, low: int = 100, high: int = 40000) -> list[int]:
+def random_prompt(rng: random.Random, tokens: int, vocab_size: int) -> list[int]:
     """Random token ids: no prefix is shared, no answer is short."""
-    return [rng.randrange(low, high) for _ in range(tokens)]
+    return [rng.randrange(vocab_size) for _ in range(tokens)]
 
 
 async def run_stream(
@@ -50,7 +50,9 @@ async def run_streams(
     rng = random.Random(seed)
     async with grpc.aio.insecure_channel(address) as channel:
         stub = rpc.SchedulerServiceStub(channel)
-        jobs = [run_stream(stub, random_prompt(rng, prompt), new, sampling) for _ in range(streams)]
+        vocab_size = (await stub.GetModelInfo(pb.GetModelInfoRequest())).vocab_size
+        prompts = [random_prompt(rng, prompt, vocab_size) for _ in range(streams)]
+        jobs = [run_stream(stub, ids, new, sampling) for ids in prompts]
         return list(await asyncio.gather(*jobs))
 
 

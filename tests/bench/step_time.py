@@ -104,7 +104,9 @@ def main() -> None:
         parts = {"linears": median_ms(linears, args.steps), "attention": median_ms(attention, args.steps)}
         for name, r in rows.items():
             parts["sampler_" + name] = median_ms(lambda r=r: sampler.sample(logits, r), args.steps)  # type: ignore[misc]
-        parts["other"] = round(steps["greedy"] - parts["linears"] - parts["attention"] - parts["sampler_greedy"], 2)
+        parts["other"] = round(
+            steps["greedy"] - parts["linears"] - parts["attention"] - parts["sampler_greedy"], 2
+        )
         prefill = median_ms(lambda: backend.forward(prompts), 3)
         rate = round(count * args.context / prefill * 1e3)
         print(json.dumps({"rows": count, **steps, **parts, "prefill_tok_s": rate}), flush=True)

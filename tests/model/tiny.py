@@ -42,11 +42,18 @@ CONFIGS: dict[str, Any] = {
     "llama-linear-rope": lambda: LlamaConfig(
         **_SIZES, rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
     ),
-    "llama-heads": lambda: LlamaConfig(**(_SIZES | {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72}), head_dim=10),
+    "llama-heads": lambda: LlamaConfig(
+        **(_SIZES | {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72}), head_dim=10
+    ),
     "qwen2": lambda: Qwen2Config(**_SIZES, tie_word_embeddings=False),
     "qwen3": lambda: Qwen3Config(**_SIZES, head_dim=24, tie_word_embeddings=True),
     "qwen3-moe": lambda: Qwen3MoeConfig(
-        **_SIZES, head_dim=16, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40, norm_topk_prob=True
+        **_SIZES,
+        head_dim=16,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=40,
+        norm_topk_prob=True,
     ),
     "qwen3-moe-mixed": lambda: Qwen3MoeConfig(
         **_SIZES,
@@ -64,8 +71,12 @@ CONFIGS: dict[str, Any] = {
 def save(name: str, path: Path, **options: Any) -> PreTrainedModel:
     """Write a random model of this kind to `path` and return transformers' own of it."""
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(
+        CONFIGS[name](), dtype=torch.float32, attn_implementation="eager"
+    )
     for parameter in model.parameters():  # defaults leave logits so flat that errors would hide
-        torch.nn.init.normal_(parameter, std=0.08) if parameter.ndim > 1 else torch.nn.init.normal_(parameter, 1, 0.1)
+        torch.nn.init.normal_(parameter, std=0.08) if parameter.ndim > 1 else torch.nn.init.normal_(
+            parameter, 1, 0.1
+        )
     model.save_pretrained(path, **options)
     return model.eval()

@@ -25,7 +25,10 @@ from executor_service.backends.torch_backend import sampler
 from executor_service.backends.torch_backend.batch import lay_out
 from executor_service.backends.torch_backend.kernels import CpuKernels, Kernels, LayerCache, PlainKernels
 from executor_service.backends.torch_backend.model import Model
-from executor_service.backends.torch_backend.tokenizer_files import tokenizer_from_directory, tokenizer_from_gguf
+from executor_service.backends.torch_backend.tokenizer_files import (
+    tokenizer_from_directory,
+    tokenizer_from_gguf,
+)
 from executor_service.backends.torch_backend.weights import (
     Checkpoint,
     GgufCheckpoint,

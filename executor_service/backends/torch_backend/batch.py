@@ -34,7 +34,9 @@ def lay_out(rows: Sequence[ForwardRow], page_size: int, device: torch.device) ->
     counts = np.array([len(row.tokens) for row in rows], np.int32)
     starts = np.array([row.start for row in rows], np.int32)
     ends = np.cumsum(counts)
-    positions = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts - (ends - counts), counts).astype(np.int32)
+    positions = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts - (ends - counts), counts).astype(
+        np.int32
+    )
     lengths = [-(-(row.start + len(row.tokens)) // page_size) for row in rows]
     tables = np.zeros((len(rows), max(lengths)), np.int32)
     for table, row, length in zip(tables, rows, lengths, strict=True):

@@ -49,7 +49,14 @@ def _rotate_head(head: Array, cos: Array, sin: Array, norm: Array, eps: np.float
 
 @njit(nogil=True, cache=True, fastmath=FLAGS)
 def _store_token(
-    qkv: Array, cos: Array, sin: Array, k_norm: Array, eps: np.float32, k_page: Array, v_page: Array, slot: int
+    qkv: Array,
+    cos: Array,
+    sin: Array,
+    k_norm: Array,
+    eps: np.float32,
+    k_page: Array,
+    v_page: Array,
+    slot: int,
 ) -> None:
     """Rotate one token's keys and write its keys and values into their slot."""
     kv_heads, dim = k_page.shape[0], k_page.shape[2]

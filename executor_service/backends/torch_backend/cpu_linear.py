@@ -51,9 +51,13 @@ def _multiply(x: Array, w: Array, out: Array, add: bool, threads: int) -> None:
                     take = tile_rows(rows - r)
                     to = out_at + r * out_stride + p * PANEL_ROW_BYTES
                     if add:
-                        add_tile(x_at + r * x_stride, x_stride, w_at + p * panel_bytes, k, to, out_stride, take)
+                        add_tile(
+                            x_at + r * x_stride, x_stride, w_at + p * panel_bytes, k, to, out_stride, take
+                        )
                     else:
-                        put_tile(x_at + r * x_stride, x_stride, w_at + p * panel_bytes, k, to, out_stride, take)
+                        put_tile(
+                            x_at + r * x_stride, x_stride, w_at + p * panel_bytes, k, to, out_stride, take
+                        )
                     r += take
     if n % LANES:
         _multiply_ragged(x, w, out, add)

@@ -85,7 +85,9 @@ class Kernels(Protocol):
     def prepare(self, batch: Batch, heads_per_kv_head: int) -> Any:
         """What `attention` needs of a batch, made once a step."""
 
-    def attention(self, qkv: torch.Tensor, cache: LayerCache, prepared: Any, w: AttentionWeights) -> torch.Tensor:
+    def attention(
+        self, qkv: torch.Tensor, cache: LayerCache, prepared: Any, w: AttentionWeights
+    ) -> torch.Tensor:
         """Norm and rotate q and k, write k and v into their pages, attend over the block tables.
 
         qkv [tokens, (heads + 2 kv_heads) * head_dim] is overwritten; returns [tokens, heads * head_dim].
@@ -213,7 +215,9 @@ class PlainKernels:
     def prepare(self, batch: Batch, heads_per_kv_head: int) -> Batch:
         return batch
 
-    def attention(self, qkv: torch.Tensor, cache: LayerCache, prepared: Batch, w: AttentionWeights) -> torch.Tensor:
+    def attention(
+        self, qkv: torch.Tensor, cache: LayerCache, prepared: Batch, w: AttentionWeights
+    ) -> torch.Tensor:
         heads = qkv.view(qkv.shape[0], -1, w.head_dim)
         q, k, v = heads.split([w.heads, w.kv_heads, w.kv_heads], dim=1)
         cos, sin = w.cos[prepared.positions], w.sin[prepared.positions]

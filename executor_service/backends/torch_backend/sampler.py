@@ -1,25 +1,40 @@
 """The sampler: from logits to tokens and logprobs, on the logits' device.
 
-The order is `plan.Sampling`'s. Positions are split into three classes, each computed at once: greedy, plain
-noise, and filtered (top-k, top-p, min-p). Every filter keeps a prefix of the tokens in order of likelihood, so
-a filtered position needs only its most likely tokens: 256 of them, or eight times as many until they
-contain the prefix. Nothing sorts a vocabulary unless a nucleus is that wide.
+The order is `plan.Sampling`'s. Positions are split into greedy ones and drawn ones, each computed at once.
+Top-k, top-p and min-p each keep a prefix of the tokens in order of likelihood (then of id), which makes
+drawing exact without sorting: take the noisiest token; if fewer than k tokens, and less mass than the
+nucleus holds, come before it, it is kept, and so it is the noisiest of the kept. If not, nothing after it is
+kept either: take the noisiest token before it, and so on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from executor_service import noise as reference
 from executor_service.backends.base import ForwardRow, RowOutput
-from executor_service.backends.torch_backend import noise
-from executor_service.plan import OutputMode, Sampling
+from executor_service.backends.torch_backend import cpu_sampler, noise
+from executor_service.plan import OutputMode, Sampling, TokenIds
 
-_CANDIDATES = 256
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Top-k, top-p and min-p of some rows, [rows] each.
+
+    `top_k` is the vocabulary's size where it is off; `totals` is the mass that top-k leaves, as
+    exp(z - highest), where top-p applies to it, and 0 where top-p applies to everything.
+    """
+
+    top_k: NDArray[np.int64]
+    top_p: NDArray[np.float64]
+    min_p: NDArray[np.float64]
+    totals: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,47 +85,42 @@ def ranked(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return top, ids
 
 
-def _output(row: ForwardRow, logits: torch.Tensor, tokens: np.ndarray) -> RowOutput:
+def _output(row: ForwardRow, logits: torch.Tensor, tokens: TokenIds) -> RowOutput:
     if row.outputs == 0 or row.output == OutputMode.NONE:
         return RowOutput()
     if row.output == OutputMode.FULL:
         return RowOutput(logits=logits.cpu().numpy().copy())
-    result = RowOutput()
-    k = row.top_k
-    total = logits.logsumexp(-1, keepdim=True) if row.output == OutputMode.TOP_K or row.sampling.logprobs is not None else None
-    if row.output == OutputMode.SAMPLE:
-        result.tokens = tokens
-        if row.sampling.logprobs is None:
-            return result
-        k = row.sampling.logprobs
-        chosen = torch.from_numpy(tokens.astype(np.int64)).to(logits.device)
-        result.logprobs = (logits.gather(-1, chosen[:, None]) - total)[:, 0].cpu().numpy()
-    if k > 0:
-        top, ids = ranked(logits, min(k, logits.shape[-1]))
-        result.top_ids = ids.to(torch.int32).cpu().numpy()
-        result.top_logprobs = (top - total).cpu().numpy()
+    if row.output == OutputMode.TOP_K:
+        return _with_top(RowOutput(), logits, row.top_k)
+    result = RowOutput(tokens=tokens)
+    if row.sampling.logprobs is not None:
+        chosen = torch.from_numpy(tokens.astype(np.int64)).to(logits.device)[:, None]
+        logprobs = logits.gather(-1, chosen) - logits.logsumexp(-1, keepdim=True)
+        result.logprobs = logprobs[:, 0].cpu().numpy()
+        if row.sampling.logprobs > 0:
+            _with_top(result, logits, row.sampling.logprobs)
     return result
 
 
-def _tokens(logits: torch.Tensor, positions: Sequence[_Position]) -> np.ndarray:
+def _with_top(result: RowOutput, logits: torch.Tensor, k: int) -> RowOutput:
+    top, ids = ranked(logits, min(k, logits.shape[-1]))
+    result.top_ids = ids.to(torch.int32).cpu().numpy()
+    result.top_logprobs = (top - logits.logsumexp(-1, keepdim=True)).cpu().numpy()
+    return result
+
+
+def _tokens(logits: torch.Tensor, positions: Sequence[_Position]) -> TokenIds:
     """The token of each position, int32 [positions]."""
     logits = _adjusted(logits, positions)
     tokens = np.zeros(len(positions), np.int32)
-    classes: dict[str, list[int]] = {}
-    for i, position in enumerate(positions):
-        classes.setdefault(_class_of(position.row.sampling), []).append(i)
-    for name, members in classes.items():
-        chosen = [positions[i] for i in members]
-        part = _part(logits, [p.index for p in chosen])
-        picked = {"greedy": _greedy, "noise": _noisy, "filtered": _filtered}[name](part, chosen)
-        tokens[members] = picked.to(torch.int32).cpu().numpy()
+    greedy = [i for i, p in enumerate(positions) if p.row.sampling.temperature == 0]
+    drawn = [i for i, p in enumerate(positions) if p.row.sampling.temperature != 0]
+    if greedy:
+        tokens[greedy] = _part(logits, [positions[i].index for i in greedy]).argmax(-1).cpu().numpy()
+    if drawn:
+        members = [positions[i] for i in drawn]
+        tokens[drawn] = _drawn(_part(logits, [p.index for p in members]), members).cpu().numpy()
     return tokens
-
-
-def _class_of(s: Sampling) -> str:
-    if s.temperature == 0:
-        return "greedy"
-    return "filtered" if s.top_k > 0 or s.top_p < 1 or s.min_p > 0 else "noise"
 
 
 def _part(logits: torch.Tensor, indices: list[int]) -> torch.Tensor:
@@ -119,60 +129,65 @@ def _part(logits: torch.Tensor, indices: list[int]) -> torch.Tensor:
     return logits[torch.tensor(indices, device=logits.device)]
 
 
-def _greedy(logits: torch.Tensor, _positions: Sequence[_Position]) -> torch.Tensor:
-    return logits.argmax(-1)
-
-
-def _noisy(logits: torch.Tensor, positions: Sequence[_Position]) -> torch.Tensor:
-    ids = torch.arange(logits.shape[-1], device=logits.device)
-    scaled = logits / _column(logits, [p.row.sampling.temperature for p in positions])
-    return (scaled + noise.gumbel(_keys(logits, positions), ids[None, :])).argmax(-1)
-
-
-def _filtered(logits: torch.Tensor, positions: Sequence[_Position]) -> torch.Tensor:
+def _drawn(logits: torch.Tensor, positions: Sequence[_Position]) -> torch.Tensor:
     vocabulary = logits.shape[-1]
     samplings = [p.row.sampling for p in positions]
-    scaled = logits / _column(logits, [s.temperature for s in samplings])
-    highest = scaled.amax(-1, keepdim=True)
-    mass = (scaled - highest).exp_().sum(-1, keepdim=True, dtype=torch.float64)
-    top_k = _column(logits, [s.top_k if s.top_k > 0 else vocabulary for s in samplings], torch.int64)
-    top_p = _column(logits, [s.top_p for s in samplings], torch.float64)
-    min_p = _column(logits, [s.min_p for s in samplings], torch.float64)
-    keys = _keys(logits, positions)
-    tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-    open_rows = torch.arange(len(logits), device=logits.device)
-    count = min(_CANDIDATES, vocabulary)
-    while True:
-        rows = scaled if len(open_rows) == len(scaled) else scaled[open_rows]
-        top, ids = ranked(rows, count)
-        weights = (top.double() - highest[open_rows]).exp()
-        sums = weights.cumsum(-1)
-        k = top_k[open_rows]
-        # What the nucleus is a share of: all tokens, or those that top-k left.
-        share = torch.where(k < vocabulary, sums.gather(-1, k.clamp(max=count) - 1), mass[open_rows])
-        before = sums - weights
-        kept = torch.arange(count, device=logits.device)[None, :] < k
-        kept &= (before < top_p[open_rows] * share) | (top_p[open_rows] >= 1)
-        kept &= weights >= min_p[open_rows]
-        kept[:, 0] = True
-        done = ~kept[:, -1] | (count == vocabulary) | ((k <= count)[:, 0])
-        noisy = torch.where(kept, top + noise.gumbel(keys[open_rows], ids), -torch.inf)
-        best = noisy == noisy.amax(-1, keepdim=True)
-        picked = torch.where(best, ids, vocabulary).amin(-1)
-        tokens[open_rows[done]] = picked[done]
-        open_rows = open_rows[~done]
-        if len(open_rows) == 0:
-            return tokens
-        count = min(count * 8, vocabulary)
-
-
-def _column(like: torch.Tensor, values: Sequence[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype, device=like.device)[:, None]
-
-
-def _keys(like: torch.Tensor, positions: Sequence[_Position]) -> torch.Tensor:
+    temperatures = np.array([s.temperature for s in samplings], np.float32)
+    filters = Filters(
+        top_k=np.array(
+            [min(s.top_k, vocabulary) if s.top_k > 0 else vocabulary for s in samplings], np.int64
+        ),
+        top_p=np.array([s.top_p for s in samplings], np.float64),
+        min_p=np.array([s.min_p for s in samplings], np.float64),
+        totals=np.array([_top_k_mass(logits[i], s) for i, s in enumerate(samplings)], np.float64),
+    )
     keys = np.array([reference.key(p.row.sampling.seed, p.length) for p in positions], np.uint64)
-    return torch.from_numpy(keys.view(np.int64)).to(like.device)[:, None]
+    if logits.device.type != "cpu":
+        return draw(logits, temperatures, keys, filters)
+    tokens = np.zeros(len(logits), np.int64)
+    cpu_sampler.draw_rows(
+        logits.numpy(), temperatures, (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32),
+        (keys >> np.uint64(32)).astype(np.uint32), filters.top_k, filters.top_p, filters.min_p, filters.totals,
+        tokens, torch.get_num_threads(),
+    )  # fmt: skip
+    return torch.from_numpy(tokens)
+
+
+def draw(
+    logits: torch.Tensor, temperatures: NDArray[np.float32], keys: NDArray[np.uint64], filters: Filters
+) -> torch.Tensor:
+    """One token for each row of logits, int64 [rows], in plain torch: the reference of `cpu_sampler`."""
+
+    def column(values: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values).to(logits.device)[:, None]
+
+    ids = torch.arange(logits.shape[-1], device=logits.device)[None, :]
+    scaled = logits / column(temperatures)
+    noisy = scaled + noise.gumbel(column(keys.view(np.int64)), ids)
+    weights = (scaled - scaled.amax(-1, keepdim=True)).exp()
+    top_k, top_p, min_p, totals = (
+        column(values) for values in (filters.top_k, filters.top_p, filters.min_p, filters.totals)
+    )
+    totals = torch.where(totals > 0, totals, weights.sum(-1, keepdim=True, dtype=torch.float64))
+    mass = torch.where(top_p < 1, top_p * totals, torch.inf)
+    while True:
+        chosen = noisy.argmax(-1, keepdim=True)
+        border = scaled.gather(-1, chosen)
+        before = (scaled > border) | ((scaled == border) & (ids < chosen))
+        count = before.sum(-1, keepdim=True)
+        held = (weights * before).sum(-1, keepdim=True, dtype=torch.float64)
+        kept = (count < top_k) & (held < mass) & (weights.gather(-1, chosen) >= min_p) | (count == 0)
+        if bool(kept.all()):
+            return chosen[:, 0]
+        noisy = torch.where(kept | before, noisy, -torch.inf)
+
+
+def _top_k_mass(logits: torch.Tensor, s: Sampling) -> float:
+    """The mass of the k most likely tokens as exp(z - highest), where the nucleus is a share of it; else 0."""
+    if not 0 < s.top_k < len(logits) or s.top_p >= 1:
+        return 0.0
+    top = logits.topk(s.top_k).values / s.temperature
+    return float((top - top[0]).exp().sum(dtype=torch.float64))
 
 
 def _adjusted(logits: torch.Tensor, positions: Sequence[_Position]) -> torch.Tensor:
@@ -200,7 +215,7 @@ def _masks_stops(p: _Position) -> bool:
 def _adjust(logits: torch.Tensor, p: _Position) -> None:
     s, device = p.row.sampling, logits.device
 
-    def ids_of(values: np.ndarray) -> torch.Tensor:
+    def ids_of(values: NDArray[np.integer]) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(device)
 
     if s.repetition_penalty != 1:

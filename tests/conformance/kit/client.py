@@ -86,6 +86,8 @@ class Executor:
         self.limits = self.info.limits
         self.page: int = self.limits.page_size
         self.vocab: int = self.info.model.vocab_size
+        self.open_sessions: dict[int, Session] = {}
+        self.lost = False  # unreachable: nothing more can be found out
 
     def call(self, rpc: str, request: Any, timeout: float = _DEADLINE_S) -> Any:
         """One unary RPC. Raises grpc.RpcError."""
@@ -108,7 +110,9 @@ class Executor:
     def open_session(self, replaces: int = 0, lease_ms: int = 0) -> Session:
         """A new session."""
         request = pb.OpenSessionRequest(replaces=replaces, lease_ms=lease_ms, label="conformance")
-        return Session(self, self.call("OpenSession", request))
+        session = Session(self, self.call("OpenSession", request))
+        self.open_sessions[session.id] = session
+        return session
 
     def stream(self, steps: Iterator[pb.Step]) -> Iterator[pb.StreamUnifiedDecodeResponse]:
         """StreamUnifiedDecode over whatever `steps` yields."""
@@ -191,6 +195,7 @@ class Session:
 
     def close(self) -> int:
         """CloseSession; says how many caches were released."""
+        self.executor.open_sessions.pop(self.id, None)
         released: int = self.executor.call("CloseSession", pb.CloseSessionRequest(session_id=self.id)).released
         return released
 

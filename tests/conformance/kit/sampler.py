@@ -57,7 +57,10 @@ def adjusted(logits: NDArray[np.float32], history: Sequence[int], prompt_length:
 def _kept(scores: Floats, rules: pb.Sampling, edge: float) -> NDArray[np.bool_]:
     kept = scores > -np.inf
     if rules.top_k and rules.top_k < len(scores):
-        kept &= scores >= np.sort(scores)[-rules.top_k] - max(edge, 0.0)
+        best = np.argsort(-scores, kind="stable")[: rules.top_k]  # of equals the lowest ids
+        among = np.zeros_like(kept)
+        among[best] = True
+        kept &= among if edge < 0 else scores >= scores[best[-1]] - edge
     if rules.HasField("top_p"):
         order = np.argsort(-np.where(kept, scores, -np.inf), kind="stable")
         probability = _softmax(np.where(kept, scores, -np.inf))[order]
@@ -65,7 +68,8 @@ def _kept(scores: Floats, rules: pb.Sampling, edge: float) -> NDArray[np.bool_]:
         kept[order] &= (before < rules.top_p + edge) | (np.arange(len(order)) == 0)
     if rules.min_p:
         probability = _softmax(np.where(kept, scores, -np.inf))
-        kept &= probability >= rules.min_p * probability.max() * (1 - edge)
+        most = probability.max()
+        kept &= probability >= min(rules.min_p * most * (1 - edge), most)
     return kept
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from executor_service.backends.oracle import OracleBackend, OracleConfig
 from executor_service.codec import UNIFIED, decode_step, encode_result
 from executor_service.engine import Engine
 from executor_service.limits import Limits
+from executor_service.plan import Opening, Release, Sampling, StepPlan
 from paceline.executor.v1 import executor_pb2 as pb
 from scheduler_service.codec.steps import decode_result, encode_step
 from scheduler_service.core.step import Capacity, Plan, Result
@@ -34,6 +37,7 @@ class EngineExecutor:
         )
         self.engine = Engine(backend, self._limits, EPOCH, clock=lambda: 0.0)
         self._session_id = 0
+        self._foreign_id = 1
         self.restart()
 
     def restart(self) -> None:
@@ -48,8 +52,16 @@ class EngineExecutor:
         wire = encode_step(plan, header).SerializeToString()
         step_plan = decode_step(pb.Step.FromString(wire), self._limits, UNIFIED)
         reply = pb.StepResult()
-        encode_result(reply, self.engine.execute(step_plan), step_plan, EPOCH, 0)
+        encode_result(reply, self.engine.execute(step_plan), step_plan, EPOCH)
         return decode_result(plan, pb.StepResult.FromString(reply.SerializeToString()))
+
+    def squeeze(self, tokens: int) -> None:
+        """Another client takes pages for so many tokens, or gives them back: its last squeeze ends."""
+        self._foreign_id += 1
+        opening = Opening(self._foreign_id, np.zeros(tokens, np.int32), tokens, 0, Sampling())
+        openings = (opening,) if tokens else ()
+        ops = (Release((self._foreign_id - 1,)),)
+        self.engine.execute(StepPlan(session_id=0, ops=ops, openings=openings))
 
     def check(self) -> None:
         """free + cached + owned = total, page by page."""

@@ -156,9 +156,9 @@ class Harness:
         capacity = self.executor.capacity
         for cache_id in plan.releases:
             del self.owner[cache_id]  # every cache that was opened is released once
-        for opening in (*plan.forks, *plan.openings):
-            assert opening.cache_id > self._last_cache_id, "cache ids rise and are never used again"
-            self._last_cache_id = opening.cache_id
+        for cache_id in sorted(part.cache_id for part in (*plan.forks, *plan.openings)):
+            assert cache_id > self._last_cache_id, "cache ids rise and are never used again"
+            self._last_cache_id = cache_id
         fed = [row.cache_id for row in plan.rows] + [opening.cache_id for opening in plan.openings]
         assert len(fed) == len(set(fed)) <= capacity.max_rows, "one row per cache"
         for fork in plan.forks:

@@ -23,16 +23,19 @@ from tests.unit.scheduler.harness import Harness
 CONTEXT = 48
 MAX_STEPS_WITHOUT_PROGRESS = 50
 
-_prefixes = st.sampled_from([(), tuple(range(1, 9)), tuple(range(1, 13)), tuple(range(20, 30))])
-_tails = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=10).map(tuple)
-_ids = st.frozensets(st.integers(0, VOCABULARY - 1), max_size=3)
+_prefixes = st.sampled_from([(), (), tuple(range(1, 9)), tuple(range(1, 13)), tuple(range(20, 26))])
+_tails = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6).map(tuple)
+_ids = st.frozensets(st.integers(0, VOCABULARY - 1), max_size=1)
+
+
+KINDS = ("cancel", "stop", "lose", "lose after computing", "idle", "squeeze", "squeeze")
 
 
 @dataclass(frozen=True)
 class Happening:
     """One thing that befalls request `who` (or the executor), while a step is in flight or between steps."""
 
-    kind: str  # "cancel", "stop", "lose", "lose after computing", "idle"
+    kind: str  # of KINDS
     who: int
     step: int
     in_flight: bool
@@ -52,7 +55,7 @@ class Schedule:
 @st.composite
 def requests(draw: st.DrawFn, number: int) -> Request:
     """One request; few prompts, so that prefixes are shared."""
-    max_tokens = draw(st.none() | st.integers(1, 16))
+    max_tokens = draw(st.none() | st.integers(1, 24))
     return Request(
         id=f"r{number}",
         prompt=draw(_prefixes) + draw(_tails),
@@ -78,29 +81,28 @@ def requests(draw: st.DrawFn, number: int) -> Request:
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
     """A pool that holds the largest request and hardly more."""
-    count = draw(st.integers(1, 6))
+    count = draw(st.integers(2, 8))
     wanted = tuple(draw(requests(number)) for number in range(count))
     page_size = draw(st.sampled_from([1, 2, 4, 8]))
     largest = max(len(r.prompt) + (r.max_tokens or 1) for r in wanted)
     capacity = Capacity(
-        total_pages=-(-largest // page_size) + draw(st.sampled_from([0, 0, 1, 2, 5])),
+        total_pages=-(-largest // page_size) * draw(st.sampled_from([4, 5, 6])) // 4,
         page_size=page_size,
         context_length=CONTEXT,
-        max_sequences=draw(st.integers(1, 8)),
-        max_rows=draw(st.integers(1, 8)),
-        max_step_tokens=draw(st.sampled_from([4, 16, 64])),
+        max_sequences=draw(st.sampled_from([2, 5, 9])),  # one is for the squeeze
+        max_rows=draw(st.sampled_from([1, 3, 8])),
+        max_step_tokens=draw(st.sampled_from([8, 16, 64])),
     )
     config = CoreConfig(
         max_step_tokens=draw(st.sampled_from([2, 8, 32])),
         prefill_chunk_tokens=draw(st.sampled_from([2, 3, 7, 32])),
-        max_running=draw(st.integers(1, 8)),
+        max_running=draw(st.sampled_from([1, 3, 8])),
         failover_timeout_s=1e6,
     )
-    kinds = st.sampled_from(["cancel", "stop", "lose", "lose after computing", "idle"])
-    happening = st.builds(Happening, kinds, st.integers(0, count - 1), st.integers(0, 60), st.booleans())
+    happening = st.builds(Happening, st.sampled_from(KINDS), st.integers(0, count - 1), st.integers(0, 60), st.booleans())
     return Schedule(
         requests=wanted,
-        arrivals=tuple(draw(st.integers(0, 20)) for _ in range(count)),
+        arrivals=tuple(draw(st.sampled_from([0, 0, 1, 3, 9])) for _ in range(count)),
         happenings=tuple(draw(st.lists(happening, max_size=8))),
         capacity=capacity,
         config=config,
@@ -128,6 +130,7 @@ class Run:
         self.cancelled: set[str] = set()
         self.losses_in_flight: dict[str, int] = {}
         self.idle_steps = 0
+        self.squeezed = False
 
     def go(self) -> None:
         harness, number = self.harness, 0
@@ -136,10 +139,11 @@ class Run:
             for request, arrival in zip(self.schedule.requests, self.schedule.arrivals, strict=True):
                 if arrival == number:
                     harness.add(replace(request, arrival=harness.now, deadline=self.deadline(request)))
+            if self.squeezed and number > last:
+                self.squeeze(0)
             before = self.progress()
             self.step(number)
-            working = harness.core.snapshot().running or harness.core.snapshot().waiting
-            self.idle_steps = self.idle_steps + 1 if working and self.progress() == before else 0
+            self.idle_steps = self.idle_steps + 1 if self.stuck(before) else 0
             assert self.idle_steps < MAX_STEPS_WITHOUT_PROGRESS, "no progress"
             number += 1
 
@@ -149,6 +153,11 @@ class Run:
     def progress(self) -> tuple[int, int]:
         harness = self.harness
         return sum(map(len, harness.tokens.values())), len(harness.finished) + len(harness.failed)
+
+    def stuck(self, before: tuple[int, int]) -> bool:
+        snapshot = self.harness.core.snapshot()
+        working = snapshot.running or snapshot.waiting
+        return bool(working) and not self.squeezed and self.progress() == before
 
     def step(self, number: int) -> None:
         happenings = [h for h in self.schedule.happenings if h.step == number]
@@ -178,8 +187,16 @@ class Run:
                     harness.stop(name, index)
         elif happening.kind == "idle":
             harness.now += 0.3
+        elif happening.kind == "squeeze":
+            self.squeeze(min(8, self.schedule.capacity.page_size * (1 + happening.step % 6)))
         else:
             self.lose(after_computing=happening.kind == "lose after computing")
+
+    def squeeze(self, tokens: int) -> None:
+        if self.squeezed:
+            tokens = 0
+        self.squeezed = bool(tokens)
+        self.executor.squeeze(tokens)
 
     def lose(self, *, after_computing: bool) -> None:
         harness = self.harness
@@ -197,6 +214,7 @@ class Run:
 
     def judge(self) -> None:
         harness = self.harness
+        self.executor.squeeze(0)
         assert self.executor.owned_pages == 0, "pages leaked"
         limit = min(CONTEXT, self.schedule.capacity.total_pages * self.schedule.capacity.page_size)
         for request in self.schedule.requests:

@@ -19,9 +19,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Serve a language model over gRPC, and talk to it.
 
-    [bold]paceline demo[/] shows everything at once. [bold]paceline serve[/] starts an executor (computes)
-    and a scheduler (decides) as two processes; [bold]generate[/], [bold]chat[/], [bold]status[/] and
-    [bold]bench[/] are clients of the scheduler.""",
+    [bold]demo[/] shows everything at once. [bold]serve[/] starts an executor, which computes, and a
+    scheduler, which decides. The rest are clients of the scheduler.""",
 )
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

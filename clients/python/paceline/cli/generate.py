@@ -81,7 +81,7 @@ def generate(
             ends = _show(generation, as_json=as_json, streaming=n == 1)
     if usage:
         for end in ends:
-            stderr.print(_usage_line(end), style="dim", highlight=False)
+            stderr.print(_usage_line(end), style="dim", highlight=False, soft_wrap=True)
 
 
 def _show(generation: Generation, *, as_json: bool, streaming: bool) -> list[Finished]:
@@ -122,7 +122,8 @@ def _usage_line(end: Finished) -> str:
     usage = end.usage
     return (
         f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached),"
-        f" {usage.completion_tokens} generated, first after {usage.first_token_ms} ms, all after {usage.total_ms} ms, ended by {end.reason.value}"
+        f" {usage.completion_tokens} generated, first after {usage.first_token_ms} ms,"
+        f" all after {usage.total_ms} ms, ended by {end.reason.value}"
     )
 
 

@@ -134,6 +134,7 @@ class Load:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    salt: str = ""  # of the prefix cache: a new one each run, so that no earlier run warmed it
 
     def prompt(self, model: ModelInfo, number: int) -> list[int]:
         """The prompt of request `number`: the same for the same seed and vocabulary."""
@@ -160,6 +161,7 @@ async def stream(
         temperature=load.temperature,
         top_p=load.top_p,
         seed=load.seed,
+        cache_salt=load.salt,
         ignore_eos=True,
         timeout_s=timeout_s,
     ) as generation:

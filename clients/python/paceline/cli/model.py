@@ -29,7 +29,7 @@ def fetch_default(directory: Path | None = None) -> Path:
     """The verified default model, fetched with progress bars if need be."""
     tasks: dict[str, TaskID] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=stderr, transient=True) as bars:
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bars:
 
         def show(what: str, done: int, total: int) -> None:
             if what not in tasks:

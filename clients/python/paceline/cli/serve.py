@@ -63,7 +63,7 @@ def serve(
     port, and streams go on. Ctrl-C lets running requests end; a second one stops at once.
 
         paceline serve
-        paceline serve --model ~/models/Qwen3-0.6B -S max-running=64 -E kv-memory-mb=2048
+        paceline serve --model ~/models/Qwen3-0.6B -S max-running=64 -E kv-memory=2GiB
     """
     plain = ("--insecure",) if insecure else ()
     config = StackConfig(
@@ -105,7 +105,10 @@ def say(name: str, line: str) -> None:
 
 @contextmanager
 def loading_bar() -> Iterator[Loading]:
-    """A progress bar for the executor's loading, on stderr."""
+    """A progress bar for the executor's loading, if stderr is a terminal."""
+    if not stderr.is_terminal:
+        yield lambda what, fraction: None
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr, transient=True) as bars:
         bar = bars.add_task("starting", total=1.0)

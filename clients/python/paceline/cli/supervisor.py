@@ -6,13 +6,11 @@ import asyncio
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-_TAIL_LINES = 12
 _POLL_S = 0.02
 
 Say = Callable[[str, str], None]
@@ -20,7 +18,7 @@ Say = Callable[[str, str], None]
 
 
 class ChildFailed(Exception):
-    """A child ended before it could serve; the message ends with what it said last."""
+    """A child ended before it could serve; the message ends with its last line."""
 
 
 class Backoff:
@@ -60,7 +58,7 @@ class Child:
         self._env = env
         self._process: asyncio.subprocess.Process | None = None
         self._relay: asyncio.Task[None] | None = None
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._said = ""  # the last line
         self._started = 0.0
         self._stopping = False
 
@@ -122,11 +120,10 @@ class Child:
         status = await self._process.wait()
         if self._relay is not None:
             await self._relay
-        said = "\n  ".join(self._tail) or "it said nothing"
-        return f"the {self.name} ended ({_cause(status)}):\n  {said}"
+        return f"the {self.name} ended ({_cause(status)}): {self._said or 'it said nothing'}"
 
     async def _spawn(self, port: int) -> None:
-        self._tail.clear()
+        self._said = ""
         self._process = await asyncio.create_subprocess_exec(
             *self._command(port),
             stdin=asyncio.subprocess.DEVNULL,
@@ -144,7 +141,7 @@ class Child:
         """Say every line; a line longer than the reader's limit comes in pieces."""
         while chunk := await _line(output):
             line = chunk.decode(errors="replace").rstrip()
-            self._tail.append(line)
+            self._said = line or self._said
             self._say(self.name, line)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -31,9 +31,12 @@ as the RPC's status.
   INTERNAL             the row's logits were NaN or infinite: release the cache
 
 SESSIONS. A cache belongs to a session, named by a cache_id that the client chooses and never
-reuses in it. Session 0 is shared by all who name none. A session's lease is renewed by each
-of its RPCs; when it runs out, its caches are released. `epoch` is random at each start of
-the process: a request that names another one is FAILED_PRECONDITION.
+reuses in it: ids of live caches and of the 16,384 released last are ALREADY_EXISTS (an older
+one is not recognized, and opens a new, empty cache). Session 0 is shared by all who name none.
+A session's lease is renewed by each of its RPCs; when it runs out, its caches are released.
+In session 0, which nobody owns, each cache has a lease, renewed by its own rows and ops, and
+there is no step order. `epoch` is random at each start of the process: a request that names
+another one is FAILED_PRECONDITION.
 
 RETRIES. With step_id 0 a step must not be retried blindly. Otherwise step_id rises by one
 per session, beginning at 1; the replies of the last `max_in_flight` steps are kept, an exact
@@ -54,7 +57,18 @@ SAMPLING NOISE (normative; "paceline-gumbel-1"). All integers wrap.
 `position` is the index in the sequence of the token being sampled (prompt tokens count).
 The token is argmax(logits / temperature + noise) over what the filters left; temperature 0
 has no noise; ties go to the lowest id.
-@VECTORS@
+Test vectors (the last one is clamped):
+  seed    position  token_id  k                 h         noise
+  0       0         0         e220a8397b1dcdaf  90f2f1c9   0.180099
+  0       1         0         6e789e6aa1b965f4  6f339193   0.562410
+  1       1         1         beeb8da1658eec67  b47728e1  -0.199332
+  42      17        256       7ed90003f67f9e1d  7051fce2   0.548890
+  42      17        151935    7ed90003f67f9e1d  013643e3   5.350555
+  2^64-1  0         0         e4d971771b652c20  6ce57376   0.590519
+  2^63    65535     1000      1b799e5e6015c3e6  36fa05e0   1.419825
+  2^64-1  2^31-1    2^31-1    e478654d2c0a5f3f  b0326ae6  -0.153249
+  4       4000      7191716   4bd3072ab79585e7  00000032  18.258736
+  8       8000      13496931  b8c3f915b2056353  ffffffae  -2.811541
 """
 
 from collections import abc as _abc

@@ -1,4 +1,4 @@
-"""Structured logs: an event and its fields, as text or as one JSON object a line. No prompts, ever."""
+"""Structured logs on stderr: an event and its fields, for a person or as JSON lines. Never prompts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Literal
 
-LogFormat = Literal["text", "json"]
+LogFormat = Literal["auto", "json", "console"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-_ROOT = "paceline"
+_ROOT = "scheduler_service"
 
 
 class Log:
@@ -51,21 +51,26 @@ class _Formatter(logging.Formatter):
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        moment = datetime.fromtimestamp(record.created, UTC)
         fields: Mapping[str, object] = getattr(record, "fields", {})
         trace = self.formatException(record.exc_info) if record.exc_info else ""
         if self._as_json:
-            line = {"time": time, "level": record.levelname.lower(), "logger": record.name}
-            line |= {"event": record.getMessage()} | ({"trace": trace} if trace else {})
-            return json.dumps(line | dict(fields), default=str)
-        words = [time, f"{record.levelname:<7}", f"{record.name}:", record.getMessage()]
+            line = {
+                "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "message": record.getMessage(),
+                **fields,
+            }
+            return json.dumps(line | ({"exception": trace} if trace else {}), default=str)
+        words = [f"{moment.astimezone():%H:%M:%S}", f"{record.levelname:7}", record.getMessage()]
         words += [f"{key}={value}" for key, value in fields.items()]
         return " ".join(words) + (f"\n{trace}" if trace else "")
 
 
-def configure(format: LogFormat = "text", level: LogLevel = "info") -> None:
-    """Send this process's logs to stderr. Other libraries' start at warning."""
+def configure(format: LogFormat = "auto", level: LogLevel = "info") -> None:
+    """Send this process's logs to stderr; auto: for a person if one is there. Others' from warning on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter(format == "json"))
+    handler.setFormatter(_Formatter(format == "json" or (format == "auto" and not sys.stderr.isatty())))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger(_ROOT).setLevel(level.upper())

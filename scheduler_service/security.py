@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
-
 from paceline.channel import is_loopback
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"

@@ -1,0 +1,65 @@
+# Every target prepares what it needs; from an empty clone, `make demo` or `make test` is enough.
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL := .models/SmolLM2-135M-Instruct.Q4_1.gguf
+STAMP := $(VENV)/.installed
+BIN := $(VENV)/bin
+PROTOS := $(shell find protos -name '*.proto')
+STUBS ?= clients/python
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test test-node lint format protos bench model install clean
+
+help: ## Say what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(STAMP) ## From nothing to eight prompts streaming at once
+	@$(BIN)/paceline demo
+
+serve: $(STAMP) ## Serve the default model until Ctrl-C (ARGS="--port 50060" ...)
+	@$(BIN)/paceline serve $(ARGS)
+
+test: $(STAMP) $(MODEL) ## Run the default test suite (ARGS="-k name" ...)
+	$(BIN)/python -m pytest $(ARGS)
+
+test-node: $(STAMP) ## Run the Node client's tests against a live service
+	cd clients/node && npm ci --no-audit --no-fund && npm test
+
+lint: $(STAMP) ## Style, types, import arrows, contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	.ci/check-protos $(BIN)
+
+format: $(STAMP) ## Rewrite the code in the common style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: $(STAMP) ## Write the Python stubs anew (STUBS=directory)
+	@mkdir -p $(STUBS)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=$(STUBS) \
+		--grpc_python_out=$(STUBS) --mypy_out=$(STUBS) --mypy_grpc_out=$(STUBS) $(PROTOS)
+
+bench: $(STAMP) $(MODEL) ## Measure the default model on this machine (ARGS="-c 1,8,32" ...)
+	@$(BIN)/paceline bench --serve torch $(ARGS)
+
+model: $(MODEL) ## Fetch the default model (98 MB, checksum verified)
+
+install: $(STAMP) ## Make the virtual environment
+
+$(MODEL): | $(STAMP)
+	@$(BIN)/paceline model
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Paceline needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean: ## Remove what was made, but for the model
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf clients/node/node_modules clients/node/protos clients/node/types
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

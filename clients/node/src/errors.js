@@ -1,0 +1,92 @@
+// gRPC's errors as PacelineError: one place, with the details that the service attached.
+
+import grpc from '@grpc/grpc-js';
+import protobuf from 'protobufjs';
+
+/** The three messages of google.rpc and google.protobuf that a status' details are made of. */
+const details = protobuf.Root.fromJSON({
+  nested: /** @type {any} */ ({
+    Any: { fields: { typeUrl: { id: 1, type: 'string' }, value: { id: 2, type: 'bytes' } } },
+    Status: {
+      fields: {
+        code: { id: 1, type: 'int32' },
+        message: { id: 2, type: 'string' },
+        details: { id: 3, type: 'Any', rule: 'repeated' },
+      },
+    },
+    ErrorInfo: {
+      fields: {
+        reason: { id: 1, type: 'string' },
+        domain: { id: 2, type: 'string' },
+        metadata: { id: 3, type: 'string', keyType: 'string' },
+      },
+    },
+    Duration: { fields: { seconds: { id: 1, type: 'int64' }, nanos: { id: 2, type: 'int32' } } },
+    RetryInfo: { fields: { retryDelay: { id: 1, type: 'Duration' } } },
+  }),
+});
+
+/**
+ * A call that failed.
+ *
+ * `code` is the gRPC status by name. RESOURCE_EXHAUSTED and UNAVAILABLE mean that nothing was
+ * emitted: the same request may be sent again, after `retryAfterMs` where the service gave one.
+ */
+export class PacelineError extends Error {
+  /**
+   * @param {string} message
+   * @param {{ code: string, reason?: string, metadata?: Record<string, string>, retryAfterMs?: number, cause?: unknown }} what
+   */
+  constructor(message, { code, reason = '', metadata = {}, retryAfterMs, cause }) {
+    super(message, { cause });
+    this.name = 'PacelineError';
+    /** The gRPC status' name, such as INVALID_ARGUMENT. */
+    this.code = code;
+    /** The service's own name for the cause; '' if it gave none. */
+    this.reason = reason;
+    /** What the service added to the reason. */
+    this.metadata = metadata;
+    /** When to try again, in milliseconds; undefined without a hint. */
+    this.retryAfterMs = retryAfterMs;
+  }
+
+  /** Whether the same request may succeed later. */
+  get retryable() {
+    return this.code === 'RESOURCE_EXHAUSTED' || this.code === 'UNAVAILABLE';
+  }
+}
+
+/**
+ * @param {any} error What grpc-js raised.
+ * @returns {Error}
+ */
+export function fromRpc(error) {
+  if (typeof error?.code !== 'number') return error;
+  const what = { code: grpc.status[error.code] ?? 'UNKNOWN', cause: error };
+  return new PacelineError(error.details || error.message, { ...what, ...decode(error.metadata) });
+}
+
+/** @param {grpc.Metadata | undefined} trailers */
+function decode(trailers) {
+  /** @type {{ reason?: string, metadata?: Record<string, string>, retryAfterMs?: number }} */
+  const found = {};
+  const [bytes] = trailers?.get('grpc-status-details-bin') ?? [];
+  if (!(bytes instanceof Buffer)) return found;
+  try {
+    const status = /** @type {any} */ (details.lookupType('Status').decode(bytes));
+    for (const { typeUrl, value } of status.details) {
+      const name = typeUrl.split('.').at(-1);
+      if (name === 'ErrorInfo') {
+        const info = /** @type {any} */ (details.lookupType('ErrorInfo').decode(value));
+        found.reason = info.reason;
+        found.metadata = { ...info.metadata };
+      } else if (name === 'RetryInfo') {
+        const { retryDelay } = /** @type {any} */ (details.lookupType('RetryInfo').decode(value));
+        found.retryAfterMs = Number(retryDelay?.seconds ?? 0) * 1000 + (retryDelay?.nanos ?? 0) / 1e6;
+      }
+    }
+  } catch {
+    // A peer that writes nonsense there still gave a code and a message.
+  }
+  return found;
+}

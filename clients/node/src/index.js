@@ -1,0 +1,20 @@
+/**
+ * Paceline's Node client.
+ *
+ * ```js
+ * const client = new Client('127.0.0.1:50051');
+ * for await (const event of client.generate({ prompt: 'Once upon a time', maxTokens: 64 })) {
+ *   if (event.type === 'delta') process.stdout.write(event.text);
+ * }
+ * client.close();
+ * ```
+ */
+
+export { Client } from './client.js';
+export { PacelineError } from './errors.js';
+
+/** @typedef {import('./messages.js').GenerateOptions} GenerateOptions */
+/** @typedef {import('./messages.js').Event} Event */
+/** @typedef {import('./messages.js').Delta} Delta */
+/** @typedef {import('./messages.js').Finished} Finished */
+/** @typedef {import('./messages.js').Completion} Completion */

@@ -1,0 +1,194 @@
+// Between plain JavaScript objects and the messages of scheduler.proto.
+
+/**
+ * What `generate` takes: exactly one of prompt, messages and tokenIds. What is left out is the
+ * model's own default; scheduler.proto lists ranges.
+ *
+ * @typedef {object} GenerateOptions
+ * @property {string} [prompt] Text as it is, without a template.
+ * @property {{ role: string, content: string }[]} [messages] Through the model's chat template.
+ * @property {number[]} [tokenIds]
+ * @property {number} [temperature] 0 is greedy.
+ * @property {number} [topK]
+ * @property {number} [topP]
+ * @property {number} [minP]
+ * @property {number} [repetitionPenalty]
+ * @property {number} [presencePenalty]
+ * @property {number} [frequencyPenalty]
+ * @property {Record<number, number>} [logitBias]
+ * @property {number | bigint} [seed] uint64; the same seed gives the same tokens.
+ * @property {number} [logprobs] Of each token, and of so many most likely ones.
+ * @property {number} [maxTokens] Default: what fits.
+ * @property {number} [minTokens]
+ * @property {string[]} [stop] Not part of the text returned.
+ * @property {number[]} [stopTokenIds]
+ * @property {boolean} [ignoreEos]
+ * @property {number} [n] Completions; default 1.
+ * @property {number} [priority] Higher goes first.
+ * @property {string} [cacheSalt]
+ * @property {string} [requestId]
+ * @property {number} [timeoutMs] The call's deadline, which the scheduler honours too.
+ * @property {AbortSignal} [signal] Aborting cancels the request.
+ */
+
+/** @typedef {{ logprob: number, top: { id: number, logprob: number }[] }} TokenLogprobs */
+
+/**
+ * What is new in completion `index`; never cumulative, never retracted.
+ *
+ * @typedef {{ type: 'delta', index: number, tokenIds: number[], text: string, logprobs: TokenLogprobs[] }} Delta
+ */
+
+/**
+ * What a completion took; times since the request's arrival.
+ *
+ * @typedef {object} Usage
+ * @property {number} promptTokens
+ * @property {number} cachedTokens
+ * @property {number} completionTokens
+ * @property {number} draftedTokens
+ * @property {number} acceptedTokens
+ * @property {number} preemptions
+ * @property {number} queueMs
+ * @property {number} firstTokenMs
+ * @property {number} totalMs
+ */
+
+/**
+ * The end of completion `index`, exactly once; at most one of the three matches is set.
+ *
+ * @typedef {object} Finished
+ * @property {'finished'} type
+ * @property {number} index
+ * @property {'stop' | 'length'} reason
+ * @property {number} [eosTokenId]
+ * @property {number} [stopTokenId]
+ * @property {string} [stopString]
+ * @property {Usage} usage
+ */
+
+/** @typedef {Delta | Finished} Event */
+
+/**
+ * @typedef {object} Completion
+ * @property {number} index
+ * @property {string} text
+ * @property {number[]} tokenIds
+ * @property {TokenLogprobs[]} logprobs
+ * @property {Finished} finished
+ */
+
+const SAMPLING = [
+  'temperature', 'topK', 'topP', 'minP', 'repetitionPenalty', 'presencePenalty',
+  'frequencyPenalty', 'logitBias', 'seed', 'logprobs',
+];
+const STOP = { maxTokens: 'maxTokens', minTokens: 'minTokens', stop: 'strings', stopTokenIds: 'tokenIds', ignoreEos: 'ignoreEos' };
+const REQUEST = ['n', 'priority', 'cacheSalt', 'requestId'];
+const PROMPTS = ['prompt', 'messages', 'tokenIds'];
+const CALL = ['timeoutMs', 'signal'];
+const KNOWN = new Set([...SAMPLING, ...Object.keys(STOP), ...REQUEST, ...PROMPTS, ...CALL]);
+
+const UINT32 = new Set(['topK', 'logprobs', 'maxTokens', 'minTokens', 'n']);
+
+/**
+ * @param {GenerateOptions} options
+ * @returns {object} A GenerateRequest.
+ */
+export function generateRequest(options) {
+  for (const name of Object.keys(options)) {
+    if (!KNOWN.has(name)) throw new TypeError(`unknown option ${name}`);
+  }
+  /** @type {Record<string, any>} */
+  const given = Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined));
+  if (PROMPTS.filter((name) => name in given).length !== 1) {
+    throw new TypeError('give exactly one of prompt, messages and tokenIds');
+  }
+  for (const [name, value] of Object.entries(given)) check(name, value);
+  /** @type {Record<string, any>} */
+  const request = pick(given, REQUEST);
+  if ('prompt' in given) request.text = given.prompt;
+  else if ('messages' in given) request.messages = { messages: given.messages };
+  else request.tokenIds = { ids: given.tokenIds };
+  const sampling = pick(given, SAMPLING);
+  if ('seed' in sampling) sampling.seed = String(sampling.seed);
+  if (Object.keys(sampling).length > 0) request.sampling = sampling;
+  const stop = Object.entries(STOP).filter(([name]) => name in given).map(([name, field]) => [field, given[name]]);
+  if (stop.length > 0) request.stop = Object.fromEntries(stop);
+  return request;
+}
+
+/**
+ * What protobufjs would wrap around or cut off in silence is refused here, by its name.
+ *
+ * @param {string} name
+ * @param {any} value
+ */
+function check(name, value) {
+  const uint32 = (/** @type {unknown} */ one) => Number.isInteger(one) && Number(one) >= 0 && Number(one) < 2 ** 32;
+  if (UINT32.has(name) && !uint32(value)) throw new RangeError(`${name} must be an integer from 0 to 2^32 - 1`);
+  if ((name === 'tokenIds' || name === 'stopTokenIds') && !(Array.isArray(value) && value.every(uint32))) {
+    throw new RangeError(`${name} must be an array of integers from 0 to 2^32 - 1`);
+  }
+  if (name === 'logitBias' && !Object.keys(value).every((id) => uint32(Number(id)))) {
+    throw new RangeError('logitBias must have token ids as keys');
+  }
+  if (name === 'seed' && !isUint64(value)) throw new RangeError('seed must be an integer from 0 to 2^64 - 1');
+  if (name === 'priority' && (value | 0) !== value) throw new RangeError('priority must be an int32');
+}
+
+/** @param {unknown} value */
+function isUint64(value) {
+  if (typeof value === 'bigint') return value >= 0n && value < 1n << 64n;
+  return Number.isSafeInteger(value) && Number(value) >= 0;
+}
+
+/**
+ * @param {Record<string, any>} from
+ * @param {string[]} names
+ */
+function pick(from, names) {
+  return Object.fromEntries(names.filter((name) => name in from).map((name) => [name, from[name]]));
+}
+
+/**
+ * @param {any} message A GenerateResponse.
+ * @returns {Event}
+ */
+export function event(message) {
+  if (message.event === 'finished') return finished(message.index, message.finished);
+  const { tokenIds, text, logprobs } = message.delta;
+  return { type: 'delta', index: message.index, tokenIds, text, logprobs: logprobs.map(tokenLogprobs) };
+}
+
+/**
+ * @param {any} message A Completion.
+ * @returns {Completion}
+ */
+export function completion(message) {
+  return {
+    index: message.index,
+    text: message.text,
+    tokenIds: message.tokenIds,
+    logprobs: message.logprobs.map(tokenLogprobs),
+    finished: finished(message.index, message.finished),
+  };
+}
+
+/**
+ * @param {number} index
+ * @param {any} message A Finished.
+ * @returns {Finished}
+ */
+function finished(index, message) {
+  const reason = message.reason === 'FINISH_REASON_STOP' ? 'stop' : 'length';
+  const matched = message.matched ? { [message.matched]: message[message.matched] } : {};
+  return { type: 'finished', index, reason, ...matched, usage: { ...message.usage } };
+}
+
+/**
+ * @param {any} message A TokenLogprobs.
+ * @returns {TokenLogprobs}
+ */
+function tokenLogprobs({ logprob, topIds, topLogprobs }) {
+  return { logprob, top: topIds.map((/** @type {number} */ id, /** @type {number} */ i) => ({ id, logprob: topLogprobs[i] })) };
+}

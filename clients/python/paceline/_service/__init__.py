@@ -1,1 +1,0 @@
-"""What both services need to be a process: settings, logs, security, signals. Not for clients."""

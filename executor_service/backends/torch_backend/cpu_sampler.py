@@ -1,0 +1,148 @@
+"""Drawing tokens on CPU: the algorithm of `sampler.draw`, one row at a time, rows in parallel.
+
+What it adds is exact pruning of the noise. Gumbel noise reaches t with probability 1 - exp(-exp(-t)) <= exp(-t),
+so a token can beat the noisy value b of the likeliest token only if its hash, as a fraction of 2^32, is at
+most exp(z - b). That is a few vector instructions per token; logarithms are taken of the survivors alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+from executor_service.backends.torch_backend.vector_math import FLAGS, exp32
+
+_SLACK = np.float32(1.0001)  # for the rounding of the bound
+_STEP = np.float32(2.0**-24)
+_ZERO = np.float32(0.0)
+_EXACT = FLAGS - {"reassoc"}
+
+
+@njit(nogil=True, cache=True)
+def hash_token(low: np.uint32, high: np.uint32, token: int) -> np.uint32:
+    """`executor_service.noise.hash_tokens` of one id; low and high are the halves of the key."""
+    x = np.uint32(np.uint32(np.uint32(token) * np.uint32(0x9E3779B1)) ^ low)
+    x = np.uint32(np.uint32(x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B))
+    x = np.uint32(np.uint32(x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35))
+    x = np.uint32(np.uint32(x ^ (x >> np.uint32(16))) + high)
+    x = np.uint32(np.uint32(x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    x = np.uint32(np.uint32(x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B))
+    return np.uint32(x ^ (x >> np.uint32(16)))
+
+
+@njit(nogil=True, cache=True)
+def _noise_of(low: np.uint32, high: np.uint32, token: int) -> np.float32:
+    w = np.float32(hash_token(low, high, token)) * np.float32(2.0**-32)
+    w = min(w + np.float32(2.0**-33), np.float32(1.0 - 2.0**-24))
+    return -np.log(-np.log1p(-w))
+
+
+@njit(nogil=True, cache=True, fastmath=FLAGS)
+def _scale(logits: NDArray[np.float32], temperature: np.float32, scaled: NDArray[np.float32]) -> np.float32:
+    """scaled = logits / temperature; returns the largest."""
+    highest = np.float32(-np.inf)
+    for v in range(logits.shape[0]):
+        z = logits[v] / temperature
+        scaled[v] = z
+        highest = max(highest, z)
+    return highest
+
+
+@njit(nogil=True, cache=True, fastmath=FLAGS)
+def _mass(scaled: NDArray[np.float32], highest: np.float32) -> np.float64:
+    """The sum of exp(z - highest)."""
+    total = np.float64(0.0)
+    for v in range(scaled.shape[0]):
+        total += np.float64(exp32(scaled[v] - highest))
+    return total
+
+
+@njit(nogil=True, cache=True, fastmath=FLAGS)
+def _mark(
+    scaled: NDArray[np.float32], bound: np.float32, low: np.uint32, high: np.uint32, marks: NDArray[np.uint8]
+) -> None:
+    """Mark the tokens whose noisy value can reach `bound`."""
+    for v in range(scaled.shape[0]):
+        w = np.float32(np.int32(hash_token(low, high, v) >> np.uint32(8))) * _STEP  # rounded down
+        marks[v] = w <= exp32(min(scaled[v] - bound, _ZERO)) * _SLACK
+
+
+@njit(nogil=True, cache=True, fastmath=FLAGS)
+def _above(scaled: NDArray[np.float32], highest: np.float32, token: int) -> tuple[int, np.float64]:
+    """Count and mass of the tokens that come before `token` in order of likelihood, then of id."""
+    border, count, mass = scaled[token], 0, np.float64(0.0)
+    for v in range(scaled.shape[0]):
+        before = (scaled[v] > border) | ((scaled[v] == border) & (v < token))
+        count += 1 if before else 0
+        mass += np.float64(exp32(scaled[v] - highest)) if before else np.float64(0.0)
+    return count, mass
+
+
+@njit(nogil=True, cache=True)
+def _draw(
+    scaled: NDArray[np.float32],
+    highest: np.float32,
+    low: np.uint32,
+    high: np.uint32,
+    top_k: int,
+    mass: np.float64,
+    min_p: np.float64,
+    marks: NDArray[np.uint8],
+) -> int:
+    """The noisiest token of the kept prefix; `mass` is what the nucleus may hold before its last token."""
+    vocabulary = scaled.shape[0]
+    likeliest = 0
+    while scaled[likeliest] < highest:
+        likeliest += 1
+    _mark(scaled, scaled[likeliest] + _noise_of(low, high, likeliest), low, high, marks)
+    ids = np.nonzero(marks)[0]
+    values = np.empty(ids.shape[0], np.float32)
+    for i in range(ids.shape[0]):
+        values[i] = scaled[ids[i]] + _noise_of(low, high, ids[i])
+    limit_value, limit_id = np.float32(np.inf), vocabulary
+    limited = False
+    while True:
+        best, chosen = np.float32(-np.inf), likeliest
+        for i in range(ids.shape[0]):
+            z = scaled[ids[i]]
+            inside = not limited or z > limit_value or (z == limit_value and ids[i] < limit_id)
+            if inside and values[i] > best:
+                best, chosen = values[i], ids[i]
+        if chosen == likeliest or (top_k >= vocabulary and mass == np.inf and min_p <= 0.0):
+            return chosen
+        count, before = _above(scaled, highest, chosen)
+        share = np.float64(exp32(scaled[chosen] - highest))
+        if count < top_k and before < mass and share >= min_p:
+            return chosen
+        limited, limit_value, limit_id = True, scaled[chosen], chosen
+
+
+@njit(nogil=True, parallel=True, cache=True)
+def draw_rows(
+    logits: NDArray[np.float32],
+    temperatures: NDArray[np.float32],
+    lows: NDArray[np.uint32],
+    highs: NDArray[np.uint32],
+    top_k: NDArray[np.int64],
+    top_p: NDArray[np.float64],
+    min_p: NDArray[np.float64],
+    totals: NDArray[np.float64],
+    tokens: NDArray[np.int64],
+    threads: int,
+) -> None:
+    """Draw one token for each row of logits [rows, vocabulary].
+
+    `totals` is the mass that top_p is a share of, as exp(z - highest), where top-k leaves less than all
+    tokens; 0 elsewhere. top_k is the vocabulary's size where it is off.
+    """
+    rows, vocabulary = logits.shape
+    for thread in prange(threads):
+        scaled = np.empty(vocabulary, np.float32)
+        marks = np.empty(vocabulary, np.uint8)
+        for r in range(thread, rows, threads):
+            highest = _scale(logits[r], temperatures[r], scaled)
+            mass = np.inf
+            if top_p[r] < 1.0:
+                mass = top_p[r] * (totals[r] if totals[r] > 0.0 else _mass(scaled, highest))
+            tokens[r] = _draw(scaled, highest, lows[r], highs[r], top_k[r], mass, min_p[r], marks)

@@ -1,0 +1,148 @@
+"""Which executor is checked: the one at --executor, or our own backends one after another."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+
+from paceline.channel import Security
+from paceline.executor.v1 import executor_pb2 as pb
+
+pytest.register_assert_rewrite("tests.conformance.kit")
+
+from tests.conformance.kit.client import Executor, Session  # noqa: E402  # after the rewrite is set up
+from tests.conformance.kit.draw import Draw  # noqa: E402
+from tests.conformance.kit.expect import balanced  # noqa: E402
+from tests.conformance.kit.judge import Judge  # noqa: E402
+from tests.conformance.kit.target import BACKENDS, Target, connect, start  # noqa: E402
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("conformance", "the executor under test")
+    group.addoption("--executor", metavar="HOST:PORT", help="check this one instead of our own backends")
+    group.addoption("--exact", action="store_true", help="its arithmetic has no rounding: forgive none")
+    group.addoption("--may-drain", action="store_true", help="it may be drained, which ends its use")
+    group.addoption("--kit-seed", metavar="TEXT", help="of all test data; default: random with --executor")
+    group.addoption("--tls-ca", type=Path, metavar="PEM", help="authority of its certificate")
+    group.addoption("--tls-cert", type=Path, metavar="PEM", help="our certificate, for mutual TLS")
+    group.addoption("--tls-key", type=Path, metavar="PEM", help="and its key")
+    group.addoption("--tls-name", default="", metavar="NAME", help="the name in its certificate")
+    group.addoption("--token", default="", help="sent as `authorization: Bearer ...`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*capabilities): skipped where GetInfo does not advertise them")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "target" in metafunc.fixturenames:
+        address = metafunc.config.getoption("--executor", default=None)
+        metafunc.parametrize("target", [address] if address else BACKENDS, indirect=True, scope="session")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if address := config.getoption("--executor", default=None):
+        return f"executor under test: {address}, --kit-seed {kit_seed(config)}"
+    return None
+
+
+def kit_seed(config: pytest.Config) -> str:
+    """A live executor may be checked twice: with other data, or its prefix cache knows every prompt."""
+    if config.getoption("--kit-seed", default=None) is None:
+        fresh = secrets.token_hex(4) if config.getoption("--executor", default=None) else "0"
+        config.option.kit_seed = fresh
+    seed: str = config.option.kit_seed
+    return seed
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[ExitStack]:
+    """Our own executors, each started when first needed and stopped at the end."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def target(
+    request: pytest.FixtureRequest, processes: ExitStack, tmp_path_factory: pytest.TempPathFactory
+) -> Target:
+    """The address under test."""
+    option = request.config.getoption
+    if option("--executor", default=None):
+        security = Security(
+            ca_file=option("--tls-ca"),
+            cert_file=option("--tls-cert"),
+            key_file=option("--tls-key"),
+            token=option("--token"),
+            server_name=option("--tls-name"),
+        )
+        return Target(request.param, security)
+    return start(request.param, processes, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def executor(target: Target, processes: ExitStack) -> Executor:
+    """A client of the executor under test."""
+    return connect(target, processes)
+
+
+@pytest.fixture
+def drainable(
+    request: pytest.FixtureRequest, target: Target, processes: ExitStack, tmp_path_factory: pytest.TempPathFactory
+) -> Executor:
+    """An executor whose use may end: one of our own just for this, or the given one, if that is allowed."""
+    if not request.config.getoption("--executor", default=None):
+        return connect(start(target.name, processes, tmp_path_factory), processes)
+    if not request.config.getoption("--may-drain"):
+        pytest.skip("draining can't be taken back; --may-drain allows it")
+    return connect(target, processes)
+
+
+@pytest.fixture(scope="session")
+def judge(request: pytest.FixtureRequest, executor: Executor) -> Judge:
+    """Says which tokens are right."""
+    exact = executor.info.backend == "oracle" or bool(request.config.getoption("--exact", default=False))
+    return Judge(executor, exact)
+
+
+@pytest.fixture
+def draw(request: pytest.FixtureRequest, executor: Executor) -> Draw:
+    """This test's data."""
+    return Draw(executor, f"{kit_seed(request.config)}/{request.node.originalname}/{request.node.name}")
+
+
+@pytest.fixture
+def session(executor: Executor) -> Session:
+    """A session of this test's own."""
+    return executor.open_session()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Skips what is not advertised; afterwards no cache lives and every page is accounted for."""
+    if "target" not in request.fixturenames:
+        yield
+        return
+    executor: Executor = request.getfixturevalue("executor")
+    if executor.lost:
+        pytest.fail("the executor is gone", pytrace=False)
+    for marker in request.node.iter_markers("needs"):
+        for capability in marker.args:
+            if not executor.can(capability):
+                pytest.skip(f"{capability} is not advertised")
+    yield
+    try:
+        for session in tuple(executor.open_sessions.values()):
+            session.close()
+    except grpc.RpcError as error:
+        assert isinstance(error, grpc.Call)
+        executor.lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        raise
+    if executor.status().state == pb.EXECUTOR_STATE_SERVING:
+        assert executor.status().sequences == 0, "caches outlived their session"
+        assert balanced(executor).owned_pages == 0

@@ -1,0 +1,61 @@
+"""What is checked: an address, or our own backends as processes on loopback."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from paceline.channel import PLAINTEXT, Security
+from tests.conformance.kit.client import Executor
+from tests.conformance.kit.tiny_model import write_tiny_model
+from tests.support.processes import running
+
+BACKENDS = ("oracle", "paged-attention", "torch")
+
+# Small enough that the checks can fill every page, and that each limit can be reached.
+SMALL = [
+    *("--page-size", "8", "--pages", "96", "--max-sequences", "64"),
+    *("--max-rows", "48", "--max-step-tokens", "512"),
+]
+CONTEXT_LENGTH = 400  # less than the pool, so that it can be reached too
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the executor under test listens, and how to reach it."""
+
+    name: str
+    security: Security = PLAINTEXT
+    address: str = ""  # empty: the name is the address
+
+
+def start(backend: str, processes: ExitStack, directories: pytest.TempPathFactory) -> Target:
+    """One of our own backends as a process of `processes`."""
+    directory = directories.mktemp(backend)
+    process = processes.enter_context(running("executor_service", arguments(backend, directory), directory))
+    return Target(backend, address=process.address)
+
+
+def arguments(backend: str, directory: Path) -> list[str]:
+    """The command line of one of our own backends."""
+    if backend == "torch":
+        model = write_tiny_model(directory / "model", CONTEXT_LENGTH)
+        return ["--backend", backend, "--model", str(model), "--device", "cpu", *SMALL]
+    return ["--backend", backend, "--context-length", str(CONTEXT_LENGTH), *SMALL]
+
+
+def connect(target: Target, processes: ExitStack) -> Executor:
+    """A client of it. Closed with `processes`."""
+    unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    address, credentials = target.address or target.name, target.security.credentials()
+    if target.security.server_name:
+        unlimited.append(("grpc.ssl_target_name_override", target.security.server_name))  # type: ignore[arg-type]
+    if credentials is None:
+        channel = grpc.insecure_channel(address, unlimited)
+    else:
+        channel = grpc.secure_channel(address, credentials, unlimited)
+    return Executor(processes.enter_context(channel), target.security.metadata)

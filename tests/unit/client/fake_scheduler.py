@@ -1,0 +1,118 @@
+"""A scheduler of a few lines, scripted by the prompt: what the client does with answers is the subject."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.scheduler.v1 import scheduler_pb2_grpc
+
+
+def rich_status(code: int, message: str, reason: str, retry_after_s: float | None = None) -> grpc.Status:
+    details = [
+        error_details_pb2.ErrorInfo(reason=reason, domain="paceline", metadata={"field": "max_tokens"})
+    ]
+    if retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(round(retry_after_s * 1000))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    packed = [any_pb2.Any() for _ in details]
+    for box, detail in zip(packed, details, strict=True):
+        box.Pack(detail)
+    status: grpc.Status = rpc_status.to_status(status_pb2.Status(code=code, message=message, details=packed))
+    return status
+
+
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """By prompt: "forever" never ends, "midway" fails after a delta, "full" is refused; else three words."""
+
+    def __init__(self) -> None:
+        self.requests: list[pb.GenerateRequest] = []
+        self.metadata: dict[str, str] = {}
+        self.cancelled = asyncio.Event()
+        self.arrived = asyncio.Event()
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        self.requests.append(request)
+        self.arrived.set()
+        self.metadata = dict(context.invocation_metadata())
+        await context.send_initial_metadata((("request-id", request.request_id or "drawn"),))
+        try:
+            match request.text:
+                case "full":
+                    await context.abort_with_status(
+                        rich_status(code_pb2.RESOURCE_EXHAUSTED, "the queue is full", "QUEUE_FULL", 1.5)
+                    )
+                case "midway":
+                    yield pb.GenerateResponse(delta=pb.Delta(token_ids=[1], text="once"))
+                    await context.abort_with_status(
+                        rich_status(code_pb2.INTERNAL, "the device failed", "DEVICE")
+                    )
+                case "forever":
+                    while True:
+                        yield pb.GenerateResponse(delta=pb.Delta(token_ids=[7], text="x"))
+                        await asyncio.sleep(0.001)
+                case _:
+                    for index in range(max(request.n, 1)):
+                        for token, text in enumerate(["a ", "b ", "c"]):
+                            yield pb.GenerateResponse(
+                                index=index,
+                                delta=pb.Delta(
+                                    token_ids=[token],
+                                    text=text,
+                                    logprobs=[
+                                        pb.TokenLogprobs(logprob=-0.5, top_ids=[4], top_logprobs=[-0.5])
+                                    ],
+                                ),
+                            )
+                        yield pb.GenerateResponse(index=index, finished=FINISHED)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        except GeneratorExit:
+            self.cancelled.set()
+            raise
+
+    async def GenerateUnary(self, request: pb.GenerateUnaryRequest, context: Any) -> pb.GenerateUnaryResponse:
+        completion = pb.Completion(index=0, token_ids=[0, 1, 2], text="a b c", finished=FINISHED)
+        return pb.GenerateUnaryResponse(request_id="drawn", completions=[completion])
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        return pb.TokenizeResponse(token_ids=request.text.encode())
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
+        return pb.DetokenizeResponse(text=bytes(request.token_ids).decode())
+
+    async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
+        return pb.AbortResponse(aborted=request.request_ids[:1], unknown=request.request_ids[1:])
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
+        return pb.GetModelInfoResponse(
+            name="fake",
+            vocab_size=256,
+            eos_token_ids=[0],
+            has_chat_template=True,
+            max_request_tokens=1000,
+            limits=pb.RequestLimits(max_n=4),
+        )
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(
+            state="serving",
+            running=2,
+            executors=[pb.ExecutorStatus(address="here", connected=True, active=True)],
+        )
+
+
+FINISHED = pb.Finished(
+    reason=pb.FINISH_REASON_STOP,
+    stop_string="END",
+    usage=pb.Usage(prompt_tokens=5, completion_tokens=3, first_token_ms=7, total_ms=9),
+)

@@ -1,0 +1,46 @@
+import grpc
+import pytest
+from paceline import errors
+
+
+def leaves(kind: type[errors.PacelineError]) -> set[type[errors.PacelineError]]:
+    below = kind.__subclasses__()
+    return set().union(*(leaves(one) for one in below)) if below else {kind}
+
+
+def test_every_status_has_its_error() -> None:
+    assert set(errors.BY_CODE) == set(grpc.StatusCode) - {grpc.StatusCode.OK}
+
+
+def test_every_error_comes_from_some_status() -> None:
+    assert leaves(errors.PacelineError) - {errors.StepRefused} == set(errors.BY_CODE.values())
+
+
+def test_the_tree_at_the_top_of_the_file_names_every_error() -> None:
+    drawn = errors.__doc__ or ""
+    for kind in leaves(errors.PacelineError) | {errors.RetryLater, errors.PacelineError}:
+        assert f" {kind.__name__} " in drawn or f" {kind.__name__}\n" in drawn
+
+
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
+def test_an_error_keeps_its_status_and_message(code: grpc.StatusCode) -> None:
+    error = errors.from_status(code, "why")
+    assert (type(error), error.code, str(error)) == (errors.BY_CODE[code], code, "why")
+
+
+def test_row_errors_map_like_statuses() -> None:
+    assert type(errors.from_code(8, "pages")) is errors.QueueFull
+    assert type(errors.from_code(5, "cache")) is errors.NotFound
+
+
+def test_a_number_that_is_no_status_is_an_internal_error() -> None:
+    assert type(errors.from_code(99, "?")) is errors.InternalError
+
+
+def test_an_error_without_text_says_its_status() -> None:
+    assert str(errors.from_status(grpc.StatusCode.UNAVAILABLE, "")) == "UNAVAILABLE"
+
+
+def test_broken_details_do_not_hide_the_status() -> None:
+    trailers = (("grpc-status-details-bin", b"\xff\xff\xff"),)
+    assert type(errors.from_status(grpc.StatusCode.INTERNAL, "x", trailers)) is errors.InternalError

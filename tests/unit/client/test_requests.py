@@ -1,0 +1,122 @@
+import math
+from typing import Any
+
+import pytest
+from paceline import requests
+from paceline.errors import InvalidRequest
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.types import Message
+
+EVERYTHING: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_k": 7,
+    "top_p": 0.5,
+    "min_p": 0.25,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "logit_bias": {3: -1.0},
+    "seed": 2**64 - 1,
+    "logprobs": 0,
+    "max_tokens": 9,
+    "min_tokens": 2,
+    "stop": ["a", "b"],
+    "stop_token_ids": [4, 5],
+    "ignore_eos": True,
+    "n": 3,
+    "priority": -2,
+    "cache_salt": "salt",
+    "request_id": "id",
+}
+
+
+def generate(prompt: str | None = "hi", **options: Any) -> pb.GenerateRequest:
+    return requests.generate_request(prompt, None, None, options)
+
+
+def test_every_option_has_its_place_on_the_wire() -> None:
+    request = generate(**EVERYTHING)
+    flat = {field.name: value for field, value in request.sampling.ListFields()}
+    flat |= {field.name: value for field, value in request.stop.ListFields()}
+    flat |= {field.name: value for field, value in request.ListFields()}
+    flat |= {"stop": flat["strings"], "stop_token_ids": flat["token_ids"]}
+    assert {name: flat[name] for name in EVERYTHING} == EVERYTHING
+
+
+def test_the_options_are_all_that_the_wire_has() -> None:
+    assert set(EVERYTHING) == set(requests.Options.__annotations__)
+    on_wire = {
+        field.name for kind in (pb.SamplingParams, pb.StopConditions) for field in kind.DESCRIPTOR.fields
+    }
+    assert len(on_wire) == len(set(EVERYTHING) - {"n", "priority", "cache_salt", "request_id"})
+
+
+def test_what_is_not_given_stays_unset() -> None:
+    request = generate()
+    assert not request.HasField("sampling")
+    assert not request.HasField("stop")
+
+
+def test_zero_is_not_unset() -> None:
+    assert generate(temperature=0.0).sampling.HasField("temperature")
+    assert generate(seed=0).sampling.HasField("seed")
+    assert generate(logprobs=0).sampling.HasField("logprobs")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "messages", "token_ids"),
+    [(None, None, None), ("a", [], None), ("a", None, [1]), (None, [], [1])],
+)
+def test_exactly_one_kind_of_prompt(prompt: Any, messages: Any, token_ids: Any) -> None:
+    with pytest.raises(InvalidRequest, match="exactly one"):
+        requests.generate_request(prompt, messages, token_ids, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", -1),
+        ("n", 2**40),
+        ("seed", 2**64),
+        ("seed", -1),
+        ("priority", 2**31),
+        ("stop_token_ids", [-1]),
+        ("logit_bias", {-1: 0.5}),
+        ("stop", ["\ud800"]),
+        ("request_id", "\ud800"),
+    ],
+)
+def test_what_the_wire_cannot_carry_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{name}: "):
+        generate(**{name: value})
+
+
+def test_infinities_are_left_to_the_service() -> None:
+    assert math.isinf(generate(temperature=math.inf).sampling.temperature)
+    assert math.isnan(generate(top_p=math.nan).sampling.top_p)
+
+
+@pytest.mark.parametrize("token_ids", [[2**32], [-1], [2**70]])
+def test_token_ids_outside_uint32_are_refused(token_ids: list[int]) -> None:
+    with pytest.raises(InvalidRequest, match=r"^token_ids: "):
+        requests.generate_request(None, None, token_ids, {})
+
+
+def test_an_empty_list_of_ids_reaches_the_service_as_such() -> None:
+    assert requests.generate_request(None, None, [], {}).WhichOneof("prompt") == "token_ids"
+
+
+@pytest.mark.parametrize(("name", "value"), [("stop", "END"), ("temperature", "hot"), ("nonsense", 1)])
+def test_a_wrong_type_is_a_type_error(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=name):
+        generate(**{name: value})
+
+
+def test_messages_may_be_mappings_or_messages() -> None:
+    wire = requests.chat_messages([Message("system", "be brief"), {"role": "user", "content": "hi"}])
+    assert [(one.role, one.content) for one in wire.messages] == [("system", "be brief"), ("user", "hi")]
+
+
+def test_a_message_without_content_is_refused_by_its_index() -> None:
+    with pytest.raises(InvalidRequest, match=r"messages\[1\] has no 'content'"):
+        requests.chat_messages([Message("user", "hi"), {"role": "user"}])

@@ -1,0 +1,93 @@
+"""Who goes first, who is preempted, what fits, who is not started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.policy import Limits, can_start_in_time, retry_after_s, victims
+from scheduler_service.core.queue import SequenceQueue
+from scheduler_service.core.sequence import LiveRequest, Sequence
+from tests.unit.scheduler.harness import CAPACITY, make_request
+
+LIMITS = Limits.of(CoreConfig(max_step_tokens=32, prefill_chunk_tokens=16), CAPACITY)
+
+
+def sequence(name: str = "a", serial: int = 1, *, pages: int = 1, **fields: object) -> Sequence:
+    made = LiveRequest(make_request(name, **fields), serial, 4, 0.0).sequences[0]
+    made.kv = pages * LIMITS.page_size
+    return made
+
+
+def queue(*sequences: Sequence) -> SequenceQueue:
+    made = SequenceQueue()
+    for one in sequences:
+        made.add(one)
+    return made
+
+
+@given(st.lists(st.tuples(st.integers(-2, 2), st.floats(0, 5)), max_size=12))
+def test_the_queue_is_ordered_by_priority_then_arrival_then_adding(drawn: list[tuple[int, float]]) -> None:
+    made = [sequence(str(i), i, priority=p, arrival=a) for i, (p, a) in enumerate(drawn)]
+    waiting = queue(*made)
+    expected = sorted(made, key=lambda s: (-s.live.request.priority, s.live.request.arrival, s.live.serial))
+    assert list(waiting) == expected
+    for one in made:
+        assert one in waiting
+        waiting.remove(one)
+        assert one not in waiting
+
+
+def test_the_victim_is_the_lowest_priority_and_of_those_the_youngest() -> None:
+    old, young = sequence("old", 1, arrival=0.0), sequence("young", 2, arrival=1.0)
+    urgent = sequence("urgent", 3, priority=5, arrival=9.0)
+    running = queue(old, young, urgent)
+    assert list(victims(running, urgent, 1, LIMITS)) == [young]
+    assert list(victims(running, young, 1, LIMITS)) == [old]
+    assert list(victims(running, urgent, 2, LIMITS)) == [young, old]
+
+
+def test_a_victim_counts_for_the_pages_that_only_it_holds() -> None:
+    first, rich = sequence("first", 1), sequence("rich", 2, pages=4)
+    shared = sequence("shared", 3, pages=4)
+    shared.shared_tokens = 3 * LIMITS.page_size
+    assert list(victims(queue(first, rich), first, 4, LIMITS)) == [rich]
+    assert list(victims(queue(first, rich, shared), first, 2, LIMITS)) == [shared, rich]
+
+
+def test_nobody_is_preempted_for_himself_alone() -> None:
+    alone = sequence()
+    assert list(victims(queue(alone), alone, 3, LIMITS)) == []
+
+
+def test_the_smaller_of_configuration_and_executor_holds() -> None:
+    limits = Limits.of(CoreConfig(max_step_tokens=8, prefill_chunk_tokens=99, max_running=99), CAPACITY)
+    assert (limits.step_tokens, limits.chunk_tokens) == (8, 8)
+    assert limits.seats == 8  # everybody with a cache can decode in every step
+    assert Limits.of(CoreConfig(), CAPACITY).seats == CAPACITY.max_rows
+    assert limits.request_tokens == CAPACITY.context_length
+    assert Limits.of(CoreConfig(), replace(CAPACITY, total_pages=5)).request_tokens == 20
+
+
+@given(st.integers(0, 200))
+def test_pages_hold_what_they_must_and_no_page_is_idle(tokens: int) -> None:
+    pages = LIMITS.pages(tokens)
+    assert pages * LIMITS.page_size >= tokens > (pages - 1) * LIMITS.page_size or tokens == pages == 0
+
+
+def test_a_request_whose_first_token_would_come_late_is_not_started() -> None:
+    late = sequence("late", prompt=range(40), deadline=10.0)  # three chunks
+    assert can_start_in_time(late, LIMITS, step_s=1.0, now=7.0)
+    assert not can_start_in_time(late, LIMITS, step_s=1.0, now=7.1)
+    late.live.emitted = True
+    assert can_start_in_time(late, LIMITS, step_s=1.0, now=9.9)
+    assert can_start_in_time(sequence("free"), LIMITS, step_s=1e9, now=0.0)
+
+
+def test_the_retry_hint_is_sensible() -> None:
+    assert retry_after_s(100, 0.04) == 0.5
+    assert retry_after_s(1, 0.0) == 0.1
+    assert retry_after_s(10**6, 1.0) == 30.0

@@ -1,0 +1,107 @@
+"""Deadlines, cancels and the wait for an executor: no step sent after one contains the sequence."""
+
+from __future__ import annotations
+
+from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.events import Failure
+from tests.unit.scheduler.fake_executor import FakeExecutor
+from tests.unit.scheduler.harness import CAPACITY, STEP_S, Harness, make_request
+
+
+def test_a_running_request_ends_at_its_deadline() -> None:
+    harness = Harness(FakeExecutor(CAPACITY))
+    harness.add(make_request("a", deadline=2.5 * STEP_S, max_tokens=50))
+    harness.add(make_request("b", max_tokens=8))
+    harness.run()
+    assert harness.failed["a"].failure is Failure.DEADLINE
+    assert harness.failed["a"].emitted
+    assert len(harness.tokens["a", 0]) == 3  # the step under way at the deadline still counts
+    assert len(harness.tokens["b", 0]) == 8
+
+
+def test_a_waiting_request_ends_at_its_deadline() -> None:
+    harness = Harness(FakeExecutor(CAPACITY), CoreConfig(max_running=1))
+    harness.add(make_request("a", max_tokens=50))
+    harness.add(make_request("b", deadline=0.2))
+    harness.run()
+    assert harness.failed["b"].failure is Failure.DEADLINE
+    assert not harness.failed["b"].emitted
+    assert len(harness.tokens["a", 0]) == 50
+
+
+def test_the_caller_is_told_when_to_look_again() -> None:
+    harness = Harness(FakeExecutor(CAPACITY))
+    assert harness.core.next_wakeup(0.0) is None
+    harness.add(make_request("a", deadline=5.0))
+    harness.add(make_request("b", deadline=3.0))
+    assert harness.core.next_wakeup(0.0) == 3.0
+    harness.cancel("b")
+    assert harness.core.next_wakeup(0.0) == 5.0
+
+
+def test_plan_never_contains_what_is_late_even_without_expire() -> None:
+    harness = Harness(FakeExecutor(CAPACITY))
+    harness.add(make_request("a", deadline=1.0))
+    assert harness.core.plan(1.0) is None
+    assert harness.core.next_wakeup(1.0) == 1.0  # the event waits to be fetched
+    (failed,) = harness.core.expire(1.0)
+    assert failed.request_id == "a"
+
+
+def test_a_request_that_cannot_begin_in_time_is_not_started_and_is_in_nobodys_way() -> None:
+    harness = Harness(FakeExecutor(CAPACITY), CoreConfig(max_step_tokens=8, prefill_chunk_tokens=8))
+    harness.add(make_request("busy", max_tokens=60))
+    harness.step()
+    harness.add(make_request("late", range(40), deadline=harness.now + 2 * STEP_S))
+    harness.add(make_request("behind"))
+    harness.run()
+    assert harness.failed["late"].failure is Failure.DEADLINE
+    assert harness.core.snapshot().counters.rows == 60 + 4  # it was never computed
+    assert len(harness.tokens["behind", 0]) == 4
+
+
+def test_a_cancel_while_the_step_is_out_drops_its_result_and_releases_the_cache() -> None:
+    harness = Harness(FakeExecutor(CAPACITY))
+    harness.add(make_request("a", max_tokens=50))
+    harness.step()
+    harness.plan()
+    harness.cancel("a")
+    assert harness.answer() == []
+    plan = harness.plan()
+    assert plan is not None
+    assert (plan.rows, len(plan.releases)) == ((), 1)  # a plan with only releases is sent
+    harness.answer()
+    assert harness.executor.caches == {}  # type: ignore[attr-defined]
+    assert harness.plan() is None
+    assert harness.core.cancel("a", harness.now) is None
+
+
+def test_releases_of_several_ride_together() -> None:
+    harness = Harness(FakeExecutor(CAPACITY))
+    for name in "abc":
+        harness.add(make_request(name, max_tokens=2))
+    harness.step()
+    harness.step()
+    plan = harness.plan()
+    assert plan is not None
+    assert len(plan.releases) == 3
+
+
+def test_nobody_waits_for_an_executor_longer_than_the_failover_timeout() -> None:
+    harness = Harness(FakeExecutor(CAPACITY), CoreConfig(failover_timeout_s=60.0))
+    harness.add(make_request("early", max_tokens=50))
+    harness.step()
+    harness.lose()
+    lost_at = harness.now
+    harness.now += 20
+    harness.add(make_request("later"))
+    assert harness.core.next_wakeup(harness.now) == lost_at + 60
+    harness.now = lost_at + 60
+    assert harness.plan() is None
+    assert harness.failed["early"].failure is Failure.NO_EXECUTOR
+    assert harness.failed["early"].emitted
+    assert harness.core.live("later")
+    assert harness.core.next_wakeup(harness.now) == lost_at + 80
+    harness.ready()
+    harness.run()
+    assert ("later", 0) in harness.finished

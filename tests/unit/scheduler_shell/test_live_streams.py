@@ -1,0 +1,232 @@
+"""Streams are ordered and gap-free, merge for slow readers, and end exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from scheduler_service.codec.requests import check_request
+from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.step import Capacity, Plan, Result, RowResult, TopLogprobs
+from scheduler_service.errors import Aborted, DuplicateRequest, StalledReader
+from scheduler_service.live import LiveRequests
+from scheduler_service.metrics import Metrics
+from scheduler_service.model import TokenizerFiles
+from scheduler_service.stream import MAX_DELTA_TOKENS, RequestStream
+from scheduler_service.text.tools import TextTools
+from tests.unit.scheduler_shell import tokenizers_made_here as made
+from tests.unit.scheduler_shell.models_made_here import MODEL
+
+CAPACITY = Capacity(1000, 16, 64, 100, 100, 1000)
+LETTERS = [made.byte_level().token_to_id(letter) for letter in "abc"]
+
+
+class Shop:
+    """A core and its live requests, with a test in the executor's place and on the clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.core = Scheduler(CoreConfig())
+        self.core.executor_ready(CAPACITY, 0.0)
+        self.live = LiveRequests(self.core, Metrics(), lambda: self.now, lambda: None)
+        files = TokenizerFiles(made.byte_level().to_str().encode(), "", "", "", False)
+        self.text = TextTools.made_of(files)
+
+    def admit(self, id_: str = "r", *, n: int = 1, text: bool = False, **stop: object) -> RequestStream:
+        conditions = pb.StopConditions(**stop)  # type: ignore[arg-type]
+        tokens = pb.TokenIds(ids=[1, 2])
+        message = pb.GenerateRequest(request_id=id_, token_ids=tokens, stop=conditions, n=n)
+        checked = check_request(message, MODEL)
+        tools = self.text if text else None
+        return self.live.admit(checked, [1, 2], arrival=self.now, deadline=None, text=tools)
+
+    def step(self, tokens: Sequence[int] | None = None, *, deliver: bool = True) -> Plan | None:
+        """One step, in which each sampling row gets the next of `tokens` (7 without)."""
+        plan = self.core.plan(self.now)
+        if plan is None:
+            return None
+        feed = iter(tokens or ())
+        rows = [RowResult(row.kv_length + max(1, len(row.tokens)), [next(feed, 7)]) for row in plan.rows] + [
+            RowResult(len(opening.tokens), [next(feed, 7)]) for opening in plan.openings
+        ]
+        forks = [RowResult(fork.length) for fork in plan.forks]
+        self.live.post(self.core.apply(Result(plan.number, rows, forks, 900, 0), self.now))
+        if deliver:
+            self.live.deliver()
+        return plan
+
+
+async def read(stream: RequestStream) -> list[pb.GenerateResponse]:
+    messages = []
+    while batch := await stream.take():
+        messages += batch
+    return messages
+
+
+def text_of(messages: Sequence[pb.GenerateResponse]) -> str:
+    return "".join(message.delta.text for message in messages)
+
+
+async def test_a_reader_that_keeps_up_gets_each_token_and_one_end() -> None:
+    shop = Shop()
+    stream = shop.admit(max_tokens=3)
+    seen = []
+    for token in (11, 12, 13):
+        shop.step([token])
+        seen += await stream.take()
+    assert [list(message.delta.token_ids) for message in seen] == [[11], [12], [13], []]
+    end = seen[-1].finished
+    assert end.reason == pb.FINISH_REASON_LENGTH
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (2, 3)
+    assert await stream.take() == []
+    assert len(shop.live) == 0
+
+
+async def test_a_slow_reader_gets_merged_deltas_and_misses_nothing() -> None:
+    shop = Shop()
+    stream = shop.admit(max_tokens=5)
+    for token in range(11, 16):
+        shop.step([token])
+    messages = await read(stream)
+    assert [list(message.delta.token_ids) for message in messages] == [[11, 12, 13, 14, 15], []]
+
+
+async def test_a_very_slow_readers_delta_is_cut_into_messages_of_bounded_size() -> None:
+    shop = Shop()
+    stream = shop.admit(max_tokens=8)
+    completion = stream._completions[0]
+    completion._ids = list(range(2 * MAX_DELTA_TOKENS + 1))
+    completion._logprobs = [TopLogprobs(-1.0)] * len(completion._ids)
+    messages = completion.take()
+    assert [len(message.delta.token_ids) for message in messages] == [MAX_DELTA_TOKENS] * 2 + [1]
+    assert [len(message.delta.logprobs) for message in messages] == [MAX_DELTA_TOKENS] * 2 + [1]
+
+
+async def test_completions_of_one_request_end_one_by_one() -> None:
+    shop = Shop()
+    stream = shop.admit(n=3, max_tokens=2)
+    while shop.step() is not None:
+        pass
+    messages = await read(stream)
+    for index in range(3):
+        own = [message for message in messages if message.index == index]
+        assert sum(len(message.delta.token_ids) for message in own) == 2
+        assert [message.WhichOneof("event") for message in own].count("finished") == 1
+        assert own[-1].HasField("finished")
+
+
+@given(st.lists(st.sampled_from(LETTERS), min_size=1, max_size=12), st.lists(st.booleans(), max_size=12))
+def test_a_stop_string_ends_the_text_before_it_however_it_is_read(ids: list[int], reads: list[bool]) -> None:
+    async def scenario() -> None:
+        shop = Shop()
+        stream = shop.admit(text=True, strings=["abc", "ca"], max_tokens=len(ids))
+        whole = "".join("abc"[LETTERS.index(id_)] for id_ in ids)
+        messages: list[pb.GenerateResponse] = []
+        for step, id_ in enumerate(ids):
+            if shop.step([id_]) is None:
+                break
+            if step < len(reads) and reads[step] and stream._changed:
+                messages += await stream.take()
+        messages += await read(stream)
+        ends = {stop: whole.find(stop) + len(stop) for stop in ("abc", "ca") if stop in whole}
+        finished = messages[-1].finished
+        if ends:
+            stop = min(ends, key=lambda one: ends[one])
+            assert text_of(messages) == whole[: ends[stop] - len(stop)]
+            assert (finished.reason, finished.stop_string) == (pb.FINISH_REASON_STOP, stop)
+        else:
+            assert text_of(messages) == whole
+            assert (finished.reason, finished.WhichOneof("matched")) == (pb.FINISH_REASON_LENGTH, None)
+        assert len(shop.live) == 0
+        shop.core.check_integrity()
+
+    asyncio.run(scenario())
+
+
+async def test_the_token_that_ends_a_completion_is_told_but_is_no_text() -> None:
+    shop = Shop()
+    stream = shop.admit(text=True, token_ids=[LETTERS[2]], max_tokens=9)
+    for id_ in LETTERS:
+        shop.step([id_])
+    messages = await read(stream)
+    assert text_of(messages) == "ab"
+    assert [id_ for message in messages for id_ in message.delta.token_ids] == LETTERS
+    assert messages[-1].finished.stop_token_id == LETTERS[2]
+
+
+async def test_an_unfinished_character_is_let_go_at_the_end() -> None:
+    shop = Shop()
+    stream = shop.admit(text=True, max_tokens=2)
+    half = [made.byte_level().token_to_id(piece) for piece in "ðŁ"]
+    shop.step(half[:1])
+    shop.step(half[1:])
+    assert text_of(await read(stream)) == "�"
+
+
+async def test_a_cancelled_request_ends_with_its_error_after_what_was_delivered() -> None:
+    shop = Shop()
+    stream = shop.admit(max_tokens=9)
+    shop.step([11])
+    assert shop.live.cancel("r", Aborted("aborted"))
+    assert [list(message.delta.token_ids) for message in await stream.take()] == [[11]]
+    with pytest.raises(Aborted):
+        await stream.take()
+    assert not shop.live.cancel("r", Aborted("again"))
+    plan = shop.core.plan(shop.now)
+    assert plan is not None  # nothing but the release of its cache
+    assert (plan.releases, plan.rows, plan.openings) != ((), (), ())
+    assert (plan.rows, plan.openings) == ((), ())
+
+
+async def test_a_reused_id_gets_nothing_of_its_predecessor() -> None:
+    shop = Shop()
+    shop.admit()
+    shop.step([11], deliver=False)
+    shop.live.cancel("r", Aborted("aborted"))
+    second = shop.admit()
+    shop.live.deliver()
+    assert not second._changed
+    with pytest.raises(DuplicateRequest):
+        shop.admit()
+
+
+async def test_an_id_is_taken_until_its_end_is_delivered() -> None:
+    shop = Shop()
+    shop.admit(max_tokens=1)
+    shop.step(deliver=False)
+    assert not shop.core.live("r")
+    with pytest.raises(DuplicateRequest):
+        shop.admit()
+
+
+async def test_a_reader_that_leaves_ends_its_request_and_no_other() -> None:
+    shop = Shop()
+    stream, other = shop.admit("a"), shop.admit("b")
+    shop.step()
+    shop.live.leave(stream)
+    shop.live.leave(stream)
+    assert not shop.core.live("a")
+    assert shop.core.live("b")
+    assert not other.ended
+
+
+async def test_a_reader_that_stalls_is_ended_with_the_reason() -> None:
+    shop = Shop()
+    stream, waiting = shop.admit("stalled"), shop.admit("waiting")
+    shop.step()
+    await stream.take()  # and never again
+    await waiting.take()
+    taking = asyncio.create_task(waiting.take())  # waits for more: this one is no slow reader
+    await asyncio.sleep(0)
+    shop.now = stream._taken_at + 31.0  # type: ignore[operator]
+    shop.live.cancel_stalled(30.0)
+    with pytest.raises(StalledReader):
+        await stream.take()
+    assert shop.core.live("waiting")
+    taking.cancel()
