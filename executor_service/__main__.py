@@ -8,6 +8,8 @@ import os
 import sys
 
 import pydantic
+import pydantic_settings
+import yaml
 
 from executor_service import logs
 from executor_service.backends.base import ModelError
@@ -26,6 +28,9 @@ def main() -> int:
         config = parse(sys.argv[1:])
     except pydantic.ValidationError as error:
         print(explain(error.errors()), file=sys.stderr)
+        return EXIT_USAGE
+    except (pydantic_settings.SettingsError, yaml.YAMLError) as error:
+        print(error, file=sys.stderr)
         return EXIT_USAGE
     as_json = config.log_format == "json" or (config.log_format == "auto" and not sys.stderr.isatty())
     logs.configure(config.log_level, as_json=as_json)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from paceline.channel import is_loopback
-from pydantic import ByteSize, Field, model_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -102,6 +102,13 @@ class ExecutorConfig(BaseSettings):
         """What to bind: host:port."""
         host = f"[{self.host}]" if ":" in self.host and not self.host.startswith("[") else self.host
         return f"{host}:{self.port}"
+
+    @field_validator("config", "model", "tls_cert", "tls_key", "tls_client_ca", "auth_token_file")
+    @classmethod
+    def _exists(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.exists():
+            raise ValueError(f"no file {path}")
+        return path
 
     @model_validator(mode="after")
     def _consistent(self) -> ExecutorConfig:

@@ -119,7 +119,7 @@ class Runtime:
         """Wait until no sequence is live, or for `timeout_s`; how many still are."""
         deadline = time.monotonic() + timeout_s
         while self.sequences and time.monotonic() < deadline:
-            await asyncio.sleep(_DRAIN_POLL_S)  # noqa: ASYNC110  # the worker thread changes it
+            await asyncio.sleep(_DRAIN_POLL_S)  # the worker thread changes it
         return self.sequences
 
     def close(self) -> None:

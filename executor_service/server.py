@@ -174,6 +174,10 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         given = given if isinstance(given, bytes) else str(given).encode()
         if details.method.startswith("/grpc.health.v1.Health/") or hmac.compare_digest(given, self._expected):
             return await continuation(details)
+        handler = await continuation(details)
+        # A streaming call is refused as one: a unary handler would wait for its first message.
+        if handler is not None and handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(_refuse_token)
         return grpc.unary_unary_rpc_method_handler(_refuse_token)
 
 

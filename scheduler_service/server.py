@@ -22,6 +22,7 @@ log = Log("server")
 
 RECEIVE_BYTES = 16 << 20
 """Above the 4 MiB of public messages, so that a prompt far too large is refused by name."""
+_PUBLIC_OPTIONS = dict(server_options(Link.PUBLIC)) | {"grpc.max_receive_message_length": RECEIVE_BYTES}
 GRACE_S = 1.0
 """For answers that are already on their way when the server stops."""
 
@@ -34,7 +35,7 @@ class Server:
         self._settings = settings
         self._server = grpc.aio.server(
             interceptors=[ErrorInterceptor(), *settings.server_security.interceptors()],
-            options=[*server_options(Link.PUBLIC), ("grpc.max_receive_message_length", RECEIVE_BYTES)],
+            options=list(_PUBLIC_OPTIONS.items()),
         )
         self._health = Health(self._server)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(

@@ -16,7 +16,7 @@ from scheduler_service.core.step import Fork, Opening, Row
 
 
 class StepBuilder:
-    """Fills one step: `feed` those that hold a cache, then `admit` from the queue."""
+    """Fills one step, by `fill` or `fill_alone`; `rows`, `openings` and `forks` are its parts."""
 
     def __init__(self, roster: Roster, limits: Limits, pages: int, step_s: float, now: float) -> None:
         self._roster = roster
@@ -39,7 +39,40 @@ class StepBuilder:
         """Nothing is computed by it."""
         return not self.rows and not self.openings
 
-    def feed(self, running: Iterable[Sequence]) -> None:
+    def fill(self, may_ask: bool, idle: bool, returning: bool) -> None:
+        """Feed those that hold a cache, make room if they lack pages, else admit from the queue.
+
+        may_ask: the executor was not short of anything just now. idle: no step is in flight.
+        returning: pages are on their way back, so nobody is preempted for some.
+        """
+        roster = self._roster
+        self._feed(roster.running)
+        if self.stalled and not returning:
+            self._make_room()
+        last_hope = idle and not self.rows and not roster.releases
+        if not may_ask:
+            return
+        if not self.stalled:
+            self._admit(list(roster.waiting), force=last_hope)
+        elif last_hope:
+            self._force(self.stalled[0])
+
+    def fill_alone(self, suspect: Sequence, may_ask: bool) -> None:
+        """Nobody but `suspect`; the others keep their caches as long as it has room beside them."""
+        roster = self._roster
+        others = len(roster.running) - (suspect.cache_id > 0)
+        last_hope = not others and not roster.releases
+        if suspect.cache_id:
+            self._feed([suspect])
+            if self.stalled and last_hope and may_ask:
+                self._force(suspect)
+        elif may_ask:
+            self._step_s = 0.0  # it waits for nobody: start it even if it may come late
+            self._admit([suspect], force=last_hope)
+        if self.empty and others and may_ask and not roster.releases:
+            roster.preempt(roster.youngest())  # one a step, until it has room
+
+    def _feed(self, running: Iterable[Sequence]) -> None:
         """Decodes first, then chunks of prompts that are on their way; each in order."""
         page_size = self._limits.page_size
         pages = self.pages_left
@@ -75,7 +108,7 @@ class StepBuilder:
         held = limits.pages(kv)
         room = (held + self.pages_left) * limits.page_size - kv  # tokens that the pages allow
         chunk = min(known - kv, limits.chunk_tokens, self.tokens_left)
-        if room < min(chunk, 1):
+        if chunk and not room:
             self.stalled.append(sequence)
         elif chunk:
             chunk = min(chunk, room)
@@ -85,7 +118,7 @@ class StepBuilder:
             kv += chunk
         self._reserve += limits.pages(known) - limits.pages(kv)
 
-    def make_room(self) -> None:
+    def _make_room(self) -> None:
         """Preempt for those who are stalled: the pages come with the next reply."""
         first = self.stalled[0]
         for victim in list(victims(self._roster.running, first, len(self.stalled), self._limits)):
@@ -98,7 +131,7 @@ class StepBuilder:
             at = self.fed.index(sequence)
             del self.fed[at], self.rows[at]
 
-    def force(self, sequence: Sequence) -> None:
+    def _force(self, sequence: Sequence) -> None:
         """Ask the executor all the same: it may have more pages than it last said."""
         self.stalled.remove(sequence)
         pending = len(sequence.tokens) - sequence.kv
@@ -110,7 +143,7 @@ class StepBuilder:
         self.rows.append(row)
         self.fed.append(sequence)
 
-    def admit(self, waiting: Iterable[Sequence], force: bool) -> None:
+    def _admit(self, waiting: Iterable[Sequence], force: bool) -> None:
         """Open caches in order, until one does not fit: nobody overtakes it, so that it can't starve.
 
         With `force` the first is tried whatever the page count says: nothing else could free pages.

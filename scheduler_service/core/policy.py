@@ -40,18 +40,18 @@ class Limits:
         return -(-tokens // self.page_size)
 
 
-def victims(running: SequenceQueue, spared: Sequence, shortage: int, limits: Limits) -> Iterator[Sequence]:
-    """Whom to preempt for `shortage` pages: lowest priority, then youngest, first; never `spared`.
+def victims(running: SequenceQueue, needy: Sequence, shortage: int, limits: Limits) -> Iterator[Sequence]:
+    """Whom to preempt for `shortage` pages: lowest priority, then youngest, first.
 
-    What a victim gives back is an estimate (its pages may be shared), so it decides only how many
-    go at once; the executor's next reply says what came free.
+    Only those behind `needy`, the first that lacks pages: those before it get on, and it can wait for
+    them. What a victim gives back is an estimate (its pages may be shared), so it decides only how
+    many go at once; the executor's next reply says what came free.
     """
     for sequence in reversed(running):
-        if shortage <= 0:
+        if shortage <= 0 or sequence is needy:
             return
-        if sequence is not spared:
-            shortage -= max(1, limits.pages(sequence.kv) - sequence.shared_tokens // limits.page_size)
-            yield sequence
+        shortage -= max(1, limits.pages(sequence.kv) - sequence.shared_tokens // limits.page_size)
+        yield sequence
 
 
 def can_start_in_time(sequence: Sequence, limits: Limits, step_s: float, now: float) -> bool:

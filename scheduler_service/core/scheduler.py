@@ -28,7 +28,7 @@ from scheduler_service.core.policy import Limits
 from scheduler_service.core.registry import Registry, max_tokens, misfit
 from scheduler_service.core.request import Request
 from scheduler_service.core.roster import SUSPECT_LOSSES, Roster
-from scheduler_service.core.sequence import LiveRequest, Sequence
+from scheduler_service.core.sequence import LiveRequest
 from scheduler_service.core.snapshot import Counters, Snapshot
 from scheduler_service.core.states import State
 from scheduler_service.core.step import Capacity, Plan, Result
@@ -172,7 +172,7 @@ class Scheduler:
 
         All sequences go back to their places in the queue. One that was in flight at two losses
         without a new token in between runs alone until it has one; a third loss ends it. Afterwards
-        `apply` of an old step raises UnknownStep.
+        `apply` of an old step raises UnknownStep. Does nothing while none is connected.
         """
         if not self._connected:
             return []
@@ -245,43 +245,18 @@ class Scheduler:
         self._expire(now)
         if not self._connected or self._limits is None or len(self._in_flight) >= self._config.max_in_flight:
             return None
-        if self._roster.suspects and self._in_flight:
+        alone = bool(self._roster.suspects)
+        if alone and self._in_flight:
             return None
         pages = self._free_pages + self._evictable_pages - sum(step.pages for step in self._in_flight)
-        if self._roster.suspects:
-            builder = StepBuilder(self._roster, self._limits, pages, 0.0, now)
-            self._fill_alone(builder, self._roster.suspects[0], now)
+        may_ask = now >= self._retry_at
+        builder = StepBuilder(self._roster, self._limits, pages, self._step_s, now)
+        if alone:
+            builder.fill_alone(self._roster.suspects[0], may_ask)
         else:
-            builder = StepBuilder(self._roster, self._limits, pages, self._step_s, now)
-            self._fill(builder, now)
+            returning = any(step.plan.releases for step in self._in_flight)
+            builder.fill(may_ask, idle=not self._in_flight, returning=returning)
         return self._send(builder, pages, now)
-
-    def _fill(self, builder: StepBuilder, now: float) -> None:
-        roster = self._roster
-        builder.feed(roster.running)
-        coming = any(step.plan.releases for step in self._in_flight)  # pages are on their way back
-        if builder.stalled and not coming:
-            builder.make_room()
-        may_ask = now >= self._retry_at
-        last_hope = not (builder.rows or roster.releases or self._in_flight)
-        if builder.stalled:
-            if last_hope and may_ask:
-                builder.force(builder.stalled[0])
-        elif roster.waiting and may_ask:
-            builder.admit(list(roster.waiting), force=last_hope)
-
-    def _fill_alone(self, builder: StepBuilder, suspect: Sequence, now: float) -> None:
-        roster = self._roster
-        may_ask = now >= self._retry_at
-        last_hope = not (roster.releases or len(roster.running) > bool(suspect.cache_id))
-        if suspect.cache_id:
-            builder.feed([suspect])
-            if builder.stalled and last_hope and may_ask:
-                builder.force(suspect)
-        elif may_ask:
-            builder.admit([suspect], force=last_hope)
-        if builder.empty and may_ask and not last_hope and not roster.releases:
-            roster.preempt(roster.youngest())  # one a step, until it fits
 
     def _send(self, builder: StepBuilder, pages: int, now: float) -> Plan | None:
         releases = self._roster.take_releases()
@@ -302,8 +277,9 @@ class Scheduler:
         return plan
 
     def apply(self, result: Result, now: float) -> list[Event]:
-        """Take a step's answer; steps are answered in order. Raises UnknownStep.
+        """Take a step's answer; steps are answered in order.
 
+        Raises UnknownStep when it answers no step, or another one: such an executor is to be lost.
         A token that ends a completion (eos or a stop token) is in `Tokens.ids`, counts as a
         completion token, and is `Finished.matched_id`: front ends leave it out of the text.
         """

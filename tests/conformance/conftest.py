@@ -9,7 +9,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-
 from paceline.channel import Security
 from paceline.executor.v1 import executor_pb2 as pb
 
@@ -17,7 +16,7 @@ pytest.register_assert_rewrite("tests.conformance.kit")
 
 from tests.conformance.kit.client import Executor, Session  # noqa: E402  # after the rewrite is set up
 from tests.conformance.kit.draw import Draw  # noqa: E402
-from tests.conformance.kit.expect import balanced  # noqa: E402
+from tests.conformance.kit.expect import balanced, code_of  # noqa: E402
 from tests.conformance.kit.judge import Judge  # noqa: E402
 from tests.conformance.kit.target import BACKENDS, Target, connect, start  # noqa: E402
 
@@ -93,7 +92,10 @@ def executor(target: Target, processes: ExitStack) -> Executor:
 
 @pytest.fixture
 def drainable(
-    request: pytest.FixtureRequest, target: Target, processes: ExitStack, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    target: Target,
+    processes: ExitStack,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Executor:
     """An executor whose use may end: one of our own just for this, or the given one, if that is allowed."""
     if not request.config.getoption("--executor", default=None):
@@ -140,8 +142,7 @@ def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         for session in tuple(executor.open_sessions.values()):
             session.close()
     except grpc.RpcError as error:
-        assert isinstance(error, grpc.Call)
-        executor.lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        executor.lost = code_of(error) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
         raise
     if executor.status().state == pb.EXECUTOR_STATE_SERVING:
         assert executor.status().sequences == 0, "caches outlived their session"

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import grpc
 import pytest
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit.client import Executor, Row, Sequence, Session, decode_together, truncate
 from tests.conformance.kit.draw import Draw
+from tests.conformance.kit.expect import codes_of, refused
 from tests.conformance.kit.judge import Judge
 
 
@@ -21,7 +22,9 @@ def test_a_batch_decodes_what_each_row_would_alone(
         judge.check(sequence)
 
 
-def test_openings_chunks_decodes_and_catch_ups_share_a_step(session: Session, draw: Draw, judge: Judge) -> None:
+def test_openings_chunks_decodes_and_catch_ups_share_a_step(
+    session: Session, draw: Draw, judge: Judge
+) -> None:
     decoding, chunked, behind = session.open(draw.prompt()), session.open(draw.prompt(), limit=3), None
     behind = session.open(draw.short())
     opening = session.opening(draw.prompt())
@@ -113,31 +116,18 @@ def test_a_bad_op_harms_neither_ops_nor_rows(session: Session, draw: Draw, judge
 
 def test_two_rows_for_one_cache_are_refused(session: Session, draw: Draw, judge: Judge) -> None:
     sequence = session.open(draw.prompt())
-    step = session.plan([sequence.row(), sequence.row()])
-    try:
-        reply = session.executor.step(step)
-    except grpc.RpcError as error:
-        assert isinstance(error, grpc.Call)
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    else:
-        assert grpc.StatusCode.INVALID_ARGUMENT in {row.code for row in reply.rows}
-        for answer in reply.rows:
-            if answer.code is grpc.StatusCode.OK:
-                sequence.took(sequence.row(), answer)
+    before = session.executor.status().tokens_sampled
+    codes = codes_of(session.executor, session.plan([sequence.row(), sequence.row()]), 2)
+    assert codes == [grpc.StatusCode.INVALID_ARGUMENT] * 2
+    assert session.executor.status().tokens_sampled == before
     sequence.decode(2)
     judge.check(sequence)
 
 
-def test_the_unary_rpcs_answer_a_bad_row_as_their_status(session: Session, draw: Draw) -> None:
+@pytest.mark.parametrize("rpc", ["Decode", "Prefill"])
+def test_the_unary_rpcs_answer_a_bad_row_as_their_status(session: Session, draw: Draw, rpc: str) -> None:
     step = session.plan([Row(session.new_id(), 1, tokens=draw.tokens(1))])
-    for rpc in ("Decode", "Prefill"):
-        try:
-            session.executor.step(step, rpc)
-        except grpc.RpcError as error:
-            assert isinstance(error, grpc.Call)
-            assert error.code() is grpc.StatusCode.NOT_FOUND
-        else:
-            raise AssertionError(f"{rpc} answered OK for an unknown cache")
+    assert refused(session.executor.step, step, rpc) is grpc.StatusCode.NOT_FOUND
 
 
 def test_defaults_may_be_left_out_of_the_packed_arrays(session: Session, draw: Draw, judge: Judge) -> None:

@@ -20,7 +20,9 @@ def test_each_decode_feeds_one_token_and_samples_one(session: Session, draw: Dra
     judge.check(sequence)
 
 
-def test_decoding_across_a_page_boundary(session: Session, draw: Draw, judge: Judge, executor: Executor) -> None:
+def test_decoding_across_a_page_boundary(
+    session: Session, draw: Draw, judge: Judge, executor: Executor
+) -> None:
     sequence = session.open(draw.tokens(max(1, executor.page - 2)))
     sequence.decode(5)
     judge.check(sequence)
@@ -44,7 +46,9 @@ def test_naming_the_sampled_token_changes_nothing(session: Session, draw: Draw, 
     judge.check(sequence)
 
 
-def test_catching_up_with_several_tokens(session: Session, draw: Draw, judge: Judge, executor: Executor) -> None:
+def test_catching_up_with_several_tokens(
+    session: Session, draw: Draw, judge: Judge, executor: Executor
+) -> None:
     sequence = session.open(draw.prompt())
     n, more = sequence.n, draw.tokens(executor.page + 1)
     sequence.feed(tokens=more)
@@ -98,7 +102,9 @@ def test_a_cache_truncated_to_nothing_can_begin_again(session: Session, draw: Dr
     judge.check(sequence, outputs=1)
 
 
-def test_truncating_a_half_computed_prompt_forgets_the_rest(session: Session, draw: Draw, judge: Judge) -> None:
+def test_truncating_a_half_computed_prompt_forgets_the_rest(
+    session: Session, draw: Draw, judge: Judge
+) -> None:
     sequence = session.open(draw.prompt(), limit=6)
     sequence.truncate(4)
     sequence.feed(tokens=draw.tokens(3))

@@ -2,8 +2,8 @@
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit.client import Executor
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.judge import Judge

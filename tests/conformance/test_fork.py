@@ -2,8 +2,8 @@
 
 import grpc
 import pytest
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit.client import Executor, Session, decode_together
 from tests.conformance.kit.client import fork as fork_op
 from tests.conformance.kit.draw import Draw

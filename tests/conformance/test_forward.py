@@ -3,8 +3,8 @@
 import grpc
 import numpy as np
 import pytest
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit.client import FULL, Executor, Session
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.expect import refused
@@ -16,13 +16,17 @@ pytestmark = pytest.mark.needs("FORWARD")
 HIDDEN, EMBEDDING, LOGITS = pb.FORWARD_OUTPUT_HIDDEN, pb.FORWARD_OUTPUT_EMBEDDING, pb.FORWARD_OUTPUT_LOGITS
 
 
-def forward(executor: Executor, inputs: list[list[int]], *outputs: pb.ForwardOutput) -> list[pb.ForwardResult]:
+def forward(
+    executor: Executor, inputs: list[list[int]], *outputs: pb.ForwardOutput
+) -> list[pb.ForwardResult]:
     request = pb.ForwardRequest(inputs=[pb.ForwardInput(tokens=tokens) for tokens in inputs], outputs=outputs)
     return list(executor.call("Forward", request).results)
 
 
 @pytest.mark.needs("FULL_LOGITS")
-def test_its_logits_are_those_of_a_cold_prefill(executor: Executor, session: Session, draw: Draw, judge: Judge) -> None:
+def test_its_logits_are_those_of_a_cold_prefill(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
     """The check that the kit's judge rests on, so here every position is compared."""
     prompt = draw.prompt()
     expected = forward_logits(executor, prompt)

@@ -1,14 +1,16 @@
 """Prefill, BatchPrefill: what an opening computes, and the KV length it leaves."""
 
 import pytest
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit.client import FULL, NONE, Executor, Session
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.judge import Judge
 
 
-def test_a_whole_prompt_leaves_its_length_and_samples_once(session: Session, draw: Draw, judge: Judge) -> None:
+def test_a_whole_prompt_leaves_its_length_and_samples_once(
+    session: Session, draw: Draw, judge: Judge
+) -> None:
     prompt = draw.prompt()
     sequence = session.open(prompt)
     assert sequence.n == len(prompt)

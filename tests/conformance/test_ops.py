@@ -64,7 +64,9 @@ def test_ops_come_in_order(session: Session, draw: Draw, judge: Judge) -> None:
     judge.check(copy, outputs=1)
 
 
-def test_pages_released_by_an_op_serve_the_same_steps_opening(session: Session, draw: Draw, judge: Judge) -> None:
+def test_pages_released_by_an_op_serve_the_same_steps_opening(
+    session: Session, draw: Draw, judge: Judge
+) -> None:
     """The pool may be full: what an op gives back is there for the rows."""
     old = session.open(draw.prompt())
     opening = session.opening(draw.prompt())

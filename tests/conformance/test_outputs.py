@@ -3,8 +3,8 @@
 import grpc
 import numpy as np
 import pytest
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit.client import FULL, NONE, TOP_K, Session
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.judge import Judge
@@ -68,7 +68,9 @@ def test_of_equal_logits_the_lowest_id_wins(session: Session, draw: Draw) -> Non
     # Sums of fp32 round; a difference that is itself exact in fp32 makes them meet exactly.
     gap = np.float32(logits[low]) - np.float32(logits[high])
     bias = {low: 512.0, high: float(np.float32(512.0) + gap)}
-    level = np.float32(logits[low]) + np.float32(bias[low]) == np.float32(logits[high]) + np.float32(bias[high])
+    level = np.float32(logits[low]) + np.float32(bias[low]) == np.float32(logits[high]) + np.float32(
+        bias[high]
+    )
     token = session.open(prompt, sampling=pb.Sampling(logit_bias=bias)).emitted[0]
     assert token == low if level else token in (low, high)
 
@@ -126,7 +128,9 @@ def test_logprobs_are_of_the_raw_logits(session: Session, draw: Draw, judge: Jud
 
 
 @pytest.mark.needs("VERIFY")
-def test_logprobs_of_a_verify_row_are_one_per_emitted_token(session: Session, draw: Draw, judge: Judge) -> None:
+def test_logprobs_of_a_verify_row_are_one_per_emitted_token(
+    session: Session, draw: Draw, judge: Judge
+) -> None:
     rules = pb.Sampling(logprobs=2)
     sequence = session.open(draw.prompt(), sampling=rules)
     n = sequence.n

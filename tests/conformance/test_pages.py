@@ -72,7 +72,9 @@ def test_replies_name_the_pages_that_are_available(executor: Executor, session: 
     assert reply.raw.evictable_pages == cache.cached_pages
 
 
-def test_an_opening_that_does_not_fit_takes_nothing(session: Session, draw: Draw, judge: Judge, pool: Pool) -> None:
+def test_an_opening_that_does_not_fit_takes_nothing(
+    session: Session, draw: Draw, judge: Judge, pool: Pool
+) -> None:
     running = session.open(draw.short())
     pool.fill(leave=2)
     row, opening = running.row(), session.opening(draw.prompt())
@@ -85,7 +87,9 @@ def test_an_opening_that_does_not_fit_takes_nothing(session: Session, draw: Draw
     judge.check(session.open(list(opening.tokens), cache_id=opening.cache_id))
 
 
-def test_a_chunk_that_does_not_fit_changes_nothing(session: Session, draw: Draw, judge: Judge, pool: Pool) -> None:
+def test_a_chunk_that_does_not_fit_changes_nothing(
+    session: Session, draw: Draw, judge: Judge, pool: Pool
+) -> None:
     sequence = session.open(draw.prompt(), limit=pool.page)
     pool.fill(leave=1)
     assert refused(sequence.feed, "Prefill") is EXHAUSTED
@@ -96,7 +100,9 @@ def test_a_chunk_that_does_not_fit_changes_nothing(session: Session, draw: Draw,
     judge.check(sequence)
 
 
-def test_a_decode_without_a_page_waits_and_its_neighbours_go_on(session: Session, draw: Draw, judge: Judge, pool: Pool) -> None:
+def test_a_decode_without_a_page_waits_and_its_neighbours_go_on(
+    session: Session, draw: Draw, judge: Judge, pool: Pool
+) -> None:
     full, roomy = session.open(draw.tokens(pool.page)), session.open(draw.tokens(pool.page + 1))
     pool.fill(leave=0)
     for _ in range(min(3, pool.page - 1)):
@@ -111,7 +117,9 @@ def test_a_decode_without_a_page_waits_and_its_neighbours_go_on(session: Session
 
 
 @pytest.mark.needs("VERIFY")
-def test_drafts_beyond_the_page_budget_are_refused_whole(session: Session, draw: Draw, judge: Judge, pool: Pool) -> None:
+def test_drafts_beyond_the_page_budget_are_refused_whole(
+    session: Session, draw: Draw, judge: Judge, pool: Pool
+) -> None:
     sequence = session.open(draw.tokens(max(1, pool.page - 2)))
     pool.fill(leave=0)
     code = refused(session.executor.step, session.plan([sequence.row(drafts=draw.tokens(1))]), "Decode")
@@ -125,7 +133,9 @@ def test_drafts_beyond_the_page_budget_are_refused_whole(session: Session, draw:
 
 
 @pytest.mark.needs("MULTI_STEP")
-def test_steps_beyond_the_page_budget_are_refused_whole(session: Session, draw: Draw, judge: Judge, pool: Pool) -> None:
+def test_steps_beyond_the_page_budget_are_refused_whole(
+    session: Session, draw: Draw, judge: Judge, pool: Pool
+) -> None:
     sequence = session.open(draw.tokens(max(1, pool.page - 2)))
     pool.fill(leave=0)
     assert session.step([sequence.row(steps=4)], rpc="BatchDecode").rows[0].code is EXHAUSTED
@@ -135,7 +145,9 @@ def test_steps_beyond_the_page_budget_are_refused_whole(session: Session, draw: 
 
 
 @pytest.mark.needs("FORK")
-def test_the_copy_on_write_counts_in_the_reservation(session: Session, draw: Draw, judge: Judge, pool: Pool) -> None:
+def test_the_copy_on_write_counts_in_the_reservation(
+    session: Session, draw: Draw, judge: Judge, pool: Pool
+) -> None:
     if pool.page < 2:
         pytest.skip("a page of one token is never partial")
     source = session.open(draw.short())
@@ -148,7 +160,9 @@ def test_the_copy_on_write_counts_in_the_reservation(session: Session, draw: Dra
     judge.check(source)
 
 
-def test_cached_pages_make_room_when_they_are_needed(session: Session, draw: Draw, judge: Judge, pool: Pool) -> None:
+def test_cached_pages_make_room_when_they_are_needed(
+    session: Session, draw: Draw, judge: Judge, pool: Pool
+) -> None:
     """Fill the pool with published pages, release them, and use every one for something else."""
     prompts = [draw.prompt() for _ in range(3)]
     for prompt in prompts:
@@ -163,7 +177,9 @@ def test_cached_pages_make_room_when_they_are_needed(session: Session, draw: Dra
         judge.check(sequence)
 
 
-def test_a_page_that_served_another_holds_nothing_of_it(session: Session, draw: Draw, judge: Judge, pool: Pool) -> None:
+def test_a_page_that_served_another_holds_nothing_of_it(
+    session: Session, draw: Draw, judge: Judge, pool: Pool
+) -> None:
     """Round after round through the same pages, with cuts, so that every page changes hands."""
     pool.fill(leave=min(12, session.executor.limits.total_pages))
     for _ in range(12):

@@ -1,8 +1,8 @@
 """The prefix cache: a hit saves work and changes no token."""
 
 import pytest
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit.client import Executor, Session
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.judge import Judge
@@ -29,7 +29,9 @@ def test_a_prompt_seen_before_is_a_hit_of_at_most_all_but_one_token(
         judge.check(again)
 
 
-def test_a_released_prompt_is_still_a_hit(session: Session, draw: Draw, judge: Judge, executor: Executor) -> None:
+def test_a_released_prompt_is_still_a_hit(
+    session: Session, draw: Draw, judge: Judge, executor: Executor
+) -> None:
     prompt = draw.prompt()
     session.release(session.open(prompt))
     again = session.open(prompt)
@@ -55,17 +57,24 @@ def test_a_hit_never_goes_beyond_what_is_shared(
     session: Session, draw: Draw, judge: Judge, executor: Executor, shared: str
 ) -> None:
     page = executor.page
-    common = {"nothing": 0, "part of a page": page // 2, "a page": page, "a page and a part": page + page // 2}[shared]
+    common = {
+        "nothing": 0,
+        "part of a page": page // 2,
+        "a page": page,
+        "a page and a part": page + page // 2,
+    }[shared]
     prompt = draw.prompt()
     session.open(prompt).decode(1)
-    near = prompt[:common] + [draw.other(prompt[common])] + prompt[common + 1 :]
+    near = [*prompt[:common], draw.other(prompt[common]), *prompt[common + 1 :]]
     other = session.open(near)
     assert whole_pages(common, page) <= other.hit <= common
     other.decode(3)
     judge.check(other)
 
 
-def test_a_page_depends_on_all_before_it(session: Session, draw: Draw, judge: Judge, executor: Executor) -> None:
+def test_a_page_depends_on_all_before_it(
+    session: Session, draw: Draw, judge: Judge, executor: Executor
+) -> None:
     """The second page of one prompt behind the first page of another."""
     a, b = draw.tokens(3 * executor.page), draw.tokens(3 * executor.page)
     session.open(a)
@@ -76,7 +85,9 @@ def test_a_page_depends_on_all_before_it(session: Session, draw: Draw, judge: Ju
     judge.check(mixed)
 
 
-def test_a_page_that_is_not_full_is_not_shared(session: Session, draw: Draw, judge: Judge, executor: Executor) -> None:
+def test_a_page_that_is_not_full_is_not_shared(
+    session: Session, draw: Draw, judge: Judge, executor: Executor
+) -> None:
     """Open a beginning, then longer prompts that agree and disagree with it in its last page."""
     prompt = draw.prompt()
     short = session.open(prompt)
@@ -88,9 +99,11 @@ def test_a_page_that_is_not_full_is_not_shared(session: Session, draw: Draw, jud
     judge.check(longer)
 
 
-def test_sharers_write_into_pages_of_their_own(session: Session, draw: Draw, judge: Judge, executor: Executor) -> None:
+def test_sharers_write_into_pages_of_their_own(
+    session: Session, draw: Draw, judge: Judge, executor: Executor
+) -> None:
     prompt = draw.tokens(2 * executor.page)
-    sharers = [session.open(prompt + [token]) for token in draw.tokens(3)]
+    sharers = [session.open([*prompt, token]) for token in draw.tokens(3)]
     for sequence in sharers:
         sequence.truncate(2 * executor.page - 1)
         sequence.feed(tokens=draw.tokens(2))
@@ -102,7 +115,9 @@ def test_sharers_write_into_pages_of_their_own(session: Session, draw: Draw, jud
     judge.check(fresh)
 
 
-def test_what_a_sequence_generated_can_be_resumed(session: Session, draw: Draw, judge: Judge, executor: Executor) -> None:
+def test_what_a_sequence_generated_can_be_resumed(
+    session: Session, draw: Draw, judge: Judge, executor: Executor
+) -> None:
     """As after a preemption: prompt and output come back as one opening."""
     prompt = draw.prompt()
     first = session.open(prompt)
@@ -112,6 +127,19 @@ def test_what_a_sequence_generated_can_be_resumed(session: Session, draw: Draw, 
     resumed = session.open(known, prompt_length=len(prompt))
     assert resumed.hit <= len(known) - 1
     resumed.decode(3)
+    judge.check(resumed)
+
+
+def test_a_page_whose_last_token_was_not_stored_yet_is_not_a_hit(
+    session: Session, draw: Draw, judge: Judge, executor: Executor
+) -> None:
+    """The token sampled last would fill the page, but it is only pending."""
+    first = session.open(draw.tokens(2 * executor.page - 1))
+    known = [*first.cached, *first.pending]
+    session.release(first)
+    resumed = session.open(known + draw.tokens(2))
+    assert resumed.hit < len(known)
+    resumed.decode(2)
     judge.check(resumed)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit.client import Executor, Session, truncate
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.expect import refused
@@ -33,7 +33,9 @@ def test_an_exact_replay_gets_the_stored_reply_and_changes_nothing(
     judge.check(sequence)
 
 
-def test_a_replayed_op_is_not_applied_again(executor: Executor, session: Session, draw: Draw, judge: Judge) -> None:
+def test_a_replayed_op_is_not_applied_again(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
     """The cache grows after the cut; a replay of the cut must leave it alone."""
     sequence = session.open(draw.prompt())
     cut = session.plan(ops=[truncate(sequence.id, 4)], step_id=1)
@@ -47,11 +49,12 @@ def test_a_replayed_op_is_not_applied_again(executor: Executor, session: Session
 
 @pytest.mark.needs("MULTI_STEP")
 @pytest.mark.needs("VERIFY")
-def test_steps_and_verify_rows_are_replayed_too(executor: Executor, session: Session, draw: Draw, judge: Judge) -> None:
+def test_steps_and_verify_rows_are_replayed_too(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
     sequence = session.open(draw.prompt())
-    step_id = 0
-    for rpc, fields in (("BatchDecode", {"steps": 3}), ("ForwardVerify", {"drafts": draw.tokens(3)})):
-        step_id += 1
+    kinds = [("BatchDecode", {"steps": 3}), ("ForwardVerify", {"drafts": draw.tokens(3)})]
+    for step_id, (rpc, fields) in enumerate(kinds, start=1):
         row = sequence.row(**fields)
         step = session.plan([row], step_id=step_id)
         replies = [executor.step(step, rpc) for _ in range(2)]
@@ -61,7 +64,9 @@ def test_steps_and_verify_rows_are_replayed_too(executor: Executor, session: Ses
     judge.check(sequence)
 
 
-def test_a_replay_of_a_running_step_joins_it(executor: Executor, session: Session, draw: Draw, judge: Judge) -> None:
+def test_a_replay_of_a_running_step_joins_it(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
     sequence = session.open(draw.prompt())
     request = pb.UnifiedDecodeRequest(step=session.plan([sequence.row()], step_id=1))
     calls = [
@@ -76,7 +81,9 @@ def test_a_replay_of_a_running_step_joins_it(executor: Executor, session: Sessio
     judge.check(sequence)
 
 
-def test_the_same_id_with_other_content_is_refused(executor: Executor, session: Session, draw: Draw, judge: Judge) -> None:
+def test_the_same_id_with_other_content_is_refused(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
     sequence = session.open(draw.prompt())
     row = sequence.row()
     reply = executor.step(session.plan([row], step_id=1))
@@ -88,7 +95,9 @@ def test_the_same_id_with_other_content_is_refused(executor: Executor, session: 
 
 
 @pytest.mark.parametrize("step_id", [2, 2**64 - 1])
-def test_a_gap_is_refused(executor: Executor, session: Session, draw: Draw, judge: Judge, step_id: int) -> None:
+def test_a_gap_is_refused(
+    executor: Executor, session: Session, draw: Draw, judge: Judge, step_id: int
+) -> None:
     sequence = session.open(draw.prompt())
     row = sequence.row()
     assert refused(executor.step, session.plan([row], step_id=step_id)) is OUT_OF_ORDER
@@ -96,7 +105,9 @@ def test_a_gap_is_refused(executor: Executor, session: Session, draw: Draw, judg
     judge.check(sequence)
 
 
-def test_the_last_replies_are_kept_and_older_ones_forgotten(executor: Executor, session: Session, draw: Draw) -> None:
+def test_the_last_replies_are_kept_and_older_ones_forgotten(
+    executor: Executor, session: Session, draw: Draw
+) -> None:
     sequence = session.open(draw.prompt())
     kept = session.opened.max_in_flight
     steps, replies = [], []
@@ -112,7 +123,9 @@ def test_the_last_replies_are_kept_and_older_ones_forgotten(executor: Executor, 
         assert refused(executor.step, step) is OUT_OF_ORDER
 
 
-def test_a_refused_step_does_not_use_its_id_up(executor: Executor, session: Session, draw: Draw, judge: Judge) -> None:
+def test_a_refused_step_does_not_use_its_id_up(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
     sequence = session.open(draw.prompt())
     row = sequence.row()
     misshapen = pb.Step(header=session.header(1), rows=pb.Rows(cache_ids=[sequence.id]))
@@ -123,7 +136,9 @@ def test_a_refused_step_does_not_use_its_id_up(executor: Executor, session: Sess
     judge.check(sequence)
 
 
-def test_a_step_whose_rows_all_failed_is_replayed_as_such(executor: Executor, session: Session, draw: Draw) -> None:
+def test_a_step_whose_rows_all_failed_is_replayed_as_such(
+    executor: Executor, session: Session, draw: Draw
+) -> None:
     sequence = session.open(draw.prompt())
     step = session.plan([sequence.row(kv_length=sequence.n + 1)], step_id=1)
     first = executor.step(step)
@@ -132,7 +147,9 @@ def test_a_step_whose_rows_all_failed_is_replayed_as_such(executor: Executor, se
     assert executor.step(step).raw == first.raw
 
 
-def test_unnumbered_steps_come_between_numbered_ones(executor: Executor, session: Session, draw: Draw, judge: Judge) -> None:
+def test_unnumbered_steps_come_between_numbered_ones(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
     sequence = session.open(draw.prompt())
     for step_id in (1, 0, 2, 0, 0, 3):
         row = sequence.row()
@@ -140,7 +157,9 @@ def test_unnumbered_steps_come_between_numbered_ones(executor: Executor, session
     judge.check(sequence)
 
 
-def test_each_session_counts_for_itself(executor: Executor, session: Session, draw: Draw, judge: Judge) -> None:
+def test_each_session_counts_for_itself(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
     other = executor.open_session()
     mine, theirs = session.open(draw.prompt()), other.open(draw.prompt())
     for sequence in (mine, theirs):
@@ -150,7 +169,9 @@ def test_each_session_counts_for_itself(executor: Executor, session: Session, dr
     other.close()
 
 
-def test_unary_ops_count_like_other_steps(executor: Executor, session: Session, draw: Draw, judge: Judge) -> None:
+def test_unary_ops_count_like_other_steps(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
     sequence = session.open(draw.prompt())
     request = pb.TruncateKvRequest(
         header=session.header(step_id=1), truncate=pb.Truncate(cache_id=sequence.id, length=5)

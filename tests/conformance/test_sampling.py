@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit import noise
 from tests.conformance.kit.client import Session, decode_together
 from tests.conformance.kit.draw import Draw
@@ -37,7 +37,9 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_tokens_are_those_of_the_rules_and_the_noise(session: Session, draw: Draw, judge: Judge, name: str) -> None:
+def test_tokens_are_those_of_the_rules_and_the_noise(
+    session: Session, draw: Draw, judge: Judge, name: str
+) -> None:
     rules = pb.Sampling(seed=draw.seed(), **RULES[name])
     sequence = session.open(draw.prompt(), sampling=rules)
     sequence.decode(9)
@@ -76,7 +78,9 @@ def test_logit_bias_can_force_and_forbid(session: Session, draw: Draw, judge: Ju
 def test_bias_mild_enough_to_matter(session: Session, draw: Draw, judge: Judge) -> None:
     count = min(8, session.executor.limits.max_logit_bias)
     bias = {token: 1.5 - index % 4 for index, token in enumerate(draw.tokens(count))}
-    sequence = session.open(draw.prompt(), sampling=pb.Sampling(temperature=1.0, seed=draw.seed(), logit_bias=bias))
+    sequence = session.open(
+        draw.prompt(), sampling=pb.Sampling(temperature=1.0, seed=draw.seed(), logit_bias=bias)
+    )
     sequence.decode(5)
     judge.check(sequence)
 
@@ -105,7 +109,9 @@ def test_min_tokens_counts_from_prompt_length(session: Session, draw: Draw, judg
     assert bound.emitted != scout.emitted
 
 
-def test_the_same_seed_gives_the_same_tokens_and_no_seed_gives_others(session: Session, draw: Draw, judge: Judge) -> None:
+def test_the_same_seed_gives_the_same_tokens_and_no_seed_gives_others(
+    session: Session, draw: Draw, judge: Judge
+) -> None:
     prompt, rules = draw.prompt(), pb.Sampling(temperature=100.0, seed=draw.seed())
     seeded = [session.open(prompt, sampling=rules) for _ in range(2)]
     free = [session.open(prompt, sampling=pb.Sampling(temperature=100.0)) for _ in range(2)]
@@ -116,7 +122,9 @@ def test_the_same_seed_gives_the_same_tokens_and_no_seed_gives_others(session: S
     assert free[0].emitted != free[1].emitted
 
 
-def test_the_noise_belongs_to_the_position_however_it_was_reached(session: Session, draw: Draw, judge: Judge) -> None:
+def test_the_noise_belongs_to_the_position_however_it_was_reached(
+    session: Session, draw: Draw, judge: Judge
+) -> None:
     """Whole, in chunks, behind output named in the opening, and after a cut: one seed, one token."""
     prompt, rules = draw.prompt(), pb.Sampling(temperature=1.3, seed=draw.seed())
     whole = session.open(prompt, sampling=rules)

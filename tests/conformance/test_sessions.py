@@ -5,8 +5,8 @@ import time
 
 import grpc
 import pytest
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit.client import Executor, Session, release, truncate
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.expect import refused
@@ -16,7 +16,9 @@ NOT_FOUND = grpc.StatusCode.NOT_FOUND
 FENCED = grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_sessions_do_not_see_each_others_caches(executor: Executor, session: Session, draw: Draw, judge: Judge) -> None:
+def test_sessions_do_not_see_each_others_caches(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
     other = executor.open_session()
     mine, theirs = session.open(draw.prompt()), other.open(draw.prompt())
     assert mine.id == theirs.id, "the same id, chosen by two clients"
@@ -117,12 +119,19 @@ def test_whoever_names_no_session_shares_one(executor: Executor, draw: Draw, jud
 
 
 @pytest.mark.parametrize("stale", [1, 2**64 - 1])
-def test_another_epoch_is_refused_as_a_whole(executor: Executor, session: Session, draw: Draw, judge: Judge, stale: int) -> None:
+def test_another_epoch_is_refused_as_a_whole(
+    executor: Executor, session: Session, draw: Draw, judge: Judge, stale: int
+) -> None:
     sequence = session.open(draw.prompt())
     epoch = executor.info.epoch ^ stale
-    step = session.plan([sequence.row()], [session.opening(draw.prompt())], [truncate(sequence.id, 0)], epoch=epoch)
+    step = session.plan(
+        [sequence.row()], [session.opening(draw.prompt())], [truncate(sequence.id, 0)], epoch=epoch
+    )
     assert refused(executor.step, step) is grpc.StatusCode.FAILED_PRECONDITION
-    assert refused(executor.call, "GetStatus", pb.GetStatusRequest(epoch=epoch)) is grpc.StatusCode.FAILED_PRECONDITION
+    assert (
+        refused(executor.call, "GetStatus", pb.GetStatusRequest(epoch=epoch))
+        is grpc.StatusCode.FAILED_PRECONDITION
+    )
     right = session.plan([sequence.row()], epoch=executor.info.epoch)
     sequence.took(sequence.row(), executor.step(right).rows[0])
     judge.check(sequence)

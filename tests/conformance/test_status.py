@@ -1,8 +1,8 @@
 """GetStatus, Warmup and health: live figures, and nothing disturbed."""
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit.client import Executor, Session
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.judge import Judge
@@ -52,7 +52,9 @@ def test_replies_carry_their_time(session: Session, draw: Draw) -> None:
     assert raw.compute_us > 0
 
 
-def test_warming_up_changes_no_content(executor: Executor, session: Session, draw: Draw, judge: Judge) -> None:
+def test_warming_up_changes_no_content(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
     sequence = session.open(draw.prompt())
     before = executor.status().cache
     executor.call("Warmup", pb.WarmupRequest())

@@ -2,8 +2,8 @@
 
 import grpc
 import pytest
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit.client import FULL, Session
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.judge import Judge
@@ -22,7 +22,9 @@ def test_k_steps_are_k_decodes(session: Session, draw: Draw, judge: Judge, steps
     judge.check(sequence)
 
 
-def test_sampled_steps_use_the_noise_of_their_own_positions(session: Session, draw: Draw, judge: Judge) -> None:
+def test_sampled_steps_use_the_noise_of_their_own_positions(
+    session: Session, draw: Draw, judge: Judge
+) -> None:
     rules = pb.Sampling(temperature=1.2, seed=draw.seed(), frequency_penalty=0.7)
     sequence = session.open(draw.prompt(), sampling=rules)
     sequence.feed("BatchDecode", steps=6)
@@ -82,9 +84,9 @@ def test_min_tokens_holds_the_stop_back(session: Session, draw: Draw, judge: Jud
 def test_steps_are_refused_where_they_make_no_sense(session: Session, draw: Draw, judge: Judge) -> None:
     executor = session.executor
     sequence = session.open(draw.prompt())
-    cases = [dict(steps=executor.limits.max_steps + 1), dict(steps=2**32 - 1)]
+    cases = [{"steps": executor.limits.max_steps + 1}, {"steps": 2**32 - 1}]
     if executor.can("FULL_LOGITS"):
-        cases.append(dict(steps=2, output=FULL))
+        cases.append({"steps": 2, "output": FULL})
     for fields in cases:
         row = session.step([sequence.row(**fields)], rpc="BatchDecode").rows[0]
         assert row.code is grpc.StatusCode.INVALID_ARGUMENT, fields

@@ -4,8 +4,8 @@ import queue
 from collections.abc import Iterator
 
 import grpc
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit.client import Executor, Session, truncate
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.judge import Judge
@@ -35,7 +35,9 @@ class Pipe:
             yield step
 
 
-def test_a_stream_of_decodes_equals_unary_ones(executor: Executor, session: Session, draw: Draw, judge: Judge) -> None:
+def test_a_stream_of_decodes_equals_unary_ones(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
     sequence, pipe = session.open(draw.prompt()), Pipe(executor)
     for step_id in range(1, 6):
         row = sequence.row()
@@ -48,7 +50,9 @@ def test_a_stream_of_decodes_equals_unary_ones(executor: Executor, session: Sess
     judge.check(sequence)
 
 
-def test_steps_sent_ahead_are_computed_in_order(executor: Executor, session: Session, draw: Draw, judge: Judge) -> None:
+def test_steps_sent_ahead_are_computed_in_order(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
     """No token crosses: each row goes on from what the executor itself sampled. More than fit in flight."""
     sequence, pipe = session.open(draw.prompt()), Pipe(executor)
     count = 3 * executor.limits.max_in_flight
@@ -88,7 +92,9 @@ def test_a_step_refused_as_a_whole_is_a_reply_and_the_stream_lives(
     judge.check(sequence)
 
 
-def test_a_bad_row_on_a_stream_is_that_rows_error(executor: Executor, session: Session, draw: Draw, judge: Judge) -> None:
+def test_a_bad_row_on_a_stream_is_that_rows_error(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
     sequence, pipe = session.open(draw.prompt()), Pipe(executor)
     rows = [sequence.row(), sequence.row(cache_id=session.new_id())]
     pipe.send(session.plan(rows))
@@ -99,7 +105,9 @@ def test_a_bad_row_on_a_stream_is_that_rows_error(executor: Executor, session: S
     judge.check(sequence)
 
 
-def test_an_op_never_races_the_steps_around_it(executor: Executor, session: Session, draw: Draw, judge: Judge) -> None:
+def test_an_op_never_races_the_steps_around_it(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
     sequence, pipe = session.open(draw.prompt()), Pipe(executor)
     n, back = sequence.n, draw.tokens(1)
     pipe.send(session.plan([sequence.row()]))

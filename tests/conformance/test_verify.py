@@ -2,8 +2,8 @@
 
 import grpc
 import pytest
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit.client import FULL, Sequence, Session
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.expect import refused
@@ -16,7 +16,11 @@ DRAFTS = 4
 
 def drafts_for(session: Session, sequence: Sequence, count: int) -> list[int]:
     """What `sequence` will emit next, found out by a copy of it."""
-    scout = session.open([*sequence.cached, *sequence.pending], sampling=sequence.sampling, prompt_length=sequence.prompt_length)
+    scout = session.open(
+        [*sequence.cached, *sequence.pending],
+        sampling=sequence.sampling,
+        prompt_length=sequence.prompt_length,
+    )
     scout.decode(count - 1)
     session.release(scout)
     return scout.emitted
@@ -64,7 +68,9 @@ def test_speculating_all_the_way_equals_decoding(session: Session, draw: Draw, j
 def test_sampled_tokens_are_verified_like_greedy_ones(
     session: Session, draw: Draw, judge: Judge, temperature: float
 ) -> None:
-    rules = pb.Sampling(temperature=temperature, top_p=0.9, seed=draw.seed(), repetition_penalty=1.2, presence_penalty=0.5)
+    rules = pb.Sampling(
+        temperature=temperature, top_p=0.9, seed=draw.seed(), repetition_penalty=1.2, presence_penalty=0.5
+    )
     sequence = session.open(draw.prompt(), sampling=rules)
     for right in (2, DRAFTS, 0):
         drafts = drafts_for(session, sequence, DRAFTS)
@@ -88,7 +94,11 @@ def test_drafts_behind_tokens_of_the_client(session: Session, draw: Draw, judge:
 
 
 def test_verify_rows_ride_beside_other_rows(session: Session, draw: Draw, judge: Judge) -> None:
-    plain, speculated, chunked = session.open(draw.prompt()), session.open(draw.prompt()), session.open(draw.prompt(), limit=2)
+    plain, speculated, chunked = (
+        session.open(draw.prompt()),
+        session.open(draw.prompt()),
+        session.open(draw.prompt(), limit=2),
+    )
     drafts = drafts_for(session, speculated, DRAFTS)
     drafts[2] = draw.other(drafts[2])
     rows = [plain.row(), speculated.row(drafts=drafts), chunked.row(limit=5)]
@@ -122,7 +132,10 @@ def test_the_manual_route_full_logits_then_truncate(session: Session, draw: Draw
 def test_rejected_drafts_hold_no_pages(session: Session, draw: Draw) -> None:
     page = session.executor.page
     sequence = session.open(draw.tokens(page))
-    wrong = [draw.other(token) for token in drafts_for(session, sequence, min(page, session.executor.limits.max_drafts))]
+    wrong = [
+        draw.other(token)
+        for token in drafts_for(session, sequence, min(page, session.executor.limits.max_drafts))
+    ]
     solo = session.step().available_pages
     sequence.verify(wrong)
     if sequence.n == page + 1:
@@ -133,7 +146,10 @@ def test_drafts_are_refused_where_they_make_no_sense(session: Session, draw: Dra
     executor = session.executor
     sequence = session.open(draw.prompt())
     invalid = grpc.StatusCode.INVALID_ARGUMENT
-    assert refused(session.executor.step, session.plan([sequence.row(drafts=draw.tokens(1))]), "Decode") is invalid
+    assert (
+        refused(session.executor.step, session.plan([sequence.row(drafts=draw.tokens(1))]), "Decode")
+        is invalid
+    )
     bad: list[list[int]] = [[executor.vocab], [0, 2**32 - 1], [0] * (executor.limits.max_drafts + 1)]
     for drafts in bad:
         assert session.step([sequence.row(drafts=drafts)], rpc="ForwardVerify").rows[0].code is invalid

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from paceline.channel import Link, open_channel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +29,16 @@ class ServiceProcess:
         path = os.pathsep.join([str(ROOT), str(ROOT / "clients" / "python")])
         with self._log_file.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, "--port", "0", "--port-file", str(self._port_file), *arguments],
+                [
+                    sys.executable,
+                    "-m",
+                    module,
+                    "--port",
+                    "0",
+                    "--port-file",
+                    str(self._port_file),
+                    *arguments,
+                ],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
@@ -78,7 +86,9 @@ class ServiceProcess:
                     if response.status == health_pb2.HealthCheckResponse.SERVING:
                         return self
             except grpc.RpcError as error:
-                raise RuntimeError(f"not serving (exit status {self._process.poll()}):\n{self.log}") from error
+                raise RuntimeError(
+                    f"not serving (exit status {self._process.poll()}):\n{self.log}"
+                ) from error
             finally:
                 watch.cancel()
         raise RuntimeError(f"health ended:\n{self.log}")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend.tile import LANES, PANEL_ROW_BYTES, add_tile, put_tile, tile_rows
 from executor_service.backends.torch_backend.vector_math import FLAGS, exp32
+from executor_service.backends.torch_backend.workshare import claim
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -204,13 +205,15 @@ def attend(
     group = out.shape[1] // dim // kv_heads
     scale = _ONE / np.sqrt(np.float32(dim))
     work = item_row.shape[0] * kv_heads
-    for thread in prange(threads):
+    counter = np.zeros(1, np.int64)
+    for _ in prange(threads):
         queries = np.empty((item_rows, dim), np.float32)
         scores = np.empty((item_rows, _BLOCK), np.float32)
         acc = np.empty((item_rows, v_cache.shape[2] * LANES), np.float32)
         highest = np.empty(item_rows, np.float32)
         total = np.empty(item_rows, np.float32)
-        for i in range(thread, work, threads):  # taking turns: later items of a chunk see more keys
+        i = work - 1 - claim(counter.ctypes.data)  # from the end: a chunk's later items see more keys
+        while i >= 0:
             item, head = i // kv_heads, i % kv_heads
             token, count = item_token[item], item_count[item]
             for r in range(count * group):
@@ -226,3 +229,4 @@ def attend(
                 share = _ONE / total[r]
                 for d in range(dim):
                     out[token + r // group, column + d] = acc[r, d] * share
+            i = work - 1 - claim(counter.ctypes.data)

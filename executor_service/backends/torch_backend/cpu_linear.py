@@ -25,8 +25,11 @@ from executor_service.backends.torch_backend.tile import (
     tile_rows,
 )
 from executor_service.backends.torch_backend.vector_math import FLAGS, silu32
+from executor_service.backends.torch_backend.workshare import chunk_of, claim
 
 Array = NDArray[np.float32]
+
+_BLOCK_ROWS = 96  # of X, that stay in the second-level cache while a chunk of W passes by
 
 
 @njit(nogil=True, parallel=True, cache=True)
@@ -36,31 +39,42 @@ def _multiply(x: Array, w: Array, out: Array, add: bool, threads: int) -> None:
     x_at, w_at, out_at = x.ctypes.data, w.ctypes.data, out.ctypes.data
     x_stride, out_stride, panel_bytes = 4 * k, 4 * n, k * PANEL_ROW_BYTES
     panels = n // LANES
-    for c in prange(threads):
-        low, high = c * panels // threads, (c + 1) * panels // threads
-        if rows <= 3:
-            to = out_at + low * PANEL_ROW_BYTES
-            if add:
-                add_few(x_at, x_stride, w_at + low * panel_bytes, high - low, k, to, out_stride, rows)
+    chunk = chunk_of(panels, threads, 4)
+    counter = np.zeros(1, np.int64)
+    for _ in prange(threads):
+        low = claim(counter.ctypes.data) * chunk
+        while low < panels:
+            count = min(chunk, panels - low)
+            at, to = w_at + low * panel_bytes, out_at + low * PANEL_ROW_BYTES
+            if rows <= 3 and add:
+                add_few(x_at, x_stride, at, count, k, to, out_stride, rows)
+            elif rows <= 3:
+                put_few(x_at, x_stride, at, count, k, to, out_stride, rows)
             else:
-                put_few(x_at, x_stride, w_at + low * panel_bytes, high - low, k, to, out_stride, rows)
-        else:
-            for p in range(low, high):
-                r = 0
-                while r < rows:
-                    take = tile_rows(rows - r)
-                    to = out_at + r * out_stride + p * PANEL_ROW_BYTES
-                    if add:
-                        add_tile(
-                            x_at + r * x_stride, x_stride, w_at + p * panel_bytes, k, to, out_stride, take
-                        )
-                    else:
-                        put_tile(
-                            x_at + r * x_stride, x_stride, w_at + p * panel_bytes, k, to, out_stride, take
-                        )
-                    r += take
+                _multiply_chunk(x_at, rows, at, count, k, to, out_stride, add)
+            low = claim(counter.ctypes.data) * chunk
     if n % LANES:
         _multiply_ragged(x, w, out, add)
+
+
+@njit(nogil=True, cache=True)
+def _multiply_chunk(
+    x: int, rows: int, w: int, panels: int, k: int, out: int, out_stride: int, add: bool
+) -> None:
+    """out (+)= X W for many rows and some panels, a block of rows after the other."""
+    x_stride, panel_bytes = 4 * k, k * PANEL_ROW_BYTES
+    for block in range(0, rows, _BLOCK_ROWS):
+        last = min(block + _BLOCK_ROWS, rows)
+        for p in range(panels):
+            r = block
+            while r < last:
+                take = tile_rows(last - r)
+                from_x, to = x + r * x_stride, out + r * out_stride + p * PANEL_ROW_BYTES
+                if add:
+                    add_tile(from_x, x_stride, w + p * panel_bytes, k, to, out_stride, take)
+                else:
+                    put_tile(from_x, x_stride, w + p * panel_bytes, k, to, out_stride, take)
+                r += take
 
 
 @njit(nogil=True, cache=True)
@@ -86,29 +100,45 @@ def _multiply_gated(x: Array, w: Array, out: Array, threads: int) -> None:
     rows, k, n = x.shape[0], x.shape[1], out.shape[1]
     x_at, w_at, x_stride, panel_bytes = x.ctypes.data, w.ctypes.data, 4 * k, k * PANEL_ROW_BYTES
     pairs = (n + LANES - 1) // LANES
-    for c in prange(threads):
+    chunk = chunk_of(pairs, threads, 2)
+    counter = np.zeros(1, np.int64)
+    for _ in prange(threads):
         buffer = np.empty((6, 4 * LANES), np.float32)
-        to, to_stride = buffer.ctypes.data, 4 * 4 * LANES
-        p, last = c * pairs // threads, (c + 1) * pairs // threads
-        while p < last:
-            group = 2 if rows <= 3 and p + 2 <= last else 1  # pairs at once
-            r = 0
-            while r < rows:
-                take = tile_rows(rows - r)
-                from_x, from_w = x_at + r * x_stride, w_at + 2 * p * panel_bytes
-                if take <= 3:
-                    put_few(from_x, x_stride, from_w, 2 * group, k, to, to_stride, take)
-                else:
-                    put_tile(from_x, x_stride, from_w, k, to, to_stride, take)
-                    put_tile(from_x, x_stride, from_w + panel_bytes, k, to + PANEL_ROW_BYTES, to_stride, take)
-                for i in range(take):
-                    for g in range(group):
-                        column = (p + g) * LANES
-                        for j in range(min(LANES, n - column)):
-                            gate, up = buffer[i, 2 * g * LANES + j], buffer[i, (2 * g + 1) * LANES + j]
-                            out[r + i, column + j] = silu32(gate) * up
-                r += take
-            p += group
+        low = claim(counter.ctypes.data) * chunk
+        while low < pairs:
+            high = min(low + chunk, pairs)
+            for block in range(0, rows, _BLOCK_ROWS):
+                last = min(block + _BLOCK_ROWS, rows)
+                p = low
+                while p < high:
+                    group = 2 if rows <= 3 and p + 2 <= high else 1  # pairs at once
+                    r = block
+                    while r < last:
+                        take = tile_rows(last - r)
+                        from_w = w_at + 2 * p * panel_bytes
+                        _gated_tile(x_at + r * x_stride, from_w, k, take, group, buffer, out, r, p * LANES)
+                        r += take
+                    p += group
+            low = claim(counter.ctypes.data) * chunk
+
+
+@njit(nogil=True, cache=True, fastmath=FLAGS)
+def _gated_tile(
+    x: int, w: int, k: int, rows: int, group: int, buffer: Array, out: Array, first: int, column: int
+) -> None:
+    """1 to 6 rows by one or two pairs of panels, through a buffer of [6, 4 * 16], to out[first:, column:]."""
+    to, to_stride, panel_bytes = buffer.ctypes.data, 4 * buffer.shape[1], k * PANEL_ROW_BYTES
+    if rows <= 3:
+        put_few(x, 4 * k, w, 2 * group, k, to, to_stride, rows)
+    else:
+        put_tile(x, 4 * k, w, k, to, to_stride, rows)
+        put_tile(x, 4 * k, w + panel_bytes, k, to + PANEL_ROW_BYTES, to_stride, rows)
+    for i in range(rows):
+        for g in range(group):
+            start = column + g * LANES
+            for j in range(min(LANES, out.shape[1] - start)):
+                gate, up = buffer[i, 2 * g * LANES + j], buffer[i, (2 * g + 1) * LANES + j]
+                out[first + i, start + j] = silu32(gate) * up
 
 
 class PackedLinear:

@@ -12,6 +12,7 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend.vector_math import FLAGS, exp32
+from executor_service.backends.torch_backend.workshare import claim
 
 _SLACK = np.float32(1.0001)  # for the rounding of the bound
 _STEP = np.float32(2.0**-24)
@@ -137,12 +138,15 @@ def draw_rows(
     tokens; 0 elsewhere. top_k is the vocabulary's size where it is off.
     """
     rows, vocabulary = logits.shape
-    for thread in prange(threads):
+    counter = np.zeros(1, np.int64)
+    for _ in prange(threads):
         scaled = np.empty(vocabulary, np.float32)
         marks = np.empty(vocabulary, np.uint8)
-        for r in range(thread, rows, threads):
+        r = claim(counter.ctypes.data)
+        while r < rows:
             highest = _scale(logits[r], temperatures[r], scaled)
             mass = np.inf
             if top_p[r] < 1.0:
                 mass = top_p[r] * (totals[r] if totals[r] > 0.0 else _mass(scaled, highest))
             tokens[r] = _draw(scaled, highest, lows[r], highs[r], top_k[r], mass, min_p[r], marks)
+            r = claim(counter.ctypes.data)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
-
 from paceline.channel import Metadata
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1 import executor_pb2_grpc
+
 from tests.conformance.kit.reply import Reply, RowReply, unpack
 
 SAMPLE, TOP_K, FULL, NONE = (
@@ -189,14 +189,18 @@ class Session:
     def release(self, *sequences: Sequence) -> int:
         """ReleaseCache; says how many existed."""
         op = pb.Release(cache_ids=[sequence.id for sequence in sequences])
-        response = self.executor.call("ReleaseCache", pb.ReleaseCacheRequest(header=self.header(), release=op))
+        response = self.executor.call(
+            "ReleaseCache", pb.ReleaseCacheRequest(header=self.header(), release=op)
+        )
         released: int = response.result.ops[0].released
         return released
 
     def close(self) -> int:
         """CloseSession; says how many caches were released."""
         self.executor.open_sessions.pop(self.id, None)
-        released: int = self.executor.call("CloseSession", pb.CloseSessionRequest(session_id=self.id)).released
+        released: int = self.executor.call(
+            "CloseSession", pb.CloseSessionRequest(session_id=self.id)
+        ).released
         return released
 
 
@@ -234,7 +238,9 @@ class Sequence:
         """Note the answer to `row`: what was fed is cached up to the new KV length."""
         assert reply.code is grpc.StatusCode.OK, f"row refused: {reply.code.name} {reply.message}"
         known = [*self.cached, *(row.tokens or self.pending), *(reply.tokens or row.drafts)]
-        assert self.n <= reply.kv_length <= len(known), f"KV length {reply.kv_length} of {len(known)} known tokens"
+        assert self.n <= reply.kv_length <= len(known), (
+            f"KV length {reply.kv_length} of {len(known)} known tokens"
+        )
         self.cached, self.pending = known[: reply.kv_length], known[reply.kv_length :]
         self.emitted.extend(reply.tokens)
         self.last = reply

@@ -6,21 +6,33 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-
+import pytest
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit.client import Executor
 
 
 def refused(call: Callable[..., Any], *args: Any, **kwargs: Any) -> grpc.StatusCode:
     """The code that a call is refused with; an answer is a failure, and so is a refusal without a word."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call(*args, **kwargs)
+    return code_of(caught.value)
+
+
+def code_of(error: grpc.RpcError) -> grpc.StatusCode:
+    """The status of a failed RPC, which must say why."""
+    assert isinstance(error, grpc.Call)
+    assert error.details(), "a refusal must say why"
+    code: grpc.StatusCode = error.code()
+    return code
+
+
+def codes_of(executor: Executor, step: pb.Step, rows: int) -> list[grpc.StatusCode]:
+    """Each row's code, where the contract lets the step be refused row by row or as a whole."""
     try:
-        answer = call(*args, **kwargs)
+        return [row.code for row in executor.step(step).rows]
     except grpc.RpcError as error:
-        assert isinstance(error, grpc.Call)
-        assert error.details(), "a refusal must say why"
-        code: grpc.StatusCode = error.code()
-        return code
-    raise AssertionError(f"expected a refusal, got {answer!r}")
+        return [code_of(error)] * rows
 
 
 def balanced(executor: Executor) -> pb.CacheStatus:

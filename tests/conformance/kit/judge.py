@@ -12,8 +12,8 @@ from collections.abc import Sequence as Tokens
 
 import numpy as np
 from numpy.typing import NDArray
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit.client import FULL, GREEDY, Executor, Sequence
 from tests.conformance.kit.sampler import shortfall
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 from numpy.typing import NDArray
-
 from paceline.executor.v1 import executor_pb2 as pb
 
 CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-
 from paceline.executor.v1 import executor_pb2 as pb
+
 from tests.conformance.kit import noise
 
 Floats = NDArray[np.float64]
@@ -22,7 +22,9 @@ _EDGE = 1e-4
 """How far a probability may lie from a nucleus boundary and still be taken as on either side."""
 
 
-def shortfall(logits: NDArray[np.float32], history: Sequence[int], prompt_length: int, rules: pb.Sampling) -> Floats:
+def shortfall(
+    logits: NDArray[np.float32], history: Sequence[int], prompt_length: int, rules: pb.Sampling
+) -> Floats:
     """How far each token id falls short of being the choice at position len(history): 0 for the choice.
 
     `logits` is [vocabulary], raw; `history` holds prompt and output so far, history[prompt_length:]
@@ -38,7 +40,9 @@ def shortfall(logits: NDArray[np.float32], history: Sequence[int], prompt_length
     return np.minimum(*(reading.max() - reading for reading in readings))
 
 
-def adjusted(logits: NDArray[np.float32], history: Sequence[int], prompt_length: int, rules: pb.Sampling) -> Floats:
+def adjusted(
+    logits: NDArray[np.float32], history: Sequence[int], prompt_length: int, rules: pb.Sampling
+) -> Floats:
     """Logits after penalties, bias and the min_tokens mask: [vocabulary]."""
     scores = logits.astype(np.float64)
     if rules.HasField("repetition_penalty"):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-
 from paceline.channel import PLAINTEXT, Security
+
 from tests.conformance.kit.client import Executor
 from tests.conformance.kit.tiny_model import write_tiny_model
 from tests.support.processes import running
@@ -44,7 +44,7 @@ def arguments(backend: str, directory: Path) -> list[str]:
     """The command line of one of our own backends."""
     if backend == "torch":
         model = write_tiny_model(directory / "model", CONTEXT_LENGTH)
-        return ["--backend", backend, "--model", str(model), "--device", "cpu", *SMALL]
+        return ["--backend", backend, "--model", str(model), "--device", "cpu", "--threads", "1", *SMALL]
     return ["--backend", backend, "--context-length", str(CONTEXT_LENGTH), *SMALL]
 
 

@@ -9,8 +9,8 @@ from executor_service.limits import Limits
 from executor_service.plan import (
     Fork,
     Op,
-    OpResult,
     Opening,
+    OpResult,
     OutputMode,
     Reason,
     Release,
@@ -113,9 +113,7 @@ def opening(
     logprobs: int | None = None,
 ) -> Opening:
     sampling = Sampling(seed=seed, stop_token_ids=stops, logprobs=logprobs)
-    return Opening(
-        cache_id, np.array(tokens, np.int32), len(tokens), limit, sampling, output, top_k, salt
-    )
+    return Opening(cache_id, np.array(tokens, np.int32), len(tokens), limit, sampling, output, top_k, salt)
 
 
 def row(

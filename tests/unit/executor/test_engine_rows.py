@@ -211,7 +211,9 @@ REFUSALS = [
 @pytest.mark.parametrize(("item", "reason", "message"), REFUSALS)
 def test_a_refused_row_changes_nothing_and_its_neighbours_go_on(item, reason, message) -> None:
     h = Harness(limits(context_length=64, total_pages=9, max_step_tokens=32))
-    h.step(opening(1, PROMPT), opening(2, [20, 21, 22, 23, 24, 25], limit=2), opening(3, [1]), opening(4, [30]))
+    h.step(
+        opening(1, PROMPT), opening(2, [20, 21, 22, 23, 24, 25], limit=2), opening(3, [1]), opening(4, [30])
+    )
     h.op(Release((3,)))
     h.row(opening(5, [40, 41, 42]))  # owned: 2 + 1 + 1 + 1 pages
     before = h.snapshot()

@@ -18,9 +18,7 @@ def h() -> Harness:
 
 
 def refused(reason: Reason, match: str = ".") -> pytest.RaisesExc[StepRefused]:
-    return pytest.RaisesExc(
-        StepRefused, match=match, check=lambda error: error.refusal.reason is reason
-    )
+    return pytest.RaisesExc(StepRefused, match=match, check=lambda error: error.refusal.reason is reason)
 
 
 def test_another_epoch_is_refused_before_anything_changes(h: Harness) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.backends.oracle import OracleBackend, OracleConfig
 from executor_service.codec import UNIFIED, decode_step, encode_result
 from executor_service.engine import Engine
 from executor_service.limits import Limits
 from executor_service.plan import Opening, Release, Sampling, StepPlan
-from paceline.executor.v1 import executor_pb2 as pb
 from scheduler_service.codec.steps import decode_result, encode_step
 from scheduler_service.core.step import Capacity, Plan, Result
 
@@ -22,9 +22,7 @@ class EngineExecutor:
 
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
-        backend = OracleBackend(
-            OracleConfig(vocab_size=VOCABULARY, context_length=capacity.context_length)
-        )
+        backend = OracleBackend(OracleConfig(vocab_size=VOCABULARY, context_length=capacity.context_length))
         backend.allocate(capacity.total_pages + 1, capacity.page_size)
         self._limits = Limits(
             vocab_size=VOCABULARY,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -9,7 +10,7 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import Event, Failed, Finished, Tokens
 from scheduler_service.core.request import Request, Sampling
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.core.step import Capacity, Plan, Result
+from scheduler_service.core.step import Capacity, Fork, Opening, Plan, Result, Row
 
 CAPACITY = Capacity(
     total_pages=64, page_size=4, context_length=128, max_sequences=16, max_rows=16, max_step_tokens=64
@@ -28,7 +29,12 @@ class Executor(Protocol):
 
 
 def make_request(
-    request_id: str, prompt: Iterable[int] = (1, 2, 3), *, seed: int = 7, max_tokens: int | None = 4, **other: object
+    request_id: str,
+    prompt: Iterable[int] = (1, 2, 3),
+    *,
+    seed: int = 7,
+    max_tokens: int | None = 4,
+    **other: object,
 ) -> Request:
     return Request(
         id=request_id,
@@ -37,6 +43,11 @@ def make_request(
         max_tokens=max_tokens,
         **other,  # type: ignore[arg-type]
     )
+
+
+def parts(plan: Plan) -> list[Row | Opening]:
+    """Who is computed by it."""
+    return [*plan.rows, *plan.openings]
 
 
 class Harness:
@@ -52,7 +63,7 @@ class Harness:
         self.failed: dict[str, Failed] = {}
         self.requests: dict[str, Request] = {}
         self.owner: dict[int, tuple[str, int]] = {}  # of each cache that the executor may hold
-        self.unanswered: Plan | None = None
+        self.unanswered: deque[Plan] = deque()
         self._last_cache_id = 0
         if connect:
             self.ready()
@@ -82,17 +93,17 @@ class Harness:
         self._take(self.core.expire(self.now))
         plan = self.core.plan(self.now)
         if plan is not None:
-            assert self.unanswered is None
-            self.unanswered = plan
+            self.unanswered.append(plan)
+            assert len(self.unanswered) <= self.config.max_in_flight
             self._check(plan)
         self.core.check_integrity()
         return plan
 
     def answer(self, result: Result | None = None) -> list[Event]:
-        assert self.unanswered is not None
-        result = result or self.executor.execute(self.unanswered)
+        """The oldest step's answer comes in; here the executor computes it only now."""
+        result = result or self.executor.execute(self.unanswered[0])
         self.executor.check()
-        self.unanswered = None
+        self.unanswered.popleft()
         self.now += STEP_S
         events = self.core.apply(result, self.now)
         self._take(events)
@@ -101,16 +112,18 @@ class Harness:
 
     def step(self) -> list[Event]:
         """One step, or one tick of the clock when there is nothing to do."""
-        if self.plan() is None:
-            self.now = max(self.now + STEP_S, self.core.next_wakeup(self.now) or 0.0)
-            return []
-        return self.answer()
+        while self.plan() is not None:
+            pass
+        if self.unanswered:
+            return self.answer()
+        self.now = max(self.now + STEP_S, self.core.next_wakeup(self.now) or 0.0)
+        return []
 
     def lose(self) -> None:
         self._take(self.core.executor_lost(self.now))
         self.executor.restart()
         self.owner.clear()
-        self.unanswered = None
+        self.unanswered.clear()
         self.core.check_integrity()
 
     def run(self, steps: int = 1000) -> None:
@@ -156,23 +169,31 @@ class Harness:
         capacity = self.executor.capacity
         for cache_id in plan.releases:
             del self.owner[cache_id]  # every cache that was opened is released once
-        for cache_id in sorted(part.cache_id for part in (*plan.forks, *plan.openings)):
+        if len(self.unanswered) > 1:
+            self._check_cohorts()
+        opened: list[Fork | Opening] = [*plan.forks, *plan.openings]
+        for cache_id in sorted(part.cache_id for part in opened):
             assert cache_id > self._last_cache_id, "cache ids rise and are never used again"
             self._last_cache_id = cache_id
-        fed = [row.cache_id for row in plan.rows] + [opening.cache_id for opening in plan.openings]
+        fed = [part.cache_id for part in parts(plan)]
         assert len(fed) == len(set(fed)) <= capacity.max_rows, "one row per cache"
         for fork in plan.forks:
             self.owner[fork.cache_id] = self._who(fork.cache_id)
             assert fork.source_id in self.owner
         for opening in plan.openings:
             self.owner[opening.cache_id] = self._who(opening.cache_id)
-            assert 1 <= opening.limit
+            assert opening.limit >= 1
         assert len(self.owner) <= min(capacity.max_sequences, self.config.max_running)
         for cache_id in fed:
             assert not self.ended(self.owner[cache_id]), "a step contains one who has ended"
         budget = min(self.config.max_step_tokens, capacity.max_step_tokens)
         tokens = sum(row.limit or 1 for row in plan.rows) + sum(o.limit for o in plan.openings)
         assert tokens <= budget
+
+    def _check_cohorts(self) -> None:
+        """Nobody has a row in two unanswered steps."""
+        rows = [{part.cache_id for part in parts(plan)} for plan in self.unanswered]
+        assert not set.intersection(*rows)
 
     def _who(self, cache_id: int) -> tuple[str, int]:
         for sequence in self.core._roster.running:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from tests.unit.scheduler.harness import CAPACITY, make_request
 LIMITS = Limits.of(CoreConfig(max_step_tokens=32, prefill_chunk_tokens=16), CAPACITY)
 
 
-def sequence(name: str = "a", serial: int = 1, *, pages: int = 1, **fields: object) -> Sequence:
+def sequence(name: str = "a", serial: int = 1, *, pages: int = 1, **fields: Any) -> Sequence:
     made = LiveRequest(make_request(name, **fields), serial, 4, 0.0).sequences[0]
     made.kv = pages * LIMITS.page_size
     return made
@@ -46,7 +47,7 @@ def test_the_victim_is_the_lowest_priority_and_of_those_the_youngest() -> None:
     urgent = sequence("urgent", 3, priority=5, arrival=9.0)
     running = queue(old, young, urgent)
     assert list(victims(running, urgent, 1, LIMITS)) == [young]
-    assert list(victims(running, young, 1, LIMITS)) == [old]
+    assert list(victims(running, old, 1, LIMITS)) == [young]
     assert list(victims(running, urgent, 2, LIMITS)) == [young, old]
 
 
@@ -58,9 +59,9 @@ def test_a_victim_counts_for_the_pages_that_only_it_holds() -> None:
     assert list(victims(queue(first, rich, shared), first, 2, LIMITS)) == [shared, rich]
 
 
-def test_nobody_is_preempted_for_himself_alone() -> None:
-    alone = sequence()
-    assert list(victims(queue(alone), alone, 3, LIMITS)) == []
+def test_nobody_is_preempted_for_one_behind_or_for_itself() -> None:
+    first, last = sequence("first", 1), sequence("last", 2)
+    assert list(victims(queue(first, last), last, 3, LIMITS)) == []
 
 
 def test_the_smaller_of_configuration_and_executor_holds() -> None:

@@ -18,7 +18,7 @@ from scheduler_service.core.events import Failure, FinishReason
 from scheduler_service.core.request import Request, Sampling
 from scheduler_service.core.step import Capacity
 from tests.unit.scheduler.engine_executor import VOCABULARY, EngineExecutor
-from tests.unit.scheduler.harness import Harness
+from tests.unit.scheduler.harness import Harness, parts
 
 CONTEXT = 48
 MAX_STEPS_WITHOUT_PROGRESS = 50
@@ -98,8 +98,11 @@ def schedules(draw: st.DrawFn) -> Schedule:
         prefill_chunk_tokens=draw(st.sampled_from([2, 3, 7, 32])),
         max_running=draw(st.sampled_from([1, 3, 8])),
         failover_timeout_s=1e6,
+        max_in_flight=draw(st.sampled_from([1, 1, 2])),
     )
-    happening = st.builds(Happening, st.sampled_from(KINDS), st.integers(0, count - 1), st.integers(0, 60), st.booleans())
+    happening = st.builds(
+        Happening, st.sampled_from(KINDS), st.integers(0, count - 1), st.integers(0, 60), st.booleans()
+    )
     return Schedule(
         requests=wanted,
         arrivals=tuple(draw(st.sampled_from([0, 0, 1, 3, 9])) for _ in range(count)),
@@ -164,14 +167,15 @@ class Run:
         for happening in happenings:
             if not happening.in_flight:
                 self.happen(happening)
-        if self.harness.plan() is None:
-            self.harness.now = max(self.harness.now + 0.01, self.harness.core.next_wakeup(self.harness.now) or 0)
-            return
+        while self.harness.plan() is not None:
+            pass
         for happening in happenings:
             if happening.in_flight:
                 self.happen(happening)
-        if self.harness.unanswered is not None:
+        if self.harness.unanswered:
             self.harness.answer()
+        else:
+            self.harness.step()
 
     def happen(self, happening: Happening) -> None:
         harness = self.harness
@@ -200,11 +204,11 @@ class Run:
 
     def lose(self, *, after_computing: bool) -> None:
         harness = self.harness
-        if harness.unanswered is not None:
-            plan = harness.unanswered
-            for part in (*plan.rows, *plan.openings):
-                who = harness.owner[part.cache_id][0]
-                self.losses_in_flight[who] = self.losses_in_flight.get(who, 0) + 1
+        for plan in harness.unanswered:
+            for part in parts(plan):
+                if part.cache_id in harness.owner:
+                    who = harness.owner[part.cache_id][0]
+                    self.losses_in_flight[who] = self.losses_in_flight.get(who, 0) + 1
             if after_computing:
                 self.executor.execute(plan)
         harness.lose()

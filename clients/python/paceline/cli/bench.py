@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import secrets
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +18,8 @@ from paceline import aio
 from paceline.channel import Security
 from paceline.cli.common import DEFAULT_ADDRESS, Address, TimeoutS, console, fail, run, security, stderr
 from paceline.cli.load import Load, Summary, run_rounds, summarize
+from paceline.cli.serve import loading_bar, say, stack_config
+from paceline.cli.stack import StackConfig, starting
 from paceline.types import ModelInfo
 
 
@@ -37,6 +42,10 @@ def bench(
         Path | None, typer.Option("--json", help="Write the results here ('-': stdout).")
     ] = None,
     timeout_s: TimeoutS = None,
+    own: Annotated[
+        str | None,
+        typer.Option("--serve", metavar="BACKEND", help="Start services for this run: torch, oracle, ..."),
+    ] = None,
     address: Address = DEFAULT_ADDRESS,
 ) -> None:
     """Measure time to first token, inter-token latency and throughput.
@@ -52,12 +61,13 @@ def bench(
         levels = []
     if not levels or min(levels) < 1:
         fail(f"--concurrency: expected numbers like 1,8,32, got {concurrency!r}", 2)
-    load = Load(prompt_tokens, new_tokens, temperature, top_p, seed)
-    model, results = run(
-        _bench(address, security(context), load, levels, rounds, together, warmup, timeout_s), address
-    )
+    load = Load(prompt_tokens, new_tokens, temperature, top_p, seed, salt=secrets.token_hex(8))
+    plan = _Plan(load, levels, rounds, together, warmup, timeout_s)
+    if own is not None:
+        model, results = run(_with_own_services(stack_config(own), plan), "the services of this run")
+    else:
+        model, results = run(_bench(address, security(context), plan), address)
     report = {
-        "address": address,
         "model": {"name": model.name, "dtype": model.dtype, "version": model.version},
         "load": dataclasses.asdict(load) | {"rounds": rounds, "together": together},
         "levels": [{"concurrency": level} | dataclasses.asdict(result) for level, result in results.items()],
@@ -71,40 +81,53 @@ def bench(
         output.write_text(text + "\n")
 
 
-async def _bench(
-    address: str,
-    tls: Security,
-    load: Load,
-    levels: list[int],
-    rounds: int,
-    together: bool,
-    warmup: bool,
-    timeout_s: float | None,
-) -> tuple[ModelInfo, dict[int, Summary]]:
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    load: Load
+    levels: list[int]
+    rounds: int
+    together: bool
+    warmup: bool
+    timeout_s: float | None
+
+
+_Results = tuple[ModelInfo, dict[int, Summary]]
+
+
+async def _with_own_services(config: StackConfig, plan: _Plan) -> _Results:
+    """Bench a stack that lives as long as the run."""
+    async with AsyncExitStack() as cleanup:
+        with loading_bar() as loading:
+            stack = await cleanup.enter_async_context(starting(config, say, loading))
+        return await _bench(stack.address, config.scheduler_security, plan)
+
+
+async def _bench(address: str, tls: Security, plan: _Plan) -> _Results:
     results: dict[int, Summary] = {}
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     async with aio.Client(address, security=tls) as client:
         model = await client.model_info(timeout_s=10)
-        if load.prompt_tokens + load.new_tokens > model.max_request_tokens:
+        if plan.load.prompt_tokens + plan.load.new_tokens > model.max_request_tokens:
             fail(f"{model.name} takes {model.max_request_tokens} tokens a request, prompt and new together")
         number = 0
-        with Progress(*columns, console=stderr, transient=True) as progress:
-            for level in levels:
-                bar = progress.add_task(f"{level} streams", total=None)
-                for measured in (False, True) if warmup else (True,):
+        bars = Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
+        with bars:
+            for level in plan.levels:
+                bar = bars.add_task(f"{level} streams", total=None)
+                for measured in (False, True) if plan.warmup else (True,):
                     traces = await run_rounds(
                         client,
                         model,
-                        load,
+                        plan.load,
                         concurrency=level,
-                        rounds=rounds if measured else 1,
-                        together=together,
-                        timeout_s=timeout_s,
+                        rounds=plan.rounds if measured else 1,
+                        together=plan.together,
+                        timeout_s=plan.timeout_s,
                         first_number=number,
                     )
-                    number += level * rounds  # no prompt twice: the prefix cache would know it
-                    results[level] = summarize(traces, together=together)
-                progress.remove_task(bar)
+                    number += level * plan.rounds  # no prompt twice: the prefix cache would know it
+                    results[level] = summarize(traces, together=plan.together)
+                bars.remove_task(bar)
     return model, results
 
 

@@ -14,8 +14,10 @@ from rich.markup import escape
 
 from paceline import errors
 from paceline.channel import SCHEDULER_ADDRESS, Security
+from paceline.cli.supervisor import ChildFailed
 
 _T = TypeVar("_T")
+_EXPECTED = (errors.PacelineError, ChildFailed, OSError)
 
 console = Console()
 stderr = Console(stderr=True)
@@ -49,11 +51,11 @@ def one_line_errors(address: str) -> Iterator[None]:
     """Turns the SDK's errors into a line that says what to do."""
     try:
         yield
-    except (errors.PacelineError, OSError) as error:
+    except _EXPECTED as error:
         fail(advice(error, address))
     except BaseExceptionGroup as group:  # of the tasks of one command
         first = _first(group)
-        if not isinstance(first, errors.PacelineError | OSError):
+        if not isinstance(first, _EXPECTED):
             raise
         fail(advice(first, address))
 

@@ -18,13 +18,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from paceline import aio, errors
-from paceline.cli.common import console, fail
+from paceline import aio
+from paceline.cli.common import console, run
 from paceline.cli.load import Trace, decode_rate, summarize
-from paceline.cli.model import fetch_default
-from paceline.cli.serve import loading_bar, say
+from paceline.cli.serve import loading_bar, say, stack_config
 from paceline.cli.stack import StackConfig, starting
-from paceline.cli.supervisor import ChildFailed
 from paceline.executor.v1 import executor_pb2
 from paceline.types import Delta, Message, Status
 
@@ -64,20 +62,7 @@ def demo(
 
     Downloads the default model on first use (98 MB).
     """
-    config = StackConfig(
-        backend="torch",
-        model=fetch_default(),
-        executor_options=("--log-level", "warning"),
-        scheduler_options=("--log-level", "warning"),
-    )
-    try:
-        asyncio.run(_demo(config, max_tokens, temperature))
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except (ChildFailed, errors.PacelineError, OSError) as error:
-        fail(str(error))
-    except ExceptionGroup as group:
-        fail("; ".join(str(error) for error in group.exceptions))
+    run(_demo(stack_config("torch"), max_tokens, temperature), "the services of this demo")
 
 
 async def _demo(config: StackConfig, max_tokens: int, temperature: float) -> None:

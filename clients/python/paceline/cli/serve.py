@@ -84,6 +84,13 @@ def serve(
         fail(str(error))
 
 
+def stack_config(backend: str) -> StackConfig:
+    """A stack on free ports for one command's own use, with the default model if it needs one."""
+    quiet = ("--log-level", "warning")
+    model = fetch_default() if backend == "torch" else None
+    return StackConfig(backend=backend, model=model, executor_options=quiet, scheduler_options=quiet)
+
+
 def flags(given: list[str] | None) -> list[str]:
     """NAME=VALUE pairs as a service's command line."""
     pairs = given or []

@@ -1,0 +1,426 @@
+"""The mutants: each breaks one promise of our engine, and names the check that must notice.
+
+A mutant is a patch applied before the process starts; the rest of it is the real executor on the oracle
+backend, whose logits depend on every cached slot. The engine's own audit is switched off for all of
+them: an executor that is wrong has no such conscience.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from executor_service import codec, noise
+from executor_service.backends import numpy_sampler
+from executor_service.batch import Batch
+from executor_service.engine import Engine
+from executor_service.kv_cache import KvCache, OutOfPages
+from executor_service.plan import OutputMode, Reason, Refusal, RowResult, StepRefused
+from executor_service.session import Session, Sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One broken promise."""
+
+    name: str
+    breaks: str
+    check: str  # a file of the kit in which at least one check must fail
+    apply: Callable[[], None]
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(check: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Enter a patch under its function's name; its docstring says what it breaks."""
+
+    def enter(patch: Callable[[], None]) -> Callable[[], None]:
+        name = patch.__name__.replace("_", "-")
+        MUTANTS[name] = Mutant(name, str(patch.__doc__), check, patch)
+        return patch
+
+    return enter
+
+
+def apply(name: str) -> None:
+    """Break this process's executor."""
+    Engine.check = lambda self: None  # type: ignore[method-assign]
+    MUTANTS[name].apply()
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace owner.name by `around`, which gets the original as its first argument."""
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *args, **kwargs: around(original, *args, **kwargs))
+
+
+# Pages and the prefix cache
+
+
+@mutant("test_pages.py")
+def stale_page() -> None:
+    """an evicted page stays known to the prefix cache, which hands it out with another's content"""
+
+    def new(self: KvCache) -> int:
+        page = self._free.pop() if self._free else self._cached.popitem(last=False)[0]
+        self._references[page] = 1
+        return page
+
+    KvCache._new = new  # type: ignore[method-assign]
+
+
+@mutant("test_prefix_cache.py")
+def page_published_before_it_is_full() -> None:
+    """a page enters the prefix cache when its tokens are known, not when they are stored"""
+    wrap(Batch, "_finish", _finish_publishing_known)
+
+
+def _finish_publishing_known(
+    original: Any, self: Batch, job: Any, length: int, known: int, output: Any
+) -> None:
+    original(self, job, length, known, output)
+    table, page_size = job.sequence.table, self._cache.page_size
+    if job.outputs and min(known // page_size, table.count) > len(table.hashes):
+        self._cache.publish(table, job.sequence.ids, min(known, table.count * page_size))
+
+
+@mutant("test_truncate.py")
+def published_page_overwritten() -> None:
+    """a page of the prefix cache is written in place after a truncate into it"""
+    _reserve_copying_only(lambda cache, page: cache._references[page] > 1)
+
+
+@mutant("test_fork.py")
+def copy_on_write_omitted() -> None:
+    """a fork and its source write into the same partial page"""
+    _reserve_copying_only(lambda cache, page: cache._references[page] == 1 and page in cache._hash_of)
+
+
+def _reserve_copying_only(must_copy: Callable[[KvCache, int], bool]) -> None:
+    def reserve(original: Any, self: KvCache, table: Any, start: int, end: int) -> Any:
+        index = start // self.page_size
+        if index < table.count and start < end and not must_copy(self, table.at(index)):
+            start = min(end, (index + 1) * self.page_size)  # the page it is in is taken as it is
+        return original(self, table, start, end)
+
+    wrap(KvCache, "reserve", reserve)
+
+
+@mutant("test_prefix_cache.py")
+def salt_ignored() -> None:
+    """prefixes are shared across salts"""
+    wrap(KvCache, "open", lambda original, self, salt, tokens: original(self, b"", tokens))
+
+
+@mutant("test_prefix_cache.py")
+def hash_without_its_past() -> None:
+    """a page is known by its own tokens alone, whatever came before it"""
+    wrap(KvCache, "_chain", lambda original, self, parent, tokens, index: original(self, b"", tokens, index))
+
+
+@mutant("test_prefix_cache.py")
+def hash_misses_a_token() -> None:
+    """the last token of a page is left out of its hash"""
+
+    def chain(original: Any, self: KvCache, parent: bytes, tokens: Any, index: int) -> bytes:
+        masked = tokens.copy()
+        masked[self.page_size - 1 :: self.page_size] = 0
+        digest: bytes = original(self, parent, masked, index)
+        return digest
+
+    wrap(KvCache, "_chain", chain)
+
+
+@mutant("test_pages.py")
+def reservation_by_halves() -> None:
+    """a reservation that fails keeps the pages it got so far"""
+
+    def reserve(original: Any, self: KvCache, table: Any, start: int, end: int) -> Any:
+        try:
+            return original(self, table, start, end)
+        except OutOfPages as error:
+            for _ in range(error.available):
+                table.append(self._new())
+            raise
+
+    wrap(KvCache, "reserve", reserve)
+    wrap(Batch, "_open", lambda original, self, index, opening: _without_undo(original, self, index, opening))
+
+
+def _without_undo(original: Any, self: Batch, index: int, opening: Any) -> Any:
+    cut, self._cache.cut = self._cache.cut, lambda table, length: None  # type: ignore[method-assign]
+    try:
+        return original(self, index, opening)
+    finally:
+        self._cache.cut = cut  # type: ignore[method-assign]
+
+
+@mutant("test_pages.py")
+def released_pages_lost() -> None:
+    """releasing a cache forgets it and keeps its last page"""
+
+    def release(original: Any, self: Engine, session: Session, cache_id: int) -> bool:
+        if (sequence := session.caches.get(cache_id)) is not None and sequence.table.count:
+            self.cache._take(sequence.table.at(sequence.table.count - 1))
+        known: bool = original(self, session, cache_id)
+        return known
+
+    wrap(Engine, "_release", release)
+
+
+# Truncate, fork, ops
+
+
+@mutant("test_truncate.py")
+def off_by_one_truncate() -> None:
+    """truncating keeps one token more than asked"""
+
+    def truncate(original: Any, self: Engine, session: Session, op: Any, now_s: float) -> Any:
+        sequence = session.caches.get(op.cache_id)
+        if sequence is not None and op.length < sequence.length:
+            result = original(self, session, replace(op, length=op.length + 1), now_s)
+            result.kv_length = op.length
+            return result
+        return original(self, session, op, now_s)
+
+    wrap(Engine, "_truncate", truncate)
+
+
+@mutant("test_truncate.py")
+def truncate_frees_nothing() -> None:
+    """truncating shortens the cache and keeps its pages"""
+
+    def truncate(original: Any, self: Engine, session: Session, op: Any, now_s: float) -> Any:
+        cut, self.cache.cut = self.cache.cut, lambda table, length: None  # type: ignore[method-assign]
+        try:
+            return original(self, session, op, now_s)
+        finally:
+            self.cache.cut = cut  # type: ignore[method-assign]
+
+    wrap(Engine, "_truncate", truncate)
+
+
+@mutant("test_fork.py")
+def fork_with_its_sources_sampling() -> None:
+    """a fork samples under its source's seed and rules"""
+
+    def fork(original: Any, self: Engine, session: Session, op: Any, now_s: float) -> Any:
+        source = session.caches.get(op.source_id)
+        sampling = op.sampling if source is None else source.sampling
+        return original(self, session, replace(op, sampling=sampling), now_s)
+
+    wrap(Engine, "_fork", fork)
+
+
+@mutant("test_ops.py")
+def ops_out_of_order() -> None:
+    """a step's ops are applied last to first"""
+
+    def execute(original: Any, self: Engine, plan: Any) -> Any:
+        result = original(self, replace(plan, ops=plan.ops[::-1]))
+        if plan.step_id == 0:  # a stored reply is the same object again
+            result.ops.reverse()
+        return result
+
+    wrap(Engine, "execute", execute)
+
+
+# Rows
+
+
+@mutant("test_verify.py")
+def lost_rollback() -> None:
+    """rejected drafts stay in the cache"""
+
+    def finish(original: Any, self: Batch, job: Any, length: int, known: int, output: Any) -> None:
+        rejected = len(job.drafts) - (len(job.tokens) - 1) if job.tokens and len(job.drafts) else 0
+        ids = job.sequence.ids
+        if rejected:
+            ids[length : length + rejected] = job.drafts[len(job.tokens) - 1 :]
+            ids[length + rejected] = job.tokens[-1]
+        original(self, job, length + rejected, known + rejected, output)
+
+    wrap(Batch, "_finish", finish)
+
+
+@mutant("test_verify.py")
+def rejected_draft_goes_on() -> None:
+    """after a rejection the next row feeds the draft instead of the token that was sampled"""
+
+    def finish(original: Any, self: Batch, job: Any, length: int, known: int, output: Any) -> None:
+        if job.tokens and len(job.tokens) <= len(job.drafts):
+            job.sequence.ids[length] = job.drafts[len(job.tokens) - 1]
+        original(self, job, length, known, output)
+
+    wrap(Batch, "_finish", finish)
+
+
+@mutant("test_verify.py")
+def draft_taken_on_trust() -> None:
+    """the first draft is accepted unseen"""
+
+    def absorb(original: Any, self: Batch, job: Any, output: Any) -> Any:
+        if len(job.drafts) and output.tokens is not None:
+            output.tokens[len(output.tokens) - len(job.drafts) - 1] = job.drafts[0]
+        return original(self, job, output)
+
+    wrap(Batch, "_absorb", absorb)
+
+
+@mutant("test_decode.py")
+def kv_length_ignored() -> None:
+    """a row is computed whatever KV length it expects"""
+
+    def proceed(original: Any, self: Batch, index: int, row: Any) -> Any:
+        sequence = self._session.caches.get(row.cache_id)
+        return original(self, index, row if sequence is None else replace(row, kv_length=sequence.length))
+
+    wrap(Batch, "_continue", proceed)
+
+
+@mutant("test_steps.py")
+def steps_off_by_one() -> None:
+    """a row of several steps ends one early"""
+
+    def proceed(original: Any, self: Batch, index: int, row: Any) -> Any:
+        return original(self, index, replace(row, steps=max(row.steps - 1, 1)))
+
+    wrap(Batch, "_continue", proceed)
+
+
+@mutant("test_chunks.py")
+def chunk_samples_too_early() -> None:
+    """a chunk samples although the prompt goes on"""
+
+    def always_sample(original: Any, self: Batch, *args: Any) -> Any:
+        job = original(self, *args)
+        if not isinstance(job, Refusal) and job.output is not OutputMode.NONE and not job.outputs:
+            job.outputs = 1
+        return job
+
+    wrap(Batch, "_open", always_sample)
+    wrap(Batch, "_continue", always_sample)
+
+
+@mutant("test_batch.py")
+def neighbours_poisoned() -> None:
+    """a refused row takes the rows behind it along"""
+
+    def prepare(original: Any, self: Batch, live: int, draining: bool) -> None:
+        original(self, live, draining)
+        bad = [i for i, result in enumerate(self.results) if result.refusal is not None]
+        for job in [job for job in self._jobs if bad and job.index > bad[0]]:
+            self._jobs.remove(job)
+            refusal = Refusal(Reason.INVALID_ARGUMENT, "another row was wrong")
+            self.results[job.index] = RowResult(refusal=refusal)
+
+    wrap(Batch, "prepare", prepare)
+
+
+@mutant("test_bad_input.py")
+def limits_unchecked() -> None:
+    """token ids beyond the vocabulary are let in"""
+
+    def tokens(original: Any, field: str, packed: Any, limits: Any) -> Any:
+        return original(field, [token % limits.vocab_size for token in packed], limits)
+
+    wrap(codec, "_tokens", tokens)
+
+
+# Sampling
+
+
+@mutant("test_sampling.py")
+def noise_at_the_wrong_position() -> None:
+    """the noise is keyed by the last token's position instead of the new one's"""
+    wrap(noise, "key", lambda original, seed, position: original(seed, position - 1))
+    wrap(noise, "keys", lambda original, seeds, positions: original(seeds, positions - 1))
+
+
+@mutant("test_sampling.py")
+def penalties_see_the_prompt() -> None:
+    """presence and frequency penalties count the prompt's tokens too"""
+
+    def choose(original: Any, logits: Any, history: Any, prompt_length: int, sampling: Any) -> Any:
+        return original(logits, history, 0, sampling)
+
+    wrap(numpy_sampler, "choose", choose)
+
+
+# Sessions, order, errors
+
+
+@mutant("test_replay.py")
+def replay_applies_twice() -> None:
+    """a replayed step is done again"""
+
+    def replay(original: Any, self: Session, plan: Any) -> Any:
+        original(self, plan)
+
+    wrap(Session, "replay", replay)
+
+
+@mutant("test_replay.py")
+def gaps_are_let_through() -> None:
+    """a step is done although one before it is missing"""
+
+    def replay(original: Any, self: Session, plan: Any) -> Any:
+        if plan.step_id > self._last_step_id:
+            return None
+        return original(self, plan)
+
+    wrap(Session, "replay", replay)
+
+
+@mutant("test_sessions.py")
+def sessions_not_isolated() -> None:
+    """a cache id of another session is found"""
+
+    class Leaky(dict[int, Any]):
+        everything: dict[int, Any] = {}  # noqa: RUF012  # shared on purpose
+
+        def __setitem__(self, key: int, value: Any) -> None:
+            self.everything[key] = value
+            super().__setitem__(key, value)
+
+        def get(self, key: int, default: Any = None) -> Any:
+            return super().get(key) or self.everything.get(key, default)
+
+    def open_(original: Any, self: Sessions, lease_s: float, label: str) -> Session:
+        session: Session = original(self, lease_s, label)
+        session.caches = Leaky()
+        return session
+
+    wrap(Sessions, "open", open_)
+
+
+@mutant("test_sessions.py")
+def no_fence() -> None:
+    """a replaced session is merely forgotten"""
+    wrap(Sessions, "remove", lambda original, self, session, *, fence: original(self, session, fence=False))
+
+
+@mutant("test_sessions.py")
+def leases_never_end() -> None:
+    """nobody's caches are released for silence"""
+    wrap(Engine, "expire", lambda original, self: None)
+
+
+@mutant("test_sessions.py")
+def epoch_ignored() -> None:
+    """a request meant for another life of the executor is served"""
+    wrap(Engine, "check_epoch", lambda original, self, epoch: None)
+
+
+@mutant("test_stream.py")
+def refusal_ends_the_stream() -> None:
+    """a step refused as a whole ends the stream it came on"""
+
+    def encode_error(original: Any, refusal: Refusal, *index: int) -> Any:
+        if not index:  # the whole step's, not a row's
+            raise StepRefused(refusal.reason, refusal.message)
+        return original(refusal, *index)
+
+    wrap(codec, "encode_error", encode_error)

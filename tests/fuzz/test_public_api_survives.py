@@ -1,0 +1,66 @@
+"""Hostile public traffic: every answer is a named error, a bystander's tokens don't change, nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc.aio
+from paceline.executor.v1 import executor_pb2 as executor_pb
+from paceline.executor.v1 import executor_pb2_grpc as executor_rpc
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
+
+from tests.fuzz import public_traffic
+from tests.support.processes import ServiceProcess
+
+ALLOWED = {
+    "OK",
+    "left",
+    "INVALID_ARGUMENT",
+    "RESOURCE_EXHAUSTED",
+    "ALREADY_EXISTS",
+    "DEADLINE_EXCEEDED",  # ours: asked for very much
+    "CANCELLED",  # aborted by a hostile Abort
+}
+
+
+async def canary(stub: rpc.SchedulerServiceAsyncStub, new: int) -> list[int]:
+    request = pb.GenerateRequest(
+        request_id=f"canary-{new}-{time.monotonic_ns()}",
+        token_ids=pb.TokenIds(ids=range(1, 40)),
+        sampling=pb.SamplingParams(temperature=0.9, top_p=0.9, seed=5),
+        stop=pb.StopConditions(max_tokens=new, ignore_eos=True),
+        priority=100,
+    )
+    return [token async for event in stub.Generate(request) for token in event.delta.token_ids]
+
+
+async def test_hostile_requests_harm_nobody(
+    executor: ServiceProcess, scheduler: ServiceProcess, count: int
+) -> None:
+    async with grpc.aio.insecure_channel(scheduler.address) as channel:
+        stub = rpc.SchedulerServiceStub(channel)
+        vocab_size = (await stub.GetModelInfo(pb.GetModelInfoRequest())).vocab_size
+        expected = await canary(stub, 200)
+        hostile = asyncio.create_task(public_traffic.run(stub, vocab_size, count, seed=count))
+        checked = 0
+        while not hostile.done():
+            assert await canary(stub, 200) == expected
+            checked += 1
+        codes = await hostile
+        print(dict(codes), f"canaries: {checked}")
+        assert checked
+        assert codes.keys() <= ALLOWED
+        assert codes["OK"] > count / 20, "the traffic never got past the first checks"
+        assert scheduler.running
+        assert executor.running
+        status = await stub.GetStatus(pb.GetStatusRequest())
+        assert (status.running, status.waiting) == (0, 0)
+    async with grpc.aio.insecure_channel(executor.address) as channel:
+        executor_stub = executor_rpc.ExecutorServiceStub(channel)
+        deadline = time.monotonic() + 10  # releases ride in the step after the last
+        while (cache := (await executor_stub.GetStatus(executor_pb.GetStatusRequest())).cache).owned_pages:
+            assert time.monotonic() < deadline, "pages leaked"
+            await asyncio.sleep(0.05)
+        assert cache.free_pages + cache.cached_pages == cache.total_pages

@@ -1,0 +1,181 @@
+"""A scheduler at its limits, without executors, behind TLS and tokens, and at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from paceline import aio, errors
+from paceline.channel import Security
+
+from tests.support.processes import ServiceProcess
+from tests.support.stack import Stack, eventually, oracle_stack
+
+PROMPT = "Once upon a time"
+LONG = {"max_tokens": 20_000, "ignore_eos": True}
+
+
+async def health(address: str) -> health_pb2.HealthCheckResponse.ServingStatus.ValueType:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest())).status
+
+
+async def begun(client: aio.Client, **options: object) -> aio.Generation:
+    generation = client.generate(PROMPT, **(LONG | options))  # type: ignore[arg-type]
+    await anext(generation)
+    return generation
+
+
+async def test_a_full_queue_refuses_with_a_hint_and_forgets_who_left(tmp_path: Path) -> None:
+    flags = ["--max-running", "1", "--max-queued-requests", "1"]
+    with oracle_stack(tmp_path, executor=["--step-ms", "2"], scheduler=flags) as stack:
+        async with stack.client() as client:
+            running = await begun(client)
+            queued = client.generate(PROMPT, max_tokens=3, ignore_eos=True)
+            await queued.request_id()
+            with pytest.raises(errors.QueueFull) as caught:
+                await client.complete(PROMPT, max_tokens=1)
+            assert caught.value.reason == "QUEUE_FULL"
+            assert caught.value.retry_after_s is not None
+            running.close()
+            (completion,) = await queued.collect()
+            assert len(completion.token_ids) == 3
+            assert (await client.status()).refused == 1
+
+
+async def test_a_request_that_can_never_fit_blocks_nobody(tmp_path: Path) -> None:
+    with oracle_stack(tmp_path, executor=["--pages", "8"]) as stack:  # 128 tokens
+        async with stack.client() as client:
+            for options in ({"max_tokens": 200}, {"prompt": "x" * 200}):
+                with pytest.raises(errors.InvalidRequest):
+                    await client.complete(**({"prompt": PROMPT} | options))  # type: ignore[arg-type]
+            (completion,) = await client.complete(PROMPT, max_tokens=5, ignore_eos=True)
+            assert len(completion.token_ids) == 5
+
+
+async def test_without_an_executor_it_says_so_and_where_it_looked(tmp_path: Path) -> None:
+    scheduler = ServiceProcess("scheduler_service", ["--executor", "127.0.0.1:9"], tmp_path)
+    try:
+        async with aio.Client(scheduler.address) as client:
+            status = await client.status(timeout_s=5)
+            assert (status.state, status.executors[0].connected) == ("loading", False)
+            with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:9") as caught:
+                await client.complete(PROMPT)
+            assert caught.value.retry_after_s is not None
+            with pytest.raises(errors.Unavailable):
+                await client.model_info()
+        assert await health(scheduler.address) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert scheduler.terminate() == 0
+    finally:
+        scheduler.kill()
+
+
+async def test_the_first_signal_lets_streams_end_and_refuses_new_requests(tmp_path: Path) -> None:
+    with oracle_stack(tmp_path, executor=["--step-ms", "5"]) as stack:
+        async with stack.client() as client:
+            running = client.generate(PROMPT, max_tokens=200, ignore_eos=True)
+            await anext(running)
+            stack.scheduler.signal(signal.SIGTERM)
+
+            async def draining() -> bool:
+                return (await client.status()).state == "draining"
+
+            await eventually(draining, "it does not drain")
+            with pytest.raises(errors.Unavailable) as caught:
+                await client.complete(PROMPT, max_tokens=1)
+            assert caught.value.retry_after_s is not None
+            assert await health(stack.scheduler.address) == health_pb2.HealthCheckResponse.NOT_SERVING
+            (completion,) = await running.collect()
+            assert completion.finished is not None
+        assert await asyncio.to_thread(stack.scheduler.wait, 10) == 0
+        await stack.all_pages_back(stack.addresses[0])
+
+
+@pytest.mark.parametrize("how", ["second signal", "drain timeout"])
+async def test_streams_that_do_not_end_are_cancelled(tmp_path: Path, how: str) -> None:
+    flags = [] if how == "second signal" else ["--drain-timeout-s", "0.2"]
+    with oracle_stack(tmp_path, executor=["--step-ms", "2"], scheduler=flags) as stack:
+        async with stack.client() as client:
+            running = await begun(client)
+            stack.scheduler.signal(signal.SIGTERM)
+            if how == "second signal":
+
+                async def draining() -> bool:
+                    return (await client.status()).state == "draining"
+
+                await eventually(draining, "it does not drain")
+                stack.scheduler.signal(signal.SIGTERM)
+            with pytest.raises(errors.Cancelled, match="shutting down"):
+                await running.collect()
+        assert await asyncio.to_thread(stack.scheduler.wait, 10) == 0
+        await stack.all_pages_back(stack.addresses[0])
+
+
+async def test_metrics_show_what_happened(tmp_path: Path) -> None:
+    with oracle_stack(tmp_path, scheduler=["--metrics-port", "0", "--log-format", "json"]) as stack:
+        async with stack.client() as client:
+            await client.complete(PROMPT, max_tokens=7, ignore_eos=True)
+            with pytest.raises(errors.InvalidRequest):
+                await client.complete(PROMPT, max_tokens=10**6)
+        port = stack.scheduler.log.partition('"message": "metrics"')[2].partition('"port": ')[2].split("}")[0]
+
+        def scrape() -> str:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
+                return str(reply.read(), "utf-8")
+
+        async def counted() -> bool:
+            return "paceline_scheduler_completion_tokens_total 7.0" in await asyncio.to_thread(scrape)
+
+        await eventually(counted, "tokens are not counted")
+        page = await asyncio.to_thread(scrape)
+        assert "paceline_scheduler_first_token_seconds_count 1.0" in page
+        assert "paceline_scheduler_inter_token_seconds_count 6.0" in page
+        assert 'paceline_scheduler_rejections_total{reason="INVALID_REQUEST"} 1.0' in page
+
+
+async def test_plaintext_beyond_loopback_is_refused_unless_asked_for(tmp_path: Path) -> None:
+    scheduler = ServiceProcess("scheduler_service", ["--host", "0.0.0.0"], tmp_path)
+    try:
+        assert await asyncio.to_thread(scheduler.wait, 20) != 0
+        assert "insecure" in scheduler.log
+    finally:
+        scheduler.kill()
+
+
+async def test_a_taken_port_is_an_error(tmp_path: Path) -> None:
+    first = ServiceProcess("scheduler_service", [], tmp_path / "1")
+    try:
+        second = ServiceProcess("scheduler_service", ["--port", str(first.port)], tmp_path / "2")
+        try:
+            assert await asyncio.to_thread(second.wait, 20) != 0
+        finally:
+            second.kill()
+    finally:
+        first.kill()
+
+
+async def test_a_token_is_demanded_from_all_but_health_checks(tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("sesame\n")
+    stack = Stack(tmp_path)
+    try:
+        address = stack.start_executor("--auth-token-file", str(secret))
+        flags = ["--auth-token-file", str(secret), "--executor-token-file", str(secret)]
+        stack.start_scheduler(*flags, executors=[address])
+        stack.scheduler.wait_serving()
+        for security in (Security(), Security(token="wrong")):
+            async with aio.Client(stack.scheduler.address, security=security) as client:
+                with pytest.raises(errors.Unauthenticated):
+                    await client.complete(PROMPT, max_tokens=1)
+                with pytest.raises(errors.Unauthenticated):
+                    await client.generate(PROMPT, max_tokens=1).collect()
+        async with aio.Client(stack.scheduler.address, security=Security(token="sesame")) as client:
+            await client.complete(PROMPT, max_tokens=1)
+    finally:
+        stack.kill()

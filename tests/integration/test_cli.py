@@ -1,0 +1,203 @@
+"""`paceline serve` and its clients, as processes, on the oracle."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import paceline
+import pytest
+
+from tests.support.processes import ROOT
+
+_ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "clients" / "python")])}
+_START_S = 60.0
+
+
+class Serve:
+    """A running `paceline serve`."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self._port_file = directory / "port"
+        self._log_file = directory / "log"
+        command = [sys.executable, "-m", "paceline", "serve", "--backend", "oracle", "--port", "0"]
+        with self._log_file.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--port-file", str(self._port_file), *arguments],
+                env=_ENV,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log_file.read_text()
+
+    def wait_for(self, pattern: str, count: int = 1) -> list[str]:
+        """All matches of `pattern` in the log, once there are `count`."""
+        deadline = time.monotonic() + _START_S
+        while len(found := re.findall(pattern, self.log)) < count:
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.01)
+        return found
+
+    @property
+    def address(self) -> str:
+        self.wait_for("Serving oracle at")
+        return f"127.0.0.1:{self._port_file.read_text().strip()}"
+
+    def children(self) -> dict[str, int]:
+        """Process ids by service, from the operating system."""
+        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        lines = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in pids}
+        return {
+            name: pid
+            for pid, line in lines.items()
+            for name in ("executor_service", "scheduler_service")
+            if f"-m\0{name}\0" in line
+        }
+
+
+@contextmanager
+def serving(directory: Path, *arguments: str) -> Iterator[Serve]:
+    serve = Serve(directory, *arguments)
+    try:
+        assert serve.address
+        yield serve
+    finally:
+        if serve.process.poll() is None:
+            serve.process.send_signal(signal.SIGINT)
+            serve.process.send_signal(signal.SIGINT)
+        serve.process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    with serving(tmp_path_factory.mktemp("serve"), "-E", "step-ms=1") as serve:
+        yield serve
+
+
+def run(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline", *arguments]
+    return subprocess.run(
+        command, env={**_ENV, **extra}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_generate_finds_the_service_by_the_environment(shared: Serve) -> None:
+    result = run("generate", "hello", "-m", "8", "-t", "0", "--json", PACELINE_ADDRESS=shared.address)
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    assert result.returncode == 0, result.stderr
+    assert events[-1]["usage"]["completion_tokens"] == len(
+        [token for event in events for token in event.get("token_ids", [])]
+    )
+
+
+def test_status_shows_both_processes(shared: Serve) -> None:
+    status = json.loads(run("status", "--json", "-a", shared.address).stdout)
+    assert status["state"] == "serving"
+    assert [executor["active"] for executor in status["executors"]] == [True]
+    assert "serving" in run("status", "-a", shared.address).stdout
+
+
+def test_bench_reports_what_was_asked(shared: Serve) -> None:
+    result = run(
+        "bench", "-c", "1,4", "--rounds", "2", "--new-tokens", "16", "--json", "-", "-a", shared.address
+    )
+    report = json.loads(result.stdout)
+    assert [(level["requests"], level["tokens"]) for level in report["levels"]] == [(2, 32), (8, 128)]
+    assert all(level["cached_tokens"] == 0 for level in report["levels"])
+    assert all(level["decode_tokens_per_s"] > 0 for level in report["levels"])
+
+
+def test_a_refusal_is_one_line_and_fails(shared: Serve) -> None:
+    result = run("generate", "x", "--max-tokens", "1000000000", "-a", shared.address)
+    assert result.returncode == 1
+    assert result.stderr.startswith("paceline: ")
+    assert "max_tokens" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_killed_executor_comes_back_and_streams_go_on(tmp_path: Path) -> None:
+    with serving(tmp_path, "-E", "step-ms=5") as serve, paceline.Client(serve.address) as client:
+
+        def tokens(disturb: bool) -> list[int]:
+            ids: list[int] = []
+            for event in client.generate("the same", max_tokens=200, temperature=0, ignore_eos=True):
+                if isinstance(event, paceline.Delta):
+                    if disturb and len(ids) < 50 <= len(ids) + len(event.token_ids):
+                        os.kill(serve.children()["executor_service"], signal.SIGKILL)
+                    ids += event.token_ids
+            return ids
+
+        undisturbed = tokens(disturb=False)
+        assert tokens(disturb=True) == undisturbed
+        [executor] = client.status().executors
+        assert executor.losses == 1
+        assert "died (SIGKILL); starting it again" in serve.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_lets_streams_end_and_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    with serving(tmp_path, "-E", "step-ms=5") as serve, paceline.Client(serve.address) as client:
+        children = serve.children()
+        stream = client.generate("long", max_tokens=150, ignore_eos=True)
+        next(stream)
+        serve.process.send_signal(number)
+        serve.wait_for("letting running requests end")
+        [completion] = stream.collect()
+        assert completion.finished is not None
+        assert serve.process.wait(20) == 0, serve.log
+        assert all(gone(pid) for pid in children.values())
+        assert "died" not in serve.log
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, "-E", "step-ms=50") as serve, paceline.Client(serve.address) as client:
+        children = serve.children()
+        stream = client.generate("very long", max_tokens=20_000, ignore_eos=True)
+        next(stream)
+        serve.process.send_signal(signal.SIGINT)
+        serve.wait_for("letting running requests end")
+        serve.process.send_signal(signal.SIGINT)
+        assert serve.process.wait(5) == 0, serve.log
+        assert all(gone(pid) for pid in children.values())
+        with pytest.raises(paceline.PacelineError):
+            stream.collect()
+
+
+def test_a_taken_port_is_said_in_one_line(shared: Serve) -> None:
+    result = run("serve", "--backend", "oracle", "--port", shared.address.rpartition(":")[2])
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("paceline: the scheduler ended")
+
+
+def test_a_bad_model_is_said_and_fails(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF but not really")
+    result = run("serve", "--backend", "torch", "--model", str(broken), "--port", "0")
+    assert result.returncode == 1
+    assert "paceline: the executor ended" in result.stderr
+    assert "broken.gguf" in result.stderr
+
+
+def test_executor_and_scheduler_explain_their_own_flags() -> None:
+    assert "--kv-memory" in run("executor", "--help").stdout
+    assert "--failover-timeout-s" in run("scheduler", "--help").stdout

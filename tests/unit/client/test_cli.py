@@ -1,0 +1,171 @@
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from paceline import errors
+from paceline.cli.app import app
+from paceline.cli.common import advice
+from typer.testing import CliRunner, Result
+
+from tests.unit.client.conftest import Served
+
+COMMANDS = ["serve", "model", "generate", "chat", "status", "bench", "demo"]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    monkeypatch.delenv("PACELINE_ADDRESS", raising=False)
+    monkeypatch.delenv("PACELINE_TOKEN", raising=False)
+    return CliRunner()
+
+
+def assert_one_line_error(result: Result, status: int = 1) -> str:
+    assert result.exit_code == status, result.output
+    assert "Traceback" not in result.output
+    [line] = result.stderr.strip().splitlines()
+    assert line.startswith("paceline: ")
+    return line
+
+
+def test_help_lists_every_command(cli: CliRunner) -> None:
+    result = cli.invoke(app, ["--help"])
+    assert result.exit_code == 0
+    for command in [*COMMANDS, "executor", "scheduler"]:
+        assert command in result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(cli: CliRunner, command: str) -> None:
+    result = cli.invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["generate", "x"], ["status"], ["bench"], ["chat"]],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_nobody_there_says_how_to_start_it(cli: CliRunner, arguments: list[str]) -> None:
+    line = assert_one_line_error(cli.invoke(app, [*arguments, "--address", "127.0.0.1:1"]))
+    assert "nothing answers at 127.0.0.1:1" in line
+    assert "paceline serve" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate", "x", "--system", "y"], "--system needs --chat"),
+        (["bench", "-c", "one"], "--concurrency"),
+        (["bench", "-c", "0"], "--concurrency"),
+        (["serve", "--backend", "oracle", "-E", "novalue"], "expected NAME=VALUE"),
+        (["--tls-ca", "/nowhere", "status"], "/nowhere: no such file"),
+        (["--token", "two words", "status"], "token must be ASCII without spaces"),
+    ],
+)
+def test_a_wrong_option_is_one_line(cli: CliRunner, arguments: list[str], said: str) -> None:
+    assert said in assert_one_line_error(cli.invoke(app, arguments), 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (errors.QueueFull("the queue is full", retry_after_s=2.0), "try again in 2 s"),
+        (errors.Unavailable("loading", retry_after_s=0.5), "loading; try again in 0.5 s"),
+        (errors.Unavailable("connection refused"), "paceline serve"),
+        (errors.Unauthenticated("no token"), "PACELINE_TOKEN"),
+        (errors.DeadlineExceeded("x"), "--timeout-s"),
+        (errors.Unsupported("x"), "is it a Paceline scheduler?"),
+        (errors.InvalidRequest("sampling.top_p: too large"), "sampling.top_p: too large"),
+    ],
+)
+def test_an_error_says_what_to_do(error: errors.PacelineError, said: str) -> None:
+    assert said in advice(error, "here")
+
+
+def python(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=60, check=False, env=env
+    )
+
+
+async def paceline(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, as users run it."""
+    return await asyncio.to_thread(python, "-m", "paceline", *arguments, stdin=stdin)
+
+
+async def test_generate_streams_text(served: Served) -> None:
+    result = await paceline("generate", "words", "-a", served.address, "--usage")
+    assert (result.returncode, result.stdout) == (0, "a b c\n")
+    assert "5 prompt tokens" in result.stderr
+
+
+async def test_generate_reads_a_piped_prompt(served: Served) -> None:
+    assert (await paceline("generate", "-a", served.address, stdin="from a pipe")).returncode == 0
+    assert served.fake.requests[-1].text == "from a pipe"
+
+
+async def test_generate_through_the_template_sends_messages(served: Served) -> None:
+    await paceline("generate", "--chat", "--system", "brief", "hi", "-a", served.address)
+    sent = served.fake.requests[-1].messages.messages
+    assert [(one.role, one.content) for one in sent] == [("system", "brief"), ("user", "hi")]
+
+
+async def test_generate_as_json_is_one_event_a_line(served: Served) -> None:
+    result = await paceline("generate", "words", "--json", "-a", served.address)
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [event["event"] for event in events] == ["delta"] * 3 + ["finished"]
+    assert (events[-1]["reason"], events[-1]["usage"]["total_ms"]) == ("stop", 9)
+
+
+async def test_an_error_in_midstream_keeps_what_came_and_fails(served: Served) -> None:
+    result = await paceline("generate", "midway", "-a", served.address)
+    assert result.returncode == 1
+    assert result.stdout.startswith("once")
+    assert "paceline: the service failed: the device failed" in result.stderr
+
+
+async def test_chat_sends_the_whole_conversation_and_can_forget(served: Served) -> None:
+    await paceline("chat", "-a", served.address, stdin="one\ntwo\n/reset\nthree\n/quit\nfour\n")
+    sent = [[one.content for one in request.messages.messages] for request in served.fake.requests]
+    assert sent == [["one"], ["one", "a b c", "two"], ["three"]]
+
+
+async def test_status_as_json_has_every_counter(served: Served) -> None:
+    status = json.loads((await paceline("status", "--json", "-a", served.address)).stdout)
+    assert (status["state"], status["running"], status["executors"][0]["address"]) == ("serving", 2, "here")
+
+
+async def test_the_token_comes_from_the_environment(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_TOKEN", "secret")
+    await paceline("generate", "words", "-a", served.address)
+    assert served.fake.metadata["authorization"] == "Bearer secret"
+
+
+def test_without_its_packages_the_command_says_what_to_install() -> None:
+    program = """
+        import sys
+        sys.modules["typer"] = None  # as if it were not there
+        from paceline.cli import main
+        main()
+    """
+    result = python("-c", textwrap.dedent(program))
+    assert result.returncode == 1
+    assert result.stderr.strip().endswith('Run: pip install "paceline[cli]"')
+
+
+def test_the_sdk_needs_neither_the_command_line_nor_a_service() -> None:
+    program = """
+        import sys
+        import paceline, paceline.aio
+        heavy = {"typer", "rich", "torch", "numpy", "pydantic", "executor_service", "scheduler_service"}
+        print(*sorted(heavy & set(sys.modules)), end="")
+    """
+    result = python("-c", textwrap.dedent(program))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

@@ -1,0 +1,429 @@
+"""The wire's limits: what is refused, whole or by row, and that nothing else is ever raised."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paceline.executor.v1 import executor_pb2 as pb
+
+from executor_service import codec
+from executor_service.plan import (
+    Fork,
+    Opening,
+    OutputMode,
+    Reason,
+    Refusal,
+    Release,
+    Row,
+    RowResult,
+    Sampling,
+    StepPlan,
+    StepRefused,
+    StepResult,
+    Truncate,
+)
+from tests.unit.executor.fakes import EMPTY, FakeBackend, limits
+from tests.unit.executor.harness import Harness
+
+LIMITS = limits(max_rows=4, context_length=64, max_step_tokens=64)
+
+
+def decode(takes: codec.Takes = codec.UNIFIED, **fields: object) -> StepPlan:
+    return codec.decode_step(pb.Step(**fields), LIMITS, takes)
+
+
+def message(item: object) -> str:
+    assert isinstance(item, Refusal)
+    assert item.reason is Reason.INVALID_ARGUMENT
+    return item.message
+
+
+def test_a_full_step_arrives_whole() -> None:
+    plan = decode(
+        header=pb.StepHeader(session_id=5, step_id=6, epoch=7),
+        ops=[
+            pb.Op(release=pb.Release(cache_ids=[1, 2])),
+            pb.Op(truncate=pb.Truncate(cache_id=3, length=4)),
+            pb.Op(fork=pb.Fork(source_id=3, cache_id=8, length=2, sampling=pb.Sampling(seed=9))),
+        ],
+        rows=pb.Rows(
+            cache_ids=[10, 11],
+            kv_lengths=[1, 2],
+            tokens=[4, 5],
+            token_counts=[0, 2],
+            drafts=[6],
+            draft_counts=[1, 0],
+            limits=[0, 1],
+            steps=[0, 1],
+            outputs=[pb.OUTPUT_MODE_UNSPECIFIED, pb.OUTPUT_MODE_TOP_K],
+            top_ks=[0, 3],
+        ),
+        openings=[pb.Opening(cache_id=12, tokens=[1, 2, 3], prompt_length=2, limit=2, salt=b"s")],
+    )
+    assert (plan.session_id, plan.step_id, plan.epoch, len(plan.digest)) == (5, 6, 7, 32)
+    assert plan.ops == (Release((1, 2)), Truncate(3, 4), Fork(3, 8, 2, Sampling(seed=9)))
+    first, second = plan.rows
+    assert isinstance(first, Row)
+    assert isinstance(second, Row)
+    assert (first.tokens.tolist(), first.drafts.tolist(), first.steps) == ([], [6], 1)
+    assert (second.tokens.tolist(), second.limit, second.output, second.top_k) == (
+        [4, 5],
+        1,
+        OutputMode.TOP_K,
+        3,
+    )
+    (opening,) = plan.openings
+    assert isinstance(opening, Opening)
+    assert (opening.tokens.tolist(), opening.prompt_length, opening.salt) == ([1, 2, 3], 2, b"s")
+
+
+def test_the_usual_step_is_two_arrays() -> None:
+    plan = decode(rows=pb.Rows(cache_ids=[1, 2], kv_lengths=[3, 4]))
+    assert [repr(row) for row in plan.rows] == [repr(Row(1, 3, EMPTY, EMPTY)), repr(Row(2, 4, EMPTY, EMPTY))]
+    assert plan.digest == b""
+
+
+SHAPES = [
+    (codec.UNIFIED, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[])}, "rows.kv_lengths: 0 entries for 1 rows"),
+    (codec.UNIFIED, {"rows": pb.Rows(kv_lengths=[1])}, "rows.kv_lengths"),
+    (codec.UNIFIED, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], limits=[1, 2])}, "rows.limits"),
+    (codec.UNIFIED, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], tokens=[1])}, "rows.token_counts"),
+    (
+        codec.UNIFIED,
+        {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], tokens=[1], token_counts=[2])},
+        "rows.token_counts: they sum to 2, rows.tokens has 1",
+    ),
+    (
+        codec.UNIFIED,
+        {"rows": pb.Rows(cache_ids=[1, 2], kv_lengths=[1, 1], token_counts=[2**32 - 1, 2**32 - 1])},
+        "rows.token_counts: they sum to 8589934590",
+    ),
+    (codec.UNIFIED, {"rows": pb.Rows(cache_ids=range(5), kv_lengths=range(5))}, "max_rows"),
+    (codec.UNIFIED, {"openings": [pb.Opening()] * 5}, "max_rows"),
+    (
+        codec.UNIFIED,
+        {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], tokens=[1] * 65, token_counts=[65])},
+        "rows.tokens: at most 64",
+    ),
+    (codec.PREFILL, {}, "exactly one"),
+    (codec.PREFILL, {"openings": [pb.Opening()] * 2}, "exactly one"),
+    (codec.BATCH_PREFILL, {}, "at least one"),
+    (codec.BATCH_PREFILL, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], steps=[2])}, "rows.steps"),
+    (codec.DECODE, {"openings": [pb.Opening()]}, "openings: this RPC takes none"),
+    (
+        codec.BATCH_DECODE,
+        {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], drafts=[1], draft_counts=[1])},
+        "rows.drafts",
+    ),
+    (codec.VERIFY, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1])}, "rows.draft_counts"),
+    (codec.UNIFIED, {"ops": [pb.Op(release=pb.Release(cache_ids=range(65_537)))]}, "release.cache_ids"),
+    (codec.UNIFIED, {"ops": [pb.Op()] * 16_385}, "ops: at most"),
+]
+
+
+@pytest.mark.parametrize(("takes", "fields", "text"), SHAPES)
+def test_a_broken_shape_or_size_refuses_the_step(
+    takes: codec.Takes, fields: dict[str, object], text: str
+) -> None:
+    with pytest.raises(StepRefused) as caught:
+        decode(takes, **fields)
+    assert caught.value.refusal.reason is Reason.INVALID_ARGUMENT
+    assert text in caught.value.refusal.message
+
+
+def test_full_output_is_bounded_in_bytes() -> None:
+    bounds = limits(max_full_logits_bytes=4 * 97 * 3)
+    rows = pb.Rows(
+        cache_ids=[1], kv_lengths=[1], drafts=[1, 1], draft_counts=[2], outputs=[pb.OUTPUT_MODE_FULL]
+    )
+    codec.decode_step(pb.Step(rows=rows), bounds, codec.UNIFIED)
+    openings = [pb.Opening(cache_id=1, tokens=[1], output=pb.OUTPUT_MODE_FULL)]
+    with pytest.raises(StepRefused, match="max_full_logits_bytes"):
+        codec.decode_step(pb.Step(rows=rows, openings=openings), bounds, codec.UNIFIED)
+
+
+ROWS = [
+    ({"tokens": [97], "token_counts": [0, 1]}, "rows.tokens[1]: ids below 97, has 97"),
+    ({"tokens": [2**32 - 1], "token_counts": [0, 1]}, "rows.tokens[1]: ids below 97, has 4294967295"),
+    ({"drafts": [1, 97], "draft_counts": [0, 2]}, "rows.drafts[1]"),
+    ({"outputs": [0, 9]}, "rows.outputs[1]: unknown mode 9"),
+    ({"outputs": [0, 2]}, "rows.top_ks[1]: 1 to 20 (max_logprobs), is 0"),
+    ({"outputs": [0, 2], "top_ks": [0, 21]}, "rows.top_ks[1]"),
+    ({"steps": [1, 65]}, "rows.steps[1]: at most 64"),
+    ({"steps": [1, 2], "drafts": [1], "draft_counts": [0, 1]}, "rows.steps[1]: not with drafts"),
+    ({"steps": [1, 2], "outputs": [0, 3]}, "rows.steps[1]: only with"),
+]
+
+
+@pytest.mark.parametrize(("fields", "text"), ROWS)
+def test_a_bad_value_refuses_its_row_alone(fields: dict[str, list[int]], text: str) -> None:
+    plan = decode(rows=pb.Rows(cache_ids=[1, 2], kv_lengths=[1, 1], **fields))
+    assert isinstance(plan.rows[0], Row)
+    assert text in message(plan.rows[1])
+
+
+def test_too_many_drafts_refuse_their_row() -> None:
+    bounds = limits(max_drafts=2)
+    rows = pb.Rows(cache_ids=[1], kv_lengths=[1], drafts=[1] * 3, draft_counts=[3])
+    assert "max_drafts" in message(codec.decode_step(pb.Step(rows=rows), bounds, codec.UNIFIED).rows[0])
+
+
+OPENINGS = [
+    ({"cache_id": 0}, "openings[1].cache_id"),
+    ({"tokens": []}, "openings[1].tokens: 1 to 64 ids"),
+    ({"tokens": [1] * 65}, "openings[1].tokens: 1 to 64 ids"),
+    ({"tokens": [97]}, "openings[1].tokens: ids below 97"),
+    ({"tokens": [2**32 - 1]}, "openings[1].tokens: ids below 97"),
+    ({"prompt_length": 2}, "openings[1].prompt_length: at most 1, is 2"),
+    ({"output": 77}, "openings[1].output"),
+    ({"output": pb.OUTPUT_MODE_TOP_K}, "openings[1].top_k"),
+    ({"salt": b"x" * 257}, "openings[1].salt"),
+    ({"sampling": pb.Sampling(temperature=math.nan)}, "openings[1].sampling.temperature: 0 to 100, is nan"),
+]
+
+
+@pytest.mark.parametrize(("fields", "text"), OPENINGS)
+def test_a_bad_opening_is_refused_alone(fields: dict[str, object], text: str) -> None:
+    good = {"cache_id": 2, "tokens": [1]}
+    plan = decode(openings=[pb.Opening(cache_id=1, tokens=[1]), pb.Opening(**{**good, **fields})])
+    assert isinstance(plan.openings[0], Opening)
+    assert text in message(plan.openings[1])
+
+
+SAMPLINGS = [
+    {"temperature": math.nan},
+    {"temperature": math.inf},
+    {"temperature": -0.1},
+    {"temperature": 100.1},
+    {"top_p": 0.0},
+    {"top_p": 1.01},
+    {"top_p": math.nan},
+    {"min_p": -0.1},
+    {"min_p": math.nan},
+    {"repetition_penalty": 0.0},
+    {"repetition_penalty": math.inf},
+    {"presence_penalty": 101.0},
+    {"frequency_penalty": math.nan},
+    {"logit_bias": {97: 1.0}},
+    {"logit_bias": {1: math.inf}},
+    {"logit_bias": {1: math.nan}},
+    {"logit_bias": {1: 1001.0}},
+    {"logit_bias": dict.fromkeys(range(1025), 1.0)},
+    {"logprobs": 21},
+    {"stop_token_ids": [97]},
+    {"stop_token_ids": [1] * 129},
+]
+
+
+@pytest.mark.parametrize(
+    "fields", SAMPLINGS, ids=[next(iter(fields)) + str(i) for i, fields in enumerate(SAMPLINGS)]
+)
+def test_sampling_outside_its_range_names_the_field(fields: dict[str, object]) -> None:
+    refusal = codec.decode_sampling("sampling", pb.Sampling(**fields), LIMITS)
+    assert message(refusal).startswith(f"sampling.{next(iter(fields))}")
+
+
+def test_sampling_at_the_edges_of_its_ranges_is_fine() -> None:
+    sampling = codec.decode_sampling(
+        "sampling",
+        pb.Sampling(
+            temperature=100,
+            top_k=2**32 - 1,
+            top_p=1,
+            min_p=1,
+            repetition_penalty=100,
+            presence_penalty=-100,
+            logit_bias={96: -1000.0, 0: 1000.0},
+            seed=2**64 - 1,
+            logprobs=0,
+            stop_token_ids=[96],
+            min_tokens=2**32 - 1,
+        ),
+        LIMITS,
+    )
+    assert isinstance(sampling, Sampling)
+    assert (sampling.top_k, sampling.logit_bias, sampling.logprobs) == (0, ((0, 1000.0), (96, -1000.0)), 0)
+
+
+def test_unset_sampling_is_greedy_with_a_seed_of_its_own() -> None:
+    one, two = (codec.decode_sampling("s", pb.Sampling(), LIMITS) for _ in range(2))
+    assert isinstance(one, Sampling)
+    assert isinstance(two, Sampling)
+    assert one.seed != two.seed
+    assert Sampling(seed=one.seed) == one
+
+
+def test_the_digest_knows_type_and_content() -> None:
+    header = pb.StepHeader(step_id=1)
+    digests = {
+        codec.digest(pb.TruncateKvRequest(header=header)),
+        codec.digest(pb.ForkCacheRequest(header=header)),
+        codec.digest(pb.Step(header=header)),
+        codec.digest(pb.Step(header=pb.StepHeader(step_id=2))),
+    }
+    assert len(digests) == 4
+    assert codec.digest(pb.Step(header=header)) == codec.digest(pb.Step(header=header))
+
+
+def test_forward_is_checked_before_it_is_computed() -> None:
+    def refused(**fields: object) -> str:
+        with pytest.raises(StepRefused) as caught:
+            codec.decode_forward(pb.ForwardRequest(**fields), LIMITS, 8)
+        return caught.value.refusal.message
+
+    one, hidden = [pb.ForwardInput(tokens=[1])], [pb.FORWARD_OUTPUT_HIDDEN]
+    assert "inputs" in refused(outputs=hidden)
+    assert "max_rows" in refused(inputs=one * 5, outputs=hidden)
+    assert "outputs" in refused(inputs=one)
+    assert "outputs" in refused(inputs=one, outputs=[9])
+    assert "inputs[1].tokens" in refused(inputs=[*one, pb.ForwardInput()], outputs=hidden)
+    assert "ids below 97" in refused(inputs=[pb.ForwardInput(tokens=[97])], outputs=hidden)
+    assert "max_step_tokens" in refused(inputs=[pb.ForwardInput(tokens=[1] * 40)] * 2, outputs=hidden)
+    inputs, want = codec.decode_forward(pb.ForwardRequest(inputs=one, outputs=hidden * 2), LIMITS, 8)
+    assert (inputs[0].tolist(), want) == ([1], {"hidden"})
+
+
+def test_results_are_parallel_arrays_and_only_special_rows_have_details() -> None:
+    refusal = Refusal(Reason.RESOURCE_EXHAUSTED, "no")
+    rows = [
+        RowResult(5, 0, [1, 2]),
+        RowResult(refusal=refusal),
+        RowResult(
+            7,
+            4,
+            [3],
+            np.array([-1.0], np.float32),
+            np.array([[3, 4]], np.int32),
+            np.array([[-1.0, -2.0]], np.float32),
+            np.array([[0.5, 1.5]], np.float32),
+        ),
+    ]
+    plan = StepPlan(step_id=9, rows=(refusal, refusal), openings=(refusal,))
+    message = pb.StepResult()
+    codec.encode_result(message, StepResult([], rows, 3, 2, 10, 20), plan, 77)
+    packed = message.rows
+    assert (list(packed.kv_lengths), list(packed.token_counts), list(packed.tokens)) == (
+        [5, 0, 7],
+        [2, 0, 1],
+        [1, 2, 3],
+    )
+    assert list(packed.cached_lengths) == [4]
+    assert [(e.index, e.code, e.message) for e in packed.errors] == [(1, 8, "no")]
+    (detail,) = packed.details
+    assert (detail.row, detail.k, list(detail.top_ids), list(detail.logits.shape)) == (2, 2, [3, 4], [1, 2])
+    assert np.frombuffer(detail.logits.data, "<f4").tolist() == [0.5, 1.5]
+    assert (message.step_id, message.epoch, message.free_pages, message.queue_us) == (9, 77, 3, 10)
+
+
+NUMBERS = st.one_of(st.integers(0, 5), st.sampled_from([96, 97, 2**31 - 1, 2**31, 2**32 - 1]))
+ARRAYS = st.lists(NUMBERS, max_size=5)
+FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
+STEPS = st.builds(
+    pb.Step,
+    header=st.builds(pb.StepHeader, step_id=st.integers(0, 2), epoch=st.sampled_from([0, 77])),
+    ops=st.lists(
+        st.one_of(
+            st.builds(lambda ids: pb.Op(release=pb.Release(cache_ids=ids)), ARRAYS),
+            st.builds(lambda i, n: pb.Op(truncate=pb.Truncate(cache_id=i, length=n)), NUMBERS, NUMBERS),
+            st.builds(
+                lambda i, j, n: pb.Op(fork=pb.Fork(source_id=i, cache_id=j, length=n)),
+                NUMBERS,
+                NUMBERS,
+                NUMBERS,
+            ),
+            st.just(pb.Op()),
+        ),
+        max_size=3,
+    ),
+    rows=st.one_of(
+        st.builds(
+            lambda ids, extra: pb.Rows(cache_ids=ids, kv_lengths=[1] * len(ids), **extra),
+            st.lists(NUMBERS, max_size=3),
+            st.dictionaries(
+                st.sampled_from(["limits", "steps", "outputs", "top_ks"]),
+                st.lists(st.integers(0, 5), max_size=3),
+            ),
+        ),
+        st.builds(
+            pb.Rows,
+            cache_ids=ARRAYS,
+            kv_lengths=ARRAYS,
+            tokens=ARRAYS,
+            token_counts=ARRAYS,
+            drafts=ARRAYS,
+            draft_counts=ARRAYS,
+            limits=ARRAYS,
+            steps=ARRAYS,
+            top_ks=ARRAYS,
+        ),
+    ),
+    openings=st.lists(
+        st.builds(
+            pb.Opening,
+            cache_id=NUMBERS,
+            tokens=ARRAYS,
+            prompt_length=NUMBERS,
+            limit=NUMBERS,
+            output=st.integers(0, 5),
+            top_k=NUMBERS,
+            salt=st.binary(max_size=3),
+            sampling=st.builds(
+                pb.Sampling, temperature=FLOATS, top_p=FLOATS, logprobs=NUMBERS, stop_token_ids=ARRAYS
+            ),
+        ),
+        max_size=3,
+    ),
+)
+ALL = (codec.PREFILL, codec.BATCH_PREFILL, codec.DECODE, codec.BATCH_DECODE, codec.UNIFIED, codec.VERIFY)
+
+
+class TestNothingButRefusals:
+    """One engine lives through all examples: whatever arrives, it answers, and its books balance."""
+
+    harness = Harness(limits(total_pages=8, max_sequences=4, max_rows=4, context_length=32))
+
+    @settings(max_examples=400, deadline=None)
+    @given(step=STEPS, takes=st.sampled_from(ALL))
+    def test_any_step_is_answered(self, step: pb.Step, takes: codec.Takes) -> None:
+        try:
+            plan = codec.decode_step(step, self.harness.engine.limits, takes)
+            result = self.harness.engine.execute(plan)
+        except StepRefused:
+            return
+        codec.encode_result(pb.StepResult(), result, plan, 77)
+        assert len(result.rows) == len(plan.rows) + len(plan.openings)
+        assert len(result.ops) == len(plan.ops)
+        self.harness.engine.check()
+
+    @settings(max_examples=300, deadline=None)
+    @given(data=st.binary(max_size=200), takes=st.sampled_from(ALL))
+    def test_any_bytes_are_answered(self, data: bytes, takes: codec.Takes) -> None:
+        for kind in (
+            pb.Step,
+            pb.TruncateKvRequest,
+            pb.ForkCacheRequest,
+            pb.ReleaseCacheRequest,
+            pb.ForwardRequest,
+        ):
+            try:
+                request = kind.FromString(data)
+            except DecodeError:
+                continue
+            try:
+                if isinstance(request, pb.Step):
+                    self.harness.engine.execute(codec.decode_step(request, LIMITS, takes))
+                elif isinstance(request, pb.ForwardRequest):
+                    codec.decode_forward(request, LIMITS, 8)
+                else:
+                    self.harness.engine.execute(codec.decode_op(request, LIMITS))
+            except StepRefused:
+                continue
+
+
+def test_the_fakes_vocabulary_is_the_limits() -> None:
+    assert FakeBackend().info.vocab_size == LIMITS.vocab_size

@@ -1,0 +1,76 @@
+"""The configuration: where values come from, and which are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from executor_service.config import BackendName, ExecutorConfig, explain, parse
+
+ORACLE = ["--backend", "oracle"]
+
+
+def problem(arguments: list[str]) -> str:
+    with pytest.raises(ValidationError) as caught:
+        parse(arguments)
+    return explain(caught.value.errors())
+
+
+def test_flags_win_over_environment_over_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    yaml = tmp_path / "executor.yaml"
+    yaml.write_text("backend: oracle\nport: 1\npages: 10\nmax_rows: 7\n")
+    monkeypatch.setenv("PACELINE_EXECUTOR_PORT", "2")
+    monkeypatch.setenv("PACELINE_EXECUTOR_PAGES", "20")
+    config = parse(["--config", str(yaml), "--port", "3"])
+    assert (config.backend, config.port, config.pages, config.max_rows) == (BackendName.ORACLE, 3, 20, 7)
+
+
+def test_the_yaml_can_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    yaml = tmp_path / "executor.yaml"
+    yaml.write_text("backend: oracle\n")
+    monkeypatch.setenv("PACELINE_EXECUTOR_CONFIG", str(yaml))
+    assert parse([]).backend is BackendName.ORACLE
+
+
+def test_a_missing_yaml_is_an_error_and_not_ignored(tmp_path: Path) -> None:
+    assert "no file" in problem([*ORACLE, "--config", str(tmp_path / "none.yaml")])
+
+
+def test_kv_memory_takes_suffixes() -> None:
+    assert parse([*ORACLE, "--kv-memory", "2GiB"]).kv_memory == 2 << 30
+
+
+def test_it_is_frozen() -> None:
+    with pytest.raises(ValidationError):
+        parse(ORACLE).port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "--model"),
+        ([*ORACLE, "--port", "65536"], "--port"),
+        ([*ORACLE, "--page-size", "0"], "--page-size"),
+        ([*ORACLE, "--kv-memory", "many"], "--kv-memory"),
+        ([*ORACLE, "--kv-memory", "1GiB", "--pages", "3"], "not both"),
+        ([*ORACLE, "--tls-cert", __file__], "--tls-key"),
+        ([*ORACLE, "--tls-client-ca", __file__], "--tls-cert"),
+        ([*ORACLE, "--auth-token-file", "/no/such"], "--auth-token-file: no file"),
+        (["--backend", "torch", "--model", "/no/such"], "--model: no file"),
+        ([*ORACLE, "--draft-agreement", "1.5"], "--draft-agreement"),
+        ([*ORACLE, "--host", "0.0.0.0"], "not loopback"),
+    ],
+)
+def test_what_can_not_be_served_is_refused_by_name(arguments: list[str], text: str) -> None:
+    assert text in problem(arguments)
+
+
+def test_plaintext_beyond_loopback_takes_a_flag() -> None:
+    assert parse([*ORACLE, "--host", "0.0.0.0", "--insecure"]).host == "0.0.0.0"
+    assert parse([*ORACLE, "--host", "::1"]).address == "[::1]:50061"
+
+
+def test_every_setting_is_described() -> None:
+    assert all(field.description for field in ExecutorConfig.model_fields.values())
