@@ -28,6 +28,7 @@ from executor_service.session import Session
 
 _SAMPLE, _NONE = OutputMode.SAMPLE, OutputMode.NONE
 _NO_TOKENS: TokenIds = np.zeros(0, np.int32)
+_UNANSWERED = RowResult()  # holds an accepted row's place until it is committed or abandoned
 _PER_POSITION = ("logprobs", "top_ids", "top_logprobs", "logits")
 
 
@@ -35,8 +36,8 @@ class Job:
     """An accepted row on its way through the device: dropping it is the undo (`abandon`)."""
 
     __slots__ = (
-        "drafts", "fed", "index", "known", "left", "opened", "output", "outputs", "overwritten", "parts",
-        "sequence", "start", "tokens", "top_k",
+        "drafts", "fed", "hit", "index", "known", "left", "opened", "output", "outputs", "overwritten",
+        "parts", "sequence", "start", "tokens", "top_k",
     )  # fmt: skip
 
     def __init__(
@@ -54,7 +55,7 @@ class Job:
         self.tokens: list[int] = []  # sampled so far
         self.parts: list[RowOutput] = []  # one per forward, where the row has several
         self.overwritten = -1  # the sampled token whose place given tokens took
-        self.opened = 0  # the cache id, for an opening
+        self.opened = self.hit = 0  # an opening's cache id and prefix hit
 
 
 class Tally(NamedTuple):
@@ -102,7 +103,7 @@ class Batch:
                 self.results.append(RowResult(refusal=job))
             else:
                 accept(job)
-                self.results.append(RowResult())
+                self.results.append(_UNANSWERED)
         for index, opening in enumerate(plan.openings):
             if isinstance(opening, Refusal):
                 job = opening
@@ -122,7 +123,7 @@ class Batch:
                 self.results.append(RowResult(refusal=job))
             else:
                 accept(job)
-                self.results.append(RowResult(cached_length=job.start))
+                self.results.append(_UNANSWERED)
 
     def compute(self) -> None:
         """Forward all accepted rows at once; then the multi-step rows again, until none is left."""
@@ -170,7 +171,7 @@ class Batch:
             feeds = row.limit
             if drafts or steps > 1:
                 return _invalid(
-                    f"rows.limits[{index}]: {feeds} of {pending} pending tokens, but drafts and steps need them all"
+                    f"rows.limits[{index}]: {feeds} of {pending} pending, drafts and steps need all"
                 )
         fed = feeds + drafts
         end = start + fed + steps - 1
@@ -240,7 +241,7 @@ class Batch:
         session.caches[cache_id] = sequence
         self.opened += 1
         job = Job(len(self._plan.rows) + index, sequence, fed, total, opening.output, opening.top_k)
-        job.opened = cache_id
+        job.opened, job.hit = cache_id, hit
         if fed == pending and opening.output is not _NONE:
             job.outputs = 1
         sequence.make_room(total + 1)
@@ -248,8 +249,8 @@ class Batch:
 
     def _over_budget(self, field: str, tokens: int) -> Refusal:
         return _invalid(
-            f"{field}: {tokens} tokens to compute, {self._budget} of the step's {self._limits.max_step_tokens} "
-            "(max_step_tokens) are left"
+            f"{field}: {tokens} tokens to compute, but only {self._budget} of the step's "
+            f"{self._limits.max_step_tokens} (max_step_tokens) are left"
         )
 
     def _forward_row(self, job: Job) -> ForwardRow:
@@ -261,7 +262,7 @@ class Batch:
             history[start:],
             history,
             sequence.prompt_length,
-            sequence.table.pages,
+            sequence.table.pages(),
             job.outputs,
             job.output,
             sequence.sampling,
@@ -325,10 +326,9 @@ class Batch:
             cache.publish(table, sequence.ids, length)
         if (table.count - 1) * cache.page_size >= length:
             cache.cut(table, length)  # reserved for drafts or steps that were not taken
-        result = self.results[job.index]
-        result.kv_length, result.tokens = length, job.tokens
-        result.logprobs, result.logits = output.logprobs, output.logits
-        result.top_ids, result.top_logprobs = output.top_ids, output.top_logprobs
+        self.results[job.index] = RowResult(
+            length, job.hit, job.tokens, output.logprobs, output.top_ids, output.top_logprobs, output.logits
+        )
 
     def _abandon(self, job: Job) -> None:
         """Undo a row whose logits were not finite."""

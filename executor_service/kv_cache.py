@@ -39,23 +39,26 @@ class LedgerError(AssertionError):
 class BlockTable:
     """The pages of one sequence in order, and the hashes of those known to be whole and finite."""
 
-    __slots__ = ("_buffer", "count", "hashes", "root")
+    __slots__ = ("_buffer", "_view", "count", "hashes", "root")
 
     def __init__(self, root: bytes) -> None:
         self.root = root
         self.hashes: list[bytes] = []  # hashes[i] covers the tokens of pages 0..i
         self.count = 0
         self._buffer: NDArray[np.int32] = np.zeros(8, np.int32)
+        self._view = self._buffer[:0]
 
-    @property
     def pages(self) -> NDArray[np.int32]:
         """Page numbers, int32, shape [count]: a view, valid until the table changes."""
-        return self._buffer[: self.count]
+        if len(self._view) != self.count:
+            self._view = self._buffer[: self.count]
+        return self._view
 
     def append(self, page: int) -> None:
         """Add a page at the end."""
         if self.count == len(self._buffer):
             self._buffer = np.concatenate([self._buffer, np.zeros_like(self._buffer)])
+            self._view = self._buffer[:0]
         self._buffer[self.count] = page
         self.count += 1
 
@@ -181,7 +184,7 @@ class KvCache:
         """Recount everything from the live tables; raises LedgerError at the first difference."""
         counted = np.zeros(self.total + 1, np.int64)
         for table in tables:
-            np.add.at(counted, table.pages, 1)
+            np.add.at(counted, table.pages(), 1)
         references = np.array(self._references)
         if (different := np.flatnonzero(counted != references)).size:
             page = int(different[0])

@@ -89,6 +89,10 @@ class Loop:
         live.post(core.executor_ready(link.capacity, self._clock()))
         unanswered: list[tuple[float, int]] = []  # when each was sent, and its rows
         while True:
+            if self._pool.should_leave(link) and not unanswered:
+                await link.leave()
+                link.lose("draining")
+                link.check()
             now = self._clock()
             live.post(core.expire(now))
             while (plan := core.plan(now)) is not None:

@@ -96,7 +96,10 @@ class SchedulerServicer(SchedulerServiceServicer):
         check_detokenize(request.token_ids, served.model)
         if served.text is None:
             raise InvalidRequest("token_ids", "the model has no tokenizer")
-        return pb.DetokenizeResponse(text=served.text.decode(request.token_ids))
+        try:
+            return pb.DetokenizeResponse(text=await served.text.decode(request.token_ids))
+        except BusyError as error:
+            raise _busy() from error
 
     async def Abort(self, request: pb.AbortRequest, context: _Context) -> pb.AbortResponse:
         """Ends what is live."""
@@ -166,7 +169,11 @@ async def _token_ids(prompt: Prompt, served: Served) -> Sequence[int]:
     except PromptTooLargeError as error:
         raise InvalidRequest(field, f"the template makes more than {most} bytes of them") from error
     except BusyError as error:
-        raise QueueFull("too many prompts wait to be tokenized", retry_after_s=RETRY_AFTER_S) from error
+        raise _busy() from error
     if not ids:
         raise InvalidRequest(field, "has no tokens")
     return ids
+
+
+def _busy() -> QueueFull:
+    return QueueFull("too many texts wait for the tokenizer", retry_after_s=RETRY_AFTER_S)

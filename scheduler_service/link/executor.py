@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from paceline import errors
 from paceline.aio.executor import ExecutorClient, StepStream
@@ -44,7 +45,7 @@ class Timing:
     step_timeout_s: float = 120.0
     greeting_timeout_s: float = 10.0  # of each of its RPCs
     retry_s: float = 0.1  # doubles ...
-    retry_max_s: float = 1.0  # ... up to here
+    retry_max_s: float = 0.5  # ... up to here
     lease_s: float = 30.0
 
 
@@ -96,6 +97,11 @@ class ExecutorLink:
     def ready(self) -> bool:
         """It was greeted and has not been lost since."""
         return self._session is not None
+
+    @property
+    def retiring(self) -> bool:
+        """It drains: what it has goes on, and nothing new begins there."""
+        return self._status.state == pb.EXECUTOR_STATE_DRAINING
 
     @property
     def step_age_s(self) -> float:
@@ -170,6 +176,7 @@ class ExecutorLink:
         self.capacity = capacity
         self._session = session
         self._last_session_id = session.id
+        self._status = status
         self._sent.clear()
         self._lost.clear()
         self.detail = self._last_refusal = ""
@@ -205,7 +212,7 @@ class ExecutorLink:
         log.warning("executor lost", address=self.address, detail=detail)
         self.losses += 1
         self._session = None
-        self._not_ready(detail)
+        self.detail = self._last_refusal = detail
         self._lost.set()
         if self._stream is not None:
             self._stream.close()
@@ -241,9 +248,9 @@ class ExecutorLink:
         try:
             await stream.send(step)
         except errors.PacelineError as error:
-            self._fail(f"the stream broke: {error}")
+            self._fail(stream, f"the stream broke: {error}")
         except asyncio.CancelledError:
-            self._uncancel()
+            self._uncancel(stream)
 
     async def receive(self) -> Result:
         """The answer to the oldest unanswered step. Raises ExecutorLostError."""
@@ -257,20 +264,20 @@ class ExecutorLink:
         except errors.PacelineError as error:
             # A step that was refused whole is no answer to any row: our session is gone, or we
             # disagree on where it stands. Either way the way out is a new session.
-            self._fail(f"the stream broke: {error}")
+            self._fail(stream, f"the stream broke: {error}")
         except (ValueError, IndexError) as error:
-            self._fail(f"an answer that does not fit its step: {error}")
+            self._fail(stream, f"an answer that does not fit its step: {error}")
         except asyncio.CancelledError:
-            self._uncancel()
-        raise AssertionError("unreachable")
+            self._uncancel(stream)
 
-    def _fail(self, detail: str) -> None:
-        self.lose(detail)
-        raise ExecutorLostError(self.detail)
+    def _fail(self, stream: StepStream, detail: str) -> NoReturn:
+        if self._stream is stream:  # else it was lost before, and may be there again
+            self.lose(detail)
+        raise ExecutorLostError(detail)
 
-    def _uncancel(self) -> None:
+    def _uncancel(self, stream: StepStream) -> NoReturn:
         """A closed stream answers with CancelledError too: tell it from our own task's."""
         task = asyncio.current_task()
-        if self._session is None and not (task is not None and task.cancelling()):
+        if self._stream is not stream and not (task is not None and task.cancelling()):
             raise ExecutorLostError(self.detail)
         raise asyncio.CancelledError

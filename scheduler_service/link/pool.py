@@ -55,10 +55,17 @@ class ExecutorPool:
     def choose(self) -> ExecutorLink | None:
         """The executor to drive from now on: the active one while it lasts, else the next ready one."""
         if self.active is None or not self.active.ready:
-            self.active = next((link for link in self.links if link.ready), None)
+            ready = [link for link in self.links if link.ready]
+            self.active = min(ready, key=lambda link: link.retiring, default=None)
             if self.active is not None:
                 log.info("executor active", address=self.active.address)
         return self.active
+
+    def should_leave(self, link: ExecutorLink) -> bool:
+        """It drains, and another one is ready."""
+        return link.retiring and any(
+            other.ready and not other.retiring for other in self.links if other is not link
+        )
 
     async def leave(self) -> None:
         """Give all sessions back."""

@@ -27,7 +27,7 @@ class PromptTooLargeError(Exception):
 
 
 class BusyError(Exception):
-    """Too many prompts are waiting to be tokenized."""
+    """Too many texts wait for the tokenizer."""
 
 
 class TextTools:
@@ -71,10 +71,10 @@ class TextTools:
         """For one completion."""
         return Detokenizer(self._vocabulary)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of all these ids, as a stream of them would have it."""
+    async def decode(self, ids: Sequence[int]) -> str:
+        """The text of all these ids, as a stream of them would have it. Raises BusyError."""
         detokenizer = self.detokenizer()
-        return detokenizer.push(ids) + detokenizer.flush()
+        return await self._in_thread(lambda: detokenizer.push(ids) + detokenizer.flush())
 
     async def encode_text(self, text: str) -> list[int]:
         """Plain text to ids, with the model's first token if it wants one. Raises BusyError."""

@@ -126,7 +126,7 @@ def session(executor: Executor) -> Session:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Skips what is not advertised; afterwards no cache lives and every page is accounted for."""
+    """Skips what is not advertised; afterwards no cache of the test lives, no page is lost."""
     if "target" not in request.fixturenames:
         yield
         return
@@ -137,13 +137,15 @@ def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         for capability in marker.args:
             if not executor.can(capability):
                 pytest.skip(f"{capability} is not advertised")
+    before = executor.status()
     yield
     try:
         for session in tuple(executor.open_sessions.values()):
             session.close()
+        after, cache = executor.status(), balanced(executor)
     except grpc.RpcError as error:
         executor.lost = code_of(error) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
         raise
-    if executor.status().state == pb.EXECUTOR_STATE_SERVING:
-        assert executor.status().sequences == 0, "caches outlived their session"
-        assert balanced(executor).owned_pages == 0
+    if after.state == pb.EXECUTOR_STATE_SERVING:
+        assert after.sequences == before.sequences, "caches outlived their session"
+        assert cache.owned_pages == before.cache.owned_pages, "pages outlived their caches"

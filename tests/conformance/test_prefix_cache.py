@@ -52,17 +52,14 @@ def test_a_hit_counts_in_kv_length_and_a_limit_starts_behind_it(
     judge.check(again)
 
 
-@pytest.mark.parametrize("shared", ["nothing", "part of a page", "a page", "a page and a part"])
+@pytest.mark.parametrize("pages", [0, 1])
+@pytest.mark.parametrize("part", ["nothing", "one token", "half a page", "all but one token"])
 def test_a_hit_never_goes_beyond_what_is_shared(
-    session: Session, draw: Draw, judge: Judge, executor: Executor, shared: str
+    session: Session, draw: Draw, judge: Judge, executor: Executor, pages: int, part: str
 ) -> None:
     page = executor.page
-    common = {
-        "nothing": 0,
-        "part of a page": page // 2,
-        "a page": page,
-        "a page and a part": page + page // 2,
-    }[shared]
+    tokens = {"nothing": 0, "one token": 1, "half a page": page // 2, "all but one token": page - 1}[part]
+    common = pages * page + tokens
     prompt = draw.prompt()
     session.open(prompt).decode(1)
     near = [*prompt[:common], draw.other(prompt[common]), *prompt[common + 1 :]]

@@ -23,6 +23,10 @@ from executor_service.backends.torch_backend import cpu_sampler, noise
 from executor_service.plan import OutputMode, Sampling, TokenIds
 
 
+MIN_TEMPERATURE = 1e-6
+"""Smaller temperatures above 0 count as this one, so that logits / temperature stays finite."""
+
+
 @dataclass(frozen=True, slots=True)
 class Filters:
     """Top-k, top-p and min-p of some rows, [rows] each.
@@ -132,13 +136,13 @@ def _part(logits: torch.Tensor, indices: list[int]) -> torch.Tensor:
 def _drawn(logits: torch.Tensor, positions: Sequence[_Position]) -> torch.Tensor:
     vocabulary = logits.shape[-1]
     samplings = [p.row.sampling for p in positions]
-    temperatures = np.array([s.temperature for s in samplings], np.float32)
+    temperatures = np.array([max(s.temperature, MIN_TEMPERATURE) for s in samplings], np.float32)
     filters = Filters(
         top_k=np.array(
             [min(s.top_k, vocabulary) if s.top_k > 0 else vocabulary for s in samplings], np.int64
         ),
         top_p=np.array([s.top_p for s in samplings], np.float64),
-        min_p=np.array([s.min_p for s in samplings], np.float64),
+        min_p=np.array([min(s.min_p, 1.0) for s in samplings], np.float64),
         totals=np.array([_top_k_mass(logits[i], s) for i, s in enumerate(samplings)], np.float64),
     )
     keys = np.array([reference.key(p.row.sampling.seed, p.length) for p in positions], np.uint64)
@@ -186,7 +190,7 @@ def _top_k_mass(logits: torch.Tensor, s: Sampling) -> float:
     """The mass of the k most likely tokens as exp(z - highest), where the nucleus is a share of it; else 0."""
     if not 0 < s.top_k < len(logits) or s.top_p >= 1:
         return 0.0
-    top = logits.topk(s.top_k).values / s.temperature
+    top = logits.topk(s.top_k).values / max(s.temperature, MIN_TEMPERATURE)
     return float((top - top[0]).exp().sum(dtype=torch.float64))
 
 
@@ -230,4 +234,8 @@ def _adjust(logits: torch.Tensor, p: _Position) -> None:
         bias = torch.tensor([value for _, value in s.logit_bias], device=device)
         logits.index_add_(0, torch.tensor([i for i, _ in s.logit_bias], device=device), bias)
     if _masks_stops(p):
-        logits[list(s.stop_token_ids)] = -torch.inf
+        stops = list(s.stop_token_ids)
+        kept = logits[stops]
+        logits[stops] = -torch.inf
+        if logits.amax() == -torch.inf:  # a mask that leaves nothing gives way
+            logits[stops] = kept

@@ -218,8 +218,8 @@ def fork_with_its_sources_sampling() -> None:
 def ops_out_of_order() -> None:
     """a step's ops are applied last to first"""
 
-    def execute(original: Any, self: Engine, plan: Any) -> Any:
-        result = original(self, replace(plan, ops=plan.ops[::-1]))
+    def execute(original: Any, self: Engine, plan: Any, *args: Any) -> Any:
+        result = original(self, replace(plan, ops=plan.ops[::-1]), *args)
         if plan.step_id == 0:  # a stored reply is the same object again
             result.ops.reverse()
         return result
@@ -379,18 +379,17 @@ def sessions_not_isolated() -> None:
     """a cache id of another session is found"""
 
     class Leaky(dict[int, Any]):
-        everything: dict[int, Any] = {}  # noqa: RUF012  # shared on purpose
-
-        def __setitem__(self, key: int, value: Any) -> None:
-            self.everything[key] = value
-            super().__setitem__(key, value)
+        def __init__(self, sessions: Sessions) -> None:
+            self._sessions = sessions
+            super().__init__()
 
         def get(self, key: int, default: Any = None) -> Any:
-            return super().get(key) or self.everything.get(key, default)
+            everywhere = [self, *(session.caches for session in self._sessions)]
+            return next((caches[key] for caches in everywhere if key in caches), default)
 
-    def open_(original: Any, self: Sessions, lease_s: float, label: str) -> Session:
-        session: Session = original(self, lease_s, label)
-        session.caches = Leaky()
+    def open_(original: Any, self: Sessions, *args: Any) -> Session:
+        session: Session = original(self, *args)
+        session.caches = Leaky(self)
         return session
 
     wrap(Sessions, "open", open_)

@@ -144,6 +144,19 @@ async def test_a_standby_takes_over(tmp_path: Path) -> None:
         await stack.all_pages_back(active)
 
 
+async def test_a_standby_takes_over_from_one_that_drains(tmp_path: Path) -> None:
+    with oracle_stack(tmp_path, executor=EXECUTOR, executors=2) as stack:
+        async with stack.client() as client:
+            active = next(one.address for one in (await client.status()).executors if one.active)
+            expected = await undisturbed(client)
+            draining = stack.executor(active)
+            ids, silence_s = await disturbed(client, lambda: draining.signal(signal.SIGTERM))
+            assert ids == expected
+            assert silence_s < HEAL_S
+            assert await asyncio.to_thread(draining.wait, 10) == 0
+            assert (await client.status()).failed == 0
+
+
 async def test_an_executor_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
     stack = Stack(tmp_path)
     try:
@@ -201,11 +214,9 @@ async def test_a_request_that_kills_executors_ends_alone(tmp_path: Path) -> None
             # Prompts and answers without the poison, so that only its bearer kills.
             clean = [[1 + seed, 2, 3] for seed in range(8)]
             bias = {POISON: -1000.0}
-            options = {"max_tokens": 100, "ignore_eos": True, "temperature": 0.0, "logit_bias": bias}
-            expected = [
-                ids_of((await client.complete(token_ids=ids, **options))[0])  # type: ignore[arg-type]
-                for ids in clean
-            ]
+            options = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.0, "logit_bias": bias}
+            alone = [client.complete(token_ids=ids, **options) for ids in clean]  # type: ignore[arg-type]
+            expected = [ids_of(completions[0]) for completions in await asyncio.gather(*alone)]
             (address,) = stack.addresses
             stack.change_executor(address, *EXECUTOR, "--exit-on-token", str(POISON))
             done = asyncio.Event()

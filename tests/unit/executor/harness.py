@@ -92,7 +92,7 @@ class Harness:
                     sequence.known,
                     sequence.sampled,
                     sequence.ids[: sequence.known].tolist(),
-                    sequence.table.pages.tolist(),
+                    sequence.table.pages().tolist(),
                 )
                 for session in self.engine.sessions
                 for cache_id, sequence in session.caches.items()

@@ -52,12 +52,13 @@ class CacheMachine(RuleBasedStateMachine):
 
     def reserve(self, shadow: Shadow, end: int) -> bool:
         start = len(shadow.tokens)
-        before = (self.cache.free, self.cache.cached, shadow.table.pages.tolist())
+        before = (self.cache.free, self.cache.cached, shadow.table.pages().tolist())
+        missing = -(-end // PAGE) - shadow.table.count
         try:
             copy = self.cache.reserve(shadow.table, start, end)
-        except OutOfPages as error:
-            assert error.needed > error.available == before[0] + before[1]
-            assert before == (self.cache.free, self.cache.cached, shadow.table.pages.tolist())
+        except OutOfPages:
+            assert before == (self.cache.free, self.cache.cached, shadow.table.pages().tolist())
+            assert missing + 1 > before[0] + before[1], "refused though there was room"
             return False
         if copy:
             for slot in range(PAGE):

@@ -1,0 +1,152 @@
+"""What each channel and server option is there for: gRPC accepts any key, so only the effect counts."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import trustme
+from paceline import Security, aio, errors
+from paceline.channel import Link, open_aio_channel, server_options
+
+from tests.support.processes import executor
+
+ECHO = "/test.Echo/Echo"
+
+
+class Echo(grpc.GenericRpcHandler):
+    """Answers the request's own bytes; b"wait" after as many seconds as follow it."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        async def echo(request: bytes, context: Any) -> bytes:
+            if request.startswith(b"wait"):
+                await asyncio.sleep(float(request.removeprefix(b"wait")))
+            return request
+
+        return grpc.unary_unary_rpc_method_handler(echo)
+
+
+@asynccontextmanager
+async def echo_server(link: Link, port: int = 0) -> AsyncIterator[int]:
+    server = grpc.aio.server(options=server_options(link))
+    server.add_generic_rpc_handlers((Echo(),))
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(None)
+
+
+def echo_method(channel: grpc.aio.Channel) -> Any:
+    return channel.unary_unary(ECHO)
+
+
+async def call(channel: grpc.aio.Channel, request: bytes, timeout_s: float = 20.0) -> bytes:
+    try:
+        reply: bytes = await echo_method(channel)(request, timeout=timeout_s)
+    except grpc.RpcError as error:
+        raise errors.from_rpc(error) from None
+    return reply
+
+
+async def test_a_frozen_executor_is_noticed_within_seconds(tmp_path: Path) -> None:
+    process = executor("--backend", "oracle", directory=tmp_path)
+    try:
+        process.wait_serving()
+        async with aio.ExecutorClient(process.address) as client, client.stream() as stream:
+            await client.get_status(timeout_s=5)
+            process.signal(signal.SIGSTOP)
+            began = time.monotonic()
+            with pytest.raises(errors.Unavailable):
+                await asyncio.wait_for(stream.recv(), 30)
+            assert time.monotonic() - began < 6.0
+    finally:
+        process.kill()
+
+
+async def test_pings_during_a_long_wait_are_welcome() -> None:
+    """A server without our options answers the third ping, after three seconds, with GOAWAY."""
+    link = Link.PRIVATE
+    async with echo_server(link) as port, open_aio_channel(f"127.0.0.1:{port}", link) as channel:
+        assert await call(channel, b"wait5") == b"wait5"
+
+
+async def test_two_servers_cannot_share_a_port() -> None:
+    async with echo_server(Link.PUBLIC) as port:
+        with pytest.raises(RuntimeError, match="bind"):
+            async with echo_server(Link.PUBLIC, port):
+                pass
+
+
+async def test_large_messages_are_for_the_private_link_alone() -> None:
+    large = bytes(5 << 20)
+    for link in Link:
+        async with echo_server(link) as port, open_aio_channel(f"127.0.0.1:{port}", link) as channel:
+            if link is Link.PRIVATE:
+                assert await call(channel, large) == large
+            else:
+                with pytest.raises(errors.InvalidRequest, match="too large"):
+                    await call(channel, large)
+
+
+async def test_a_restarted_server_is_found_within_two_seconds() -> None:
+    async with echo_server(Link.PRIVATE) as port:
+        channel = open_aio_channel(f"127.0.0.1:{port}", Link.PRIVATE)
+        assert await call(channel, b"1") == b"1"
+    for _ in range(5):  # each failure lengthens the wait before the next attempt
+        with pytest.raises(errors.Unavailable):
+            await call(channel, b"2")
+    async with echo_server(Link.PRIVATE, port), channel:
+        async with asyncio.timeout(2):
+            assert await echo_method(channel)(b"3", wait_for_ready=True) == b"3"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ca.pem, server.pem, server.key, client.pem, client.key, and other.pem of another authority."""
+    directory, authority = tmp_path_factory.mktemp("tls"), trustme.CA()
+    authority.cert_pem.write_to_path(str(directory / "ca.pem"))
+    trustme.CA().cert_pem.write_to_path(str(directory / "other.pem"))
+    for name in ("server", "client"):
+        pair = authority.issue_cert("127.0.0.1", "localhost")
+        pair.cert_chain_pems[0].write_to_path(str(directory / f"{name}.pem"))
+        pair.private_key_pem.write_to_path(str(directory / f"{name}.key"))
+    return directory
+
+
+async def test_mutual_tls_and_a_token_let_in_only_who_has_both(tmp_path: Path, certificates: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("secret\n")
+    arguments = ["--backend", "oracle", "--auth-token-file", str(token_file)]
+    for flag, file in (("cert", "server.pem"), ("key", "server.key"), ("client-ca", "ca.pem")):
+        arguments += [f"--tls-{flag}", str(certificates / file)]
+    authority, other = certificates / "ca.pem", certificates / "other.pem"
+    ours = Security(authority, certificates / "client.pem", certificates / "client.key", token="secret")
+    process = executor(*arguments, directory=tmp_path / "executor")
+    try:
+
+        async def ask(security: Security) -> str:
+            async with aio.ExecutorClient(process.address, security=security) as client:
+                return (await client.get_info(timeout_s=10)).backend
+
+        assert await ask(ours) == "oracle"
+        with pytest.raises(errors.Unauthenticated):
+            await ask(replace(ours, token="wrong"))
+        with pytest.raises(errors.Unauthenticated):
+            await ask(replace(ours, token=""))
+        with pytest.raises(errors.Unavailable):
+            await ask(Security(ca_file=authority, token="secret"))
+        with pytest.raises(errors.Unavailable):
+            await ask(replace(ours, ca_file=other))
+        with pytest.raises(errors.Unavailable):
+            await ask(Security(token="secret"))
+    finally:
+        process.kill()

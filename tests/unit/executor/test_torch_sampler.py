@@ -1,0 +1,167 @@
+"""The torch sampler picks the tokens of the numpy reference, and never by luck of its batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import njit
+
+from executor_service import noise as reference_noise
+from executor_service.backends import numpy_sampler
+from executor_service.backends.base import ForwardRow
+from executor_service.backends.torch_backend import cpu_sampler, noise, sampler
+from executor_service.plan import OutputMode, Sampling
+
+VOCABULARY = 97
+
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 1e-9, 0.3, 0.8, 1.0, 2.5]),
+    top_k=st.sampled_from([0, 1, 2, 5, 40, 96, 97, 500]),
+    top_p=st.sampled_from([0.0, 0.01, 0.3, 0.5, 0.9, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.01, 0.2, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 0.7, 1.3]),
+    presence_penalty=st.sampled_from([0.0, -0.5, 1.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.25, -0.1]),
+    logit_bias=st.lists(st.tuples(st.integers(0, 96), st.floats(-20, 20, width=32)), max_size=4).map(tuple),
+    seed=st.integers(0, 2**64 - 1),
+    logprobs=st.sampled_from([None, 0, 1, 5]),
+    stop_token_ids=st.lists(st.integers(0, 96), max_size=3, unique=True).map(tuple),
+    min_tokens=st.integers(0, 6),
+)
+
+
+@st.composite
+def sampled_rows(draw: st.DrawFn) -> tuple[np.ndarray, list[ForwardRow]]:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rows = []
+    for _ in range(draw(st.integers(1, 5))):
+        history = rng.integers(0, VOCABULARY, draw(st.integers(1, 30))).astype(np.int32)
+        fed = draw(st.integers(1, len(history)))
+        rows.append(
+            ForwardRow(
+                start=len(history) - fed,
+                tokens=history[-fed:],
+                history=history,
+                prompt_length=draw(st.integers(0, len(history))),
+                block_table=np.zeros(0, np.int32),
+                outputs=draw(st.sampled_from([0, 1, fed])),
+                output=draw(st.sampled_from([OutputMode.SAMPLE] * 5 + list(OutputMode))),
+                sampling=draw(samplings),
+                top_k=draw(st.sampled_from([1, 3, 97])),
+            )
+        )
+    logits = rng.standard_normal((sum(row.outputs for row in rows), VOCABULARY)) * draw(
+        st.sampled_from([0.1, 1.0, 6.0])
+    )
+    if draw(st.booleans()):
+        logits = np.round(logits)  # ties everywhere
+    return logits.astype(np.float32), rows
+
+
+@settings(deadline=None, max_examples=300)
+@given(sampled_rows())
+def test_equals_the_numpy_reference(case: tuple[np.ndarray, list[ForwardRow]]) -> None:
+    logits, rows = case
+    given_logits = torch.from_numpy(logits.copy())
+    ours = sampler.sample(given_logits, rows)
+    assert np.array_equal(given_logits.numpy(), logits)  # raw logits stay raw
+    for out, expected in zip(ours, numpy_sampler.sample_rows(logits, rows), strict=True):
+        assert out.finite == expected.finite
+        for name in ("tokens", "top_ids"):
+            a, b = getattr(out, name), getattr(expected, name)
+            assert (a is None) == (b is None) or len(b) == 0
+            assert a is None or (a.dtype == np.int32 and a.tolist() == b.tolist())
+        for name in ("logprobs", "top_logprobs", "logits"):
+            a, b = getattr(out, name), getattr(expected, name)
+            assert a is None or np.allclose(a, b, atol=2e-5)
+
+
+@settings(deadline=None, max_examples=200)
+@given(sampled_rows())
+def test_drawing_in_plain_torch_equals_the_cpu_kernel(case: tuple[np.ndarray, list[ForwardRow]]) -> None:
+    logits = case[0]
+    if not len(logits):
+        return
+    rng = np.random.default_rng(int(np.abs(logits[0]).sum() * 1e4))
+    n = len(logits)
+    temperatures = rng.choice([0.5, 1.0, 2.0], n).astype(np.float32)
+    keys = rng.integers(0, 2**64, n, dtype=np.uint64)
+    filters = sampler.Filters(
+        top_k=rng.choice([1, 5, VOCABULARY], n),
+        top_p=rng.choice([0.0, 0.1, 0.7, 1.0], n),
+        min_p=rng.choice([0.0, 0.05, 1.0], n),
+        totals=np.zeros(n),
+    )
+    tokens = np.zeros(n, np.int64)
+    low, high = (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32), (keys >> np.uint64(32)).astype(np.uint32)
+    cpu_sampler.draw_rows(
+        logits, temperatures, low, high, filters.top_k, filters.top_p, filters.min_p, filters.totals, tokens, 2
+    )
+    assert sampler.draw(torch.from_numpy(logits), temperatures, keys, filters).tolist() == tokens.tolist()
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=50))
+def test_the_hash_is_the_normative_one_bit_for_bit(key: int, ids: list[int]) -> None:
+    expected = reference_noise.hash_tokens(key, np.array(ids))
+    keys = torch.from_numpy(np.array([[key]], np.uint64).view(np.int64))
+    assert noise.hash_tokens(keys, torch.tensor([ids]))[0].tolist() == expected.tolist()
+    low, high = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32)
+    assert _compiled_hashes(low, high, np.array(ids)).tolist() == expected.tolist()
+
+
+@njit
+def _compiled_hashes(low: np.uint32, high: np.uint32, ids: np.ndarray) -> np.ndarray:
+    out = np.empty(len(ids), np.uint32)
+    for i in range(len(ids)):
+        out[i] = cpu_sampler.hash_token(low, high, ids[i])
+    return out
+
+
+def _row(sampling: Sampling, length: int = 5, outputs: int = 1) -> ForwardRow:
+    tokens = np.arange(length, dtype=np.int32)
+    return ForwardRow(0, tokens, tokens, length, np.zeros(0, np.int32), outputs, OutputMode.SAMPLE, sampling)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_p=0.9, logprobs=3)])
+def test_a_row_that_is_not_finite_is_reported_alone(bad: float, sampling: Sampling) -> None:
+    logits = np.random.default_rng(0).standard_normal((4, VOCABULARY)).astype(np.float32)
+    rows = [_row(sampling), _row(sampling, outputs=2), _row(sampling)]
+    clean = sampler.sample(torch.from_numpy(logits.copy()), rows)
+    logits[2, 50] = bad
+    outs = sampler.sample(torch.from_numpy(logits), rows)
+    assert [out.finite for out in outs] == [True, False, True]
+    for i in (0, 2):
+        assert outs[i].tokens is not None
+        assert clean[i].tokens is not None
+        assert outs[i].tokens.tolist() == clean[i].tokens.tolist()
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0, 9.0])
+def test_large_vocabulary_noise_is_pruned_exactly(spread: float) -> None:
+    rng = np.random.default_rng(int(spread))
+    logits = (rng.standard_normal((24, 49_152)) * spread).astype(np.float32)
+    rows = [
+        _row(Sampling(temperature=t, top_p=p, min_p=m, top_k=k, seed=i), length=i + 1)
+        for i, (t, p, m, k) in enumerate(
+            (t, p, m, k) for t in (0.7, 1.3) for p in (0.2, 0.95, 1.0) for m in (0.0, 0.1) for k in (0, 50)
+        )
+    ]
+    ours = sampler.sample(torch.from_numpy(logits), rows)
+    theirs = numpy_sampler.sample_rows(logits, rows)
+    for out, expected in zip(ours, theirs, strict=True):
+        assert out.tokens is not None
+        assert expected.tokens is not None
+        assert out.tokens.tolist() == expected.tokens.tolist()
+
+
+def test_ranked_gives_ties_to_the_lowest_id() -> None:
+    values = torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 2.0], [5.0, 5.0, 5.0, 5.0, 5.0, 5.0]])
+    top, ids = sampler.ranked(values, 3)
+    assert ids.tolist() == [[1, 3, 2], [0, 1, 2]]
+    assert top.tolist() == [[3.0, 3.0, 2.0], [5.0, 5.0, 5.0]]
