@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import sys
 
@@ -59,4 +60,8 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    # Not sys.exit: the device thread may be deep in a load or a step that nobody waits for any more.
+    os._exit(status)

@@ -33,7 +33,7 @@ _PER_POSITION = ("logprobs", "top_ids", "top_logprobs", "logits")
 
 
 class Job:
-    """An accepted row on its way through the device: dropping it is the undo (`abandon`)."""
+    """An accepted row on its way through the device; its sequence changes only when it is committed."""
 
     __slots__ = (
         "drafts", "fed", "hit", "index", "known", "left", "opened", "output", "outputs", "overwritten",
@@ -199,8 +199,7 @@ class Batch:
             job.drafts = row.drafts
             sequence.ids[start + pending : start + pending + drafts] = row.drafts
         if feeds == pending and row.output is not _NONE:
-            # The border allows 0, 1 or all positions; `_absorb` drops what is before the drafts.
-            job.outputs = fed if drafts else 1
+            job.outputs = drafts + 1
             job.left = steps
         return job
 
@@ -279,8 +278,6 @@ class Batch:
         end = job.start + job.fed
         self._computed += job.fed
         if job.output is not _SAMPLE or not job.outputs:
-            if before := job.outputs and job.outputs - len(job.drafts) - 1:
-                _trim(output, before, job.outputs)
             sequence.sampled = False
             self._finish(job, end, max(job.known, end), output)
             return False
@@ -290,14 +287,13 @@ class Batch:
         drafts = len(job.drafts)
         if drafts:
             # Equality is acceptance: t[i] is what the target samples after drafts[:i].
-            before = job.outputs - drafts - 1
-            wrong = np.flatnonzero(tokens[before:-1] != job.drafts)
+            wrong = np.flatnonzero(tokens[:-1] != job.drafts)
             accepted = int(wrong[0]) if wrong.size else drafts
             self._verified += drafts
             self._accepted += accepted
             end -= drafts - accepted
-            emitted = tokens[before : before + accepted + 1].tolist()
-            _trim(output, before, before + accepted + 1)
+            emitted = tokens[: accepted + 1].tolist()
+            _keep(output, accepted + 1)
         else:
             emitted = tokens.tolist()
         job.tokens += emitted
@@ -348,12 +344,12 @@ def _invalid(message: str) -> Refusal:
     return Refusal(Reason.INVALID_ARGUMENT, message)
 
 
-def _trim(output: RowOutput, begin: int, end: int) -> None:
-    """Keep output positions begin .. end-1."""
+def _keep(output: RowOutput, count: int) -> None:
+    """Keep the first `count` output positions."""
     for name in _PER_POSITION:
         array = getattr(output, name)
         if array is not None:
-            setattr(output, name, array[begin:end])
+            setattr(output, name, array[:count])
 
 
 def _joined(parts: list[RowOutput]) -> RowOutput:

@@ -137,9 +137,12 @@ class Engine:
         if (session := self.sessions.find(session_id)) is not None:
             session.renewed_s = self.clock()
 
-    def expire(self) -> None:
-        """Release what nobody has asked for within its lease. In session 0 each cache has its own."""
-        now_s = self.clock()
+    def expire(self) -> int:
+        """Release what nobody has asked for within its lease; how many caches that were.
+
+        In session 0 each cache has a lease of its own.
+        """
+        now_s, before = self.clock(), self.sequences
         for session in self.sessions:
             if session.id:
                 if now_s - session.renewed_s > session.lease_s:
@@ -150,6 +153,7 @@ class Engine:
                 if now_s - sequence.renewed_s > session.lease_s:
                     self.counters.caches_expired += 1
                     self._release(session, cache_id)
+        return before - self.sequences
 
     def forward_once(self, inputs: Items[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
         """The non-autoregressive forward; no cache is involved."""

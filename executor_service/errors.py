@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
+from paceline.malformed import Malformed, lenient
 
 from executor_service.logs import get_logger
 from executor_service.plan import Reason, StepRefused
@@ -46,13 +47,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(
                 _guarded(method, handler.unary_unary),
-                handler.request_deserializer,
+                lenient(handler.request_deserializer),
                 handler.response_serializer,
             )
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(
                 _guarded(method, handler.stream_stream),
-                handler.request_deserializer,
+                lenient(handler.request_deserializer),
                 handler.response_serializer,
             )
         return handler  # health's Watch and reflection, which are not ours
@@ -61,6 +62,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 def _guarded(method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
+            request = _checked_stream(request) if hasattr(request, "__aiter__") else _checked(request)
             result = behaviour(request, context)
             if hasattr(result, "__aiter__"):  # written as a generator, as reflection's is
                 async for response in result:
@@ -76,3 +78,14 @@ def _guarded(method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
             await context.abort(grpc.StatusCode.INTERNAL, "internal error; the executor's log says more")
 
     return call
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, Malformed):
+        raise StepRefused(Reason.INVALID_ARGUMENT, f"request: {request.message}")
+    return request
+
+
+async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _checked(request)

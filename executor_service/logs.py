@@ -53,7 +53,7 @@ class ConsoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line, and a traceback if any."""
         moment = time.strftime("%H:%M:%S", time.localtime(record.created))
-        fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
+        fields = "".join(f" {key}={json.dumps(value, default=str)}" for key, value in _fields(record).items())
         line = f"{moment} {record.levelname:7} {record.getMessage()}{fields}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)

@@ -38,6 +38,8 @@ class StartError(Exception):
 
 async def run(config: ExecutorConfig) -> None:
     """Serve until a signal says stop. Raises StartError and ModelError."""
+    if config.port_file is not None:
+        config.port_file.unlink(missing_ok=True)  # of an earlier life
     runtime = Runtime.from_config(config)
     metrics, health = Metrics(runtime), Health(runtime)
     stop = _stop_on_signals()

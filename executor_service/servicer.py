@@ -17,10 +17,13 @@ from paceline.executor.v1 import executor_pb2_grpc as rpc
 
 from executor_service import codec
 from executor_service.info import encode_info, encode_status, encode_tokenizer
+from executor_service.logs import get_logger
 from executor_service.metrics import Metrics
 from executor_service.plan import Reason, StepPlan, StepRefused, StepResult
 from executor_service.runtime import Loaded, Runtime
 from executor_service.warmup import warm_up
+
+log = get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -52,6 +55,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         session = await self._runtime.worker.submit(
             lambda: loaded.engine.open_session(request.replaces, request.lease_ms, request.label)
         )
+        log.info("session opened", extra={"label": request.label, "replaces_one": bool(request.replaces)})
         return pb.OpenSessionResponse(
             session_id=session.id,
             epoch=self._runtime.epoch,
@@ -169,6 +173,9 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
             await reader  # raises what ended it, if that was not the client
         finally:
             reader.cancel()
+            while not answers.empty():  # their steps are done all the same; nobody reads the answers
+                if isinstance(answer := answers.get_nowait(), asyncio.Future):
+                    answer.cancel()
 
     async def Forward(self, request: pb.ForwardRequest, context: Context) -> pb.ForwardResponse:
         """Whole inputs, no cache."""

@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
+from paceline.malformed import Malformed, lenient
 
-from scheduler_service.errors import InternalError, ServiceError
+from scheduler_service.errors import InternalError, InvalidRequest, ServiceError
 from scheduler_service.logs import Log
 
 log = Log("rpc")
@@ -36,11 +37,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
                 _guarded(handler.unary_stream, method),
-                handler.request_deserializer,
+                lenient(handler.request_deserializer),
                 handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
-            _guarded(handler.unary_unary, method), handler.request_deserializer, handler.response_serializer
+            _guarded(handler.unary_unary, method),
+            lenient(handler.request_deserializer),
+            handler.response_serializer,
         )
 
 
@@ -49,6 +52,8 @@ def _guarded(behaviour: Any, method: str) -> Any:
 
     async def guarded(request: Any, context: _Context) -> Any:
         try:
+            if isinstance(request, Malformed):
+                raise InvalidRequest("request", request.message)
             return await behaviour(request, context)
         except ServiceError as error:
             status = error.status()

@@ -90,8 +90,7 @@ class Loop:
         unanswered: list[tuple[float, int]] = []  # when each was sent, and its rows
         while True:
             if self._pool.should_leave(link) and not unanswered:
-                await link.leave()
-                link.lose("draining")
+                await link.leave("draining")
                 link.check()
             now = self._clock()
             live.post(core.expire(now))

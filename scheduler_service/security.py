@@ -80,11 +80,7 @@ class _TokenCheck(grpc.aio.ServerInterceptor):
         if handler_call_details.method.startswith(_HEALTH):
             return await continuation(handler_call_details)
         given = next(
-            (
-                value
-                for key, value in handler_call_details.invocation_metadata or ()
-                if key == "authorization"
-            ),
+            (value for key, value in handler_call_details.invocation_metadata or () if key == _KEY),
             "",
         )
         sent = given if isinstance(given, bytes) else given.encode()

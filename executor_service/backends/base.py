@@ -58,7 +58,7 @@ class ForwardRow:
 
     KV of token i goes to page `block_table[(start + i) // page_size]`, slot
     `(start + i) % page_size`; positions before `start` are read from there. The last `outputs`
-    positions (0, 1 or q) are brought back as `output` says. The output of position p is the token
+    positions (0 to q) are brought back as `output` says. The output of position p is the token
     at index p + 1 of the sequence: its noise is keyed by (seed, p + 1, id), and its penalties
     see history[: p + 1].
     """

@@ -248,7 +248,8 @@ class Scheduler:
         alone = bool(self._roster.suspects)
         if alone and self._in_flight:
             return None
-        pages = self._free_pages + self._evictable_pages - sum(step.pages for step in self._in_flight)
+        promised = sum(step.pages for step in self._in_flight)
+        pages = max(0, self._free_pages + self._evictable_pages - promised)
         may_ask = now >= self._retry_at
         builder = StepBuilder(self._roster, self._limits, pages, self._step_s, now)
         if alone:

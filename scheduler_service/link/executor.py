@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from paceline import errors
 from paceline.aio.executor import ExecutorClient, StepStream
@@ -57,23 +57,26 @@ class RefusedExecutorError(Exception):
     """This executor can't serve our sequences; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
-    """What an executor said when it was greeted."""
+class Doorkeeper(Protocol):
+    """Decides which executors may serve."""
 
-    info: pb.GetInfoResponse
-    tokenizer: pb.GetTokenizerResponse
+    def check(self, info: pb.GetInfoResponse) -> bool:
+        """Whether its tokenizer is needed too. Raises RefusedExecutorError if it won't do."""
 
-
-Accept = Callable[[str, Greeting], None]
-"""Looks at the executor at an address; raises RefusedExecutorError if it won't do."""
+    def learn(self, info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse) -> None:
+        """What was needed. Raises RefusedExecutorError if it won't do."""
 
 
 class ExecutorLink:
     """One executor at `address`. `run` keeps it greeted; the loop drives it while it is `ready`."""
 
     def __init__(
-        self, address: str, security: Security, timing: Timing, accept: Accept, changed: Callable[[], None]
+        self,
+        address: str,
+        security: Security,
+        timing: Timing,
+        doorkeeper: Doorkeeper,
+        changed: Callable[[], None],
     ) -> None:
         self.address = address
         self.detail = "not reached yet"
@@ -82,11 +85,11 @@ class ExecutorLink:
         self.capacity: Capacity | None = None
         self._security = security
         self._timing = timing
-        self._accept = accept
+        self._doorkeeper = doorkeeper
         self._changed = changed  # called whenever `ready` has changed, and at each heartbeat
         self._client: ExecutorClient | None = None
         self._session: Session | None = None
-        self._last_session_id = 0
+        self._last: Session | None = None  # the session, also when it was lost
         self._stream: StepStream | None = None
         self._sent: deque[tuple[Plan, float]] = deque()  # unanswered, with the time of sending
         self._lost = asyncio.Event()
@@ -140,12 +143,13 @@ class ExecutorLink:
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, self._timing.retry_max_s)
         finally:
-            self.lose("the scheduler is shutting down")
+            self._part("the scheduler has stopped")
 
-    async def leave(self) -> None:
-        """Give our session back, so that its pages are free at once."""
+    async def leave(self, detail: str) -> None:
+        """Use it no more for now, and give our session back, so that its pages are free at once."""
         session, client = self._session, self._client
         if session is not None and client is not None:
+            self._part(detail)
             try:
                 await client.close_session(session.id, timeout_s=1.0)
             except errors.PacelineError as error:  # its lease will end it
@@ -159,14 +163,16 @@ class ExecutorLink:
         if status.state == pb.EXECUTOR_STATE_DRAINING:
             raise RefusedExecutorError("draining")
         info = await client.get_info(timeout_s=timeout_s)
-        try:
-            tokenizer = await client.get_tokenizer(timeout_s=timeout_s)
-        except errors.NotFound:
-            tokenizer = pb.GetTokenizerResponse()  # token ids only
-        self._accept(self.address, Greeting(info, tokenizer))
         capacity = decode_capacity(info)
+        if self._doorkeeper.check(info):
+            try:
+                tokenizer = await client.get_tokenizer(timeout_s=timeout_s)
+            except errors.NotFound:
+                tokenizer = pb.GetTokenizerResponse()  # token ids only
+            self._doorkeeper.learn(info, tokenizer)
+        last = self._last if self._last is not None and self._last.epoch == info.epoch else None
         session = await client.open_session(
-            replaces=self._last_session_id,
+            replaces=last.id if last is not None else 0,
             lease_ms=round(self._timing.lease_s * 1000),
             label="paceline scheduler",
             timeout_s=timeout_s,
@@ -174,10 +180,8 @@ class ExecutorLink:
         if session.epoch != info.epoch:
             raise RefusedExecutorError("restarted while it was greeted")
         self.capacity = capacity
-        self._session = session
-        self._last_session_id = session.id
+        self._session = self._last = session
         self._status = status
-        self._sent.clear()
         self._lost.clear()
         self.detail = self._last_refusal = ""
         log.info("executor ready", address=self.address, model=info.model.name, epoch=session.epoch)
@@ -211,8 +215,12 @@ class ExecutorLink:
             return
         log.warning("executor lost", address=self.address, detail=detail)
         self.losses += 1
+        self._part(detail)
+
+    def _part(self, detail: str) -> None:
         self._session = None
         self.detail = self._last_refusal = detail
+        self._sent.clear()
         self._lost.set()
         if self._stream is not None:
             self._stream.close()

@@ -2,7 +2,7 @@
 
 The first that is ready becomes active and stays so until it is lost. What the first one said about
 its model holds from then on: an executor of another model, or with other sampling rules, would go
-on with other tokens, and is refused.
+on with other tokens, and is refused. (The pool is its links' doorkeeper.)
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.channel import Security
+from paceline.executor.v1 import executor_pb2 as pb
 
 from scheduler_service.codec.handshake import decode_identity, decode_model, decode_tokenizer
-from scheduler_service.link.executor import ExecutorLink, Greeting, RefusedExecutorError, Timing
+from scheduler_service.link.executor import ExecutorLink, RefusedExecutorError, Timing
 from scheduler_service.logs import Log
 from scheduler_service.model import Model, RequestLimits
 from scheduler_service.text.tools import TextTools, UnusableTokenizerError
@@ -44,7 +45,7 @@ class ExecutorPool:
         self.served: Served | None = None
         self.active: ExecutorLink | None = None
         self._limits = limits
-        self.links = [ExecutorLink(address, security, timing, self._accept, changed) for address in addresses]
+        self.links = [ExecutorLink(address, security, timing, self, changed) for address in addresses]
 
     async def run(self) -> None:
         """Keep all links greeted; ends only when cancelled."""
@@ -69,22 +70,28 @@ class ExecutorPool:
 
     async def leave(self) -> None:
         """Give all sessions back."""
-        await asyncio.gather(*(link.leave() for link in self.links))
+        await asyncio.gather(*(link.leave("the scheduler is shutting down") for link in self.links))
 
-    def _accept(self, address: str, greeting: Greeting) -> None:
-        identity = decode_identity(greeting.info)
+    def check(self, info: pb.GetInfoResponse) -> bool:
+        """Whether its tokenizer is needed: only the first one's. Raises RefusedExecutorError."""
         if self.served is None:
-            try:
-                text = TextTools.made_of(decode_tokenizer(greeting.tokenizer))
-            except UnusableTokenizerError as error:
-                raise RefusedExecutorError(f"its tokenizer can't be used: {error}") from error
-            self.served = Served(decode_model(greeting.info, greeting.tokenizer, self._limits), text)
-            return
-        expected = self.served.model.identity
+            return True
+        identity, expected = decode_identity(info), self.served.model.identity
         if identity.model != expected.model:
             raise RefusedExecutorError(
-                f"another model ({greeting.info.model.name}, fingerprint {identity.model.hex()[:12]}) "
+                f"another model ({info.model.name}, fingerprint {identity.model.hex()[:12]}) "
                 f"than the one served ({self.served.model.name}, {expected.model.hex()[:12]})"
             )
         if identity.sampler != expected.sampler:
             raise RefusedExecutorError(f"other sampling rules ({identity.sampler}, not {expected.sampler})")
+        return False
+
+    def learn(self, info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse) -> None:
+        """What is served from now on, unless another executor was faster. Raises RefusedExecutorError."""
+        if not self.check(info):
+            return
+        try:
+            text = TextTools.made_of(decode_tokenizer(tokenizer))
+        except UnusableTokenizerError as error:
+            raise RefusedExecutorError(f"its tokenizer can't be used: {error}") from error
+        self.served = Served(decode_model(info, tokenizer, self._limits), text)

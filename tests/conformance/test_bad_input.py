@@ -123,7 +123,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "tokens at V": {"tokens": ["V"]},
     "tokens at 2^32 - 1": {"tokens": [0, HUGE]},
     "unknown output mode": {"output": 99},
-    "too many steps": {"steps": HUGE},
     "KV length of 2^32 - 1": {"kv_length": HUGE},
 }
 

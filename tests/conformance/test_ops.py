@@ -1,6 +1,7 @@
 """Ops of a step: applied in order, and before its rows."""
 
 import grpc
+import pytest
 
 from tests.conformance.kit.client import Row, Sequence, Session, fork, release, truncate
 from tests.conformance.kit.draw import Draw
@@ -24,6 +25,7 @@ def test_a_row_finds_what_the_steps_truncate_left(session: Session, draw: Draw, 
     judge.check(sequence, outputs=1)
 
 
+@pytest.mark.needs("FORK")
 def test_a_row_finds_what_the_steps_fork_made(session: Session, draw: Draw, judge: Judge) -> None:
     source = session.open(draw.prompt())
     length, copy_id = source.n - 1, session.new_id()
@@ -43,6 +45,7 @@ def test_a_row_for_a_cache_that_the_step_releases_is_not_found(session: Session,
     assert reply.rows[0].code is grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.needs("FORK")
 def test_ops_come_in_order(session: Session, draw: Draw, judge: Judge) -> None:
     """Fork, then cut the source, then release it: each sees what the one before it left."""
     source = session.open(draw.prompt())

@@ -131,6 +131,8 @@ def test_logprobs_are_of_the_raw_logits(session: Session, draw: Draw, judge: Jud
 def test_logprobs_of_a_verify_row_are_one_per_emitted_token(
     session: Session, draw: Draw, judge: Judge
 ) -> None:
+    if session.executor.limits.max_logprobs < 2:
+        pytest.skip("max_logprobs is smaller")
     rules = pb.Sampling(logprobs=2)
     sequence = session.open(draw.prompt(), sampling=rules)
     n = sequence.n
@@ -145,6 +147,8 @@ def test_logprobs_of_a_verify_row_are_one_per_emitted_token(
 
 @pytest.mark.needs("MULTI_STEP")
 def test_logprobs_of_several_steps(session: Session, draw: Draw, judge: Judge) -> None:
+    if session.executor.limits.max_logprobs < 1:
+        pytest.skip("max_logprobs is smaller")
     sequence = session.open(draw.prompt(), sampling=pb.Sampling(logprobs=1))
     n = sequence.n
     reply = sequence.feed("BatchDecode", steps=4)

@@ -1,5 +1,8 @@
 """Sampling: every rule, with the proto's own noise, and independent of how a token was computed."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from paceline.executor.v1 import executor_pb2 as pb
@@ -151,14 +154,34 @@ def test_penalties_see_tokens_that_the_client_fed(session: Session, draw: Draw, 
     judge.check(sequence, outputs=4)
 
 
-# The vectors beside the proto's text, so that a kit gone wrong blames no executor.
-@pytest.mark.parametrize(
-    ("seed", "position", "token", "expected"),
-    noise.VECTORS,
-)
-def test_the_kits_noise_is_the_protos(seed: int, position: int, token: int, expected: int) -> None:
-    assert noise.token_hash(seed, position, token) == expected
-    wide = noise.token_hashes(seed, position, min(token + 1, 70_000))
-    if token < len(wide):
-        assert wide[token] == expected
-    assert np.isfinite(noise.gumbel(seed, position, 1000)).all()
+PROTO = Path(__file__).parents[2] / "protos" / "paceline" / "executor" / "v1" / "executor.proto"
+NUMBER = re.compile(r"(?:(\d+)\^)?(\d+)(?:-(\d+))?")  # 42, 2^63, 2^64-1
+
+
+def proto_vectors() -> list[tuple[int, int, int, int, int, float]]:
+    """The test vectors of the proto's comment: seed, position, token id, k, h, noise."""
+    line = re.compile(r"//   (\S+)\s+(\S+)\s+(\S+)\s+([0-9a-f]{16})\s+([0-9a-f]{8})\s+(-?\d+\.\d{6})$")
+    matches = [match for text in PROTO.read_text().splitlines() if (match := line.match(text))]
+    return [
+        (*(number(match[i]) for i in (1, 2, 3)), int(match[4], 16), int(match[5], 16), float(match[6]))
+        for match in matches
+    ]
+
+
+def number(text: str) -> int:
+    match = NUMBER.fullmatch(text)
+    assert match, text
+    base, digits, less = match.groups()
+    return (int(base) ** int(digits) if base else int(digits)) - int(less or 0)
+
+
+def test_the_kits_noise_is_the_protos() -> None:
+    """So that a kit gone wrong blames no executor."""
+    vectors = proto_vectors()
+    assert len(vectors) >= 10
+    for seed, position, token, k, h, expected in vectors:
+        assert noise.key(seed, position) == k
+        assert noise.token_hash(seed, position, token) == h
+        assert abs(noise.noise_of(np.array([h], np.uint32))[0] - expected) < 1e-6
+        if token < 200_000:
+            assert noise.token_hashes(seed, position, token + 1)[token] == h

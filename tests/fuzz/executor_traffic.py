@@ -13,7 +13,7 @@ from paceline.executor.v1 import executor_pb2_grpc as rpc
 
 from tests.fuzz.messages import disturb
 
-_TOKEN_RPCS = ["Prefill", "BatchPrefill", "Decode", "BatchDecode", "UnifiedDecode", "ForwardVerify"]
+_TOKEN_RPCS = ["UnifiedDecode"] * 7 + ["Prefill", "BatchPrefill", "Decode", "BatchDecode", "ForwardVerify"]
 # Drain is left out: it would end the target. Warmup takes no input.
 _OTHER_RPCS = [
     "OpenSession",
@@ -48,7 +48,7 @@ class Hostile:
             drafts = rng.choice([0, 0, 1, 4])
             step.rows.draft_counts.append(drafts)
             step.rows.drafts.extend(rng.randrange(self._vocab) for _ in range(drafts))
-        for _ in range(rng.randrange(3)):
+        for _ in range(rng.randrange(3) if step.rows.cache_ids else 2):
             tokens = [rng.randrange(self._vocab) for _ in range(rng.choice([1, 5, 16, 33]))]
             step.openings.add(cache_id=self._next, tokens=tokens)
             self._next += 1
@@ -57,7 +57,7 @@ class Hostile:
     def _requests(self) -> Iterator[tuple[str, Message]]:
         rng = self._rng
         while True:
-            rate = rng.choice([0.0, 0.03, 0.1, 0.3, 0.65])
+            rate = rng.choice([0.0, 0.01, 0.03, 0.1, 0.3])
             if rng.random() < 0.7:
                 name = rng.choice(_TOKEN_RPCS)
                 message: Message = getattr(pb, f"{name}Request")(step=self._step())

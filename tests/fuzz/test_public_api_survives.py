@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import grpc.aio
+import pytest
 from paceline.executor.v1 import executor_pb2 as executor_pb
 from paceline.executor.v1 import executor_pb2_grpc as executor_rpc
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -64,3 +65,14 @@ async def test_hostile_requests_harm_nobody(
             assert time.monotonic() < deadline, "pages leaked"
             await asyncio.sleep(0.05)
         assert cache.free_pages + cache.cached_pages == cache.total_pages
+
+
+async def test_bytes_that_are_no_message_are_refused(scheduler: ServiceProcess) -> None:
+    async with grpc.aio.insecure_channel(scheduler.address) as channel:
+        unary = channel.unary_unary("/paceline.scheduler.v1.SchedulerService/GenerateUnary")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await unary(b"\xff" * 100, timeout=10)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        streaming = channel.unary_stream("/paceline.scheduler.v1.SchedulerService/Generate")
+        call = streaming(b"\xff" * 100, timeout=10)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT

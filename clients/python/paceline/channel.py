@@ -103,8 +103,7 @@ def channel_options(link: Link) -> Options:
         ("grpc.keepalive_time_ms", 1_000 if private else 10_000),
         ("grpc.keepalive_timeout_ms", 1_500 if private else 10_000),
         ("grpc.http2.ping_timeout_ms", 1_500 if private else 10_000),
-        ("grpc.keepalive_permit_without_calls", 1 if private else 0),
-        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.max_pings_without_data", 0),  # any number; the default is two, then silence
         # A restarted server is found at once; the default waits up to two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1_000),  # how long one attempt may take
@@ -124,8 +123,6 @@ def server_options(link: Link) -> Options:
         ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a silent twin
         # Welcome the keepalive pings of `channel_options`; the default answers them with GOAWAY.
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.keepalive_permit_without_calls", 1),
         # A dead or frozen client is noticed, and its streams end.
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 10_000),

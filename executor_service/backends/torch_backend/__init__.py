@@ -7,6 +7,6 @@ import os
 # ten times as long. This many turns bridge the gaps inside a step. libgomp reads it when torch loads it.
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
-from executor_service.backends.torch_backend.backend import TorchBackend, TorchConfig  # noqa: E402
+from executor_service.backends.torch_backend.backend import TorchBackend, TorchConfig
 
 __all__ = ["TorchBackend", "TorchConfig"]

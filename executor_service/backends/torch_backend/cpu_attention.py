@@ -17,7 +17,14 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.tile import LANES, PANEL_ROW_BYTES, add_tile, put_tile, tile_rows
+from executor_service.backends.torch_backend.tile import (
+    LANES,
+    PANEL_ROW_BYTES,
+    add_tile,
+    prefetch_panel,
+    put_tile,
+    tile_rows,
+)
 from executor_service.backends.torch_backend.vector_math import FLAGS, exp32
 from executor_service.backends.torch_backend.workshare import claim
 
@@ -155,6 +162,15 @@ def _attend_item(
             first = (block + b) // page_tiles * page_size + tile * LANES
             lanes = min(LANES, page_size - tile * LANES)
             keys = k_cache[page, head, tile].ctypes.data
+            # Pages lie apart, where no hardware looks ahead: ask for the next keys, and for these values.
+            if block + b + 1 < tiles:
+                page_after, tile_after = table[(block + b + 1) // page_tiles], (block + b + 1) % page_tiles
+                prefetch_panel(k_cache[page_after, head, tile_after].ctypes.data, dim)
+            for d in range(dim_tiles):
+                prefetch_panel(
+                    v_cache[page, head, d].ctypes.data + tile * LANES * PANEL_ROW_BYTES,
+                    min(lanes, length - first),
+                )
             r = 0
             while r < rows:
                 take = tile_rows(rows - r)

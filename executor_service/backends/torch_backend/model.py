@@ -22,7 +22,7 @@ from executor_service.backends.torch_backend.kernels import (
     Linear,
 )
 from executor_service.backends.torch_backend.rope import rope_tables
-from executor_service.backends.torch_backend.spec import ModelSpec, MoeSpec
+from executor_service.backends.torch_backend.spec import MoeSpec
 from executor_service.backends.torch_backend.weights import EMBEDDING, FINAL_NORM, HEAD, Checkpoint
 
 

@@ -22,7 +22,6 @@ from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.torch_backend import cpu_sampler, noise
 from executor_service.plan import OutputMode, Sampling, TokenIds
 
-
 MIN_TEMPERATURE = 1e-6
 """Smaller temperatures above 0 count as this one, so that logits / temperature stays finite."""
 

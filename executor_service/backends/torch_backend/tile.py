@@ -105,6 +105,29 @@ _add_1, _add_2, _add_3 = make_tile(1, 1, True), make_tile(2, 1, True), make_tile
 _add_4, _add_5, _add_6 = make_tile(4, 1, True), make_tile(5, 1, True), make_tile(6, 1, True)
 
 
+@intrinsic
+def _prefetch(_typing_context, address):  # type: ignore[no-untyped-def]
+    """Ask for the cache line at this address, without waiting."""
+
+    def codegen(context: Any, b: Any, _signature: Any, args: Any) -> Any:
+        pointer_type = ir.IntType(8).as_pointer()
+        function = cgutils.get_or_insert_function(
+            b.module, ir.FunctionType(ir.VoidType(), [pointer_type, _I32, _I32, _I32]), "llvm.prefetch.p0"
+        )
+        read, keep, data = (ir.Constant(_I32, value) for value in (0, 2, 1))
+        b.call(function, [b.inttoptr(args[0], pointer_type), read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@njit(nogil=True)
+def prefetch_panel(panel: int, k: int) -> None:
+    """Ask for k rows of a panel."""
+    for i in range(k):
+        _prefetch(panel + i * PANEL_ROW_BYTES)
+
+
 @njit(nogil=True)
 def tile_rows(left: int) -> int:
     """How many rows the next tile takes when `left` are left: few tiles, none of them thin."""

@@ -20,8 +20,8 @@ class Draw:
         return [self._random.randrange(self._vocab) for _ in range(count)]
 
     def prompt(self) -> list[int]:
-        """A prompt of two full pages and a half: every boundary that matters lies inside."""
-        return self.tokens(2 * self._page + self._page // 2 + 1)
+        """A prompt of two full pages and a half or more: every boundary that matters lies inside."""
+        return self.tokens(max(2 * self._page + self._page // 2 + 1, 21))
 
     def short(self) -> list[int]:
         """A prompt that leaves room in its only page (where a page has room for more than one token)."""

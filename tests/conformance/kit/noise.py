@@ -11,18 +11,6 @@ from numpy.typing import NDArray
 VERSION = "paceline-gumbel-1"
 """The `Fingerprints.sampler` that this file speaks for."""
 
-VECTORS = [
-    (0, 0, 0, 2431840713),
-    (1, 0, 0, 2716200344),
-    (0, 1, 0, 1865650579),
-    (0, 0, 1, 3816670179),
-    (42, 17, 151935, 20333539),
-    (2**63, 1000, 49151, 1758172103),
-    (2**64 - 1, 2**31, 2**31 - 1, 3925813928),
-    (0x0123456789ABCDEF, 8191, 255, 1203049978),
-]
-"""(seed, position, token id, h): any implementation must find these."""
-
 _U64, _U32 = (1 << 64) - 1, (1 << 32) - 1
 
 
@@ -62,7 +50,12 @@ def token_hashes(seed: int, position: int, vocab_size: int) -> NDArray[np.uint32
 
 
 def gumbel(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]:
-    """The noise of every token id; w is rounded to fp32 as the text demands, the logs are not."""
-    h = token_hashes(seed, position, vocab_size).astype(np.float32)
-    w = np.minimum(h * np.float32(2.0**-32) + np.float32(2.0**-33), np.float32(1 - 2.0**-24))
-    return -np.log(-np.log1p(-w.astype(np.float64)))
+    """The noise of every token id."""
+    return noise_of(token_hashes(seed, position, vocab_size))
+
+
+def noise_of(hashes: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """Hashes as noise; w is rounded to fp32 as the text demands, the logs are not."""
+    w = hashes.astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33)
+    clamped = np.minimum(w, np.float32(1 - 2.0**-24)).astype(np.float64)
+    return -np.log(-np.log1p(-clamped))

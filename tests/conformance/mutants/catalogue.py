@@ -11,12 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from executor_service import codec, noise
 from executor_service.backends import numpy_sampler
 from executor_service.batch import Batch
 from executor_service.engine import Engine
 from executor_service.kv_cache import KvCache, OutOfPages
 from executor_service.plan import OutputMode, Reason, Refusal, RowResult, StepRefused
+from executor_service.sequence import Sequence
 from executor_service.session import Session, Sessions
 
 
@@ -202,6 +205,19 @@ def truncate_frees_nothing() -> None:
     wrap(Engine, "_truncate", truncate)
 
 
+@mutant("test_decode.py")
+def truncate_keeps_what_is_pending() -> None:
+    """after a truncate the old next token is still fed"""
+
+    def forget(original: Any, self: Sequence, length: int) -> None:
+        known = self.known
+        original(self, length)
+        self.known = min(length + 1, known)
+        self.sampled = self.known > length
+
+    wrap(Sequence, "forget_pending", forget)
+
+
 @mutant("test_fork.py")
 def fork_with_its_sources_sampling() -> None:
     """a fork samples under its source's seed and rules"""
@@ -349,6 +365,27 @@ def penalties_see_the_prompt() -> None:
     wrap(numpy_sampler, "choose", choose)
 
 
+@mutant("test_sampling.py")
+def min_tokens_off_by_one() -> None:
+    """stop ids are let through one token too early"""
+
+    def choose(original: Any, logits: Any, history: Any, prompt_length: int, sampling: Any) -> Any:
+        earlier = replace(sampling, min_tokens=max(sampling.min_tokens - 1, 0))
+        return original(logits, history, prompt_length, earlier)
+
+    wrap(numpy_sampler, "choose", choose)
+
+
+@mutant("test_sampling.py")
+def nucleus_before_temperature() -> None:
+    """top-p looks at the probabilities of the raw logits"""
+
+    def keep(original: Any, scaled: Any, sampling: Any) -> Any:
+        return original(scaled * np.float32(sampling.temperature or 1.0), sampling)
+
+    wrap(numpy_sampler, "keep", keep)
+
+
 # Sessions, order, errors
 
 
@@ -393,6 +430,12 @@ def sessions_not_isolated() -> None:
         return session
 
     wrap(Sessions, "open", open_)
+
+
+@mutant("test_sessions.py")
+def cache_ids_used_again() -> None:
+    """a released cache's id opens a new one"""
+    wrap(Session, "used", lambda original, self, cache_id: cache_id in self.caches)
 
 
 @mutant("test_sessions.py")

@@ -99,7 +99,16 @@ def test_drawing_in_plain_torch_equals_the_cpu_kernel(case: tuple[np.ndarray, li
     tokens = np.zeros(n, np.int64)
     low, high = (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32), (keys >> np.uint64(32)).astype(np.uint32)
     cpu_sampler.draw_rows(
-        logits, temperatures, low, high, filters.top_k, filters.top_p, filters.min_p, filters.totals, tokens, 2
+        logits,
+        temperatures,
+        low,
+        high,
+        filters.top_k,
+        filters.top_p,
+        filters.min_p,
+        filters.totals,
+        tokens,
+        2,
     )
     assert sampler.draw(torch.from_numpy(logits), temperatures, keys, filters).tolist() == tokens.tolist()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import Failure
 from scheduler_service.core.request import Request
-from scheduler_service.core.step import Code
+from scheduler_service.core.step import Code, Result, RowResult
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request, parts, solo
 
@@ -181,3 +182,47 @@ def test_the_same_events_make_the_same_plans() -> None:
         return made
 
     assert plans() == plans()
+
+
+def test_a_refused_opening_waits_and_is_no_preemption() -> None:
+    fake = FakeExecutor(CAPACITY)
+    harness = Harness(fake)
+    harness.add(make_request("a"))
+    fake.refuse[1] = Code.RESOURCE_EXHAUSTED
+    harness.step()
+    assert harness.core.snapshot().waiting == 1
+    harness.run()
+    assert fake.used_ids == {2}
+    assert harness.finished["a", 0].usage.preemptions == 0
+
+
+def test_what_crosses_once_crosses_with_the_opening_and_the_fork() -> None:
+    harness = Harness(FakeExecutor(CAPACITY))
+    stops: dict[str, Any] = {"eos_token_ids": frozenset({9}), "stop_token_ids": frozenset({8})}
+    harness.add(make_request("a", n=2, max_tokens=4, salt=b"tenant", min_tokens=4, **stops))
+    plan = harness.plan()
+    assert plan is not None
+    (opening,) = plan.openings
+    assert opening.sampling == harness.requests["a"].sampling
+    assert (opening.salt, opening.stop_token_ids, opening.min_tokens) == (b"tenant", (8, 9), 4)
+    assert (opening.tokens, opening.prompt_length) == ((1, 2, 3), 3)
+    harness.answer()
+    plan = harness.plan()
+    assert plan is not None
+    (fork,) = plan.forks
+    assert (fork.stop_token_ids, fork.min_tokens) == ((8, 9), 4)
+    assert fork.sampling == harness.requests["a"].sampling.with_seed(fork.sampling.seed)
+
+
+def test_pages_promised_to_the_step_in_flight_and_gone_since_are_not_counted_below_none() -> None:
+    config = CoreConfig(max_step_tokens=32, prefill_chunk_tokens=8, max_in_flight=2)
+    harness = Harness(FakeExecutor(CAPACITY), config)
+    harness.add(make_request("a", range(24)))
+    first = harness.plan()
+    harness.add(make_request("b", range(24)))
+    assert first is not None
+    assert harness.plan() is not None  # seven pages are promised to it
+    harness.answer(Result(first.number, [RowResult(8)], [], free_pages=2, evictable_pages=0))
+    plan = harness.plan()
+    assert plan is not None
+    assert (plan.rows, len(plan.releases)) == ((), 1)  # the younger one gives way

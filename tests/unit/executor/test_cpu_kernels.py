@@ -1,0 +1,166 @@
+"""The CPU kernels equal plain torch, read nothing they should not, and keep rows apart to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from executor_service.backends.base import ForwardRow
+from executor_service.backends.torch_backend.batch import lay_out
+from executor_service.backends.torch_backend.kernels import (
+    AttentionWeights,
+    CpuKernels,
+    Kernels,
+    LayerCache,
+    PlainKernels,
+)
+from executor_service.backends.torch_backend.vector_math import exp32
+from executor_service.plan import OutputMode, Sampling
+
+CPU = CpuKernels(2)
+PLAIN = PlainKernels(torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 13, 100, 203])
+@pytest.mark.parametrize(("n", "k"), [(16, 8), (64, 33), (100, 64), (7, 5), (520, 72)])
+def test_linear_equals_torch(rows: int, n: int, k: int) -> None:
+    torch.manual_seed(rows * n)
+    weight, bias, x, base = torch.randn(n, k), torch.randn(n), torch.randn(rows, k), torch.randn(rows, n)
+    linear, biased = CPU.linear([weight[: n // 2], weight[n // 2 :]]), CPU.linear([weight], bias)
+    torch.testing.assert_close(linear(x), functional.linear(x, weight), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(biased(x), functional.linear(x, weight, bias), atol=1e-4, rtol=1e-4)
+    expected = base + functional.linear(x, weight, bias)
+    added = base.clone()
+    assert biased(x, add_to=added) is added
+    torch.testing.assert_close(added, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(biased(x), functional.linear(x, weight, bias), atol=1e-4, rtol=1e-4)
+    ids = torch.randint(n, (9,))
+    assert torch.equal(linear.rows(ids), weight[ids])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 110])
+@pytest.mark.parametrize(("n", "k"), [(16, 8), (48, 33), (88, 64), (7, 5)])
+def test_gated_equals_torch(rows: int, n: int, k: int) -> None:
+    torch.manual_seed(rows * n)
+    gate, up, x = torch.randn(n, k), torch.randn(n, k), torch.randn(rows, k)
+    expected = functional.silu(x @ gate.T) * (x @ up.T)
+    torch.testing.assert_close(CPU.gated(gate, up)(x), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_products_are_bitwise_the_same_for_any_number_of_rows_and_threads() -> None:
+    torch.manual_seed(0)
+    weight, up, x = torch.randn(200, 72), torch.randn(200, 72), torch.randn(211, 72)
+    linear, gated = CPU.linear([weight])(x), CPU.gated(weight, up)(x)
+    for rows in (1, 2, 3, 4, 5, 7, 8, 33, 97):
+        for kernels in (CPU, CpuKernels(1)):
+            assert torch.equal(kernels.linear([weight])(x[:rows]), linear[:rows])
+            assert torch.equal(kernels.gated(weight, up)(x[:rows]), gated[:rows])
+
+
+def test_rms_norm_equals_torch() -> None:
+    x, weight = torch.randn(5, 72) * 10, torch.randn(72)
+    torch.testing.assert_close(CPU.rms_norm(x, weight, 1e-5), functional.rms_norm(x, (72,), weight, 1e-5))
+
+
+def test_exp_is_exact_to_a_few_ulps_and_keeps_nan() -> None:
+    x = np.linspace(-87, 87, 20_001).astype(np.float32)
+    ours = np.array([exp32(value) for value in x])
+    assert np.abs(ours / np.exp(x.astype(np.float64)) - 1).max() < 3e-7
+    assert exp32(np.float32(-1e30)) == exp32(np.float32(-np.inf)) == 0
+    assert np.isnan(exp32(np.float32(np.nan)))
+
+
+def weights_of(heads: int, kv_heads: int, dim: int, normed: bool) -> AttentionWeights:
+    angles = torch.arange(700)[:, None] * torch.rand(dim // 2)[None, :]
+    norm = torch.rand(dim) + 0.5 if normed else torch.empty(0)
+    return AttentionWeights(heads, kv_heads, dim, 1e-6, angles.cos(), angles.sin(), norm, norm.flip(0))
+
+
+class Attention:
+    """The same rows through both kernels, on the same pages."""
+
+    def __init__(self, heads: int, kv_heads: int, dim: int, page_size: int, normed: bool = False) -> None:
+        torch.manual_seed(5)
+        self.shape, self.page_size = (kv_heads, dim), page_size
+        self.w = weights_of(heads, kv_heads, dim, normed)
+
+    def caches(self, pages: int) -> tuple[LayerCache, LayerCache]:
+        made = [kernels.new_cache(pages, self.page_size, *self.shape) for kernels in (CPU, PLAIN)]
+        made[0].k.fill_(torch.nan)  # what was never written must never be multiplied
+        made[0].v.fill_(torch.nan)
+        return made[0], made[1]
+
+    def run(
+        self, kernels: Kernels, cache: LayerCache, rows: Sequence[ForwardRow], qkv: torch.Tensor
+    ) -> torch.Tensor:
+        batch = lay_out(rows, self.page_size, torch.device("cpu"))
+        prepared = kernels.prepare(batch, self.w.heads // self.w.kv_heads)
+        return kernels.attention(qkv.clone(), cache, prepared, self.w)
+
+    def qkv(self, tokens: int) -> torch.Tensor:
+        return torch.randn(tokens, (self.w.heads + 2 * self.w.kv_heads) * self.w.head_dim)
+
+
+def row(start: int, count: int, table: Sequence[int]) -> ForwardRow:
+    tokens = np.zeros(count, np.int32)
+    history = np.zeros(start + count, np.int32)
+    block_table = np.array(table, np.int32)
+    return ForwardRow(start, tokens, history, 0, block_table, 1, OutputMode.SAMPLE, Sampling())
+
+
+SHAPES = [(9, 3, 64), (4, 4, 16), (8, 1, 32), (6, 2, 10), (32, 1, 24)]
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 16, 32, 48])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+def test_attention_equals_dense_on_poisoned_pages(
+    heads: int, kv_heads: int, dim: int, page_size: int
+) -> None:
+    attention = Attention(heads, kv_heads, dim, page_size, normed=dim == 64)
+    lengths = [1, page_size - 1 or 1, page_size, page_size + 1, 90, 300]
+    pages, tables = 1, []
+    for length in lengths:
+        need = -(-(length + 20) // page_size)
+        tables.append(list(range(pages, pages + need))[::-1])
+        pages += need
+    cpu, plain = attention.caches(pages + 1)
+    first = [row(0, length, table) for length, table in zip(lengths, tables, strict=True)]
+    counts = [1, 3, 1, 12, 1, 20]
+    second = [row(n, count, table) for n, count, table in zip(lengths, counts, tables, strict=True)]
+    for rows in (first, second):
+        qkv = attention.qkv(sum(len(r.tokens) for r in rows))
+        ours, theirs = (attention.run(k, c, rows, qkv) for k, c in ((CPU, cpu), (PLAIN, plain)))
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+    assert cpu.k[pages].isnan().all()
+    assert cpu.k[0].isnan().all()
+
+
+def test_a_nan_stays_in_its_own_row() -> None:
+    attention = Attention(4, 2, 16, 16)
+    cpu, _ = attention.caches(8)
+    rows = [row(0, 20, [1, 2]), row(0, 20, [3, 4]), row(0, 1, [5])]
+    qkv = attention.qkv(41)
+    qkv[25] = torch.nan
+    out = attention.run(CPU, cpu, rows, qkv)
+    assert out[:20].isfinite().all()
+    assert out[40].isfinite().all()
+    assert out[39].isnan().all()
+
+
+def test_a_query_does_not_depend_on_its_chunk_or_company() -> None:
+    attention = Attention(9, 3, 64, 16)
+    whole, _ = attention.caches(30)
+    pieces, _ = attention.caches(30)
+    table = list(range(1, 29))
+    qkv, other = attention.qkv(430), attention.qkv(1)
+    expected = attention.run(CPU, whole, [row(0, 430, table)], qkv)
+    first, outs = 0, []
+    for count in (1, 7, 150, 16, 200, 55, 1):
+        rows = [row(0, 1, [29]), row(first, count, table)]
+        outs.append(attention.run(CPU, pieces, rows, torch.cat([other, qkv[first : first + count]]))[1:])
+        first += count
+    assert torch.equal(torch.cat(outs), expected)

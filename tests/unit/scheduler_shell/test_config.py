@@ -1,0 +1,71 @@
+"""Settings: flags beat the environment, which beats the file; a mistake is told and changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scheduler_service.config import SchedulerSettings
+
+
+def load(*arguments: str) -> SchedulerSettings:
+    return SchedulerSettings.from_command_line(arguments, "scheduler")
+
+
+def test_flags_beat_the_environment_which_beats_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("executor: [a:1, b:2]\nport: 1\nmax-running: 11\nmax_queued_requests: 21\n")
+    monkeypatch.setenv("PACELINE_SCHEDULER_PORT", "2")
+    monkeypatch.setenv("PACELINE_SCHEDULER_MAX_RUNNING", "12")
+    settings = load("--config", str(file), "--port", "3")
+    assert (settings.port, settings.max_running, settings.max_queued_requests) == (3, 12, 21)
+    assert settings.executor == ("a:1", "b:2")
+
+
+def test_executors_are_a_repeated_flag_or_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load("--executor", "a:1", "--executor", "b:2").executor == ("a:1", "b:2")
+    monkeypatch.setenv("PACELINE_SCHEDULER_EXECUTOR", "c:3, d:4")
+    assert load().executor == ("c:3", "d:4")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--port", "-1"], "port"),
+        (["--port", "many"], "port"),
+        (["--bogus", "1"], "bogus"),
+        (["--executor", "a:1", "--executor", "a:1"], "twice"),
+        (["--tls-cert", "cert.pem"], "go together"),
+        (["--stall-timeout-s", "nan"], "stall_timeout_s"),
+        (["--auth-token-file", "nowhere"], "nowhere"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_a_mistake_is_told_by_name(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load(*arguments)
+    assert caught.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_an_unknown_setting_in_the_file_is_a_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("prot: 1\n")
+    with pytest.raises(SystemExit):
+        load("--config", str(file))
+    assert "prot" in capsys.readouterr().err
+
+
+def test_tokens_come_from_files_and_are_never_shown(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("sesame\n")
+    settings = load("--auth-token-file", str(file), "--executor-token-file", str(file))
+    assert settings.server_security.token == settings.executor_security.token == "sesame"
+    assert "hidden" not in repr(load("--auth-token", "hidden"))

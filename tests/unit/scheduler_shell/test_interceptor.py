@@ -1,0 +1,92 @@
+"""Whatever a handler raises leaves as one typed status, and never with an exception's text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from paceline import errors as sdk
+
+from scheduler_service import errors
+from scheduler_service.interceptor import ErrorInterceptor
+
+SECRET = "prompt of somebody else"
+
+
+async def raising(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+    if request == b"typed":
+        raise errors.QueueFull("full", retry_after_s=2.0)
+    if request == b"bug":
+        raise ValueError(SECRET)
+    if request == b"abort":
+        await context.abort(grpc.StatusCode.NOT_FOUND, "gone")
+    return b"fine"
+
+
+async def raising_late(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    await context.write(b"first")
+    await raising(request, context)
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[grpc.aio.Channel]:
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    handlers = {
+        "Unary": grpc.unary_unary_rpc_method_handler(raising),
+        "Stream": grpc.unary_stream_rpc_method_handler(raising_late),
+    }
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("paceline.test", handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await server.stop(None)
+
+
+async def call(channel: grpc.aio.Channel, shape: str, request: bytes) -> sdk.PacelineError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        if shape == "Unary":
+            await channel.unary_unary("/paceline.test/Unary")(request)
+        else:
+            stream = channel.unary_stream("/paceline.test/Stream")(request)
+            assert await stream.read() == b"first"
+            await stream.read()
+    return sdk.from_rpc(caught.value)
+
+
+@pytest.mark.parametrize("shape", ["Unary", "Stream"])
+async def test_a_service_error_leaves_with_its_details(channel: grpc.aio.Channel, shape: str) -> None:
+    error = await call(channel, shape, b"typed")
+    assert isinstance(error, sdk.QueueFull)
+    assert (error.reason, error.retry_after_s, str(error)) == ("QUEUE_FULL", 2.0, "full")
+
+
+@pytest.mark.parametrize("shape", ["Unary", "Stream"])
+async def test_a_bug_leaves_as_internal_without_its_text(
+    channel: grpc.aio.Channel, shape: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = await call(channel, shape, b"bug")
+    assert error.code is grpc.StatusCode.INTERNAL
+    assert SECRET not in str(error)
+    assert "handler failed" in caplog.text
+
+
+@pytest.mark.parametrize("shape", ["Unary", "Stream"])
+async def test_a_handlers_own_abort_is_left_alone(channel: grpc.aio.Channel, shape: str) -> None:
+    assert (await call(channel, shape, b"abort")).code is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_client_that_leaves_is_no_error(
+    channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = channel.unary_stream("/paceline.test/Stream")(b"fine")
+    await stream.read()
+    stream.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stream.read()
+    assert await channel.unary_unary("/paceline.test/Unary")(b"") == b"fine"
+    assert "handler failed" not in caplog.text
