@@ -105,7 +105,7 @@ class _OutputModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputMode
     """nothing; nothing is sampled"""
 
 class OutputMode(_OutputMode, metaclass=_OutputModeEnumTypeWrapper):
-    """What a row brings back for each output position: the last one fed, or all with drafts."""
+    """What a row brings back for each output position: the last one fed, or with N drafts the last N+1."""
 
 OUTPUT_MODE_UNSPECIFIED: OutputMode.ValueType  # 0
 """as SAMPLE"""
