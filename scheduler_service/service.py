@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.scheduler import Scheduler
@@ -47,9 +47,9 @@ class SchedulerService:
         """Serve until cancelled. Ends with the exception of a bug, after telling all live requests."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.pool.run(), name="executors")
-                group.create_task(self._loop.run(), name="loop")
-                group.create_task(self._tick(show_health), name="tick")
+                group.create_task(_endless(self.pool.run()), name="executors")
+                group.create_task(_endless(self._loop.run()), name="loop")
+                group.create_task(_endless(self._tick(show_health)), name="tick")
         finally:
             self.draining = True
             self.live.cancel_all(InternalError("the scheduler has stopped"))
@@ -104,3 +104,15 @@ class SchedulerService:
                 self.metrics.executor_ready.labels(link.address).set(link.ready)
             await show_health(self.healthy)
             await asyncio.sleep(TICK_S)
+
+
+async def _endless(work: Coroutine[object, object, None]) -> None:
+    """Work that ends only when it is cancelled. A task group would not mind if it just ended, or if
+    a CancelledError that was meant for something inside of it (a closed channel's call) got out."""
+    try:
+        await work
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+    raise RuntimeError("a part of the scheduler has ended")

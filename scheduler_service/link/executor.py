@@ -148,12 +148,14 @@ class ExecutorLink:
     async def leave(self, detail: str) -> None:
         """Use it no more for now, and give our session back, so that its pages are free at once."""
         session, client = self._session, self._client
-        if session is not None and client is not None:
+        if session is None or client is None:
+            return
+        try:
+            await client.close_session(session.id, timeout_s=1.0)
+        except errors.PacelineError as error:  # its lease will end it
+            log.info("session not closed", address=self.address, detail=str(error))
+        if self._session is session:  # after the call: parting closes its channel
             self._part(detail)
-            try:
-                await client.close_session(session.id, timeout_s=1.0)
-            except errors.PacelineError as error:  # its lease will end it
-                log.info("session not closed", address=self.address, detail=str(error))
 
     async def _greet(self, client: ExecutorClient) -> None:
         timeout_s = self._timing.greeting_timeout_s

@@ -44,6 +44,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("target", [address] if address else BACKENDS, indirect=True, scope="session")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--executor", default=None):  # what ends its use comes last
+        items.sort(key=lambda item: "drainable" in getattr(item, "fixturenames", ()))
+
+
 def pytest_report_header(config: pytest.Config) -> str | None:
     if address := config.getoption("--executor", default=None):
         return f"executor under test: {address}, --kit-seed {kit_seed(config)}"
@@ -87,7 +92,10 @@ def target(
 @pytest.fixture(scope="session")
 def executor(target: Target, processes: ExitStack) -> Executor:
     """A client of the executor under test."""
-    return connect(target, processes)
+    try:
+        return connect(target, processes)
+    except grpc.RpcError as error:
+        pytest.exit(f"no executor answers at {target.address or target.name}: {code_of(error).name}", 2)
 
 
 @pytest.fixture

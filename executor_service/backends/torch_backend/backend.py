@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numba
 import numpy as np
 import torch
 
@@ -40,6 +39,7 @@ from executor_service.plan import OutputMode, Sampling, TokenIds
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _WARMUP_PAGE = 16  # tokens
+_LOGITS_ROWS = 256  # output positions whose logits exist at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +102,11 @@ class TorchBackend:
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
         """Compute all rows in one pass; the result is in their order."""
-        with torch.inference_mode():
-            model = self._loaded()
+        model = self._loaded()
+        with torch.inference_mode(), model.kernels.step():
             batch = lay_out(rows, self._page_size, model.kernels.device)
-            return sampler.sample(model.logits(model.hidden(batch, self._caches)), rows)
+            logits = model.logits(model.hidden(batch, self._caches))
+            return sampler.sample(logits, rows, model.kernels.draw)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page's KV in every layer."""
@@ -116,7 +117,7 @@ class TorchBackend:
 
     def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
         """Compute inputs without touching the cache; `want`: "hidden", "embedding", "logits"."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self._loaded().kernels.step():
             return [self._forward_alone(tokens, want) for tokens in inputs]
 
     def memory_bytes(self) -> dict[str, int]:
@@ -130,7 +131,9 @@ class TorchBackend:
         }
 
     def close(self) -> None:
-        """Let go of weights and KV storage."""
+        """Let go of weights, KV storage and threads."""
+        if self._model is not None:
+            self._model.kernels.close()
         self._model, self._caches = None, []
 
     def _loaded(self) -> Model:
@@ -139,8 +142,7 @@ class TorchBackend:
         return self._model
 
     def _kernels(self) -> Kernels:
-        threads = min(self._config.threads or os.cpu_count() or 1, numba.config.NUMBA_NUM_THREADS)
-        numba.set_num_threads(threads)
+        threads = self._config.threads or os.cpu_count() or 1
         torch.set_num_threads(threads)
         dtype = _DTYPES[self._config.dtype]
         try:
@@ -194,11 +196,26 @@ class TorchBackend:
 
     def _warm_up(self) -> None:
         """Compile what the first step needs: numba caches it on disk, so only the first start is slow."""
-        with torch.inference_mode():
+        kernels = self._loaded().kernels
+        with torch.inference_mode(), kernels.step():
             tokens = np.zeros(8, np.int32)
             logits = self._forward_alone(tokens, frozenset({"logits"})).logits
             for sampling in (Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
-                sampler.sample(torch.from_numpy(logits), [_prompt_row(tokens, 2, sampling)])
+                sampler.sample(torch.from_numpy(logits), [_prompt_row(tokens, 2, sampling)], kernels.draw)
+
+
+def _parts(rows: Sequence[ForwardRow]) -> Iterator[list[ForwardRow]]:
+    """The rows in runs of some _LOGITS_ROWS outputs: logits are the largest thing in a step."""
+    part: list[ForwardRow] = []
+    outputs = 0
+    for row in rows:
+        part.append(row)
+        outputs += row.outputs
+        if outputs >= _LOGITS_ROWS:
+            yield part
+            part, outputs = [], 0
+    if part:
+        yield part
 
 
 def _prompt_row(tokens: TokenIds, pages: int, sampling: Sampling) -> ForwardRow:

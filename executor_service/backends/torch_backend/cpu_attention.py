@@ -14,9 +14,10 @@ never written, which may hold NaN, are not multiplied.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import carray, njit
 from numpy.typing import NDArray
 
+from executor_service.backends.torch_backend.atomic import ints, load, matrix, pointer
 from executor_service.backends.torch_backend.tile import (
     LANES,
     PANEL_ROW_BYTES,
@@ -26,7 +27,6 @@ from executor_service.backends.torch_backend.tile import (
     tile_rows,
 )
 from executor_service.backends.torch_backend.vector_math import FLAGS, exp32
-from executor_service.backends.torch_backend.workshare import claim
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -38,7 +38,7 @@ _MASKED = np.float32(-1e30)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
-@njit(nogil=True, cache=True, fastmath=FLAGS)
+@njit(nogil=True, fastmath=FLAGS)
 def _rotate_head(head: Array, cos: Array, sin: Array, norm: Array, eps: np.float32) -> None:
     """RMSNorm (where `norm` is not empty) and rotation of one head's vector, in place."""
     dim, half = head.shape[0], cos.shape[0]
@@ -55,7 +55,7 @@ def _rotate_head(head: Array, cos: Array, sin: Array, norm: Array, eps: np.float
         head[d + half] = b * cos[d] + a * sin[d]
 
 
-@njit(nogil=True, cache=True, fastmath=FLAGS)
+@njit(nogil=True, fastmath=FLAGS)
 def _store_token(
     qkv: Array,
     cos: Array,
@@ -108,7 +108,7 @@ def rotate_and_store(
         _store_token(qkv[t], cos[p], sin[p], k_norm, eps, k_cache[pages[t]], v_cache[pages[t]], slots[t])
 
 
-@njit(nogil=True, cache=True, fastmath=FLAGS)
+@njit(nogil=True, fastmath=FLAGS)
 def _softmax_block(scores: Array, tiles: int, highest: Array, total: Array, acc: Array, rows: int) -> None:
     """Scores [rows, tiles * 16] become weights; the running maximum, sum and result are rescaled."""
     for r in range(rows):
@@ -129,7 +129,7 @@ def _softmax_block(scores: Array, tiles: int, highest: Array, total: Array, acc:
             total[r] += part
 
 
-@njit(nogil=True, cache=True, fastmath=FLAGS)
+@njit(nogil=True, fastmath=FLAGS)
 def _attend_item(
     queries: Array,
     rows: int,
@@ -198,51 +198,43 @@ def _attend_item(
                     r += take
 
 
-@njit(nogil=True, parallel=True, cache=True, fastmath=FLAGS)
-def attend(
-    qkv: Array,
-    k_cache: Array,
-    v_cache: Array,
-    tables: Ints,
-    item_row: Ints,
-    item_token: Ints,
-    item_position: Ints,
-    item_count: Ints,
-    out: Array,
-    item_rows: int,
-    threads: int,
-) -> None:
-    """Causal attention of rotated queries over their sequences' pages.
+@njit(nogil=True, fastmath=FLAGS)
+def attend_chunk(arguments: int, chunk: int) -> None:
+    """One item and KV head of the causal attention of rotated queries over their sequences' pages.
 
-    qkv as in `rotate_and_store`; tables [rows, pages]; an item is `count` tokens of sequence `row` from
-    flat token `token` at `position` on; out [tokens, heads * head_dim].
+    Arguments: qkv [tokens, (heads + 2 kv_heads) * head_dim], K and V caches, block tables int32 [rows, width],
+    items int32 [4, items] (row, first flat token, its position, count), out [tokens, heads * head_dim],
+    tokens, width, items, pages, kv_heads, heads per KV head, head_dim, page_size, most rows of an item.
     """
-    kv_heads, dim = k_cache.shape[1], k_cache.shape[3]
-    group = out.shape[1] // dim // kv_heads
+    tokens, width, items = load(arguments + 48), load(arguments + 56), load(arguments + 64)
+    pages, kv_heads, group = load(arguments + 72), load(arguments + 80), load(arguments + 88)
+    dim, page_size, most = load(arguments + 96), load(arguments + 104), load(arguments + 112)
+    tiles, dim_tiles = (page_size + LANES - 1) // LANES, (dim + LANES - 1) // LANES
+    qkv = matrix(load(arguments), tokens, (group + 2) * kv_heads * dim)
+    k_cache = carray(pointer(load(arguments + 8)), (pages, kv_heads, tiles, dim, LANES), np.float32)
+    v_cache = carray(pointer(load(arguments + 16)), (pages, kv_heads, dim_tiles, page_size, LANES), np.float32)
+    out = matrix(load(arguments + 40), tokens, group * kv_heads * dim)
+    # From the end: the later items of a long chunk see more keys.
+    item, head = items - 1 - chunk // kv_heads, chunk % kv_heads
+    described = ints(load(arguments + 32), 4 * items)
+    row, token = described[item], described[items + item]
+    position, rows = described[2 * items + item], described[3 * items + item] * group
+    table = ints(load(arguments + 24) + 4 * row * width, width)
+    queries = np.empty((most, dim), np.float32)
+    scores = np.empty((most, _BLOCK), np.float32)
+    acc = np.empty((most, dim_tiles * LANES), np.float32)
+    highest = np.empty(most, np.float32)
+    total = np.empty(most, np.float32)
     scale = _ONE / np.sqrt(np.float32(dim))
-    work = item_row.shape[0] * kv_heads
-    counter = np.zeros(1, np.int64)
-    for _ in prange(threads):
-        queries = np.empty((item_rows, dim), np.float32)
-        scores = np.empty((item_rows, _BLOCK), np.float32)
-        acc = np.empty((item_rows, v_cache.shape[2] * LANES), np.float32)
-        highest = np.empty(item_rows, np.float32)
-        total = np.empty(item_rows, np.float32)
-        i = work - 1 - claim(counter.ctypes.data)  # from the end: a chunk's later items see more keys
-        while i >= 0:
-            item, head = i // kv_heads, i % kv_heads
-            token, count = item_token[item], item_count[item]
-            for r in range(count * group):
-                column = (head * group + r % group) * dim
-                for d in range(dim):
-                    queries[r, d] = qkv[token + r // group, column + d] * scale
-            _attend_item(
-                queries, count * group, group, item_position[item], tables[item_row[item]], head,
-                k_cache, v_cache, scores, acc, highest, total,
-            )  # fmt: skip
-            for r in range(count * group):
-                column = (head * group + r % group) * dim
-                share = _ONE / total[r]
-                for d in range(dim):
-                    out[token + r // group, column + d] = acc[r, d] * share
-            i = work - 1 - claim(counter.ctypes.data)
+    for r in range(rows):
+        column = (head * group + r % group) * dim
+        for d in range(dim):
+            queries[r, d] = qkv[token + r // group, column + d] * scale
+    _attend_item(
+        queries, rows, group, position, table, head, k_cache, v_cache, scores, acc, highest, total
+    )
+    for r in range(rows):
+        column = (head * group + r % group) * dim
+        share = _ONE / total[r]
+        for d in range(dim):
+            out[token + r // group, column + d] = acc[r, d] * share

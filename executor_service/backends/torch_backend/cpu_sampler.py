@@ -8,11 +8,11 @@ most exp(z - b). That is a few vector instructions per token; logarithms are tak
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import carray, njit
 from numpy.typing import NDArray
 
+from executor_service.backends.torch_backend.atomic import floats, load, pointer, store
 from executor_service.backends.torch_backend.vector_math import FLAGS, exp32
-from executor_service.backends.torch_backend.workshare import claim
 
 _SLACK = np.float32(1.0001)  # for the rounding of the bound
 _STEP = np.float32(2.0**-24)
@@ -20,7 +20,7 @@ _ZERO = np.float32(0.0)
 _EXACT = FLAGS - {"reassoc"}
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def hash_token(low: np.uint32, high: np.uint32, token: int) -> np.uint32:
     """`executor_service.noise.hash_tokens` of one id; low and high are the halves of the key."""
     x = np.uint32(np.uint32(np.uint32(token) * np.uint32(0x9E3779B1)) ^ low)
@@ -32,14 +32,14 @@ def hash_token(low: np.uint32, high: np.uint32, token: int) -> np.uint32:
     return np.uint32(x ^ (x >> np.uint32(16)))
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _noise_of(low: np.uint32, high: np.uint32, token: int) -> np.float32:
     w = np.float32(hash_token(low, high, token)) * np.float32(2.0**-32)
     w = min(w + np.float32(2.0**-33), np.float32(1.0 - 2.0**-24))
     return -np.log(-np.log1p(-w))
 
 
-@njit(nogil=True, cache=True, fastmath=FLAGS)
+@njit(nogil=True, fastmath=FLAGS)
 def _scale(logits: NDArray[np.float32], temperature: np.float32, scaled: NDArray[np.float32]) -> np.float32:
     """scaled = logits / temperature; returns the largest."""
     highest = np.float32(-np.inf)
@@ -50,7 +50,7 @@ def _scale(logits: NDArray[np.float32], temperature: np.float32, scaled: NDArray
     return highest
 
 
-@njit(nogil=True, cache=True, fastmath=FLAGS)
+@njit(nogil=True, fastmath=FLAGS)
 def _mass(scaled: NDArray[np.float32], highest: np.float32) -> np.float64:
     """The sum of exp(z - highest)."""
     total = np.float64(0.0)
@@ -59,7 +59,7 @@ def _mass(scaled: NDArray[np.float32], highest: np.float32) -> np.float64:
     return total
 
 
-@njit(nogil=True, cache=True, fastmath=FLAGS)
+@njit(nogil=True, fastmath=FLAGS)
 def _mark(
     scaled: NDArray[np.float32], bound: np.float32, low: np.uint32, high: np.uint32, marks: NDArray[np.uint8]
 ) -> None:
@@ -69,7 +69,7 @@ def _mark(
         marks[v] = w <= exp32(min(scaled[v] - bound, _ZERO)) * _SLACK
 
 
-@njit(nogil=True, cache=True, fastmath=FLAGS)
+@njit(nogil=True, fastmath=FLAGS)
 def _above(scaled: NDArray[np.float32], highest: np.float32, token: int) -> tuple[int, np.float64]:
     """Count and mass of the tokens that come before `token` in order of likelihood, then of id."""
     border, count, mass = scaled[token], 0, np.float64(0.0)
@@ -80,7 +80,7 @@ def _above(scaled: NDArray[np.float32], highest: np.float32, token: int) -> tupl
     return count, mass
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _draw(
     scaled: NDArray[np.float32],
     highest: np.float32,
@@ -119,34 +119,30 @@ def _draw(
         limited, limit_value, limit_id = True, scaled[chosen], chosen
 
 
-@njit(nogil=True, parallel=True, cache=True)
-def draw_rows(
-    logits: NDArray[np.float32],
-    temperatures: NDArray[np.float32],
-    lows: NDArray[np.uint32],
-    highs: NDArray[np.uint32],
-    top_k: NDArray[np.int64],
-    top_p: NDArray[np.float64],
-    min_p: NDArray[np.float64],
-    totals: NDArray[np.float64],
-    tokens: NDArray[np.int64],
-    threads: int,
-) -> None:
-    """Draw one token for each row of logits [rows, vocabulary].
+@njit(nogil=True)
+def draw_chunk(arguments: int, row: int) -> None:
+    """Draw one row's token.
 
-    `totals` is the mass that top_p is a share of, as exp(z - highest), where top-k leaves less than all
-    tokens; 0 elsewhere. top_k is the vocabulary's size where it is off.
+    Arguments: logits fp32 [rows, vocabulary], temperatures fp32, keys uint64, top_k int64, top_p fp64, min_p
+    fp64, totals fp64, tokens int64 (all [rows]), rows, vocabulary. `totals` is the mass that top_p is a share
+    of, as exp(z - highest), where top-k leaves less than all tokens, 0 elsewhere; top_k is the vocabulary's
+    size where it is off.
     """
-    rows, vocabulary = logits.shape
-    counter = np.zeros(1, np.int64)
-    for _ in prange(threads):
-        scaled = np.empty(vocabulary, np.float32)
-        marks = np.empty(vocabulary, np.uint8)
-        r = claim(counter.ctypes.data)
-        while r < rows:
-            highest = _scale(logits[r], temperatures[r], scaled)
-            mass = np.inf
-            if top_p[r] < 1.0:
-                mass = top_p[r] * (totals[r] if totals[r] > 0.0 else _mass(scaled, highest))
-            tokens[r] = _draw(scaled, highest, lows[r], highs[r], top_k[r], mass, min_p[r], marks)
-            r = claim(counter.ctypes.data)
+    rows, vocabulary = load(arguments + 64), load(arguments + 72)
+    logits = floats(load(arguments) + 4 * row * vocabulary, vocabulary)
+    temperature = floats(load(arguments + 8), rows)[row]
+    key = load(load(arguments + 16) + 8 * row)
+    low, high = np.uint32(key & 0xFFFFFFFF), np.uint32((key >> 32) & 0xFFFFFFFF)
+    top_k = load(load(arguments + 24) + 8 * row)
+    top_p, min_p, total = (
+        carray(pointer(load(arguments + 32)), (rows,), np.float64)[row],
+        carray(pointer(load(arguments + 40)), (rows,), np.float64)[row],
+        carray(pointer(load(arguments + 48)), (rows,), np.float64)[row],
+    )
+    scaled, marks = np.empty(vocabulary, np.float32), np.empty(vocabulary, np.uint8)
+    highest = _scale(logits, temperature, scaled)
+    mass = np.inf
+    if top_p < 1.0:
+        mass = top_p * (total if total > 0.0 else _mass(scaled, highest))
+    token = _draw(scaled, highest, low, high, top_k, mass, min_p, marks)
+    store(load(arguments + 56) + 8 * row, token)

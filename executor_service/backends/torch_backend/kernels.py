@@ -6,16 +6,20 @@ The model above them is the same everywhere; `PlainKernels` also is what the tes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
-from executor_service.backends.torch_backend import cpu_attention, cpu_norm
+from executor_service.backends.torch_backend import cpu_attention, cpu_jobs, cpu_norm
 from executor_service.backends.torch_backend.batch import Batch
-from executor_service.backends.torch_backend.cpu_linear import PackedGated, PackedLinear
+from executor_service.backends.torch_backend.cpu_pool import Pool
+from executor_service.backends.torch_backend.drawing import Filters, draw
+from executor_service.backends.torch_backend.packed import PackedGated, PackedLinear
 from executor_service.backends.torch_backend.tile import LANES
 
 
@@ -70,6 +74,12 @@ class Kernels(Protocol):
     device: torch.device
     dtype: torch.dtype
 
+    def step(self) -> AbstractContextManager[None]:
+        """Around the operations of one step: what makes them fast is at hand inside."""
+
+    def close(self) -> None:
+        """End what was started."""
+
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
         """A linear layer whose weight is the parts [n_i, k], one after the other."""
 
@@ -93,13 +103,21 @@ class Kernels(Protocol):
         qkv [tokens, (heads + 2 kv_heads) * head_dim] is overwritten; returns [tokens, heads * head_dim].
         """
 
+    def draw(
+        self,
+        logits: torch.Tensor,
+        temperatures: NDArray[np.float32],
+        keys: NDArray[np.uint64],
+        filters: Filters,
+    ) -> torch.Tensor:
+        """A `drawing.Draw`."""
+
 
 @dataclass(frozen=True, slots=True)
 class _CpuBatch:
     batch: Batch
     item_rows: int
-    items: tuple[Any, ...]  # rows, tokens, positions, counts of attention's items
-    tables: Any
+    items: NDArray[np.int32]  # [4, items]: rows, first tokens, positions and counts of attention's items
 
 
 class CpuKernels:
@@ -109,13 +127,19 @@ class CpuKernels:
     dtype = torch.float32
 
     def __init__(self, threads: int) -> None:
-        self.threads = threads
+        self.pool = Pool(threads)
+
+    def step(self) -> AbstractContextManager[None]:
+        return self.pool.step()
+
+    def close(self) -> None:
+        self.pool.close()
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
-        return PackedLinear(parts, bias, self.threads)
+        return PackedLinear(parts, bias, self.pool)
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
-        return PackedGated(gate, up, self.threads)
+        return PackedGated(gate, up, self.pool)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x)
@@ -139,8 +163,7 @@ class CpuKernels:
                 tokens.append(end - count + first)
                 positions.append(start + first)
                 counts.append(min(most, count - first))
-        items = tuple(np.array(values, np.int32) for values in (rows, tokens, positions, counts))
-        return _CpuBatch(batch, most * heads_per_kv_head, items, batch.tables.numpy())
+        return _CpuBatch(batch, most * heads_per_kv_head, np.array([rows, tokens, positions, counts], np.int32))
 
     def attention(
         self, qkv: torch.Tensor, cache: LayerCache, prepared: _CpuBatch, w: AttentionWeights
@@ -152,10 +175,29 @@ class CpuKernels:
             q, batch.positions.numpy(), batch.pages.numpy(), batch.slots.numpy(), w.cos.numpy(), w.sin.numpy(),
             w.q_norm.numpy(), w.k_norm.numpy(), np.float32(w.eps), k, v,
         )  # fmt: skip
-        cpu_attention.attend(
-            q, k, v, prepared.tables, *prepared.items, out.numpy(), prepared.item_rows, self.threads
-        )
+        kv_heads, page_size = v.shape[1], v.shape[3]
+        tokens, items = qkv.shape[0], prepared.items.shape[1]
+        self.pool.run(
+            cpu_jobs.ATTEND, items * kv_heads, qkv.data_ptr(), cache.k.data_ptr(), cache.v.data_ptr(),
+            batch.tables.data_ptr(), prepared.items.ctypes.data, out.data_ptr(), tokens, batch.tables.shape[1],
+            items, k.shape[0], kv_heads, w.heads // kv_heads, w.head_dim, page_size, prepared.item_rows,
+        )  # fmt: skip
         return out
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        temperatures: NDArray[np.float32],
+        keys: NDArray[np.uint64],
+        filters: Filters,
+    ) -> torch.Tensor:
+        tokens = torch.zeros(logits.shape[0], dtype=torch.int64)
+        arrays = (temperatures, keys, filters.top_k, filters.top_p, filters.min_p, filters.totals)
+        self.pool.run(
+            cpu_jobs.DRAW, len(tokens), logits.data_ptr(), *[array.ctypes.data for array in arrays],
+            tokens.data_ptr(), len(tokens), logits.shape[1],
+        )  # fmt: skip
+        return tokens
 
 
 class PlainLinear:
@@ -194,6 +236,12 @@ class PlainKernels:
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
+
+    def step(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def close(self) -> None:
+        """Nothing to end."""
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
         return PlainLinear(self._put(torch.cat(list(parts))), None if bias is None else self._put(bias))
@@ -250,3 +298,12 @@ class PlainKernels:
 
     def _put(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device=self.device, dtype=self.dtype)
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        temperatures: NDArray[np.float32],
+        keys: NDArray[np.uint64],
+        filters: Filters,
+    ) -> torch.Tensor:
+        return draw(logits, temperatures, keys, filters)

@@ -1,17 +1,13 @@
 """The sampler: from logits to tokens and logprobs, on the logits' device.
 
-The order is `plan.Sampling`'s. Positions are split into greedy ones and drawn ones, each computed at once.
-Top-k, top-p and min-p each keep a prefix of the tokens in order of likelihood (then of id), which makes
-drawing exact without sorting: take the noisiest token; if fewer than k tokens, and less mass than the
-nucleus holds, come before it, it is kept, and so it is the noisiest of the kept. If not, nothing after it is
-kept either: take the noisiest token before it, and so on.
+The order is `plan.Sampling`'s. Positions are split into greedy ones and drawn ones, each computed at once. How to draw is the
+kernels' affair, see `drawing`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,25 +15,11 @@ from numpy.typing import NDArray
 
 from executor_service import noise as reference
 from executor_service.backends.base import ForwardRow, RowOutput
-from executor_service.backends.torch_backend import cpu_sampler, noise
+from executor_service.backends.torch_backend.drawing import Draw, Filters, draw
 from executor_service.plan import OutputMode, Sampling, TokenIds
 
 MIN_TEMPERATURE = 1e-6
 """Smaller temperatures above 0 count as this one, so that logits / temperature stays finite."""
-
-
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """Top-k, top-p and min-p of some rows, [rows] each.
-
-    `top_k` is the vocabulary's size where it is off; `totals` is the mass that top-k leaves, as
-    exp(z - highest), where top-p applies to it, and 0 where top-p applies to everything.
-    """
-
-    top_k: NDArray[np.int64]
-    top_p: NDArray[np.float64]
-    min_p: NDArray[np.float64]
-    totals: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +31,7 @@ class _Position:
     length: int
 
 
-def sample(logits: torch.Tensor, rows: Sequence[ForwardRow]) -> list[RowOutput]:
+def sample(logits: torch.Tensor, rows: Sequence[ForwardRow], draw: Draw = draw) -> list[RowOutput]:
     """The rows' outputs from the logits of their output positions, fp32 [sum of outputs, vocabulary]."""
     ends = np.cumsum([row.outputs for row in rows])
     spans = [slice(int(end) - row.outputs, int(end)) for row, end in zip(rows, ends, strict=True)]
@@ -66,7 +48,7 @@ def sample(logits: torch.Tensor, rows: Sequence[ForwardRow]) -> list[RowOutput]:
     ]
     tokens = np.zeros(len(logits), np.int32)
     if positions:
-        tokens[[p.index for p in positions]] = _tokens(logits, positions)
+        tokens[[p.index for p in positions]] = _tokens(logits, positions, draw)
     return [
         _output(row, logits[span], tokens[span]) if good[span].all() else RowOutput(finite=False)
         for row, span in zip(rows, spans, strict=True)
@@ -112,7 +94,7 @@ def _with_top(result: RowOutput, logits: torch.Tensor, k: int) -> RowOutput:
     return result
 
 
-def _tokens(logits: torch.Tensor, positions: Sequence[_Position]) -> TokenIds:
+def _tokens(logits: torch.Tensor, positions: Sequence[_Position], draw: Draw) -> TokenIds:
     """The token of each position, int32 [positions]."""
     logits = _adjusted(logits, positions)
     tokens = np.zeros(len(positions), np.int32)
@@ -122,7 +104,7 @@ def _tokens(logits: torch.Tensor, positions: Sequence[_Position]) -> TokenIds:
         tokens[greedy] = _part(logits, [positions[i].index for i in greedy]).argmax(-1).cpu().numpy()
     if drawn:
         members = [positions[i] for i in drawn]
-        tokens[drawn] = _drawn(_part(logits, [p.index for p in members]), members).cpu().numpy()
+        tokens[drawn] = _drawn(_part(logits, [p.index for p in members]), members, draw).cpu().numpy()
     return tokens
 
 
@@ -132,7 +114,7 @@ def _part(logits: torch.Tensor, indices: list[int]) -> torch.Tensor:
     return logits[torch.tensor(indices, device=logits.device)]
 
 
-def _drawn(logits: torch.Tensor, positions: Sequence[_Position]) -> torch.Tensor:
+def _drawn(logits: torch.Tensor, positions: Sequence[_Position], draw: Draw) -> torch.Tensor:
     vocabulary = logits.shape[-1]
     samplings = [p.row.sampling for p in positions]
     temperatures = np.array([max(s.temperature, MIN_TEMPERATURE) for s in samplings], np.float32)
@@ -145,44 +127,7 @@ def _drawn(logits: torch.Tensor, positions: Sequence[_Position]) -> torch.Tensor
         totals=np.array([_top_k_mass(logits[i], s) for i, s in enumerate(samplings)], np.float64),
     )
     keys = np.array([reference.key(p.row.sampling.seed, p.length) for p in positions], np.uint64)
-    if logits.device.type != "cpu":
-        return draw(logits, temperatures, keys, filters)
-    tokens = np.zeros(len(logits), np.int64)
-    cpu_sampler.draw_rows(
-        logits.numpy(), temperatures, (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32),
-        (keys >> np.uint64(32)).astype(np.uint32), filters.top_k, filters.top_p, filters.min_p, filters.totals,
-        tokens, torch.get_num_threads(),
-    )  # fmt: skip
-    return torch.from_numpy(tokens)
-
-
-def draw(
-    logits: torch.Tensor, temperatures: NDArray[np.float32], keys: NDArray[np.uint64], filters: Filters
-) -> torch.Tensor:
-    """One token for each row of logits, int64 [rows], in plain torch: the reference of `cpu_sampler`."""
-
-    def column(values: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(values).to(logits.device)[:, None]
-
-    ids = torch.arange(logits.shape[-1], device=logits.device)[None, :]
-    scaled = logits / column(temperatures)
-    noisy = scaled + noise.gumbel(column(keys.view(np.int64)), ids)
-    weights = (scaled - scaled.amax(-1, keepdim=True)).exp()
-    top_k, top_p, min_p, totals = (
-        column(values) for values in (filters.top_k, filters.top_p, filters.min_p, filters.totals)
-    )
-    totals = torch.where(totals > 0, totals, weights.sum(-1, keepdim=True, dtype=torch.float64))
-    mass = torch.where(top_p < 1, top_p * totals, torch.inf)
-    while True:
-        chosen = noisy.argmax(-1, keepdim=True)
-        border = scaled.gather(-1, chosen)
-        before = (scaled > border) | ((scaled == border) & (ids < chosen))
-        count = before.sum(-1, keepdim=True)
-        held = (weights * before).sum(-1, keepdim=True, dtype=torch.float64)
-        kept = (count < top_k) & (held < mass) & (weights.gather(-1, chosen) >= min_p) | (count == 0)
-        if bool(kept.all()):
-            return chosen[:, 0]
-        noisy = torch.where(kept | before, noisy, -torch.inf)
+    return draw(logits, temperatures, keys, filters)
 
 
 def _top_k_mass(logits: torch.Tensor, s: Sampling) -> float:

@@ -13,7 +13,7 @@ from paceline import aio, errors
 
 from tests.support.stack import HEAL_S, Stack, eventually, ids_of, oracle_stack
 
-STREAMS, TOKENS = 16, 150
+STREAMS, TOKENS = 16, 120
 EXECUTOR = ["--step-ms", "4"]
 
 
@@ -52,7 +52,8 @@ async def disturbed(client: aio.Client, disturb: Callable[[], None]) -> tuple[li
     await began.wait()
     await asyncio.to_thread(disturb)
     healed = time.monotonic()
-    return list(await asyncio.gather(*tasks)), max(arrivals)
+    async with asyncio.timeout(10 * HEAL_S):
+        return list(await asyncio.gather(*tasks)), max(arrivals)
 
 
 async def _heals(stack: Stack, times: int, disturb: Callable[[], None]) -> None:

@@ -1,3 +1,4 @@
+# ruff: noqa: N802  RPC names are the proto's
 """A scheduler of a few lines, scripted by the prompt: what the client does with answers is the subject."""
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -23,6 +24,12 @@ from executor_service.plan import OutputMode, Sampling
 
 CPU = CpuKernels(2)
 PLAIN = PlainKernels(torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(autouse=True, params=["helped", "alone"])
+def _helpers(request: pytest.FixtureRequest) -> Iterator[None]:
+    with CPU.step() if request.param == "helped" else nullcontext():
+        yield
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 13, 100, 203])

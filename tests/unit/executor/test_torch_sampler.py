@@ -12,10 +12,12 @@ from numba import njit
 from executor_service import noise as reference_noise
 from executor_service.backends import numpy_sampler
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend import cpu_sampler, noise, sampler
+from executor_service.backends.torch_backend import cpu_sampler, drawing, noise, sampler
+from executor_service.backends.torch_backend.kernels import CpuKernels
 from executor_service.plan import OutputMode, Sampling
 
 VOCABULARY = 97
+CPU = CpuKernels(2)
 
 samplings = st.builds(
     Sampling,
@@ -67,7 +69,7 @@ def sampled_rows(draw: st.DrawFn) -> tuple[np.ndarray, list[ForwardRow]]:
 def test_equals_the_numpy_reference(case: tuple[np.ndarray, list[ForwardRow]]) -> None:
     logits, rows = case
     given_logits = torch.from_numpy(logits.copy())
-    ours = sampler.sample(given_logits, rows)
+    ours = sampler.sample(given_logits, rows, CPU.draw)
     assert np.array_equal(given_logits.numpy(), logits)  # raw logits stay raw
     for out, expected in zip(ours, numpy_sampler.sample_rows(logits, rows), strict=True):
         assert out.finite == expected.finite
@@ -90,27 +92,16 @@ def test_drawing_in_plain_torch_equals_the_cpu_kernel(case: tuple[np.ndarray, li
     n = len(logits)
     temperatures = rng.choice([0.5, 1.0, 2.0], n).astype(np.float32)
     keys = rng.integers(0, 2**64, n, dtype=np.uint64)
-    filters = sampler.Filters(
+    filters = drawing.Filters(
         top_k=rng.choice([1, 5, VOCABULARY], n),
         top_p=rng.choice([0.0, 0.1, 0.7, 1.0], n),
         min_p=rng.choice([0.0, 0.05, 1.0], n),
         totals=np.zeros(n),
     )
-    tokens = np.zeros(n, np.int64)
-    low, high = (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32), (keys >> np.uint64(32)).astype(np.uint32)
-    cpu_sampler.draw_rows(
-        logits,
-        temperatures,
-        low,
-        high,
-        filters.top_k,
-        filters.top_p,
-        filters.min_p,
-        filters.totals,
-        tokens,
-        2,
-    )
-    assert sampler.draw(torch.from_numpy(logits), temperatures, keys, filters).tolist() == tokens.tolist()
+    given_logits = torch.from_numpy(logits)
+    with CPU.step():
+        tokens = CPU.draw(given_logits, temperatures, keys, filters)
+    assert drawing.draw(given_logits, temperatures, keys, filters).tolist() == tokens.tolist()
 
 
 @settings(deadline=None)
@@ -141,9 +132,9 @@ def _row(sampling: Sampling, length: int = 5, outputs: int = 1) -> ForwardRow:
 def test_a_row_that_is_not_finite_is_reported_alone(bad: float, sampling: Sampling) -> None:
     logits = np.random.default_rng(0).standard_normal((4, VOCABULARY)).astype(np.float32)
     rows = [_row(sampling), _row(sampling, outputs=2), _row(sampling)]
-    clean = sampler.sample(torch.from_numpy(logits.copy()), rows)
+    clean = sampler.sample(torch.from_numpy(logits.copy()), rows, CPU.draw)
     logits[2, 50] = bad
-    outs = sampler.sample(torch.from_numpy(logits), rows)
+    outs = sampler.sample(torch.from_numpy(logits), rows, CPU.draw)
     assert [out.finite for out in outs] == [True, False, True]
     for i in (0, 2):
         assert outs[i].tokens is not None
@@ -161,7 +152,7 @@ def test_large_vocabulary_noise_is_pruned_exactly(spread: float) -> None:
             (t, p, m, k) for t in (0.7, 1.3) for p in (0.2, 0.95, 1.0) for m in (0.0, 0.1) for k in (0, 50)
         )
     ]
-    ours = sampler.sample(torch.from_numpy(logits), rows)
+    ours = sampler.sample(torch.from_numpy(logits), rows, CPU.draw)
     theirs = numpy_sampler.sample_rows(logits, rows)
     for out, expected in zip(ours, theirs, strict=True):
         assert out.tokens is not None

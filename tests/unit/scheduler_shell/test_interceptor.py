@@ -48,13 +48,14 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
 
 
 async def call(channel: grpc.aio.Channel, shape: str, request: bytes) -> sdk.PacelineError:
+    if shape == "Unary":
+        answer = channel.unary_unary("/paceline.test/Unary")(request)
+    else:
+        stream = channel.unary_stream("/paceline.test/Stream")(request)
+        assert await stream.read() == b"first"
+        answer = stream.read()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        if shape == "Unary":
-            await channel.unary_unary("/paceline.test/Unary")(request)
-        else:
-            stream = channel.unary_stream("/paceline.test/Stream")(request)
-            assert await stream.read() == b"first"
-            await stream.read()
+        await answer
     return sdk.from_rpc(caught.value)
 
 
