@@ -117,10 +117,10 @@ class LiveRequests:
         if self._streams.get(stream.request_id) is stream:
             self.cancel(stream.request_id, Aborted("the client has left"))
 
-    def cancel_all(self, error: ServiceError) -> None:
-        """End all live requests."""
-        for request_id in list(self._streams):
-            self.cancel(request_id, error)
+    def cancel_all(self, begun: ServiceError, untouched: ServiceError) -> None:
+        """End all live requests: with `begun` those that had tokens, with `untouched` the others."""
+        for request_id, stream in list(self._streams.items()):
+            self.cancel(request_id, begun if stream.begun else untouched)
 
     def cancel_stalled(self, timeout_s: float) -> None:
         """End the requests whose reader has not moved for so long."""

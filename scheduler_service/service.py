@@ -52,7 +52,10 @@ class SchedulerService:
                 group.create_task(_endless(self._tick(show_health)), name="tick")
         finally:
             self.draining = True
-            self.live.cancel_all(InternalError("the scheduler has stopped"))
+            stopped = InternalError("the scheduler has stopped")
+            self.live.cancel_all(stopped, stopped)
+            if self.pool.served is not None and self.pool.served.text is not None:
+                self.pool.served.text.close()
 
     @property
     def state(self) -> str:
@@ -94,7 +97,8 @@ class SchedulerService:
                 continue
         if len(self.live):
             log.warning("ending live requests", live=len(self.live))
-            self.live.cancel_all(Aborted("the scheduler is shutting down"))
+            why = "the scheduler is shutting down"
+            self.live.cancel_all(Aborted(why), NotReady(why, retry_after_s=RETRY_AFTER_S))
 
     async def _tick(self, show_health: Callable[[bool], Awaitable[None]]) -> None:
         while True:

@@ -152,6 +152,11 @@ class RequestStream:
         """All completions are finished, or the request has failed."""
         return self._unfinished == 0 or self.error is not None
 
+    @property
+    def begun(self) -> bool:
+        """It has had tokens, so that nobody may send the request again unasked."""
+        return bool(self.last_tokens_at)
+
     def push(self, event: Tokens) -> str | None:
         """Take new tokens; returns the stop string that they completed, if they did."""
         completion = self._completions[event.index]

@@ -86,7 +86,7 @@ class ExecutorLink:
         self._security = security
         self._timing = timing
         self._doorkeeper = doorkeeper
-        self._changed = changed  # called whenever `ready` has changed, and at each heartbeat
+        self._changed = changed  # called when `ready` or `detail` has changed, and at each heartbeat
         self._client: ExecutorClient | None = None
         self._session: Session | None = None
         self._last: Session | None = None  # the session, also when it was lost
@@ -234,6 +234,7 @@ class ExecutorLink:
         if detail != self._last_refusal:
             self._last_refusal = detail
             log.info("executor not ready", address=self.address, detail=detail)
+            self._changed()
 
     # Being driven
 

@@ -103,7 +103,7 @@ def main() -> None:
         logits = model.logits(model.hidden(batch, backend._caches))
         parts = {"linears": median_ms(linears, args.steps), "attention": median_ms(attention, args.steps)}
         for name, r in rows.items():
-            parts["sampler_" + name] = median_ms(lambda r=r: sampler.sample(logits, r, model.kernels.draw), args.steps)  # type: ignore[misc]
+            parts["sampler_" + name] = median_ms(lambda r=r: sampler.sample(logits, r, model.kernels), args.steps)  # type: ignore[misc]
         parts["other"] = round(
             steps["greedy"] - parts["linears"] - parts["attention"] - parts["sampler_greedy"], 2
         )

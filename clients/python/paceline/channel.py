@@ -22,7 +22,6 @@ Options = list[tuple[str, int | str]]
 Metadata = tuple[tuple[str, str], ...]
 
 SCHEDULER_ADDRESS = "127.0.0.1:50051"
-EXECUTOR_ADDRESS = "127.0.0.1:50052"
 
 PUBLIC_MESSAGE_BYTES = 4 << 20
 PRIVATE_MESSAGE_BYTES = 64 << 20

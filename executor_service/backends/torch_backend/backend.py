@@ -74,6 +74,7 @@ class TorchBackend:
         progress("opening model", 0.0)
         checkpoint = open_checkpoint(self._config.model)
         try:
+            progress("compiling kernels", 0.0)  # or reading them, after the first start
             kernels = self._kernels()
             digest = fingerprint(checkpoint, self._config.dtype, progress)
             with torch.inference_mode():
@@ -81,7 +82,7 @@ class TorchBackend:
         finally:
             checkpoint.close()
         self.info = self._describe(checkpoint, digest)
-        progress("compiling kernels", 0.0)
+        progress("warming up", 0.0)
         self._warm_up()
         progress("ready", 1.0)
 
@@ -106,7 +107,7 @@ class TorchBackend:
         with torch.inference_mode(), model.kernels.step():
             batch = lay_out(rows, self._page_size, model.kernels.device)
             logits = model.logits(model.hidden(batch, self._caches))
-            return sampler.sample(logits, rows, model.kernels.draw)
+            return sampler.sample(logits, rows, model.kernels)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page's KV in every layer."""
@@ -143,7 +144,6 @@ class TorchBackend:
 
     def _kernels(self) -> Kernels:
         threads = self._config.threads or os.cpu_count() or 1
-        torch.set_num_threads(threads)
         dtype = _DTYPES[self._config.dtype]
         try:
             device = torch.device(self._config.device)
@@ -151,7 +151,9 @@ class TorchBackend:
         except (RuntimeError, AssertionError) as error:
             raise ModelError(f"device {self._config.device!r} can't be used: {error}") from None
         if device.type == "cpu" and dtype == torch.float32:
+            torch.set_num_threads(1)  # the kernels' own threads do what is large
             return CpuKernels(threads)
+        torch.set_num_threads(threads)
         return PlainKernels(device, dtype)
 
     def _describe(self, checkpoint: Checkpoint, digest: bytes) -> ModelInfo:
@@ -201,7 +203,7 @@ class TorchBackend:
             tokens = np.zeros(8, np.int32)
             logits = self._forward_alone(tokens, frozenset({"logits"})).logits
             for sampling in (Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
-                sampler.sample(torch.from_numpy(logits), [_prompt_row(tokens, 2, sampling)], kernels.draw)
+                sampler.sample(torch.from_numpy(logits), [_prompt_row(tokens, 2, sampling)], kernels)
 
 
 def _parts(rows: Sequence[ForwardRow]) -> Iterator[list[ForwardRow]]:

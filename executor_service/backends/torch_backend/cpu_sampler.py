@@ -146,3 +146,25 @@ def draw_chunk(arguments: int, row: int) -> None:
         mass = top_p * (total if total > 0.0 else _mass(scaled, highest))
     token = _draw(scaled, highest, low, high, top_k, mass, min_p, marks)
     store(load(arguments + 56) + 8 * row, token)
+
+
+@njit(nogil=True, fastmath=FLAGS)
+def _highest(logits: NDArray[np.float32]) -> np.float32:
+    top = np.float32(-np.inf)
+    for v in range(logits.shape[0]):
+        top = max(top, logits[v])
+    return top
+
+
+@njit(nogil=True)
+def argmax_chunk(arguments: int, row: int) -> None:
+    """The first of the largest logits of a row.
+
+    Arguments: logits fp32 [rows, vocabulary], tokens int64 [rows], vocabulary.
+    """
+    vocabulary = load(arguments + 16)
+    logits = floats(load(arguments) + 4 * row * vocabulary, vocabulary)
+    top, token = _highest(logits), 0
+    while token < vocabulary - 1 and logits[token] < top:
+        token += 1
+    store(load(arguments + 8) + 8 * row, token)

@@ -103,6 +103,9 @@ class Kernels(Protocol):
         qkv [tokens, (heads + 2 kv_heads) * head_dim] is overwritten; returns [tokens, heads * head_dim].
         """
 
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """The lowest id among the largest logits of each row, int64 [rows]."""
+
     def draw(
         self,
         logits: torch.Tensor,
@@ -110,7 +113,7 @@ class Kernels(Protocol):
         keys: NDArray[np.uint64],
         filters: Filters,
     ) -> torch.Tensor:
-        """A `drawing.Draw`."""
+        """One token a row, int64 [rows]; see `drawing.draw`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,11 @@ class CpuKernels:
             items, k.shape[0], kv_heads, w.heads // kv_heads, w.head_dim, page_size, prepared.item_rows,
         )  # fmt: skip
         return out
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        tokens = torch.zeros(logits.shape[0], dtype=torch.int64)
+        self.pool.run(cpu_jobs.ARGMAX, len(tokens), logits.data_ptr(), tokens.data_ptr(), logits.shape[1])
+        return tokens
 
     def draw(
         self,
@@ -298,6 +306,9 @@ class PlainKernels:
 
     def _put(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device=self.device, dtype=self.dtype)
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.argmax(-1)
 
     def draw(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,11 +16,27 @@ from numpy.typing import NDArray
 
 from executor_service import noise as reference
 from executor_service.backends.base import ForwardRow, RowOutput
-from executor_service.backends.torch_backend.drawing import Draw, Filters, draw
+from executor_service.backends.torch_backend.drawing import Filters
 from executor_service.plan import OutputMode, Sampling, TokenIds
 
 MIN_TEMPERATURE = 1e-6
 """Smaller temperatures above 0 count as this one, so that logits / temperature stays finite."""
+
+
+class Picker(Protocol):
+    """The part of `kernels.Kernels` that picks tokens."""
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """The lowest id among the largest logits of each row, int64 [rows]."""
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        temperatures: NDArray[np.float32],
+        keys: NDArray[np.uint64],
+        filters: Filters,
+    ) -> torch.Tensor:
+        """One token a row, int64 [rows]; see `drawing.draw`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +48,7 @@ class _Position:
     length: int
 
 
-def sample(logits: torch.Tensor, rows: Sequence[ForwardRow], draw: Draw = draw) -> list[RowOutput]:
+def sample(logits: torch.Tensor, rows: Sequence[ForwardRow], pick: Picker) -> list[RowOutput]:
     """The rows' outputs from the logits of their output positions, fp32 [sum of outputs, vocabulary]."""
     ends = np.cumsum([row.outputs for row in rows])
     spans = [slice(int(end) - row.outputs, int(end)) for row, end in zip(rows, ends, strict=True)]
@@ -48,7 +65,7 @@ def sample(logits: torch.Tensor, rows: Sequence[ForwardRow], draw: Draw = draw) 
     ]
     tokens = np.zeros(len(logits), np.int32)
     if positions:
-        tokens[[p.index for p in positions]] = _tokens(logits, positions, draw)
+        tokens[[p.index for p in positions]] = _tokens(logits, positions, pick)
     return [
         _output(row, logits[span], tokens[span]) if good[span].all() else RowOutput(finite=False)
         for row, span in zip(rows, spans, strict=True)
@@ -94,17 +111,17 @@ def _with_top(result: RowOutput, logits: torch.Tensor, k: int) -> RowOutput:
     return result
 
 
-def _tokens(logits: torch.Tensor, positions: Sequence[_Position], draw: Draw) -> TokenIds:
+def _tokens(logits: torch.Tensor, positions: Sequence[_Position], pick: Picker) -> TokenIds:
     """The token of each position, int32 [positions]."""
     logits = _adjusted(logits, positions)
     tokens = np.zeros(len(positions), np.int32)
     greedy = [i for i, p in enumerate(positions) if p.row.sampling.temperature == 0]
     drawn = [i for i, p in enumerate(positions) if p.row.sampling.temperature != 0]
     if greedy:
-        tokens[greedy] = _part(logits, [positions[i].index for i in greedy]).argmax(-1).cpu().numpy()
+        tokens[greedy] = pick.argmax(_part(logits, [positions[i].index for i in greedy])).cpu().numpy()
     if drawn:
         members = [positions[i] for i in drawn]
-        tokens[drawn] = _drawn(_part(logits, [p.index for p in members]), members, draw).cpu().numpy()
+        tokens[drawn] = _drawn(_part(logits, [p.index for p in members]), members, pick).cpu().numpy()
     return tokens
 
 
@@ -114,7 +131,7 @@ def _part(logits: torch.Tensor, indices: list[int]) -> torch.Tensor:
     return logits[torch.tensor(indices, device=logits.device)]
 
 
-def _drawn(logits: torch.Tensor, positions: Sequence[_Position], draw: Draw) -> torch.Tensor:
+def _drawn(logits: torch.Tensor, positions: Sequence[_Position], pick: Picker) -> torch.Tensor:
     vocabulary = logits.shape[-1]
     samplings = [p.row.sampling for p in positions]
     temperatures = np.array([max(s.temperature, MIN_TEMPERATURE) for s in samplings], np.float32)
@@ -127,7 +144,7 @@ def _drawn(logits: torch.Tensor, positions: Sequence[_Position], draw: Draw) -> 
         totals=np.array([_top_k_mass(logits[i], s) for i, s in enumerate(samplings)], np.float64),
     )
     keys = np.array([reference.key(p.row.sampling.seed, p.length) for p in positions], np.uint64)
-    return draw(logits, temperatures, keys, filters)
+    return pick.draw(logits, temperatures, keys, filters)
 
 
 def _top_k_mass(logits: torch.Tensor, s: Sampling) -> float:

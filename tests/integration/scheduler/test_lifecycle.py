@@ -17,6 +17,7 @@ from tests.support.processes import ServiceProcess
 from tests.support.stack import Stack, eventually, oracle_stack
 
 PROMPT = "Once upon a time"
+TLS = Path(__file__).parents[2] / "support" / "tls"
 LONG = {"max_tokens": 20_000, "ignore_eos": True}
 
 
@@ -99,10 +100,12 @@ async def test_the_first_signal_lets_streams_end_and_refuses_new_requests(tmp_pa
 
 @pytest.mark.parametrize("how", ["second signal", "drain timeout"])
 async def test_streams_that_do_not_end_are_cancelled(tmp_path: Path, how: str) -> None:
-    flags = [] if how == "second signal" else ["--drain-timeout-s", "0.2"]
+    flags = ["--max-running", "1", *([] if how == "second signal" else ["--drain-timeout-s", "0.2"])]
     with oracle_stack(tmp_path, executor=["--step-ms", "2"], scheduler=flags) as stack:
         async with stack.client() as client:
             running = await begun(client)
+            waiting = client.generate(PROMPT, max_tokens=1)
+            await waiting.request_id()
             stack.scheduler.signal(signal.SIGTERM)
             if how == "second signal":
 
@@ -113,6 +116,8 @@ async def test_streams_that_do_not_end_are_cancelled(tmp_path: Path, how: str) -
                 stack.scheduler.signal(signal.SIGTERM)
             with pytest.raises(errors.Cancelled, match="shutting down"):
                 await running.collect()
+            with pytest.raises(errors.Unavailable):  # it had no tokens: send it elsewhere
+                await waiting.collect()
         assert await asyncio.to_thread(stack.scheduler.wait, 10) == 0
         await stack.all_pages_back(stack.addresses[0])
 
@@ -177,5 +182,31 @@ async def test_a_token_is_demanded_from_all_but_health_checks(tmp_path: Path) ->
                     await client.generate(PROMPT, max_tokens=1).collect()
         async with aio.Client(stack.scheduler.address, security=Security(token="sesame")) as client:
             await client.complete(PROMPT, max_tokens=1)
+    finally:
+        stack.kill()
+
+
+async def test_both_links_run_over_mutual_tls_and_strangers_stay_outside(tmp_path: Path) -> None:
+    ca, server, client = (TLS / name for name in ("ca.pem", "server.pem", "client.pem"))
+    flags = ["--tls-cert", str(server), "--tls-key", str(server.with_suffix(".key"))]
+    flags += ["--tls-client-ca", str(ca)]
+    own = ["--executor-tls-ca", str(ca), "--executor-tls-cert", str(client)]
+    own += ["--executor-tls-key", str(client.with_suffix(".key"))]
+    stack = Stack(tmp_path)
+    try:
+        address = stack.start_executor(*flags, wait=False)
+        stack.start_scheduler(*flags, *own, executors=[address])
+        friend = Security(ca_file=ca, cert_file=client, key_file=client.with_suffix(".key"))
+        async with aio.Client(stack.scheduler.address, security=friend) as known:
+
+            async def serving() -> bool:
+                return (await known.status(timeout_s=5)).state == "serving"
+
+            await eventually(serving, "the links do not come up", timeout_s=20)
+            await known.complete(PROMPT, max_tokens=1)
+        for stranger in (Security(ca_file=ca), Security()):
+            async with aio.Client(stack.scheduler.address, security=stranger) as unknown:
+                with pytest.raises(errors.Unavailable):
+                    await unknown.status(timeout_s=5)
     finally:
         stack.kill()

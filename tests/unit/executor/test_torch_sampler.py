@@ -69,7 +69,7 @@ def sampled_rows(draw: st.DrawFn) -> tuple[np.ndarray, list[ForwardRow]]:
 def test_equals_the_numpy_reference(case: tuple[np.ndarray, list[ForwardRow]]) -> None:
     logits, rows = case
     given_logits = torch.from_numpy(logits.copy())
-    ours = sampler.sample(given_logits, rows, CPU.draw)
+    ours = sampler.sample(given_logits, rows, CPU)
     assert np.array_equal(given_logits.numpy(), logits)  # raw logits stay raw
     for out, expected in zip(ours, numpy_sampler.sample_rows(logits, rows), strict=True):
         assert out.finite == expected.finite
@@ -132,9 +132,9 @@ def _row(sampling: Sampling, length: int = 5, outputs: int = 1) -> ForwardRow:
 def test_a_row_that_is_not_finite_is_reported_alone(bad: float, sampling: Sampling) -> None:
     logits = np.random.default_rng(0).standard_normal((4, VOCABULARY)).astype(np.float32)
     rows = [_row(sampling), _row(sampling, outputs=2), _row(sampling)]
-    clean = sampler.sample(torch.from_numpy(logits.copy()), rows, CPU.draw)
+    clean = sampler.sample(torch.from_numpy(logits.copy()), rows, CPU)
     logits[2, 50] = bad
-    outs = sampler.sample(torch.from_numpy(logits), rows, CPU.draw)
+    outs = sampler.sample(torch.from_numpy(logits), rows, CPU)
     assert [out.finite for out in outs] == [True, False, True]
     for i in (0, 2):
         assert outs[i].tokens is not None
@@ -152,7 +152,7 @@ def test_large_vocabulary_noise_is_pruned_exactly(spread: float) -> None:
             (t, p, m, k) for t in (0.7, 1.3) for p in (0.2, 0.95, 1.0) for m in (0.0, 0.1) for k in (0, 50)
         )
     ]
-    ours = sampler.sample(torch.from_numpy(logits), rows, CPU.draw)
+    ours = sampler.sample(torch.from_numpy(logits), rows, CPU)
     theirs = numpy_sampler.sample_rows(logits, rows)
     for out, expected in zip(ours, theirs, strict=True):
         assert out.tokens is not None

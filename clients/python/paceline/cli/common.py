@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -22,10 +24,21 @@ _EXPECTED = (errors.PacelineError, ChildFailed, OSError)
 console = Console()
 stderr = Console(stderr=True)
 
+
+def _checked_address(address: str) -> str:
+    if not address.startswith("unix:") and not re.fullmatch(r".+:\d{1,5}", address):
+        raise typer.BadParameter(f"expected host:port or unix:/path, got {address!r}")
+    return address
+
+
 Address = Annotated[
     str,
     typer.Option(
-        "--address", "-a", envvar="PACELINE_ADDRESS", help="The scheduler: host:port, or unix:/path."
+        "--address",
+        "-a",
+        envvar="PACELINE_ADDRESS",
+        help="The scheduler: host:port, or unix:/path.",
+        callback=_checked_address,
     ),
 ]
 DEFAULT_ADDRESS = SCHEDULER_ADDRESS
@@ -51,6 +64,9 @@ def one_line_errors(address: str) -> Iterator[None]:
     """Turns the SDK's errors into a line that says what to do."""
     try:
         yield
+    except BrokenPipeError:  # whoever read our output has left, as `| head` does: no error of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
     except _EXPECTED as error:
         fail(advice(error, address))
     except BaseExceptionGroup as group:  # of the tasks of one command

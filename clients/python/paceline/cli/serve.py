@@ -65,6 +65,7 @@ def serve(
         paceline serve
         paceline serve --model ~/models/Qwen3-0.6B -S max-running=64 -E kv-memory=2GiB
     """
+    logs = ("--log-level", log_level, "--log-format", "console")
     plain = ("--insecure",) if insecure else ()
     config = StackConfig(
         backend=backend,
@@ -72,8 +73,8 @@ def serve(
         host=host,
         port=port,
         executor_port=executor_port,
-        executor_options=("--log-level", log_level, *flags(executor_option)),
-        scheduler_options=("--log-level", log_level, *plain, *flags(scheduler_option)),
+        executor_options=(*logs, *flags(executor_option)),
+        scheduler_options=(*logs, *plain, *flags(scheduler_option)),
         scheduler_security=security(context),
     )
     try:
@@ -86,7 +87,7 @@ def serve(
 
 def stack_config(backend: str) -> StackConfig:
     """A stack on free ports for one command's own use, with the default model if it needs one."""
-    quiet = ("--log-level", "warning")
+    quiet = ("--log-level", "error", "--log-format", "console")
     model = fetch_default() if backend == "torch" else None
     return StackConfig(backend=backend, model=model, executor_options=quiet, scheduler_options=quiet)
 

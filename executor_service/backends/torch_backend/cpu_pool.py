@@ -1,0 +1,60 @@
+"""`Pool`: the helper threads of the CPU kernels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from executor_service.backends.torch_backend import cpu_jobs
+
+
+class Pool:
+    """The caller and `threads` - 1 helpers, which sleep between steps. One thread calls all methods."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._state = np.zeros(cpu_jobs.STATE + 8, np.int64)
+        self._state[cpu_jobs.OVER] = 1
+        self._address = self._state.ctypes.data
+        self._wake = threading.Semaphore(0)
+        self._closed = False
+        cpu_jobs.help_out(self._address)  # compiles it; with no step under way it returns at once
+        self._helpers = [
+            threading.Thread(target=self._help, name=f"cpu-helper-{i}", daemon=True) for i in range(1, threads)
+        ]
+        for helper in self._helpers:
+            helper.start()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Have the helpers at hand for the jobs run inside; without it, the caller does them alone."""
+        self._state[cpu_jobs.OVER] = 0
+        if self._helpers:
+            self._wake.release(len(self._helpers))
+        try:
+            yield
+        finally:
+            self._state[cpu_jobs.OVER] = 1
+
+    def run(self, kind: int, chunks: int, *arguments: int) -> None:
+        """Do a job; the arguments are those of its kind's chunk function."""
+        cpu_jobs.execute(self._address, kind, chunks, np.array(arguments, np.int64))
+
+    def close(self) -> None:
+        """End the helpers."""
+        self._closed = True
+        self._state[cpu_jobs.OVER] = 1
+        if self._helpers:
+            self._wake.release(len(self._helpers))
+        for helper in self._helpers:
+            helper.join()
+
+    def _help(self) -> None:
+        while True:
+            self._wake.acquire()
+            if self._closed:
+                return
+            cpu_jobs.help_out(self._address)

@@ -1,0 +1,82 @@
+# ruff: noqa: N802  # RPC names are the proto's
+"""An executor that misbehaves as a test wants it to: the real protocol, no model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+from paceline.executor.v1 import executor_pb2 as pb
+from paceline.executor.v1.executor_pb2_grpc import (
+    ExecutorServiceServicer,
+    add_ExecutorServiceServicer_to_server,
+)
+
+
+class FakeExecutor(ExecutorServiceServicer):
+    """Answers each row with one token; what goes wrong is set from outside."""
+
+    def __init__(self) -> None:
+        self.epoch = 1
+        self.model = b"model"
+        self.state = pb.EXECUTOR_STATE_SERVING
+        self.heartbeats = asyncio.Event()  # cleared: GetStatus hangs
+        self.heartbeats.set()
+        self.steps = asyncio.Event()  # cleared: steps hang
+        self.steps.set()
+        self.step_age_s = 0.0
+        self.reply: pb.StreamUnifiedDecodeResponse | None = None  # instead of a right answer
+        self.opened: list[int] = []  # `replaces` of each OpenSession
+        self.tokenizers_sent = 0
+
+    async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.GetInfoResponse:
+        return pb.GetInfoResponse(
+            epoch=self.epoch,
+            model=pb.ModelInfo(name="fake", vocab_size=10, context_length=64),
+            limits=pb.Limits(page_size=16, total_pages=10, max_sequences=4, max_rows=4, max_step_tokens=64),
+            fingerprints=pb.Fingerprints(model=self.model, sampler="s"),
+        )
+
+    async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> pb.GetTokenizerResponse:
+        self.tokenizers_sent += 1
+        return pb.GetTokenizerResponse()
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
+        if request.session_id:
+            await self.heartbeats.wait()
+        return pb.GetStatusResponse(epoch=self.epoch, state=self.state, step_age_s=self.step_age_s)
+
+    async def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionResponse:
+        self.opened.append(request.replaces)
+        return pb.OpenSessionResponse(session_id=100 + len(self.opened), epoch=self.epoch)
+
+    async def CloseSession(self, request: pb.CloseSessionRequest, context: Any) -> pb.CloseSessionResponse:
+        return pb.CloseSessionResponse()
+
+    async def StreamUnifiedDecode(
+        self, requests: AsyncIterator[pb.StreamUnifiedDecodeRequest], context: Any
+    ) -> AsyncIterator[pb.StreamUnifiedDecodeResponse]:
+        async for request in requests:
+            await self.steps.wait()
+            rows = len(request.step.rows.cache_ids)
+            result = pb.RowResults(kv_lengths=[1] * rows, token_counts=[1] * rows, tokens=[7] * rows)
+            yield self.reply or pb.StreamUnifiedDecodeResponse(
+                result=pb.StepResult(step_id=request.step.header.step_id, epoch=self.epoch, rows=result)
+            )
+
+
+@asynccontextmanager
+async def serving(fake: FakeExecutor, port: int = 0) -> AsyncIterator[int]:
+    """The fake behind a port."""
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    add_ExecutorServiceServicer_to_server(fake, server)
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(None)

@@ -1,0 +1,192 @@
+"""A link notices every kind of loss, and takes no long step for one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from paceline.channel import PLAINTEXT
+from paceline.executor.v1 import executor_pb2 as pb
+
+from scheduler_service.core.step import Plan, Row
+from scheduler_service.link.executor import ExecutorLink, ExecutorLostError, Timing
+from scheduler_service.link.pool import ExecutorPool
+from tests.unit.scheduler_shell.fake_executor import FakeExecutor, serving
+from tests.unit.scheduler_shell.models_made_here import LIMITS
+
+TIMING = Timing(
+    heartbeat_interval_s=0.02, heartbeat_timeout_s=0.3, step_timeout_s=0.3, retry_s=0.02, retry_max_s=0.05
+)
+PLAN = Plan(1, rows=(Row(1, 1),))
+
+
+class Pool:
+    """A pool that runs, and tells when something has changed."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self._changed = asyncio.Event()
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        self.pool = ExecutorPool(addresses, PLAINTEXT, TIMING, LIMITS, self._changed.set)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for the condition, which is looked at after each change."""
+        async with asyncio.timeout(10):
+            while not condition():
+                await self._changed.wait()
+                self._changed.clear()
+
+    async def active(self) -> ExecutorLink:
+        """The active link, with its stream open."""
+        await self.until(lambda: self.pool.choose() is not None)
+        link = self.pool.active
+        assert link is not None
+        link.open_stream()
+        return link
+
+
+@asynccontextmanager
+async def running(*ports: int) -> AsyncIterator[Pool]:
+    pool = Pool(list(ports))
+    task = asyncio.create_task(pool.pool.run())
+    try:
+        yield pool
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def exchange(link: ExecutorLink) -> list[int]:
+    await link.send(PLAN)
+    async with asyncio.timeout(10):
+        return (await link.receive()).rows[0].tokens
+
+
+async def test_a_step_is_sent_and_answered() -> None:
+    async with serving(FakeExecutor()) as port, running(port) as pool:
+        link = await pool.active()
+        assert await exchange(link) == [7]
+        assert await exchange(link) == [7]
+        assert link.step_age_s == 0
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        pb.StreamUnifiedDecodeResponse(error=pb.Error(code=5, message="no such session")),
+        pb.StreamUnifiedDecodeResponse(result=pb.StepResult()),
+        pb.StreamUnifiedDecodeResponse(
+            result=pb.StepResult(
+                rows=pb.RowResults(kv_lengths=[1], token_counts=[0], errors=[pb.Error(index=9)])
+            )
+        ),
+    ],
+)
+async def test_an_answer_that_is_none_loses_the_executor_and_a_new_session_replaces_the_old(
+    reply: pb.StreamUnifiedDecodeResponse,
+) -> None:
+    fake = FakeExecutor()
+    async with serving(fake) as port, running(port) as pool:
+        link = await pool.active()
+        fake.reply = reply
+        with pytest.raises(ExecutorLostError):
+            await exchange(link)
+        fake.reply = None
+        assert not link.ready
+        link = await pool.active()
+        assert await exchange(link) == [7]
+        assert fake.opened == [0, 101]
+
+
+async def test_a_process_that_is_new_has_no_session_to_replace() -> None:
+    fake = FakeExecutor()
+    async with serving(fake) as port, running(port) as pool:
+        link = await pool.active()
+        fake.epoch = 2
+        link.lose("for the test")
+        await pool.active()
+        assert fake.opened == [0, 0]
+
+
+async def test_a_hanging_event_loop_loses_the_executor_in_the_middle_of_a_step() -> None:
+    fake = FakeExecutor()
+    async with serving(fake) as port, running(port) as pool:
+        link = await pool.active()
+        fake.steps.clear()
+        fake.heartbeats.clear()
+        with pytest.raises(ExecutorLostError, match="heartbeat"):
+            await exchange(link)
+        fake.heartbeats.set()
+
+
+async def test_a_step_that_makes_no_progress_loses_the_executor() -> None:
+    fake = FakeExecutor()
+    async with serving(fake) as port, running(port) as pool:
+        link = await pool.active()
+        fake.steps.clear()
+        with pytest.raises(ExecutorLostError, match="progress"):
+            await exchange(link)
+        fake.steps.set()
+
+
+async def test_a_step_behind_others_that_progress_is_waited_for() -> None:
+    fake = FakeExecutor()
+    async with serving(fake) as port, running(port) as pool:
+        link = await pool.active()
+        fake.steps.clear()
+        fake.step_age_s = 0.01  # the executor is at work, for somebody else
+        waiting = asyncio.create_task(exchange(link))
+        await pool.until(lambda: link.step_age_s > 2 * TIMING.step_timeout_s)
+        assert link.ready
+        fake.steps.set()
+        assert await waiting == [7]
+
+
+async def test_an_executor_that_ends_is_greeted_again_on_its_port() -> None:
+    async with serving(FakeExecutor()) as port:
+        pool_context = running(port)
+        pool = await pool_context.__aenter__()
+        link = await pool.active()
+        assert await exchange(link) == [7]
+    with pytest.raises(ExecutorLostError):
+        await exchange(link)
+    restarted = FakeExecutor()
+    restarted.epoch = 2
+    async with serving(restarted, port):
+        assert await exchange(await pool.active()) == [7]
+        assert link.losses == 1
+    await pool_context.__aexit__(None, None, None)
+
+
+async def test_another_model_is_refused_and_only_the_first_tokenizer_is_fetched() -> None:
+    first, same, other = FakeExecutor(), FakeExecutor(), FakeExecutor()
+    other.model = b"another"
+    async with serving(first) as a, running(a) as pool:
+        await pool.active()
+        async with serving(same) as b, serving(other) as c, running(b, c) as late:
+            late.pool.served = pool.pool.served
+            await late.until(lambda: late.pool.links[0].ready)
+            assert not late.pool.links[1].ready
+            assert same.tokenizers_sent == other.tokenizers_sent == 0
+
+
+async def test_loading_and_draining_executors_are_waited_for() -> None:
+    fake = FakeExecutor()
+    fake.state = pb.EXECUTOR_STATE_LOADING
+    async with serving(fake) as port, running(port) as pool:
+        link = pool.pool.links[0]
+        await pool.until(lambda: link.detail.startswith("loading"))
+        fake.state = pb.EXECUTOR_STATE_SERVING
+        await pool.active()
+        assert link.detail == ""
+
+
+async def test_a_draining_executor_is_left_only_for_another() -> None:
+    fake = FakeExecutor()
+    async with serving(fake) as port, running(port) as pool:
+        link = await pool.active()
+        fake.state = pb.EXECUTOR_STATE_DRAINING
+        await pool.until(lambda: link.retiring)
+        assert not pool.pool.should_leave(link)
+        assert await exchange(link) == [7]

@@ -1,0 +1,66 @@
+"""A scheduler whose own parts fail says so and ends; it never goes on without one of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from scheduler_service.codec.requests import check_request
+from scheduler_service.config import SchedulerSettings
+from scheduler_service.core.step import Capacity
+from scheduler_service.errors import InternalError, NotReady
+from scheduler_service.service import SchedulerService, _endless
+from tests.unit.scheduler_shell.models_made_here import MODEL
+from tests.unit.scheduler_shell.test_request_codec import ids
+
+
+async def shown(healthy: bool) -> None:
+    assert not healthy
+
+
+def service() -> SchedulerService:
+    return SchedulerService(SchedulerSettings(executor=("127.0.0.1:9",)))  # nobody is there
+
+
+async def test_a_bug_in_the_loop_ends_the_service_and_tells_live_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = service()
+    scheduler.core.executor_ready(Capacity(10, 16, 64, 10, 10, 100), 0.0)
+    stream = scheduler.live.admit(
+        check_request(ids(1, 2), MODEL), [1, 2], arrival=0.0, deadline=None, text=None
+    )
+
+    def bug(now: float) -> list[object]:
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(scheduler.core, "expire", bug)
+    with pytest.raises(ExceptionGroup):
+        await scheduler.run(shown)
+    with pytest.raises(InternalError):
+        await stream.take()
+    assert scheduler.state == "draining"
+
+
+async def test_a_part_that_just_ends_is_a_failure() -> None:
+    with pytest.raises(RuntimeError, match="has ended"):
+        await _endless(asyncio.sleep(0))
+
+
+async def test_a_cancellation_from_inside_is_a_failure_and_one_from_outside_is_not() -> None:
+    async def stray() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(RuntimeError, match="has ended"):
+        await asyncio.create_task(_endless(stray()))
+    task = asyncio.create_task(_endless(asyncio.sleep(60)))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_without_an_executor_the_door_is_closed_and_says_where_it_looked() -> None:
+    with pytest.raises(NotReady, match=r"127\.0\.0\.1:9: not reached yet"):
+        service().door()
