@@ -106,8 +106,17 @@ class TorchBackend:
         model = self._loaded()
         with torch.inference_mode(), model.kernels.step():
             batch = lay_out(rows, self._page_size, model.kernels.device)
-            logits = model.logits(model.hidden(batch, self._caches))
-            return sampler.sample(logits, rows, model.kernels)
+            hidden = model.hidden(batch, self._caches)
+            results: list[RowOutput] = []
+            begin = 0
+            for part in _parts(rows):
+                end = begin + sum(row.outputs for row in part)
+                if end > begin:
+                    results += sampler.sample(model.logits(hidden[begin:end]), part, model.kernels)
+                else:
+                    results += [RowOutput() for _ in part]
+                begin = end
+            return results
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page's KV in every layer."""

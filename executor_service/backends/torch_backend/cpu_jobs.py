@@ -12,6 +12,7 @@ after its claim; a valid claim keeps its job, and so its slot, in place, and the
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
@@ -20,7 +21,7 @@ from executor_service.backends.torch_backend.cpu_attention import attend_chunk
 from executor_service.backends.torch_backend.cpu_linear import gated_chunk, multiply_chunk
 from executor_service.backends.torch_backend.cpu_sampler import argmax_chunk, draw_chunk
 
-MULTIPLY, GATED, ATTEND, DRAW, ARGMAX = 0, 1, 2, 3, 4
+HELP, MULTIPLY, GATED, ATTEND, DRAW, ARGMAX = 0, 1, 2, 3, 4, 5
 
 TICKET, FINISHED, OVER = 0, 16, 32  # far enough apart to lie on cache lines of their own
 SLOTS, SLOT, RING = 48, 32, 64
@@ -57,9 +58,8 @@ def _claim_and_run(state: int) -> bool:
     return True
 
 
-@njit(nogil=True, cache=True)
-def execute(state: int, kind: int, chunks: int, arguments: NDArray) -> None:  # type: ignore[type-arg]
-    """Do a job of `chunks` chunks together with whoever helps; int64 arguments as its kind reads them."""
+@njit(nogil=True)
+def _execute(state: int, kind: int, chunks: int, arguments: NDArray[np.int64]) -> None:
     job = ((load(state + 8 * TICKET) >> 32) + 1) & _JOBS
     slot = state + 8 * (SLOTS + SLOT * (job % RING))
     store(slot, -1)  # before the rest changes: a late helper must not take it for the old job's
@@ -79,9 +79,8 @@ def execute(state: int, kind: int, chunks: int, arguments: NDArray) -> None:  # 
             yield_core()
 
 
-@njit(nogil=True, cache=True)
-def help_out(state: int) -> None:
-    """Work on jobs until the step is over."""
+@njit(nogil=True)
+def _help(state: int) -> None:
     turns = 0
     while load(state + 8 * OVER) == 0:
         ticket = load(state + 8 * TICKET)
@@ -93,3 +92,16 @@ def help_out(state: int) -> None:
             turns += 1
             if turns > _PATIENCE:
                 yield_core()
+
+
+@njit(nogil=True, cache=True)
+def work(state: int, kind: int, chunks: int, arguments: NDArray[np.int64]) -> None:
+    """Do a job of `chunks` chunks together with whoever helps; int64 arguments as its kind reads them.
+
+    With kind HELP: help with others' jobs until the step is over. One function, since it holds all kernels and is
+    compiled as a whole.
+    """
+    if kind == HELP:
+        _help(state)
+    else:
+        _execute(state, kind, chunks, arguments)

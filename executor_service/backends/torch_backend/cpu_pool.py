@@ -21,7 +21,7 @@ class Pool:
         self._address = self._state.ctypes.data
         self._wake = threading.Semaphore(0)
         self._closed = False
-        cpu_jobs.help_out(self._address)  # compiles it; with no step under way it returns at once
+        self._help_out()  # compiles it; with no step under way it returns at once
         self._helpers = [
             threading.Thread(target=self._help, name=f"cpu-helper-{i}", daemon=True) for i in range(1, threads)
         ]
@@ -41,7 +41,7 @@ class Pool:
 
     def run(self, kind: int, chunks: int, *arguments: int) -> None:
         """Do a job; the arguments are those of its kind's chunk function."""
-        cpu_jobs.execute(self._address, kind, chunks, np.array(arguments, np.int64))
+        cpu_jobs.work(self._address, kind, chunks, np.array(arguments, np.int64))
 
     def close(self) -> None:
         """End the helpers."""
@@ -57,4 +57,7 @@ class Pool:
             self._wake.acquire()
             if self._closed:
                 return
-            cpu_jobs.help_out(self._address)
+            self._help_out()
+
+    def _help_out(self) -> None:
+        cpu_jobs.work(self._address, cpu_jobs.HELP, 0, np.empty(0, np.int64))

@@ -190,7 +190,8 @@ def _adjust(logits: torch.Tensor, p: _Position) -> None:
     if s.presence_penalty != 0 or s.frequency_penalty != 0:
         output, counts = np.unique(p.row.history[p.row.prompt_length : p.length], return_counts=True)
         weights = torch.from_numpy(counts.astype(np.float32)).to(device)
-        logits[ids_of(output)] -= s.presence_penalty + s.frequency_penalty * weights
+        logits[ids_of(output)] -= s.presence_penalty
+        logits[ids_of(output)] -= s.frequency_penalty * weights
     if s.logit_bias:
         bias = torch.tensor([value for _, value in s.logit_bias], device=device)
         logits.index_add_(0, torch.tensor([i for i, _ in s.logit_bias], device=device), bias)
