@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,14 +16,7 @@ from pydantic_settings import (
 )
 
 
-class BackendName(enum.StrEnum):
-    """What computes."""
-
-    ORACLE = "oracle"
-    PAGED_ATTENTION = "paged-attention"
-    TORCH = "torch"
-
-
+BackendName = Literal["oracle", "paged-attention", "torch"]
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -47,7 +39,7 @@ class ExecutorConfig(BaseSettings):
     config: Path | None = Field(None, description="a YAML file with any of these settings")
 
     # the model
-    backend: BackendName = Field(BackendName.TORCH, description="what computes")
+    backend: BackendName = Field("torch", description="what computes")
     model: Path | None = Field(None, description="a Hugging Face directory or a GGUF file (torch)")
     device: str = Field("auto", description="auto, cpu or cuda[:index] (torch)")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="of weights (torch)")
@@ -86,7 +78,9 @@ class ExecutorConfig(BaseSettings):
     auth_token_file: Path | None = Field(None, description="clients must send this file's token as Bearer")
 
     # the oracle's and the reference's models, clock and faults
-    vocab_size: Positive = Field(512, le=1 << 20, description="(oracle, paged-attention)")
+    vocab_size: Positive = Field(
+        257, le=1 << 20, description="ids; 257: bytes and an end (oracle, paged-attention)"
+    )
     context_length: Positive = Field(32_768, le=1 << 24, description="tokens (oracle, paged-attention)")
     draft_agreement: Fraction = Field(1.0, description="share of the target's logits; 1: the target (oracle)")
     draft_seed: int = Field(0, ge=0, lt=1 << 64, description="which logits agree (oracle)")
@@ -112,7 +106,7 @@ class ExecutorConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> ExecutorConfig:
-        if self.backend is BackendName.TORCH and self.model is None:
+        if self.backend == "torch" and self.model is None:
             raise ValueError("the torch backend needs --model; --backend oracle needs none")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key go together")

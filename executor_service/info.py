@@ -81,7 +81,7 @@ def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
             model=info.fingerprint, vocabulary=loaded.vocabulary_fingerprint, sampler=SAMPLER_VERSION
         ),
         version=version(),
-        backend=runtime.config.backend.value,
+        backend=runtime.config.backend,
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from executor_service.backends.base import Backend, ModelError, ModelInfo, TokenizerFiles
 from executor_service.backends.factory import default_kv_bytes, make_backend
-from executor_service.config import BackendName, ExecutorConfig
+from executor_service.config import ExecutorConfig
 from executor_service.engine import Engine, Leases
 from executor_service.limits import Limits
 from executor_service.logs import get_logger
@@ -173,7 +173,7 @@ class Runtime:
         config = self.config
         if config.pages is not None:
             return min(config.pages, _MAX_PAGES)
-        if config.kv_memory is None and config.backend is not BackendName.TORCH:
+        if config.kv_memory is None and config.backend != "torch":
             return _DEFAULT_PAGES
         budget = config.kv_memory or default_kv_bytes(info)
         page_bytes = config.page_size * info.kv_bytes_per_token

@@ -132,7 +132,7 @@ def _announce(config: ExecutorConfig, port: int, metrics_port: int | None) -> No
             "host": config.host,
             "port": port,
             "metrics_port": metrics_port,
-            "backend": config.backend.value,
+            "backend": config.backend,
             "tls": config.tls_cert is not None,
         },
     )

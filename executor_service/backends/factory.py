@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from executor_service.backends.base import Backend, ModelError, ModelInfo
-from executor_service.config import BackendName, ExecutorConfig
+from executor_service.config import ExecutorConfig
 
 
 def make_backend(config: ExecutorConfig) -> Backend:
     """The backend that the configuration names, not loaded yet. Raises ModelError."""
     try:
-        if config.backend is BackendName.ORACLE:
+        if config.backend == "oracle":
             return _oracle(config)
-        if config.backend is BackendName.PAGED_ATTENTION:
+        if config.backend == "paged-attention":
             return _paged_attention(config)
         return _torch(config)
     except ValueError as error:

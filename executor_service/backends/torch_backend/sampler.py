@@ -174,7 +174,7 @@ def _adjusts(p: _Position) -> bool:
 
 def _masks_stops(p: _Position) -> bool:
     s = p.row.sampling
-    return bool(s.stop_token_ids) and p.length - p.row.prompt_length < s.min_tokens
+    return bool(s.stop_token_ids) and max(p.length - p.row.prompt_length, 0) < s.min_tokens
 
 
 def _adjust(logits: torch.Tensor, p: _Position) -> None:
