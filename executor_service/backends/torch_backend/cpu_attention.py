@@ -212,7 +212,9 @@ def attend_chunk(arguments: int, chunk: int) -> None:
     tiles, dim_tiles = (page_size + LANES - 1) // LANES, (dim + LANES - 1) // LANES
     qkv = matrix(load(arguments), tokens, (group + 2) * kv_heads * dim)
     k_cache = carray(pointer(load(arguments + 8)), (pages, kv_heads, tiles, dim, LANES), np.float32)
-    v_cache = carray(pointer(load(arguments + 16)), (pages, kv_heads, dim_tiles, page_size, LANES), np.float32)
+    v_cache = carray(
+        pointer(load(arguments + 16)), (pages, kv_heads, dim_tiles, page_size, LANES), np.float32
+    )
     out = matrix(load(arguments + 40), tokens, group * kv_heads * dim)
     # From the end: the later items of a long chunk see more keys.
     item, head = items - 1 - chunk // kv_heads, chunk % kv_heads
@@ -230,9 +232,7 @@ def attend_chunk(arguments: int, chunk: int) -> None:
         column = (head * group + r % group) * dim
         for d in range(dim):
             queries[r, d] = qkv[token + r // group, column + d] * scale
-    _attend_item(
-        queries, rows, group, position, table, head, k_cache, v_cache, scores, acc, highest, total
-    )
+    _attend_item(queries, rows, group, position, table, head, k_cache, v_cache, scores, acc, highest, total)
     for r in range(rows):
         column = (head * group + r % group) * dim
         share = _ONE / total[r]

@@ -23,7 +23,8 @@ class Pool:
         self._closed = False
         self._help_out()  # compiles it; with no step under way it returns at once
         self._helpers = [
-            threading.Thread(target=self._help, name=f"cpu-helper-{i}", daemon=True) for i in range(1, threads)
+            threading.Thread(target=self._help, name=f"cpu-helper-{i}", daemon=True)
+            for i in range(1, threads)
         ]
         for helper in self._helpers:
             helper.start()

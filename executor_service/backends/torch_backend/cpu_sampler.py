@@ -1,7 +1,7 @@
-"""Drawing tokens on CPU: the algorithm of `sampler.draw`, one row at a time, rows in parallel.
+"""Drawing tokens on CPU: the algorithm of `drawing.draw`, one row at a time.
 
-What it adds is exact pruning of the noise. Gumbel noise reaches t with probability 1 - exp(-exp(-t)) <= exp(-t),
-so a token can beat the noisy value b of the likeliest token only if its hash, as a fraction of 2^32, is at
+What it adds is exact pruning of the noise. Gumbel noise reaches t with probability
+1 - exp(-exp(-t)) <= exp(-t), so a token can beat the noisy value b of the likeliest token only if its hash, as a fraction of 2^32, is at
 most exp(z - b). That is a few vector instructions per token; logarithms are taken of the survivors alone.
 """
 
@@ -17,7 +17,6 @@ from executor_service.backends.torch_backend.vector_math import FLAGS, exp32
 _SLACK = np.float32(1.0001)  # for the rounding of the bound
 _STEP = np.float32(2.0**-24)
 _ZERO = np.float32(0.0)
-_EXACT = FLAGS - {"reassoc"}
 
 
 @njit(nogil=True)

@@ -63,6 +63,7 @@ class GgufFile:
         self.bytes.close()
 
     def fault(self, message: str) -> ModelError:
+        """An error about this file."""
         return ModelError(f"{self.path.name}: {message}")
 
     def read(self, name: str, index: int | None = None) -> NDArray[np.float32]:

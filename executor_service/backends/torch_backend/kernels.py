@@ -133,23 +133,29 @@ class CpuKernels:
         self.pool = Pool(threads)
 
     def step(self) -> AbstractContextManager[None]:
+        """See `Kernels`."""
         return self.pool.step()
 
     def close(self) -> None:
+        """See `Kernels`."""
         self.pool.close()
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
+        """See `Kernels`."""
         return PackedLinear(parts, bias, self.pool)
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
+        """See `Kernels`."""
         return PackedGated(gate, up, self.pool)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Kernels`."""
         out = torch.empty_like(x)
         cpu_norm.rms_norm(x.numpy(), weight.numpy(), np.float32(eps), out.numpy())
         return out
 
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
+        """See `Kernels`."""
         tiles, dim_tiles = -(-page_size // LANES), -(-head_dim // LANES)
         return LayerCache(
             torch.zeros(pages, kv_heads, tiles, head_dim, LANES),
@@ -157,6 +163,7 @@ class CpuKernels:
         )
 
     def prepare(self, batch: Batch, heads_per_kv_head: int) -> _CpuBatch:
+        """See `Kernels`."""
         most = max(cpu_attention.ITEM_ROWS // heads_per_kv_head, 1)
         ends = np.cumsum(batch.counts)
         rows, tokens, positions, counts = [], [], [], []
@@ -166,11 +173,14 @@ class CpuKernels:
                 tokens.append(end - count + first)
                 positions.append(start + first)
                 counts.append(min(most, count - first))
-        return _CpuBatch(batch, most * heads_per_kv_head, np.array([rows, tokens, positions, counts], np.int32))
+        return _CpuBatch(
+            batch, most * heads_per_kv_head, np.array([rows, tokens, positions, counts], np.int32)
+        )
 
     def attention(
         self, qkv: torch.Tensor, cache: LayerCache, prepared: _CpuBatch, w: AttentionWeights
     ) -> torch.Tensor:
+        """See `Kernels`."""
         batch, k, v = prepared.batch, cache.k.numpy(), cache.v.numpy()
         out = torch.empty(qkv.shape[0], w.heads * w.head_dim)
         q = qkv.numpy()
@@ -188,6 +198,7 @@ class CpuKernels:
         return out
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """See `Kernels`."""
         tokens = torch.zeros(logits.shape[0], dtype=torch.int64)
         self.pool.run(cpu_jobs.ARGMAX, len(tokens), logits.data_ptr(), tokens.data_ptr(), logits.shape[1])
         return tokens
@@ -199,6 +210,7 @@ class CpuKernels:
         keys: NDArray[np.uint64],
         filters: Filters,
     ) -> torch.Tensor:
+        """See `Kernels`."""
         tokens = torch.zeros(logits.shape[0], dtype=torch.int64)
         arrays = (temperatures, keys, filters.top_k, filters.top_p, filters.min_p, filters.totals)
         self.pool.run(
@@ -219,9 +231,11 @@ class PlainLinear:
         return out if add_to is None else add_to.add_(out)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """See `Linear`."""
         return self._weight[ids]
 
     def bytes(self) -> int:
+        """See `Linear`."""
         return self._weight.nbytes
 
 
@@ -236,6 +250,7 @@ class PlainGated:
         return functional.silu(gate) * up
 
     def bytes(self) -> int:
+        """See `Linear`."""
         return self._weight.nbytes
 
 
@@ -246,22 +261,27 @@ class PlainKernels:
         self.device, self.dtype = device, dtype
 
     def step(self) -> AbstractContextManager[None]:
+        """See `Kernels`."""
         return nullcontext()
 
     def close(self) -> None:
         """Nothing to end."""
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
+        """See `Kernels`."""
         return PlainLinear(self._put(torch.cat(list(parts))), None if bias is None else self._put(bias))
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
+        """See `Kernels`."""
         return PlainGated(self._put(torch.cat([gate, up])))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Kernels`."""
         wide = x.float()
         return (weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps))).to(x.dtype)
 
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
+        """See `Kernels`."""
         shape = (pages, page_size, kv_heads, head_dim)
         return LayerCache(
             torch.zeros(shape, dtype=self.dtype, device=self.device),
@@ -269,13 +289,15 @@ class PlainKernels:
         )
 
     def prepare(self, batch: Batch, heads_per_kv_head: int) -> Batch:
+        """See `Kernels`."""
         return batch
 
     def attention(
         self, qkv: torch.Tensor, cache: LayerCache, prepared: Batch, w: AttentionWeights
     ) -> torch.Tensor:
+        """See `Kernels`."""
         heads = qkv.view(qkv.shape[0], -1, w.head_dim)
-        q, k, v = heads.split([w.heads, w.kv_heads, w.kv_heads], dim=1)
+        q, k, v = torch.split(heads, [w.heads, w.kv_heads, w.kv_heads], dim=1)
         cos, sin = w.cos[prepared.positions], w.sin[prepared.positions]
         q, k = self._rotate(q, cos, sin, w.q_norm, w.eps), self._rotate(k, cos, sin, w.k_norm, w.eps)
         cache.k[prepared.pages, prepared.slots] = k
@@ -298,6 +320,7 @@ class PlainKernels:
     def _rotate(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: torch.Tensor, eps: float
     ) -> torch.Tensor:
+        """See `Kernels`."""
         if len(norm):
             x = self.rms_norm(x, norm, eps)
         a, b = x.float().chunk(2, dim=-1)
@@ -305,9 +328,11 @@ class PlainKernels:
         return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(self.dtype)
 
     def _put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Kernels`."""
         return tensor.to(device=self.device, dtype=self.dtype)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """See `Kernels`."""
         return logits.argmax(-1)
 
     def draw(
@@ -317,4 +342,5 @@ class PlainKernels:
         keys: NDArray[np.uint64],
         filters: Filters,
     ) -> torch.Tensor:
+        """See `Kernels`."""
         return draw(logits, temperatures, keys, filters)

@@ -39,6 +39,7 @@ class Mlp:
         self.down(self.gated(x), add_to=residual)
 
     def bytes(self) -> int:
+        """Memory of the weights."""
         return self.gated.bytes() + self.down.bytes()
 
 
@@ -56,7 +57,7 @@ class MixtureMlp:
         if self.moe.norm_topk_prob:
             shares = shares / shares.sum(-1, keepdim=True)
         total = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
+        for expert in sorted(set(chosen.flatten().tolist())):
             tokens, place = (chosen == expert).nonzero(as_tuple=True)
             mlp = self.experts[expert]
             out = mlp.down(mlp.gated(x[tokens]))
@@ -64,6 +65,7 @@ class MixtureMlp:
         residual += total
 
     def bytes(self) -> int:
+        """Memory of the weights."""
         return self.router.bytes() + sum(expert.bytes() for expert in self.experts)
 
 

@@ -10,7 +10,7 @@ no loop in Python keeps 12 accumulators in registers. The scheme is the register
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from llvmlite import ir
 from numba import njit, types
@@ -105,10 +105,7 @@ _add_1, _add_2, _add_3 = make_tile(1, 1, True), make_tile(2, 1, True), make_tile
 _add_4, _add_5, _add_6 = make_tile(4, 1, True), make_tile(5, 1, True), make_tile(6, 1, True)
 
 
-@intrinsic
-def _prefetch(_typing_context, address):  # type: ignore[no-untyped-def]
-    """Ask for the cache line at this address, without waiting."""
-
+def _prefetch_line(_typing_context, address):  # type: ignore[no-untyped-def]
     def codegen(context: Any, b: Any, _signature: Any, args: Any) -> Any:
         pointer_type = ir.IntType(8).as_pointer()
         function = cgutils.get_or_insert_function(
@@ -119,6 +116,9 @@ def _prefetch(_typing_context, address):  # type: ignore[no-untyped-def]
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
+
+
+_prefetch = cast(Callable[[int], None], intrinsic(_prefetch_line))
 
 
 @njit(nogil=True)

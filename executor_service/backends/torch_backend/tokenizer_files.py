@@ -93,7 +93,7 @@ def tokenizer_from_gguf(file: GgufFile) -> TokenizerFiles:
             f"the pre-tokenizer {str(pre)[:40]!r} is not supported, only {', '.join(_PRE_TOKENIZERS)}"
         )
     tokens = _strings(file, "tokenizer.ggml.tokens")
-    merges = [tuple(merge.split(" ")) for merge in _strings(file, "tokenizer.ggml.merges")]
+    merges: Any = [tuple(merge.split(" ")) for merge in _strings(file, "tokenizer.ggml.merges")]
     types = meta.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     if not isinstance(types, list) or len(types) != len(tokens):
         raise file.fault("tokenizer.ggml.token_type does not fit tokenizer.ggml.tokens")

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir
@@ -23,16 +24,17 @@ _C3, _C4, _C5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.flo
 _HALF, _ONE, _ZERO = np.float32(0.5), np.float32(1.0), np.float32(0.0)
 
 
-@intrinsic
-def _power_of_two(_typing_context, n):  # type: ignore[no-untyped-def]
-    """2**n for a whole float n in -126..127, through the exponent's bits."""
-
+def _exponent(_typing_context, n):  # type: ignore[no-untyped-def]
     def codegen(_context: Any, b: Any, _signature: Any, args: Any) -> Any:
         i32 = ir.IntType(32)
         exponent = b.add(b.fptosi(args[0], i32), ir.Constant(i32, 127))
         return b.bitcast(b.shl(exponent, ir.Constant(i32, 23)), ir.FloatType())
 
     return types.float32(types.float32), codegen
+
+
+_power_of_two = cast(Callable[[np.float32], np.float32], intrinsic(_exponent))
+"""2**n for a whole float n in -126..127, through the exponent's bits."""
 
 
 @njit(nogil=True)

@@ -138,12 +138,15 @@ class DirectoryCheckpoint:
         _check_shapes(self.spec, {name: t.shape for name, t in self._store.tensors.items()}, self.name)
 
     def read(self, name: str) -> torch.Tensor:
+        """See `Checkpoint`."""
         return self._store.read(name)
 
     def rope_factors(self) -> torch.Tensor | None:
+        """See `Checkpoint`."""
         return None
 
     def files(self) -> list[Path]:
+        """See `Checkpoint`."""
         return self._store.files
 
     def close(self) -> None:
@@ -168,6 +171,7 @@ class GgufCheckpoint:
             raise self.file.fault(f"rope_freqs.weight has the shape {factors.shape}")
 
     def read(self, name: str) -> torch.Tensor:
+        """See `Checkpoint`."""
         stored, index = self._stored(name)
         tensor = torch.from_numpy(self.file.read(stored, index).copy())
         for part, heads in (("q_proj", self.spec.heads), ("k_proj", self.spec.kv_heads)):
@@ -178,14 +182,17 @@ class GgufCheckpoint:
         return tensor
 
     def rope_factors(self) -> torch.Tensor | None:
+        """See `Checkpoint`."""
         if "rope_freqs.weight" not in self.file.tensors:
             return None
         return torch.from_numpy(self.file.read("rope_freqs.weight").copy())
 
     def files(self) -> list[Path]:
+        """See `Checkpoint`."""
         return [self.file.path]
 
     def close(self) -> None:
+        """See `Checkpoint`."""
         self.file.close()
 
     @staticmethod
