@@ -1,8 +1,8 @@
 """Step time of the torch backend by rows, split into linears, attention, sampler and the rest.
 
 usage: python -m tests.bench.step_time MODEL [--rows 1,4,8,16,32,64] [--context 96] [--steps 15]
-Prints a JSON object a line, in milliseconds. The split times each part of a step of its own, with nothing
-between the calls: "other" is what is left of the greedy step.
+Prints a JSON object a line, in milliseconds (medians). Each part is timed alone, all layers of it in a row;
+"other" is what is left of the greedy step.
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend import TorchBackend, TorchConfig, sampler
+from executor_service.backends.torch_backend.batch import lay_out
 from executor_service.plan import OutputMode, Sampling
 
 PAGE = 16
-NUCLEUS = Sampling(temperature=0.8, top_p=0.95, seed=1)
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "noise": Sampling(temperature=0.8, seed=1),
+    "nucleus": Sampling(temperature=0.8, top_p=0.95, seed=1),
+}
 
 
 def median_ms(call: Callable[[], Any], repeats: int) -> float:
@@ -57,9 +62,52 @@ def rows_of(count: int, tokens: int, context: int, sampling: Sampling, vocabular
     ]
 
 
+def measure(backend: TorchBackend, count: int, context: int, steps: int) -> dict[str, float]:
+    """All figures for one number of rows."""
+    model = backend.model
+    spec, kernels = model.spec, model.kernels
+    backend.allocate(1 + count * (-(-(context + 1) // PAGE)), PAGE)
+    prompts = rows_of(count, context, 0, Sampling(), spec.vocab_size)
+    prefill_ms = median_ms(lambda: backend.forward(prompts), 1)
+    rows = {name: rows_of(count, 1, context, s, spec.vocab_size) for name, s in SAMPLINGS.items()}
+    result: dict[str, float] = {"rows": count}
+    for name in rows:
+        result[name] = median_ms(lambda name=name: backend.forward(rows[name]), steps)  # type: ignore[misc]
+    batch = lay_out(rows["greedy"], PAGE, kernels.device)
+    prepared = kernels.prepare(batch, spec.heads // spec.kv_heads)
+    caches = model.new_caches(int(batch.tables.max()) + 1, PAGE)
+    x = torch.randn(count, spec.hidden_size)
+    qkv = torch.randn(count, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
+
+    def linears() -> None:
+        for layer in model.layers:
+            layer.qkv(x)
+            layer.output(x)
+            layer.mlp.add(x, x.clone())
+        model.head(x)
+
+    def attention() -> None:
+        for layer, cache in zip(model.layers, caches, strict=True):
+            kernels.attention(qkv, cache, prepared, layer.attention)
+
+    with torch.inference_mode(), kernels.step():
+        logits = model.logits(model.hidden(batch, caches))
+        result["linears"] = median_ms(linears, steps)
+        result["attention"] = median_ms(attention, steps)
+        for name in rows:
+            result["sampler_" + name] = median_ms(
+                lambda name=name: sampler.sample(logits, rows[name], kernels),  # type: ignore[misc]
+                steps,
+            )
+    parts = result["linears"] + result["attention"] + result["sampler_greedy"]
+    result["other"] = round(result["greedy"] - parts, 2)
+    result["prefill_tok_s"] = round(count * context / prefill_ms * 1e3)
+    return result
+
+
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description="Step time of the torch backend.")
     parser.add_argument("model", type=Path)
     parser.add_argument("--rows", default="1,4,8,16,32,64")
     parser.add_argument("--context", type=int, default=96)
@@ -68,48 +116,9 @@ def main() -> None:
     args = parser.parse_args()
     backend = TorchBackend(TorchConfig(args.model, threads=args.threads))
     backend.load(lambda what, done: None)
-    model = backend._loaded()
-    spec = model.spec
     for count in map(int, args.rows.split(",")):
-        backend.allocate(1 + count * (-(-(args.context + 1) // PAGE)), PAGE)
-        prompts = rows_of(count, args.context, 0, Sampling(), spec.vocab_size)
-        backend.forward(prompts)
-        rows = {
-            name: rows_of(count, 1, args.context, sampling, spec.vocab_size)
-            for name, sampling in (
-                ("greedy", Sampling()), ("noise", Sampling(temperature=0.8, seed=1)), ("nucleus", NUCLEUS)
-            )
-        }  # fmt: skip
-        steps = {name: median_ms(lambda r=r: backend.forward(r), args.steps) for name, r in rows.items()}  # type: ignore[misc]
-        x = torch.randn(count, spec.hidden_size)
-        qkv = torch.randn(count, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
-        from executor_service.backends.torch_backend.batch import lay_out
-        from executor_service.backends.torch_backend import sampler
-
-        batch = lay_out(rows["greedy"], PAGE, model.kernels.device)
-        prepared = model.kernels.prepare(batch, spec.heads // spec.kv_heads)
-
-        def linears() -> None:
-            for layer in model.layers:
-                layer.qkv(x)
-                layer.output(x)
-                layer.mlp.add(x, x.clone())
-            model.head(x)
-
-        def attention() -> None:
-            for layer, cache in zip(model.layers, backend._caches, strict=True):
-                model.kernels.attention(qkv, cache, prepared, layer.attention)
-
-        logits = model.logits(model.hidden(batch, backend._caches))
-        parts = {"linears": median_ms(linears, args.steps), "attention": median_ms(attention, args.steps)}
-        for name, r in rows.items():
-            parts["sampler_" + name] = median_ms(lambda r=r: sampler.sample(logits, r, model.kernels), args.steps)  # type: ignore[misc]
-        parts["other"] = round(
-            steps["greedy"] - parts["linears"] - parts["attention"] - parts["sampler_greedy"], 2
-        )
-        prefill = median_ms(lambda: backend.forward(prompts), 3)
-        rate = round(count * args.context / prefill * 1e3)
-        print(json.dumps({"rows": count, **steps, **parts, "prefill_tok_s": rate}), flush=True)
+        print(json.dumps(measure(backend, count, args.context, args.steps)), flush=True)
+    backend.close()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ class Session:
     """An open session: names it in every step, and numbers its steps from 1.
 
     A step's number is used up when the executor accepted the step, whatever became of its rows.
-    A step that was refused whole was not accepted: give its number back with `reuse`.
+    A step that was refused whole was not accepted: take its number back from `last_step_id`.
     """
 
     id: int
@@ -41,7 +41,3 @@ class Session:
     ) -> pb.Step:
         """The next step."""
         return pb.Step(header=self.header(), ops=ops, rows=rows, openings=openings)
-
-    def reuse(self, step_id: int) -> None:
-        """Number the next step `step_id` again, after that one was refused whole."""
-        self.last_step_id = step_id - 1

@@ -6,13 +6,17 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, njit, types
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import carray as carray  # type: ignore[attr-defined]
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
+
+insert_function = cast(Callable[[Any, Any, str], Any], cgutils.get_or_insert_function)
+"""Declare a C or LLVM function in a module: (module, type, name) to the function."""
 
 
 def _fetch_add(_typing_context, address, value):  # type: ignore[no-untyped-def]
@@ -39,7 +43,7 @@ def _store(_typing_context, address, value):  # type: ignore[no-untyped-def]
 
 def _yield(_typing_context):  # type: ignore[no-untyped-def]
     def codegen(context: Any, b: Any, _signature: Any, args: Any) -> Any:
-        b.call(cgutils.get_or_insert_function(b.module, ir.FunctionType(_I32, []), "sched_yield"), [])
+        b.call(insert_function(b.module, ir.FunctionType(_I32, []), "sched_yield"), [])
         return context.get_dummy_value()
 
     return types.void(), codegen

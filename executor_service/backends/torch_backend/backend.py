@@ -99,11 +99,11 @@ class TorchBackend:
     def allocate(self, pages: int, page_size: int) -> None:
         """Make KV storage; page 0 is never used by a sequence."""
         self._page_size = page_size
-        self._caches = self._loaded().new_caches(pages, page_size)
+        self._caches = self.model.new_caches(pages, page_size)
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
         """Compute all rows in one pass; the result is in their order."""
-        model = self._loaded()
+        model = self.model
         with torch.inference_mode(), model.kernels.step():
             batch = lay_out(rows, self._page_size, model.kernels.device)
             hidden = model.hidden(batch, self._caches)
@@ -127,7 +127,7 @@ class TorchBackend:
 
     def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
         """Compute inputs without touching the cache; `want`: "hidden", "embedding", "logits"."""
-        with torch.inference_mode(), self._loaded().kernels.step():
+        with torch.inference_mode(), self.model.kernels.step():
             return [self._forward_alone(tokens, want) for tokens in inputs]
 
     def memory_bytes(self) -> dict[str, int]:
@@ -146,7 +146,9 @@ class TorchBackend:
             self._model.kernels.close()
         self._model, self._caches = None, []
 
-    def _loaded(self) -> Model:
+    @property
+    def model(self) -> Model:
+        """The loaded model, for benchmarks and research."""
         if self._model is None:
             raise RuntimeError("the model is not loaded")
         return self._model
@@ -191,7 +193,7 @@ class TorchBackend:
         return (self._config.model / "tokenizer.json").is_file()
 
     def _forward_alone(self, tokens: TokenIds, want: frozenset[str]) -> ForwardOutput:
-        model, spec = self._loaded(), self._loaded().spec
+        model, spec = self.model, self.model.spec
         pages = -(-len(tokens) // _WARMUP_PAGE) + 1
         # One layer's storage serves all: no layer reads what another wrote.
         scratch = model.kernels.new_cache(pages, _WARMUP_PAGE, spec.kv_heads, spec.head_dim)
@@ -207,7 +209,7 @@ class TorchBackend:
 
     def _warm_up(self) -> None:
         """Compile what the first step needs: numba caches it on disk, so only the first start is slow."""
-        kernels = self._loaded().kernels
+        kernels = self.model.kernels
         with torch.inference_mode(), kernels.step():
             tokens = np.zeros(8, np.int32)
             logits = self._forward_alone(tokens, frozenset({"logits"})).logits

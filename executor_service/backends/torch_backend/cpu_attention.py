@@ -14,10 +14,10 @@ never written, which may hold NaN, are not multiplied.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.atomic import ints, load, matrix, pointer
+from executor_service.backends.torch_backend.atomic import carray, ints, load, matrix, pointer
 from executor_service.backends.torch_backend.tile import (
     LANES,
     PANEL_ROW_BYTES,
@@ -202,19 +202,19 @@ def _attend_item(
 def attend_chunk(arguments: int, chunk: int) -> None:
     """One item and KV head of the causal attention of rotated queries over their sequences' pages.
 
-    Arguments: qkv [tokens, (heads + 2 kv_heads) * head_dim], K and V caches, block tables int32 [rows, width],
-    items int32 [4, items] (row, first flat token, its position, count), out [tokens, heads * head_dim],
-    tokens, width, items, pages, kv_heads, heads per KV head, head_dim, page_size, most rows of an item.
+    Arguments: qkv [tokens, (heads + 2 kv_heads) * head_dim], K and V caches, block tables int32 [rows,
+    width], items int32 [4, items] (row, first flat token, its position, count), out [tokens, heads *
+    head_dim], tokens, width, items, pages, kv_heads, heads per KV head, head_dim, page_size, most rows of
+    an item.
     """
     tokens, width, items = load(arguments + 48), load(arguments + 56), load(arguments + 64)
     pages, kv_heads, group = load(arguments + 72), load(arguments + 80), load(arguments + 88)
     dim, page_size, most = load(arguments + 96), load(arguments + 104), load(arguments + 112)
     tiles, dim_tiles = (page_size + LANES - 1) // LANES, (dim + LANES - 1) // LANES
     qkv = matrix(load(arguments), tokens, (group + 2) * kv_heads * dim)
-    k_cache = carray(pointer(load(arguments + 8)), (pages, kv_heads, tiles, dim, LANES), np.float32)
-    v_cache = carray(
-        pointer(load(arguments + 16)), (pages, kv_heads, dim_tiles, page_size, LANES), np.float32
-    )
+    k_shape, v_shape = (pages, kv_heads, tiles, dim, LANES), (pages, kv_heads, dim_tiles, page_size, LANES)
+    k_cache = carray(pointer(load(arguments + 8)), k_shape, np.float32)
+    v_cache = carray(pointer(load(arguments + 16)), v_shape, np.float32)
     out = matrix(load(arguments + 40), tokens, group * kv_heads * dim)
     # From the end: the later items of a long chunk see more keys.
     item, head = items - 1 - chunk // kv_heads, chunk % kv_heads

@@ -1,9 +1,9 @@
 """Jobs that several threads work off together, and nobody waits for a thread that is not there.
 
 OpenMP's parallel regions end in a barrier: when another process holds a core, every one of a step's 150
-regions waits for a thread that got no core and has nothing left to do; steps then last twenty times as long.
-Here a job is a number of chunks, threads claim them from a counter, and the caller, who claims too, waits only
-for chunks that a helper has begun.
+regions waits for a thread that got no core and has nothing left to do; steps then last twenty times as
+long. Here a job is a number of chunks, threads claim them from a counter, and the caller, who claims too,
+waits only for chunks that a helper has begun.
 
 State, int64: [TICKET] job number << 32 | next chunk; [FINISHED] chunks of this job that are done; [OVER] 1
 between steps; from SLOTS on, a ring of slots (job number, kind, chunks, arguments...). A helper reads a slot
@@ -98,8 +98,8 @@ def _help(state: int) -> None:
 def work(state: int, kind: int, chunks: int, arguments: NDArray[np.int64]) -> None:
     """Do a job of `chunks` chunks together with whoever helps; int64 arguments as its kind reads them.
 
-    With kind HELP: help with others' jobs until the step is over. One function, since it holds all kernels and is
-    compiled as a whole.
+    With kind HELP: help with others' jobs until the step is over. One function, since it holds all kernels
+    and is compiled as a whole.
     """
     if kind == HELP:
         _help(state)

@@ -1,17 +1,18 @@
 """Drawing tokens on CPU: the algorithm of `drawing.draw`, one row at a time.
 
 What it adds is exact pruning of the noise. Gumbel noise reaches t with probability
-1 - exp(-exp(-t)) <= exp(-t), so a token can beat the noisy value b of the likeliest token only if its hash, as a fraction of 2^32, is at
-most exp(z - b). That is a few vector instructions per token; logarithms are taken of the survivors alone.
+1 - exp(-exp(-t)) <= exp(-t), so a token can beat the noisy value b of the likeliest token only if its hash,
+as a fraction of 2^32, is at most exp(z - b). That is a few vector instructions per token; logarithms are taken
+of the survivors alone.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.atomic import floats, load, pointer, store
+from executor_service.backends.torch_backend.atomic import carray, floats, load, pointer, store
 from executor_service.backends.torch_backend.vector_math import FLAGS, exp32
 
 _SLACK = np.float32(1.0001)  # for the rounding of the bound
@@ -35,7 +36,7 @@ def hash_token(low: np.uint32, high: np.uint32, token: int) -> np.uint32:
 def _noise_of(low: np.uint32, high: np.uint32, token: int) -> np.float32:
     w = np.float32(hash_token(low, high, token)) * np.float32(2.0**-32)
     w = min(w + np.float32(2.0**-33), np.float32(1.0 - 2.0**-24))
-    return -np.log(-np.log1p(-w))
+    return np.float32(-np.log(-np.log1p(-w)))
 
 
 @njit(nogil=True, fastmath=FLAGS)
@@ -140,7 +141,7 @@ def draw_chunk(arguments: int, row: int) -> None:
     )
     scaled, marks = np.empty(vocabulary, np.float32), np.empty(vocabulary, np.uint8)
     highest = _scale(logits, temperature, scaled)
-    mass = np.inf
+    mass = np.float64(np.inf)
     if top_p < 1.0:
         mass = top_p * (total if total > 0.0 else _mass(scaled, highest))
     token = _draw(scaled, highest, low, high, top_k, mass, min_p, marks)

@@ -185,15 +185,16 @@ class CpuKernels:
         out = torch.empty(qkv.shape[0], w.heads * w.head_dim)
         q = qkv.numpy()
         cpu_attention.rotate_and_store(
-            q, batch.positions.numpy(), batch.pages.numpy(), batch.slots.numpy(), w.cos.numpy(), w.sin.numpy(),
-            w.q_norm.numpy(), w.k_norm.numpy(), np.float32(w.eps), k, v,
+            q, batch.positions.numpy(), batch.pages.numpy(), batch.slots.numpy(), w.cos.numpy(),
+            w.sin.numpy(), w.q_norm.numpy(), w.k_norm.numpy(), np.float32(w.eps), k, v,
         )  # fmt: skip
         kv_heads, page_size = v.shape[1], v.shape[3]
         tokens, items = qkv.shape[0], prepared.items.shape[1]
         self.pool.run(
             cpu_jobs.ATTEND, items * kv_heads, qkv.data_ptr(), cache.k.data_ptr(), cache.v.data_ptr(),
-            batch.tables.data_ptr(), prepared.items.ctypes.data, out.data_ptr(), tokens, batch.tables.shape[1],
-            items, k.shape[0], kv_heads, w.heads // kv_heads, w.head_dim, page_size, prepared.item_rows,
+            batch.tables.data_ptr(), prepared.items.ctypes.data, out.data_ptr(), tokens,
+            batch.tables.shape[1], items, k.shape[0], kv_heads, w.heads // kv_heads, w.head_dim, page_size,
+            prepared.item_rows,
         )  # fmt: skip
         return out
 

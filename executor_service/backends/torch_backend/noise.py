@@ -10,7 +10,8 @@ _MASK = 0xFFFFFFFF
 def hash_tokens(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """The uint32 hash of each id under its row's key, in int64.
 
-    keys: int64 [n, 1], the bits of a uint64; ids: int64 [n, m] or [1, m]. int64 products wrap, and only their low 32 bits are kept, so the arithmetic is exact.
+    keys: int64 [n, 1], the bits of a uint64; ids: int64 [n, m] or [1, m]. int64 products wrap, and
+    only their low 32 bits are kept, so the arithmetic is exact.
     """
     low, high = keys & _MASK, (keys >> 32) & _MASK
     x = ((ids * 0x9E3779B1) & _MASK) ^ low

@@ -1,7 +1,7 @@
 """The sampler: from logits to tokens and logprobs, on the logits' device.
 
-The order is `plan.Sampling`'s. Positions are split into greedy ones and drawn ones, each computed at once. How to draw is the
-kernels' affair, see `drawing`.
+The order is `plan.Sampling`'s. Positions are split into greedy ones and drawn ones, each computed
+at once. How to draw is the kernels' affair, see `drawing`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def sample(logits: torch.Tensor, rows: Sequence[ForwardRow], pick: Picker) -> li
 
 
 def ranked(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest values of each row and their ids, [n, k]; of equal ones the lowest ids, in their order."""
+    """The k largest values of each row and their ids, [n, k]; of equal ones the lowest ids, in order."""
     top, ids = values.topk(k)
     # topk breaks ties as it likes: order them, and where a tie crosses the border, take the lowest ids.
     ids, order = ids.sort(-1)
@@ -148,7 +148,7 @@ def _drawn(logits: torch.Tensor, positions: Sequence[_Position], pick: Picker) -
 
 
 def _top_k_mass(logits: torch.Tensor, s: Sampling) -> float:
-    """The mass of the k most likely tokens as exp(z - highest), where the nucleus is a share of it; else 0."""
+    """The mass of the k most likely tokens as exp(z - highest) where the nucleus is a share of it, or 0."""
     if not 0 < s.top_k < len(logits) or s.top_p >= 1:
         return 0.0
     top = logits.topk(s.top_k).values / max(s.temperature, MIN_TEMPERATURE)

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
+
+from executor_service.backends.torch_backend.atomic import insert_function
 
 LANES = 16
 PANEL_ROW_BYTES = 4 * LANES
@@ -38,9 +39,7 @@ def make_tile(rows: int, panels: int, add: bool) -> Callable[..., None]:
 
     def codegen(_context: Any, b: Any, _signature: Any, args: Any) -> Any:
         x, x_stride, w, w_stride, k, out, out_stride = args
-        fma = cgutils.get_or_insert_function(
-            b.module, ir.FunctionType(_V8, [_V8, _V8, _V8]), "llvm.fmuladd.v8f32"
-        )
+        fma = insert_function(b.module, ir.FunctionType(_V8, [_V8, _V8, _V8]), "llvm.fmuladd.v8f32")
         zero = ir.Constant(_V8, [0.0] * _VECTOR)
         undefined = ir.Constant(_V8, ir.Undefined)
         broadcast = ir.Constant(ir.VectorType(_I32, _VECTOR), [0] * _VECTOR)
@@ -108,7 +107,7 @@ _add_4, _add_5, _add_6 = make_tile(4, 1, True), make_tile(5, 1, True), make_tile
 def _prefetch_line(_typing_context, address):  # type: ignore[no-untyped-def]
     def codegen(context: Any, b: Any, _signature: Any, args: Any) -> Any:
         pointer_type = ir.IntType(8).as_pointer()
-        function = cgutils.get_or_insert_function(
+        function = insert_function(
             b.module, ir.FunctionType(ir.VoidType(), [pointer_type, _I32, _I32, _I32]), "llvm.prefetch.p0"
         )
         read, keep, data = (ir.Constant(_I32, value) for value in (0, 2, 1))

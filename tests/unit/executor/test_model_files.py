@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import struct
@@ -306,7 +307,5 @@ def test_gguf_survives_a_flip_of_any_header_bit(gguf_model: Path) -> None:
         changed = bytearray(raw)
         changed[at] ^= 1 << int(rng.integers(8))
         gguf_model.write_bytes(changed)
-        try:
+        with contextlib.suppress(ModelError):  # refused or not, nothing else may come out
             open_checkpoint(gguf_model).close()
-        except ModelError as error:
-            assert str(error)
