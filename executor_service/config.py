@@ -15,7 +15,6 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-
 BackendName = Literal["oracle", "paged-attention", "torch"]
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
