@@ -2,7 +2,7 @@
 
 What it adds is exact pruning of the noise. Gumbel noise reaches t with probability
 1 - exp(-exp(-t)) <= exp(-t), so a token can beat the noisy value b of the likeliest token only if its hash,
-as a fraction of 2^32, is at most exp(z - b). That is a few vector instructions per token; logarithms are taken
+as a fraction of 2^32, is at most exp(z - b). That is a few vector instructions per token; logs are taken
 of the survivors alone.
 """
 
