@@ -11,24 +11,27 @@ from pathlib import Path
 import pytest
 from paceline import aio, errors
 
+from tests.model.default_model import default_model
 from tests.support.stack import HEAL_S, Stack, eventually, ids_of, oracle_stack
 
 STREAMS, TOKENS = 16, 120
 EXECUTOR = ["--step-ms", "4"]
 
 
-def generation(client: aio.Client, seed: int) -> aio.Generation:
+def generation(client: aio.Client, seed: int, tokens: int = TOKENS) -> aio.Generation:
     return client.generate(
-        f"Prompt number {seed}", max_tokens=TOKENS, seed=seed, temperature=0.8, ignore_eos=True
+        f"Prompt number {seed}", max_tokens=tokens, seed=seed, temperature=0.8, ignore_eos=True
     )
 
 
-async def undisturbed(client: aio.Client) -> list[list[int]]:
-    runs = [generation(client, seed).collect() for seed in range(STREAMS)]
+async def undisturbed(client: aio.Client, tokens: int = TOKENS) -> list[list[int]]:
+    runs = [generation(client, seed, tokens).collect() for seed in range(STREAMS)]
     return [ids_of(completions[0]) for completions in await asyncio.gather(*runs)]
 
 
-async def disturbed(client: aio.Client, disturb: Callable[[], None]) -> tuple[list[list[int]], float]:
+async def disturbed(
+    client: aio.Client, disturb: Callable[[], None], tokens: int = TOKENS
+) -> tuple[list[list[int]], float]:
     """The streams' ids, and the longest silence of any of them after the disturbance was over."""
     arrivals: list[float] = []
     began = asyncio.Event()
@@ -37,14 +40,14 @@ async def disturbed(client: aio.Client, disturb: Callable[[], None]) -> tuple[li
     async def read(seed: int) -> list[int]:
         ids: list[int] = []
         silence = 0.0
-        async for event in generation(client, seed):
+        async for event in generation(client, seed, tokens):
             if hasattr(event, "token_ids"):
                 ids += event.token_ids
             now = time.monotonic()
             if healed and not silence:
                 silence = now - healed
                 arrivals.append(silence)
-            if len(ids) >= TOKENS // 5:
+            if len(ids) >= tokens // 5:
                 began.set()
         return ids
 
@@ -56,11 +59,11 @@ async def disturbed(client: aio.Client, disturb: Callable[[], None]) -> tuple[li
         return list(await asyncio.gather(*tasks)), max(arrivals)
 
 
-async def _heals(stack: Stack, times: int, disturb: Callable[[], None]) -> None:
+async def _heals(stack: Stack, times: int, disturb: Callable[[], None], tokens: int = TOKENS) -> None:
     async with stack.client() as client:
-        expected = await undisturbed(client)
+        expected = await undisturbed(client, tokens)
         for _ in range(times):
-            ids, silence_s = await disturbed(client, disturb)
+            ids, silence_s = await disturbed(client, disturb, tokens)
             assert ids == expected
             assert silence_s < HEAL_S
         status = await client.status()
@@ -122,6 +125,18 @@ async def test_streams_go_on_with_the_same_tokens_after_each_of_20(
     with oracle_stack(tmp_path, executor=EXECUTOR) as stack:
         (address,) = stack.addresses
         await _heals(stack, 20, fault(stack, address))
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.parametrize("fault", [killing, freezing])
+async def test_streams_of_the_default_model_go_on_with_the_same_tokens_after_each_of_20(
+    fault: Callable[[Stack, str], Callable[[], None]], tmp_path: Path
+) -> None:
+    model = ["--backend", "torch", "--model", str(default_model())]
+    with oracle_stack(tmp_path, executor=model) as stack:
+        (address,) = stack.addresses
+        await _heals(stack, 20, fault(stack, address), tokens=40)
 
 
 async def test_a_standby_takes_over(tmp_path: Path) -> None:
