@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 from paceline.malformed import Malformed, lenient
+from paceline.service.logs import Log
 
-from executor_service.logs import get_logger
 from executor_service.plan import Reason, StepRefused
 
-log = get_logger(__name__)
+log = Log(__name__)
 
 STATUS_OF: dict[Reason, grpc.StatusCode] = {
     Reason.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
@@ -73,8 +73,8 @@ def _guarded(method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
             await context.abort(STATUS_OF[error.refusal.reason], error.refusal.message)
         except grpc.aio.AbortError:
             raise
-        except Exception:
-            log.exception("an RPC failed", extra={"method": method})
+        except Exception as error:
+            log.error("an RPC failed", error, method=method)
             await context.abort(grpc.StatusCode.INTERNAL, "internal error; the executor's log says more")
 
     return call

@@ -7,11 +7,11 @@ import asyncio
 from grpc_health.v1 import health_pb2
 from grpc_health.v1._async import HealthServicer
 from paceline.executor.v1 import executor_pb2 as pb
+from paceline.service.logs import Log
 
-from executor_service.logs import get_logger
 from executor_service.runtime import Runtime, State
 
-log = get_logger(__name__)
+log = Log(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 _PERIOD_S = 0.1
@@ -38,7 +38,7 @@ class Health:
         if serving == self._serving:
             return
         if stuck:
-            log.error("a step is stuck", extra={"seconds": round(self._runtime.worker.busy_s, 1)})
+            log.error("a step is stuck", seconds=round(self._runtime.worker.busy_s, 1))
         self._serving = serving
         status = (
             health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING

@@ -13,16 +13,17 @@ import secrets
 import time
 from dataclasses import dataclass
 
+from paceline.service.logs import Log
+
 from executor_service.backends.base import Backend, ModelError, ModelInfo, TokenizerFiles
 from executor_service.backends.factory import default_kv_bytes, make_backend
 from executor_service.config import ExecutorConfig
 from executor_service.engine import Engine, Leases
 from executor_service.limits import Limits
-from executor_service.logs import get_logger
 from executor_service.plan import Reason, StepRefused
 from executor_service.worker import Worker
 
-log = get_logger(__name__)
+log = Log(__name__)
 
 _DEFAULT_PAGES = 4096  # of the backends whose KV costs next to nothing
 _STOP_S = 5.0
@@ -85,7 +86,7 @@ class Runtime:
         """Raises StepRefused (UNAVAILABLE) while loading."""
         if self._loaded is None:
             raise StepRefused(
-                Reason.UNAVAILABLE, f"loading: {self.loading} ({self.load_fraction:.0%}); try again later"
+                Reason.UNAVAILABLE, f"not ready: {self.loading} ({self.load_fraction:.0%}); try again later"
             )
         return self._loaded
 
@@ -101,12 +102,10 @@ class Runtime:
         engine.draining = self._draining
         log.info(
             "the model is loaded",
-            extra={
-                "model": self.loaded.info.name,
-                "seconds": round(time.monotonic() - began, 2),
-                "pages": engine.limits.total_pages,
-                "memory_bytes": self.memory(),
-            },
+            model=self.loaded.info.name,
+            seconds=round(time.monotonic() - began, 2),
+            pages=engine.limits.total_pages,
+            memory_bytes=self.memory(),
         )
 
     def drain(self) -> None:

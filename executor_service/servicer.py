@@ -14,16 +14,16 @@ from typing import Any, Protocol, TypeVar
 import grpc.aio
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1 import executor_pb2_grpc as rpc
+from paceline.service.logs import Log
 
 from executor_service import codec
 from executor_service.info import encode_info, encode_status, encode_tokenizer
-from executor_service.logs import get_logger
 from executor_service.metrics import Metrics
 from executor_service.plan import Reason, StepPlan, StepRefused, StepResult
 from executor_service.runtime import Loaded, Runtime
 from executor_service.warmup import warm_up
 
-log = get_logger(__name__)
+log = Log(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -55,7 +55,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         session = await self._runtime.worker.submit(
             lambda: loaded.engine.open_session(request.replaces, request.lease_ms, request.label)
         )
-        log.info("session opened", extra={"label": request.label, "replaces_one": bool(request.replaces)})
+        log.info("session opened", label=request.label, replaces_one=bool(request.replaces))
         return pb.OpenSessionResponse(
             session_id=session.id,
             epoch=self._runtime.epoch,

@@ -9,6 +9,7 @@ nothing that it can't compute again, and wrong tokens would be worse.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import queue
 import threading
@@ -18,12 +19,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
+from paceline.service.logs import Log
+
 from executor_service.backends.base import ModelError
 from executor_service.engine import Engine
-from executor_service.logs import get_logger
 from executor_service.plan import Reason, StepRefused
 
-log = get_logger(__name__)
+log = Log(__name__)
 
 EXIT_FAULT = os.EX_SOFTWARE  # 70: a device fault or a bug; start again
 EXIT_MODEL = os.EX_CONFIG  # 78: the model can't be served with this configuration; don't
@@ -102,7 +104,7 @@ class Worker:
         """Read what is queued, expire, do one job; False when told to stop and nothing is left."""
         stopping = not self._read(wait=not self._pending)
         if self._engine is not None and (expired := self._engine.expire()):
-            log.warning("leases ran out", extra={"released_sequences": expired})
+            log.warning("leases ran out", released_sequences=expired)
         if self._pending:
             self._do(self._pending.popleft())
         elif self._engine is not None:
@@ -157,11 +159,10 @@ def _settle(future: asyncio.Future[Any], outcome: Any, failed: bool) -> None:
 def _die(error: BaseException) -> NoReturn:
     """End the process at once; its clients compute again what they need."""
     if isinstance(error, ModelError):
-        log.critical("the model can't be served", extra={"error": str(error)})
+        log.error(f"the model can't be served: {error}")
         code = EXIT_MODEL
     else:
-        log.critical("the device thread failed; ending the process", exc_info=error)
+        log.error("the device thread failed; ending the process", error)
         code = EXIT_FAULT
-    for handler in log.root.handlers:
-        handler.flush()
+    logging.shutdown()
     os._exit(code)

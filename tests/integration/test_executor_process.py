@@ -285,8 +285,8 @@ def test_help_teaches_and_bad_flags_are_named() -> None:
     }
     assert "--kv-memory" in subprocess.run([*command, "--help"], **options).stdout
     bad = subprocess.run([*command, *ORACLE, "--port", "99999"], **options)
-    assert bad.returncode == 64
-    assert bad.stderr.startswith("--port:")
+    assert bad.returncode == 2
+    assert "--port:" in bad.stderr
 
 
 def test_a_token_is_demanded_of_all_but_health_checks(tmp_path: Path) -> None:

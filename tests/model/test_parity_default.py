@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -35,7 +37,16 @@ class Models:
 
 
 @pytest.fixture(scope="module")
-def models() -> Iterator[Models]:
+def gguf_read_once() -> Iterator[None]:
+    """transformers parses the file three times and makes its table of names 400 times: half a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFReader", functools.cache(gguf.GGUFReader))
+        patch.setattr(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map))
+        yield
+
+
+@pytest.fixture(scope="module")
+def models(gguf_read_once: None) -> Iterator[Models]:
     from transformers import AutoModelForCausalLM
 
     path = default_model()

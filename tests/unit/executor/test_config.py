@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from executor_service.config import ExecutorConfig, explain, parse
+from executor_service.config import ExecutorConfig
 
 ORACLE = ["--backend", "oracle"]
 
 
-def problem(arguments: list[str]) -> str:
-    with pytest.raises(ValidationError) as caught:
-        parse(arguments)
-    return explain(caught.value.errors())
+def parse(arguments: list[str]) -> ExecutorConfig:
+    return ExecutorConfig.from_command_line(arguments, "executor")
+
+
+@pytest.fixture
+def problem(capsys: pytest.CaptureFixture[str]) -> Callable[[list[str]], str]:
+    """What is said of a command line that is wrong."""
+
+    def of(arguments: list[str]) -> str:
+        with pytest.raises(SystemExit) as caught:
+            parse(arguments)
+        assert caught.value.code == 2
+        return capsys.readouterr().err
+
+    return of
 
 
 def test_flags_win_over_environment_over_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,8 +46,10 @@ def test_the_yaml_can_be_named_by_the_environment(tmp_path: Path, monkeypatch: p
     assert parse([]).backend == "oracle"
 
 
-def test_a_missing_yaml_is_an_error_and_not_ignored(tmp_path: Path) -> None:
-    assert "no file" in problem([*ORACLE, "--config", str(tmp_path / "none.yaml")])
+def test_a_missing_yaml_is_an_error_and_not_ignored(
+    tmp_path: Path, problem: Callable[[list[str]], str]
+) -> None:
+    assert "none.yaml" in problem([*ORACLE, "--config", str(tmp_path / "none.yaml")])
 
 
 def test_kv_memory_takes_suffixes() -> None:
@@ -63,7 +77,9 @@ def test_it_is_frozen() -> None:
         ([*ORACLE, "--host", "0.0.0.0"], "not loopback"),
     ],
 )
-def test_what_can_not_be_served_is_refused_by_name(arguments: list[str], text: str) -> None:
+def test_what_can_not_be_served_is_refused_by_name(
+    arguments: list[str], text: str, problem: Callable[[list[str]], str]
+) -> None:
     assert text in problem(arguments)
 
 

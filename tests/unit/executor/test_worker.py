@@ -130,7 +130,7 @@ FAULTS = [
 def test_a_fault_on_the_device_thread_ends_the_process(error: str, status: int, text: str) -> None:
     program = f"""
 import asyncio
-from executor_service import logs
+from paceline.service import logs
 from executor_service.backends.base import ModelError
 from executor_service.kv_cache import LedgerError
 from executor_service.worker import Worker
@@ -139,7 +139,7 @@ def fail():
     raise {error}
 
 async def main():
-    logs.configure("info", as_json=True)
+    logs.configure("json", "info")
     await Worker().start(fail)
 
 asyncio.run(main())

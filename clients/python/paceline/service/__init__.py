@@ -1,0 +1,1 @@
+"""What every service process of ours has: settings, logs, a guarded port, signals. Not for clients."""

@@ -1,0 +1,81 @@
+"""Structured logs on stderr: an event and its fields, for a person or as JSON lines. Never prompts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Literal
+
+LogFormat = Literal["auto", "json", "console"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_OURS = ("paceline", "executor_service", "scheduler_service")
+
+
+class Log:
+    """Where one module writes; `log.info("executor lost", address=..., detail=...)`."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def debug(self, event: str, **fields: object) -> None:
+        """For who looks closely."""
+        self._write(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        """Life goes on."""
+        self._write(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Something failed and was dealt with."""
+        self._write(logging.WARNING, event, fields)
+
+    def error(self, event: str, error: BaseException | None = None, **fields: object) -> None:
+        """Something is broken; with the traceback of `error`."""
+        self._write(logging.ERROR, event, fields, error)
+
+    def _write(
+        self, level: int, event: str, fields: Mapping[str, object], error: BaseException | None = None
+    ) -> None:
+        if self._logger.isEnabledFor(level):
+            exc_info = (type(error), error, error.__traceback__) if error is not None else None
+            self._logger.log(level, event, extra={"fields": fields}, exc_info=exc_info)
+
+
+class Formatter(logging.Formatter):
+    """One JSON object a line, or `10:02:11 INFO    event key=value` for a person; then a traceback if any."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        moment = datetime.fromtimestamp(record.created, UTC)
+        fields: Mapping[str, object] = getattr(record, "fields", {})
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        if self._as_json:
+            line = {
+                "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "message": record.getMessage(),
+                **fields,
+            }
+            return json.dumps(line | ({"exception": trace} if trace else {}), default=str)
+        words = [f"{moment.astimezone():%H:%M:%S}", f"{record.levelname:7}", record.getMessage()]
+        words += [f"{key}={value}" for key, value in fields.items()]
+        return " ".join(words) + (f"\n{trace}" if trace else "")
+
+
+def configure(format: LogFormat = "auto", level: LogLevel = "info") -> None:
+    """Send this process's logs to stderr; auto: for a person if one is there. Others' from warning on."""
+    handler = logging.StreamHandler(sys.stderr)
+    as_json = format == "json" or (format == "auto" and not sys.stderr.isatty())
+    handler.setFormatter(Formatter(as_json=as_json))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    for name in _OURS:
+        logging.getLogger(name).setLevel(level.upper())
