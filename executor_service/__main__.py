@@ -12,9 +12,10 @@ from paceline.service import logs
 from paceline.service.process import new_event_loop
 
 from executor_service.backends.base import ModelError
+from executor_service.backends.torch_factory import follow, follower_rank
 from executor_service.config import ExecutorConfig
+from executor_service.fatal import EXIT_MODEL
 from executor_service.server import EXIT_PORT, StartError, run
-from executor_service.worker import EXIT_MODEL
 
 _SWITCH_S = 0.0005  # the event loop gets the interpreter back from the device thread this fast
 _GC_YOUNG = 50_000  # a step makes thousands of short-lived objects, and no cycles
@@ -29,6 +30,9 @@ def main() -> int:
     sys.setswitchinterval(_SWITCH_S)
     gc.set_threshold(_GC_YOUNG)
     try:
+        if (rank := follower_rank(config)) is not None:
+            follow(config, rank)
+            return 0
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(run(config))
     except ModelError as error:

@@ -29,6 +29,12 @@ class ExecutorConfig(ServiceSettings):
         "auto", description="of weights; int8: on CPU, twice as fast and nearly as good (torch)"
     )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of the model; 0: one per core (torch)")
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="processes that share the model, each with a device of its own (torch)"
+    )
+    rank_timeout_s: float = Field(
+        60.0, ge=1, le=3600, description="one of them that keeps the others waiting longer is lost (torch)"
+    )
 
     # the cache and the step
     kv_memory: ByteSize | None = Field(
@@ -71,6 +77,8 @@ class ExecutorConfig(ServiceSettings):
     def _consistent(self) -> ExecutorConfig:
         if self.backend == "torch" and self.model is None:
             raise ValueError("the torch backend needs --model; --backend oracle needs none")
+        if self.backend != "torch" and self.tensor_parallel > 1:
+            raise ValueError("--tensor-parallel is for the torch backend")
         if self.kv_memory is not None and self.pages is not None:
             raise ValueError("--kv-memory or --pages, not both")
         return self

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import hashlib
 import os
 import secrets
 import time
@@ -21,6 +20,7 @@ from executor_service.config import ExecutorConfig
 from executor_service.engine import Engine, Leases
 from executor_service.limits import Limits
 from executor_service.plan import Reason, StepRefused
+from executor_service.vocabulary import vocabulary_fingerprint
 from executor_service.worker import Worker
 
 log = Log(__name__)
@@ -159,7 +159,7 @@ class Runtime:
         backend.allocate(pages + 1, config.page_size)  # page 0 is scratch
         engine = Engine(backend, limits, self.epoch, Leases(default_s=config.lease_ms / 1000))
         self._memory_bytes = backend.memory_bytes()
-        vocabulary = hashlib.sha256(tokenizer.tokenizer_json).digest() if tokenizer else b""
+        vocabulary = vocabulary_fingerprint(tokenizer.tokenizer_json) if tokenizer else b""
         self._loaded = Loaded(engine, info, limits, tokenizer, vocabulary)
         self._progress("", 1.0)
         return engine

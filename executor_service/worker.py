@@ -9,26 +9,21 @@ nothing that it can't compute again, and wrong tokens would be worse.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from paceline.service.logs import Log
 
-from executor_service.backends.base import ModelError
 from executor_service.engine import Engine
+from executor_service.fatal import die
 from executor_service.plan import Reason, StepRefused
 
 log = Log(__name__)
-
-EXIT_FAULT = os.EX_SOFTWARE  # 70: a device fault or a bug; start again
-EXIT_MODEL = os.EX_CONFIG  # 78: the model can't be served with this configuration; don't
 
 T = TypeVar("T")
 
@@ -98,7 +93,7 @@ class Worker:
             while self._turn():
                 pass
         except BaseException as error:
-            _die(error)
+            die(error)
 
     def _turn(self) -> bool:
         """Read what is queued, expire, do one job; False when told to stop and nothing is left."""
@@ -154,15 +149,3 @@ def _settle(future: asyncio.Future[Any], outcome: Any, failed: bool) -> None:
         future.set_exception(outcome)
     else:
         future.set_result(outcome)
-
-
-def _die(error: BaseException) -> NoReturn:
-    """End the process at once; its clients compute again what they need."""
-    if isinstance(error, ModelError):
-        log.error(f"the model can't be served: {error}")
-        code = EXIT_MODEL
-    else:
-        log.error("the device thread failed; ending the process", error)
-        code = EXIT_FAULT
-    logging.shutdown()
-    os._exit(code)

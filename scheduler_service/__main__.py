@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
 
-from scheduler_service import logs, process
+from paceline.service import logs
+from paceline.service.process import new_event_loop
+
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.server import main as serve
 
@@ -15,7 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     settings = SchedulerSettings.from_command_line(given, "python -m scheduler_service")
     logs.configure(settings.log_format, settings.log_level)
-    return process.run(lambda shutdown: serve(settings, shutdown))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(serve(settings))
 
 
 if __name__ == "__main__":

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from paceline.channel import Security
-from pydantic import Field, model_validator
+from paceline.service.security import read_token
+from paceline.service.settings import ServiceSettings, StringList
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.request import Drafter, Speculation
 from scheduler_service.link.executor import Timing
-from scheduler_service.logs import LogFormat, LogLevel
-from scheduler_service.model import RequestLimits
-from scheduler_service.security import ServerSecurity
-from scheduler_service.settings import ServiceSettings, StringList
+from scheduler_service.model import Drafting, RequestLimits
+
+
+def _mode(value: object) -> object:
+    """YAML reads `off` as false, and a number as a number."""
+    if value is False:
+        return "off"
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+SpeculationSetting = Annotated[str, BeforeValidator(_mode), Field(pattern=r"^(off|auto|[1-9]\d{0,3})$")]
+"""off, auto, or how many drafts."""
 
 
 class SchedulerSettings(ServiceSettings):
@@ -27,13 +39,10 @@ class SchedulerSettings(ServiceSettings):
         min_length=1,
         description="address of an executor; repeat it for failover",
     )
-    host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=50051, ge=0, le=65535, description="port to listen on; 0: any free one")
-    port_file: Path | None = Field(default=None, description="write the port here when serving")
-    metrics_port: int | None = Field(
-        default=None, ge=0, le=65535, description="Prometheus on this port; 0: any free one"
+    draft_executor: StringList = Field(
+        default=(), description="address of an executor whose smaller model drafts; repeat it for failover"
     )
-    metrics_host: str = Field(default="127.0.0.1", description="address of the metrics port")
 
     # How much at once
     max_step_tokens: int = Field(default=512, ge=1, le=1 << 20, description="tokens fed in one step")
@@ -41,6 +50,12 @@ class SchedulerSettings(ServiceSettings):
     max_running: int = Field(default=256, ge=1, le=1 << 16, description="sequences that hold a cache")
     max_queued_requests: int = Field(default=1024, ge=1, le=1 << 20, description="requests that wait")
     max_queued_tokens: int = Field(default=1 << 20, ge=1, le=1 << 30, description="their prompt tokens")
+
+    # How far ahead
+    speculation: SpeculationSetting = Field(
+        default="auto", description="of requests that say nothing: off, auto, or how many drafts a step"
+    )
+    max_draft_tokens: int = Field(default=8, ge=1, le=1024, description="most drafts a step of auto")
 
     # What one request may ask for
     max_n: int = Field(default=16, ge=1, le=1024, description="completions of a request")
@@ -58,9 +73,6 @@ class SchedulerSettings(ServiceSettings):
     stall_timeout_s: float = Field(
         default=30.0, gt=0, le=86400, description="a client may leave its stream unread so long"
     )
-    drain_timeout_s: float = Field(
-        default=30.0, ge=0, le=86400, description="after SIGTERM, running requests may go on so long"
-    )
     heartbeat_interval_s: float = Field(default=1.0, gt=0, le=60, description="between looks at an executor")
     heartbeat_timeout_s: float = Field(
         default=10.0, gt=0, le=600, description="an executor that does not answer them is lost"
@@ -69,27 +81,17 @@ class SchedulerSettings(ServiceSettings):
         default=120.0, gt=0, le=86400, description="a step without progress so long means a lost executor"
     )
 
-    # Who may come in
-    insecure: bool = Field(default=False, description="allow plaintext beyond loopback")
-    tls_cert: Path | None = Field(default=None, description="PEM certificate chain")
-    tls_key: Path | None = Field(default=None, description="PEM private key")
-    tls_client_ca: Path | None = Field(default=None, description="PEM; demand client certificates (mTLS)")
-    auth_token: str = Field(default="", repr=False, description="clients must send it (better: a file)")
-    auth_token_file: Path | None = Field(default=None, description="clients must send this file's token")
+    # How executors know us
     executor_tls_ca: Path | None = Field(default=None, description="PEM; executors' authority")
     executor_tls_cert: Path | None = Field(default=None, description="PEM; our certificate for executors")
     executor_tls_key: Path | None = Field(default=None, description="PEM; its key")
     executor_token_file: Path | None = Field(default=None, description="the executors' token")
 
-    # What it tells
-    reflection: bool = Field(default=False, description="serve gRPC reflection")
-    log_level: LogLevel = Field(default="info", description="least severity")
-    log_format: LogFormat = Field(default="auto", description="auto: console on a terminal, else json")
-
     @model_validator(mode="after")
     def _consistent(self) -> SchedulerSettings:
-        _ = self.server_security, self.executor_security  # they check themselves, and read token files
-        if len(set(self.executor)) != len(self.executor):
+        _ = self.executor_security  # it checks itself, and reads the token file
+        addresses = (*self.executor, *self.draft_executor)
+        if len(set(addresses)) != len(addresses):
             raise ValueError("an executor is named twice")
         return self
 
@@ -103,7 +105,17 @@ class SchedulerSettings(ServiceSettings):
             max_queued_requests=self.max_queued_requests,
             max_queued_tokens=self.max_queued_tokens,
             failover_timeout_s=self.failover_timeout_s,
+            max_draft_tokens=self.max_draft_tokens,
         )
+
+    @property
+    def drafting(self) -> Drafting:
+        """What requests may choose from, and what those get that say nothing."""
+        drafters = frozenset({Drafter.NGRAM, Drafter.EXECUTOR} if self.draft_executor else {Drafter.NGRAM})
+        if self.speculation == "off":
+            return Drafting(drafters, Speculation())
+        length = None if self.speculation == "auto" else int(self.speculation)
+        return Drafting(drafters, Speculation(drafters, length))
 
     @property
     def request_limits(self) -> RequestLimits:
@@ -128,25 +140,7 @@ class SchedulerSettings(ServiceSettings):
         )
 
     @property
-    def server_security(self) -> ServerSecurity:
-        """Towards clients."""
-        token = self.auth_token or _token(self.auth_token_file)
-        return ServerSecurity(self.tls_cert, self.tls_key, self.tls_client_ca, token)
-
-    @property
     def executor_security(self) -> Security:
         """Towards executors."""
-        token = _token(self.executor_token_file)
+        token = read_token(self.executor_token_file)
         return Security(self.executor_tls_ca, self.executor_tls_cert, self.executor_tls_key, token)
-
-
-def _token(path: Path | None) -> str:
-    if path is None:
-        return ""
-    try:
-        token = path.read_text().strip()
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from error
-    if not token:
-        raise ValueError(f"{path}: the token is empty")
-    return token

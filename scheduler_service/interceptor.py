@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 from paceline.malformed import Malformed, lenient
+from paceline.service.logs import Log
 
 from scheduler_service.errors import InternalError, InvalidRequest, ServiceError
-from scheduler_service.logs import Log
 
-log = Log("rpc")
+log = Log(__name__)
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

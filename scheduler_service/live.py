@@ -133,6 +133,7 @@ class LiveRequests:
 
     def _finish(self, stream: RequestStream, event: Finished) -> None:
         stream.finish(event)
+        self._metrics.finished(event.usage)
         if stream.ended:
             del self._streams[stream.request_id]
 

@@ -1,11 +1,12 @@
 """The scheduler's loop: plan, send, deliver, receive, apply. The only place that awaits an executor.
 
-    drive one executor:   expire → plan → send the step → deliver the last step's events
+    drive one executor:   expire → plan drafts → plan → send the step → deliver the last step's events
                           → receive the answer → apply → ...
     between executors:    expire, until one is ready or everything waiting has timed out
 
 The next step is on its way before the last one's tokens are delivered, so that the executor works
-while text is made of them. What an executor's loss means for sequences is the core's business.
+while text is made of them. What an executor's loss means for sequences is the core's business. Drafts
+go their own way, in `draft_loop.py`.
 """
 
 from __future__ import annotations
@@ -14,34 +15,17 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from paceline.service.logs import Log
+
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.draft_loop import DraftLoop
 from scheduler_service.link.executor import ExecutorLink, ExecutorLostError
 from scheduler_service.link.pool import ExecutorPool
 from scheduler_service.live import LiveRequests
-from scheduler_service.logs import Log
 from scheduler_service.metrics import Metrics
+from scheduler_service.wake import Wake
 
-log = Log("loop")
-
-
-class Wake:
-    """A reason to look again; set from anywhere on the event loop."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def set(self) -> None:
-        """There is a reason."""
-        self._event.set()
-
-    async def wait(self, timeout_s: float | None) -> None:
-        """Wait for a reason, for at most so long."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
-        except TimeoutError:
-            pass
-        self._event.clear()
+log = Log(__name__)
 
 
 class Loop:
@@ -51,6 +35,7 @@ class Loop:
         self,
         core: Scheduler,
         pool: ExecutorPool,
+        drafts: DraftLoop,
         live: LiveRequests,
         metrics: Metrics,
         wake: Wake,
@@ -58,6 +43,7 @@ class Loop:
     ) -> None:
         self._core = core
         self._pool = pool
+        self._drafts = drafts
         self._live = live
         self._metrics = metrics
         self._wake = wake
@@ -70,7 +56,8 @@ class Loop:
             try:
                 await self._drive(link)
             except ExecutorLostError as loss:
-                log.warning("sequences go back to the queue", address=link.address, detail=str(loss))
+                if live := len(self._live):
+                    log.warning("requests go back to the queue", live=live, detail=str(loss))
                 self._live.post(self._core.executor_lost(self._clock()))
                 self._live.deliver()
 
@@ -83,7 +70,7 @@ class Loop:
         return link
 
     async def _drive(self, link: ExecutorLink) -> None:
-        core, live = self._core, self._live
+        core, live, drafts = self._core, self._live, self._drafts
         link.open_stream()
         assert link.capacity is not None
         live.post(core.executor_ready(link.capacity, self._clock()))
@@ -94,10 +81,15 @@ class Loop:
                 link.check()
             now = self._clock()
             live.post(core.expire(now))
+            drafting = drafts.plan(now)  # first: it decides who waits for drafts and is left out of this step
             while (plan := core.plan(now)) is not None:
                 unanswered.append((now, len(plan.rows) + len(plan.openings)))
                 await link.send(plan)
                 now = self._clock()
+                if plan.openings:  # they may be opened there meanwhile
+                    drafting = drafts.plan(now)
+            if drafting:
+                await asyncio.sleep(0)  # off it goes, before text is made of the last step's tokens
             live.deliver()
             if unanswered:
                 result = await link.receive()

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from scheduler_service.core.events import Tokens
+from scheduler_service.core.events import Tokens, Usage
 from scheduler_service.core.snapshot import Snapshot
 from scheduler_service.errors import ServiceError
 from scheduler_service.stream import RequestStream
@@ -42,6 +42,7 @@ COUNTERS: Mapping[str, str] = {
     "completion_tokens": "Tokens generated",
     "drafted_tokens": "Draft tokens sent",
     "accepted_tokens": "Draft tokens accepted",
+    "verifications": "Rows that verified drafts",
 }
 """Fields of the core's Counters that are shown as they are."""
 
@@ -57,16 +58,23 @@ class Metrics(Collector):
         self.inter_token_s = self._histogram("inter_token_seconds", "Between deltas of a stream", _SECONDS)
         self.step_s = self._histogram("step_seconds", "Step, sent to answered", _SECONDS)
         self.compute_s = self._histogram("step_compute_seconds", "Of it in the executor", _SECONDS)
+        self.draft_step_s = self._histogram("draft_step_seconds", "Draft step, sent to answered", _SECONDS)
         self.batch_rows = self._histogram("batch_rows", "Rows of a step", _ROWS)
         self.rejections = Counter(
             f"{_PREFIX}_rejections", "Requests ended with an error", ["reason"], registry=self.registry
         )
+        self.drafted = self._by_position("drafted_by_position", "Draft tokens of finished completions")
+        self.accepted = self._by_position("accepted_by_position", "Of these accepted")
         self.executor_ready = Gauge(
             f"{_PREFIX}_executor_ready", "1: the executor can serve", ["address"], registry=self.registry
         )
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"{_PREFIX}_{name}", text, buckets=buckets, registry=self.registry)
+
+    def _by_position(self, name: str, text: str) -> Counter:
+        """Position 1 is the first draft of a verification."""
+        return Counter(f"{_PREFIX}_{name}", text, ["position"], registry=self.registry)
 
     def tokens(self, stream: RequestStream, event: Tokens, now: float) -> None:
         """A completion got tokens; times are the clock's."""
@@ -77,6 +85,13 @@ class Metrics(Collector):
         else:
             self.inter_token_s.observe(now - last)
 
+    def finished(self, usage: Usage) -> None:
+        """A completion has ended well."""
+        counts = zip(usage.drafted_by_position, usage.accepted_by_position, strict=True)
+        for position, (drafted, accepted) in enumerate(counts, start=1):
+            self.drafted.labels(position).inc(drafted)
+            self.accepted.labels(position).inc(accepted)
+
     def ended_badly(self, error: ServiceError) -> None:
         """A request got this instead of an answer."""
         self.rejections.labels(error.reason).inc()
@@ -86,6 +101,10 @@ class Metrics(Collector):
         self.step_s.observe(elapsed_s)
         self.compute_s.observe(compute_s)
         self.batch_rows.observe(rows)
+
+    def draft_step(self, elapsed_s: float) -> None:
+        """A step of the draft executor was answered."""
+        self.draft_step_s.observe(elapsed_s)
 
     def show(self, snapshot: Snapshot) -> None:
         """The core's figures, from now on."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from scheduler_service.core.request import Drafter, Speculation
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -12,6 +14,26 @@ class Identity:
 
     model: bytes  # SHA-256 of weights, config and dtype
     sampler: str  # version of the sampling rules
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What has to be equal for one model's tokens to be drafts of another's."""
+
+    fingerprint: bytes  # SHA-256 of the tokenizer; empty: the model has none
+    size: int
+    sampler: str  # version of the sampling rules: the noise is part of them
+
+    def __str__(self) -> str:
+        return f"{self.size} tokens, fingerprint {self.fingerprint.hex()[:12] or 'none'}, {self.sampler}"
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What this server offers of speculative decoding."""
+
+    drafters: frozenset[Drafter] = frozenset({Drafter.NGRAM})
+    default: Speculation = field(default_factory=lambda: Speculation(frozenset({Drafter.NGRAM})))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +54,7 @@ class Model:
     """Facts about the model; lengths in tokens."""
 
     identity: Identity
+    vocabulary: Vocabulary
     name: str
     architecture: str
     dtype: str
@@ -40,6 +63,7 @@ class Model:
     context_length: int
     eos_token_ids: frozenset[int]
     limits: RequestLimits
+    max_draft_tokens: int  # of a fixed number; 0: the executor verifies no drafts
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -65,3 +89,4 @@ class ExecutorView:
     total_pages: int
     available_pages: int  # free and evictable
     losses: int
+    draft: bool  # its model drafts for the others'

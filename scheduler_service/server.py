@@ -8,17 +8,17 @@ import grpc.aio
 from grpc_reflection.v1alpha import reflection
 from paceline.channel import Link, server_options
 from paceline.scheduler.v1 import scheduler_pb2_grpc
+from paceline.service.logs import Log
+from paceline.service.process import Shutdown, write_port_file
+from paceline.service.settings import EXIT_USAGE
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.health import SERVICE, Health
 from scheduler_service.interceptor import ErrorInterceptor
-from scheduler_service.logs import Log
-from scheduler_service.process import Shutdown, write_port_file
-from scheduler_service.security import UnsafeAddressError
 from scheduler_service.service import SchedulerService
 from scheduler_service.servicer import SchedulerServicer
 
-log = Log("server")
+log = Log(__name__)
 
 RECEIVE_BYTES = 16 << 20
 """Above the 4 MiB of public messages, so that a prompt far too large is refused by name."""
@@ -46,11 +46,9 @@ class Server:
             reflection.enable_server_reflection(names, self._server)
 
     async def start(self) -> int:
-        """Listen; returns the port. Raises UnsafeAddressError, RuntimeError, OSError."""
+        """Listen; returns the port. Raises RuntimeError, OSError."""
         settings = self._settings
-        port = settings.server_security.bind(
-            self._server, settings.host, settings.port, insecure=settings.insecure
-        )
+        port = settings.server_security.bind(self._server, settings.address)
         await self._health.show(False)
         await self._server.start()
         if settings.metrics_port is not None:
@@ -65,30 +63,39 @@ class Server:
         """Serve until asked to stop, then drain. Returns the exit status."""
         running = asyncio.create_task(self.service.run(self._health.show), name="service")
         asked = asyncio.create_task(shutdown.drain.wait())
-        await asyncio.wait((running, asked), return_when=asyncio.FIRST_COMPLETED)
+        mistaken = asyncio.create_task(self.service.drafts.mistaken.wait())
+        await asyncio.wait((running, asked, mistaken), return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             await self._health.show(False)
             await self.service.drain(self._settings.drain_timeout_s, shutdown.force)
         asked.cancel()
+        mistaken.cancel()
         await self._server.stop(GRACE_S)
-        await self.service.pool.leave()
+        await self.service.leave()
         running.cancel()
         try:
             await running
         except asyncio.CancelledError:
             log.info("stopped")
+            if self.service.drafts.mistake:
+                log.error(self.service.drafts.mistake)  # the last word, for who started us
+                return EXIT_USAGE
             return 0
         except BaseExceptionGroup as error:
             log.error("the scheduler failed", error)
         return 1
 
 
-async def main(settings: SchedulerSettings, shutdown: Shutdown) -> int:
+async def main(settings: SchedulerSettings) -> int:
     """Run a scheduler process. Returns its exit status."""
+    shutdown = Shutdown()
+    shutdown.listen()
+    if settings.exit_with_stdin:
+        shutdown.listen_to_parent()
     try:
         server = Server(settings)
         await server.start()
-    except (UnsafeAddressError, OSError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:
         log.error(f"can't start: {error}")
         return 1
     return await server.serve(shutdown)

@@ -6,16 +6,21 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 
+from paceline.service.logs import Log
+
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.draft_loop import DraftLoop
 from scheduler_service.errors import RETRY_AFTER_S, Aborted, InternalError, NotReady
+from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.pool import ExecutorPool, Served
 from scheduler_service.live import LiveRequests
-from scheduler_service.logs import Log
-from scheduler_service.loop import Loop, Wake
+from scheduler_service.loop import Loop
 from scheduler_service.metrics import Metrics
+from scheduler_service.model import ExecutorView, Model
+from scheduler_service.wake import Wake
 
-log = Log("service")
+log = Log(__name__)
 
 TICK_S = 0.5
 STUCK_STEP_S = 30.0
@@ -31,7 +36,7 @@ class SchedulerService:
         self.core = Scheduler(settings.core)
         self.draining = False
         self.started_at = time.monotonic()
-        wake = Wake()
+        wake, wake_drafts = Wake(), Wake()
         self.pool = ExecutorPool(
             settings.executor,
             settings.executor_security,
@@ -39,9 +44,16 @@ class SchedulerService:
             settings.request_limits,
             changed=wake.set,
         )
+        self.drafts = DraftPool(
+            settings.draft_executor,
+            settings.executor_security,
+            settings.timing,
+            self._model,
+            changed=wake_drafts.set,
+        )
         self.live = LiveRequests(self.core, self.metrics, time.monotonic, wake.set)
-        self._loop = Loop(self.core, self.pool, self.live, self.metrics, wake)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._draft_loop = DraftLoop(self.core, self.drafts, self.metrics, wake_drafts, wake.set)
+        self._loop = Loop(self.core, self.pool, self._draft_loop, self.live, self.metrics, wake)
 
     async def run(self, show_health: Callable[[bool], Awaitable[None]]) -> None:
         """Serve until cancelled. Ends with the exception of a bug, after telling all live requests."""
@@ -49,6 +61,9 @@ class SchedulerService:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_endless(self.pool.run()), name="executors")
                 group.create_task(_endless(self._loop.run()), name="loop")
+                if self.drafts.links:
+                    group.create_task(_endless(self.drafts.run()), name="draft executors")
+                    group.create_task(_endless(self._draft_loop.run()), name="draft loop")
                 group.create_task(_endless(self._tick(show_health)), name="tick")
         finally:
             self.draining = True
@@ -72,6 +87,14 @@ class SchedulerService:
             return False
         return self.core.connected and active.step_age_s < STUCK_STEP_S
 
+    @property
+    def executors(self) -> list[ExecutorView]:
+        """All of them, those that draft last."""
+        pool, drafts = self.pool, self.drafts
+        return [link.view(active=link is pool.active) for link in pool.links] + [
+            link.view(active=link is drafts.active, draft=True) for link in drafts.links
+        ]
+
     def served(self) -> Served:
         """The model. Raises NotReady while no executor was seen."""
         if self.pool.served is None:
@@ -84,6 +107,10 @@ class SchedulerService:
         if self.draining:
             raise NotReady("draining", retry_after_s=RETRY_AFTER_S)
         return self.served()
+
+    async def leave(self) -> None:
+        """Give all executors their sessions back."""
+        await asyncio.gather(self.pool.leave(), self.drafts.leave())
 
     async def drain(self, timeout_s: float, force: asyncio.Event) -> None:
         """Refuse new requests; wait until the live ones have ended, it takes too long, or force."""
@@ -100,11 +127,14 @@ class SchedulerService:
             why = "the scheduler is shutting down"
             self.live.cancel_all(Aborted(why), NotReady(why, retry_after_s=RETRY_AFTER_S))
 
+    def _model(self) -> Model | None:
+        return None if self.pool.served is None else self.pool.served.model
+
     async def _tick(self, show_health: Callable[[bool], Awaitable[None]]) -> None:
         while True:
             self.live.cancel_stalled(self.settings.stall_timeout_s)
             self.metrics.show(self.core.snapshot())
-            for link in self.pool.links:
+            for link in (*self.pool.links, *self.drafts.links):
                 self.metrics.executor_ready.labels(link.address).set(link.ready)
             await show_health(self.healthy)
             await asyncio.sleep(TICK_S)

@@ -44,6 +44,7 @@ class SchedulerServicer(SchedulerServiceServicer):
     def __init__(self, service: SchedulerService) -> None:
         self._service = service
         self._metrics = service.metrics
+        self._drafting = service.settings.drafting
 
     async def Generate(  # type: ignore[override]  # writes, and so is no iterator
         self, request: pb.GenerateRequest, context: _Context
@@ -120,6 +121,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             max_request_tokens=service.core.max_request_tokens,
             has_chat_template=served.text is not None and served.text.has_chat_template,
             queue=service.settings.core,
+            drafting=service.settings.drafting,
         )
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: _Context) -> pb.GetStatusResponse:
@@ -129,7 +131,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             state=service.state,
             uptime_s=time.monotonic() - service.started_at,
             snapshot=service.core.snapshot(),
-            executors=[link.view(active=link is service.pool.active) for link in service.pool.links],
+            executors=service.executors,
         )
 
     async def _admitted(self, request: pb.GenerateRequest, context: _Context) -> RequestStream:
@@ -137,7 +139,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         remaining = context.time_remaining()
         try:
             served = self._service.door()
-            checked = check_request(request, served.model)
+            checked = check_request(request, served.model, self._drafting)
             self._service.live.check_id(checked.id)  # before the work of tokenizing
             return self._service.live.admit(
                 checked,

@@ -33,7 +33,7 @@ class ModelInfo:
     device: str  # "cpu", "cuda:0"
     hidden_size: int
     layers: int
-    kv_bytes_per_token: int
+    kv_bytes_per_token: int  # on one rank
     eos_token_ids: tuple[int, ...]
     fingerprint: bytes  # SHA-256 of weights + config + dtype: same fingerprint, same model
     can_forward: bool = False  # the Forward RPC works

@@ -56,14 +56,6 @@ def _paged_attention(config: ExecutorConfig) -> Backend:
 
 
 def _torch(config: ExecutorConfig) -> Backend:
-    import torch
+    from executor_service.backends.torch_factory import torch_backend
 
-    from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-
-    assert config.model is not None
-    device, dtype = config.device, config.dtype
-    if device == "auto":
-        device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    if dtype == "auto":
-        dtype = "bfloat16" if device.startswith("cuda") else "float32"
-    return TorchBackend(TorchConfig(config.model, device=device, dtype=dtype, threads=config.threads))
+    return torch_backend(config)

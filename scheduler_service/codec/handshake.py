@@ -7,7 +7,7 @@ import math
 from paceline.executor.v1 import executor_pb2 as pb
 
 from scheduler_service.core.step import Capacity
-from scheduler_service.model import Identity, Model, RequestLimits, TokenizerFiles
+from scheduler_service.model import Identity, Model, RequestLimits, TokenizerFiles, Vocabulary
 
 
 def decode_identity(info: pb.GetInfoResponse) -> Identity:
@@ -15,8 +15,14 @@ def decode_identity(info: pb.GetInfoResponse) -> Identity:
     return Identity(model=info.fingerprints.model, sampler=info.fingerprints.sampler)
 
 
+def decode_vocabulary(info: pb.GetInfoResponse) -> Vocabulary:
+    """What drafting demands to be equal."""
+    prints = info.fingerprints
+    return Vocabulary(fingerprint=prints.vocabulary, size=info.model.vocab_size, sampler=prints.sampler)
+
+
 def decode_capacity(info: pb.GetInfoResponse) -> Capacity:
-    """What the executor can hold. Raises ValueError if that is nothing."""
+    """What the executor can hold, in sequences, pages and tokens. Raises ValueError if that is nothing."""
     limits = info.limits
     capacity = Capacity(
         total_pages=limits.total_pages,
@@ -25,11 +31,17 @@ def decode_capacity(info: pb.GetInfoResponse) -> Capacity:
         max_sequences=limits.max_sequences,
         max_rows=limits.max_rows,
         max_step_tokens=limits.max_step_tokens,
+        max_drafts=_max_drafts(info),
+        max_steps=max(1, limits.max_steps) if pb.CAPABILITY_MULTI_STEP in info.capabilities else 1,
     )
     for name in capacity.__slots__:
-        if getattr(capacity, name) < 1:
+        if getattr(capacity, name) < 1 and name != "max_drafts":
             raise ValueError(f"the executor's {name} is {getattr(capacity, name)}")
     return capacity
+
+
+def _max_drafts(info: pb.GetInfoResponse) -> int:
+    return info.limits.max_drafts if pb.CAPABILITY_VERIFY in info.capabilities else 0
 
 
 def decode_model(info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse, own: RequestLimits) -> Model:
@@ -39,6 +51,7 @@ def decode_model(info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse, o
     can_fork = pb.CAPABILITY_FORK in info.capabilities
     return Model(
         identity=decode_identity(info),
+        vocabulary=decode_vocabulary(info),
         name=info.model.name,
         architecture=info.model.architecture,
         dtype=info.model.dtype,
@@ -56,6 +69,7 @@ def decode_model(info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse, o
             max_logprobs=min(own.max_logprobs, limits.max_logprobs),
             max_prompt_bytes=own.max_prompt_bytes,
         ),
+        max_draft_tokens=_max_drafts(info),
         generation_defaults={
             key: value for key, value in tokenizer.generation_defaults.items() if math.isfinite(value)
         },

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.core.request import Request, Sampling
+from scheduler_service.core.request import Drafter, Request, Sampling, Speculation
 from scheduler_service.errors import InvalidRequest
-from scheduler_service.model import Model
+from scheduler_service.model import Drafting, Model
 
 MAX_REQUEST_ID_BYTES = 128
 MAX_SALT_BYTES = 256
@@ -48,6 +48,9 @@ class TokenPrompt:
 
 Prompt = TextPrompt | ChatPrompt | TokenPrompt
 
+DRAFTERS = {pb.DRAFTER_NGRAM: Drafter.NGRAM, pb.DRAFTER_DRAFT_EXECUTOR: Drafter.EXECUTOR}
+"""The proto's names of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
@@ -64,6 +67,7 @@ class CheckedRequest:
     n: int
     priority: int
     salt: bytes
+    speculation: Speculation
 
     def to_core(self, prompt: Sequence[int], *, arrival: float, deadline: float | None) -> Request:
         """The core's request, with the prompt as token ids; times on the loop's clock."""
@@ -80,10 +84,11 @@ class CheckedRequest:
             arrival=arrival,
             deadline=deadline,
             salt=self.salt,
+            speculation=self.speculation,
         )
 
 
-def check_request(message: pb.GenerateRequest, model: Model) -> CheckedRequest:
+def check_request(message: pb.GenerateRequest, model: Model, drafting: Drafting) -> CheckedRequest:
     """The request, checked. Raises InvalidRequest. An empty request_id and a missing seed are drawn."""
     limits, stop = model.limits, message.stop
     max_tokens = stop.max_tokens if stop.HasField("max_tokens") else None
@@ -105,6 +110,7 @@ def check_request(message: pb.GenerateRequest, model: Model) -> CheckedRequest:
         n=message.n or 1,
         priority=message.priority,
         salt=salt,
+        speculation=_speculation(message.speculation, model, drafting),
     )
 
 
@@ -216,6 +222,34 @@ def _logit_bias(message: pb.SamplingParams, model: Model) -> tuple[tuple[int, fl
         if not -1000 <= value <= 1000:
             raise InvalidRequest(f"sampling.logit_bias[{id_}]", f"must be within [-1000, 1000], not {value}")
     return bias
+
+
+def _speculation(message: pb.Speculation, model: Model, drafting: Drafting) -> Speculation:
+    drafters = drafting.drafters
+    if message.drafter:
+        drafter = DRAFTERS.get(message.drafter)
+        if drafter is None:
+            raise InvalidRequest("speculation.drafter", f"unknown drafter {message.drafter}")
+        if drafter not in drafters:
+            raise InvalidRequest("speculation.drafter", "the server has no draft executor")
+        drafters = frozenset({drafter})
+    most = model.max_draft_tokens
+    match message.mode:
+        case pb.SPECULATION_MODE_FIXED:
+            if not most:
+                raise InvalidRequest("speculation.mode", "the executor verifies no drafts")
+            _check_range("speculation.draft_tokens", message.draft_tokens, 1, most)
+            return Speculation(drafters, message.draft_tokens)
+        case _ if message.draft_tokens:
+            raise InvalidRequest("speculation.draft_tokens", "only with SPECULATION_MODE_FIXED")
+        case pb.SPECULATION_MODE_OFF:
+            return Speculation()
+        case pb.SPECULATION_MODE_AUTO:
+            return Speculation(drafters)
+        case pb.SPECULATION_MODE_UNSPECIFIED:
+            default = drafting.default
+            return Speculation(drafters, default.length) if default.drafters else default
+    raise InvalidRequest("speculation.mode", f"unknown mode {message.mode}")
 
 
 def _stop_token_ids(stop: pb.StopConditions, model: Model) -> frozenset[int]:

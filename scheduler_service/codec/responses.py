@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
+from scheduler_service.codec.requests import DRAFTERS
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import Finished, FinishReason
+from scheduler_service.core.request import Speculation
 from scheduler_service.core.snapshot import Snapshot
 from scheduler_service.core.step import TopLogprobs
-from scheduler_service.model import ExecutorView, Model
+from scheduler_service.model import Drafting, ExecutorView, Model
 
 
 def delta_response(
@@ -47,6 +49,9 @@ def finished_message(event: Finished, stop_string: str | None) -> pb.Finished:
             queue_ms=_ms(usage.queue_s),
             first_token_ms=_ms(usage.first_token_s),
             total_ms=_ms(usage.total_s),
+            verifications=usage.verifications,
+            drafted_by_position=usage.drafted_by_position,
+            accepted_by_position=usage.accepted_by_position,
         ),
     )
     if stop_string is not None:
@@ -91,7 +96,7 @@ class Collector:
 
 
 def model_info(
-    model: Model, *, max_request_tokens: int, has_chat_template: bool, queue: CoreConfig
+    model: Model, *, max_request_tokens: int, has_chat_template: bool, queue: CoreConfig, drafting: Drafting
 ) -> pb.GetModelInfoResponse:
     """The model and the limits of a request."""
     limits = model.limits
@@ -113,11 +118,22 @@ def model_info(
             max_prompt_bytes=limits.max_prompt_bytes,
             max_queued_requests=queue.max_queued_requests,
             max_queued_tokens=queue.max_queued_tokens,
+            max_draft_tokens=model.max_draft_tokens,
         ),
         version=model.version,
         model_fingerprint=model.identity.model,
         dtype=model.dtype,
+        drafters=[number for number, drafter in DRAFTERS.items() if drafter in drafting.drafters],
+        speculation=_speculation(drafting.default),
     )
+
+
+def _speculation(default: Speculation) -> pb.Speculation:
+    if not default.drafters:
+        return pb.Speculation(mode=pb.SPECULATION_MODE_OFF)
+    if default.length is None:
+        return pb.Speculation(mode=pb.SPECULATION_MODE_AUTO)
+    return pb.Speculation(mode=pb.SPECULATION_MODE_FIXED, draft_tokens=default.length)
 
 
 def service_status(
@@ -140,6 +156,7 @@ def service_status(
                 available_pages=executor.available_pages,
                 losses=executor.losses,
                 active=executor.active,
+                draft=executor.draft,
             )
             for executor in executors
         ],
@@ -155,4 +172,8 @@ def service_status(
         steps=counters.steps,
         step_ms=snapshot.step_s * 1000,
         batch_rows=snapshot.step_rows,
+        drafted_tokens=counters.drafted_tokens,
+        accepted_tokens=counters.accepted_tokens,
+        verifications=counters.verifications,
+        draft_step_ms=snapshot.draft_step_s * 1000,
     )

@@ -17,6 +17,7 @@ _DEFAULT = Sampling()
 def encode_step(plan: Plan, header: pb.StepHeader) -> pb.Step:
     """The step that this plan asks for."""
     ops = [pb.Op(release=pb.Release(cache_ids=plan.releases))] if plan.releases else []
+    ops += [pb.Op(truncate=pb.Truncate(cache_id=cut.cache_id, length=cut.length)) for cut in plan.truncates]
     for fork in plan.forks:
         sampling = _sampling(fork.sampling, fork.stop_token_ids, fork.min_tokens)
         ops.append(
@@ -57,6 +58,9 @@ def _rows(rows: tuple[Row, ...]) -> pb.Rows:
     limits = [row.limit for row in rows]
     if any(limits):
         message.limits.extend(limits)
+    steps = [row.steps for row in rows]
+    if any(number > 1 for number in steps):
+        message.steps.extend(steps)
     return message
 
 
@@ -71,13 +75,12 @@ def _sampling(sampling: Sampling, stop_token_ids: tuple[int, ...], min_tokens: i
         seed=sampling.seed,
         logprobs=sampling.logprobs,
         min_tokens=min_tokens,
+        stop_token_ids=stop_token_ids,
     )
     if sampling.top_p != _DEFAULT.top_p:
         message.top_p = sampling.top_p
     if sampling.repetition_penalty != _DEFAULT.repetition_penalty:
         message.repetition_penalty = sampling.repetition_penalty
-    if min_tokens:  # they are masked until then, and otherwise ours to look for
-        message.stop_token_ids.extend(stop_token_ids)
     return message
 
 
@@ -112,7 +115,8 @@ def decode_result(plan: Plan, message: pb.StepResult) -> Result:
 
 
 def _forks(plan: Plan, message: pb.StepResult) -> list[RowResult]:
-    first = 1 if plan.releases else 0
+    # A truncation that failed shows as its row's own error: the KV length is another.
+    first = (1 if plan.releases else 0) + len(plan.truncates)
     if len(message.ops) != first + len(plan.forks):
         raise ValueError(f"a step of {first + len(plan.forks)} ops was answered with {len(message.ops)}")
     forks = [RowResult(kv_length=op.kv_length) for op in message.ops[first:]]

@@ -10,8 +10,10 @@ from scheduler_service.core.registry import Registry
 from scheduler_service.core.roster import Roster
 from scheduler_service.core.sequence import Sequence
 from scheduler_service.core.snapshot import Counters
+from scheduler_service.core.speculation.speculator import Speculator
+from scheduler_service.core.speculation.track import Track
 from scheduler_service.core.states import State, Trigger
-from scheduler_service.core.step import Code, Plan, Result, RowResult
+from scheduler_service.core.step import Code, Opening, Plan, Result, Row, RowResult
 
 _STALE = frozenset({Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION})
 """Answers that say: our view of the cache is wrong. Opening it again mends that."""
@@ -34,10 +36,18 @@ class Step:
 class Answers:
     """Applies one result to registry and roster."""
 
-    def __init__(self, config: CoreConfig, registry: Registry, roster: Roster, counters: Counters) -> None:
+    def __init__(
+        self,
+        config: CoreConfig,
+        registry: Registry,
+        roster: Roster,
+        speculator: Speculator,
+        counters: Counters,
+    ) -> None:
         self._config = config
         self._registry = registry
         self._roster = roster
+        self._speculator = speculator
         self._counters = counters
 
     def read(self, step: Step, result: Result, now: float) -> tuple[list[Event], bool]:
@@ -54,7 +64,9 @@ class Answers:
                 continue
             sequence.in_flight = False
             if not answer.code:
-                self._answered(sequence, answer, events, now)
+                self._answered(sequence, sent, answer, events, now)
+            elif sequence.track is not None and self._refused_drafts(sequence, sent, answer):
+                short |= answer.code is Code.RESOURCE_EXHAUSTED
             elif self._refused(sequence, answer, events):
                 short = True
                 starved |= sequence.cache_id > 0
@@ -62,7 +74,9 @@ class Answers:
             self._roster.preempt(self._roster.youngest())
         return events, short
 
-    def _answered(self, sequence: Sequence, answer: RowResult, events: list[Event], now: float) -> None:
+    def _answered(
+        self, sequence: Sequence, sent: Row | Opening, answer: RowResult, events: list[Event], now: float
+    ) -> None:
         known, tokens = sequence.tokens, answer.tokens
         if not tokens:
             self._advanced(sequence, answer, events)
@@ -84,8 +98,9 @@ class Answers:
                 end := sequence.verdict()
             ):
                 break
-        sequence.accepted += len(tokens) - 1
         self._counters.completion_tokens += count
+        if sequence.track is not None and isinstance(sent, Row) and sent.drafts:
+            self._verified(sequence.track, len(sent.drafts), min(len(tokens) - 1, count))
         logprobs = answer.logprobs
         events.append(
             Tokens(
@@ -99,6 +114,20 @@ class Answers:
             events.append(self._registry.finish(sequence, *end, now))
         elif sequence.losses and len(known) > sequence.lost_at:
             self._roster.clear(sequence)
+
+    def _verified(self, track: Track, drafted: int, accepted: int) -> None:
+        counters = self._counters
+        counters.verifications += 1
+        counters.drafted_tokens += drafted
+        counters.accepted_tokens += accepted
+        track.verified(drafted, accepted)
+
+    def _refused_drafts(self, sequence: Sequence, sent: Row | Opening, answer: RowResult) -> bool:
+        """True if a row was refused that had drafts, which may be why: its next one has none."""
+        if not isinstance(sent, Row) or not sent.drafts or answer.code in _STALE:
+            return False
+        self._speculator.refused(sequence)
+        return True
 
     def _prefilled(self, sequence: Sequence, answer: RowResult, now: float) -> None:
         self._note_hit(sequence, answer)

@@ -16,6 +16,7 @@ class CoreConfig:
     max_queued_tokens: int = 1 << 20  # prompt tokens of those
     failover_timeout_s: float = 60.0  # how long a request waits for an executor
     max_in_flight: int = 1  # steps sent and not answered
+    max_draft_tokens: int = 8  # most drafts of one row whose length the controller decides
     max_refusals: int = 3  # stale-view answers in a row before a sequence is given up
 
     def __post_init__(self) -> None:
@@ -26,6 +27,7 @@ class CoreConfig:
             "max_queued_requests",
             "max_queued_tokens",
             "max_in_flight",
+            "max_draft_tokens",
             "max_refusals",
         ):
             if getattr(self, name) < 1:

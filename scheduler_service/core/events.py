@@ -41,6 +41,9 @@ class Usage:
     queue_s: float  # to the first step
     first_token_s: float
     total_s: float
+    verifications: int = 0  # answered rows that had drafts
+    drafted_by_position: tuple[int, ...] = ()  # [i]: verifications with more than i drafts
+    accepted_by_position: tuple[int, ...] = ()  # [i]: those that accepted more than i
 
 
 @dataclass(slots=True)

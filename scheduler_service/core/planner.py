@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from scheduler_service.core.policy import Limits, can_start_in_time, victims
 from scheduler_service.core.roster import Roster
 from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.speculation.speculator import Speculator
 from scheduler_service.core.states import State
 from scheduler_service.core.step import Fork, Opening, Row
 
@@ -39,23 +40,35 @@ class StepBuilder:
         """Nothing is computed by it."""
         return not self.rows and not self.openings
 
-    def fill(self, may_ask: bool, idle: bool, returning: bool) -> None:
+    def fill(self, may_ask: bool, idle: bool, returning: bool, drafting: bool = False) -> None:
         """Feed those that hold a cache, make room if they lack pages, else admit from the queue.
 
         may_ask: the executor was not short of anything just now. idle: no step is in flight.
-        returning: pages are on their way back, so nobody is preempted for some.
+        returning: pages are on their way back, so nobody is preempted for some. drafting: somebody
+        waits for drafts, and will be in a step without being forced.
         """
         roster = self._roster
         self._feed(roster.running)
         if self.stalled and not returning:
             self._make_room()
-        last_hope = idle and not self.rows and not roster.releases
+        last_hope = idle and not self.rows and not roster.releases and not drafting
         if not may_ask:
             return
         if not self.stalled:
             self._admit(list(roster.waiting), force=last_hope)
         elif last_hope:
             self._force(self.stalled[0])
+
+    def attach_drafts(self, speculator: Speculator) -> None:
+        """What tokens and pages are left go to drafts; none while somebody lacks pages."""
+        if self.stalled:
+            return
+        pages = max(0, self.pages_left - self._reserve)
+        tokens, taken = speculator.attach(
+            self.rows, self.fed, self.tokens_left, pages, self._limits.page_size
+        )
+        self.tokens_left -= tokens
+        self.pages_left -= taken
 
     def fill_alone(self, suspect: Sequence, may_ask: bool) -> None:
         """Nobody but `suspect`; the others keep their caches as long as it has room beside them."""
@@ -82,7 +95,7 @@ class StepBuilder:
         reserve = 0
         for sequence in running:
             reserve += 1
-            if sequence.in_flight:
+            if sequence.in_flight or sequence.waiting:
                 continue
             if sequence.state is not decoding:
                 prefilling.append(sequence)
@@ -134,6 +147,7 @@ class StepBuilder:
     def _force(self, sequence: Sequence) -> None:
         """Ask the executor all the same: it may have more pages than it last said."""
         self.stalled.remove(sequence)
+        self.tokens_left = 0  # nothing rides along, drafts least of all
         pending = len(sequence.tokens) - sequence.kv
         limit = 0 if sequence.state is State.RUNNING else min(pending, self._limits.chunk_tokens)
         self._add_row(sequence, Row(sequence.cache_id, sequence.kv, limit=limit))

@@ -13,15 +13,19 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.roster import Roster
 from scheduler_service.core.sequence import LiveRequest, Sequence
 from scheduler_service.core.snapshot import Counters
+from scheduler_service.core.speculation.speculator import Speculator
 from scheduler_service.core.states import State
 
 
 class Registry:
     """All requests that were taken and have not ended, in the order of their adding."""
 
-    def __init__(self, config: CoreConfig, roster: Roster, counters: Counters) -> None:
+    def __init__(
+        self, config: CoreConfig, roster: Roster, speculator: Speculator, counters: Counters
+    ) -> None:
         self._config = config
         self._roster = roster
+        self._speculator = speculator
         self._counters = counters
         self._live: dict[str, LiveRequest] = {}
         self._deadlines: list[tuple[float, int, LiveRequest]] = []  # a heap; ended ones go when they surface
@@ -67,6 +71,7 @@ class Registry:
             heappush(self._deadlines, (request.deadline, live.serial, live))
         self.queued_requests += 1
         self.queued_tokens += len(request.prompt)
+        self._speculator.enlist(live)
         self._roster.enlist(live)
         return live
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, replace
 
 
@@ -25,6 +26,21 @@ class Sampling:
         return replace(self, seed=seed)
 
 
+class Drafter(enum.Enum):
+    """Who proposes the tokens that a verification checks."""
+
+    NGRAM = "ngram"  # the longest suffix match in the sequence itself; no model
+    EXECUTOR = "draft-executor"  # a second executor with a smaller model of the same vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How a request wants its tokens drafted. It never changes which tokens come out."""
+
+    drafters: frozenset[Drafter] = frozenset()  # empty: off; several: the one that promises more
+    length: int | None = None  # drafts per verification, at least 1; None: the controller decides
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One Generate call. Times are the caller's clock in seconds; lengths are tokens."""
@@ -41,3 +57,4 @@ class Request:
     arrival: float = 0.0
     deadline: float | None = None
     salt: bytes = b""
+    speculation: Speculation = Speculation()

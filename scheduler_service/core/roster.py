@@ -19,11 +19,13 @@ class Roster:
         self.suspects = SequenceQueue()  # those of both that must run alone
         self.releases: list[int] = []  # for the next plan
         self.preemptions = 0
+        self.speculating = 0  # sequences that want drafts and have not ended
         self._last_cache_id = 0  # never used twice, whatever the session
 
     def enlist(self, live: LiveRequest) -> None:
         """Queue a new request's first sequence; the others are held until it is prefilled."""
         self.waiting.add(live.sequences[0])
+        self.speculating += sum(s.track is not None for s in live.sequences)
 
     def open(self, sequence: Sequence, now: float) -> int:
         """Give it a new cache id."""
@@ -58,6 +60,7 @@ class Roster:
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         self.suspects.discard(sequence)
+        self.speculating -= sequence.track is not None
         sequence.happen(Trigger.END)
         if sequence.index == 0:
             self.unhold(sequence.live)
@@ -105,6 +108,7 @@ class Roster:
         sequence.shared_tokens = 0
         sequence.tail_shared = False
         sequence.in_flight = False
+        sequence.waiting = False
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Compare with all sequences of all live requests. Raises AssertionError."""
@@ -124,6 +128,8 @@ class Roster:
             if s.state is State.RUNNING:
                 assert s.kv == len(s.tokens) - 1, f"{s.key} runs with more than one token to compute"
         live = {s for s in sequences if s.state is not State.ENDED}
+        speculating = sum(s.track is not None for s in live)
+        assert self.speculating == speculating, "those who want drafts are miscounted"
         assert waiting | running | set(self.suspects) <= live, "an ended sequence is still queued"
         caches = [s.cache_id for s in running] + self.releases
         assert len(caches) == len(set(caches)), "a cache is held twice, or held and released"

@@ -30,6 +30,7 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.roster import SUSPECT_LOSSES, Roster
 from scheduler_service.core.sequence import LiveRequest
 from scheduler_service.core.snapshot import Counters, Snapshot
+from scheduler_service.core.speculation.speculator import Speculator
 from scheduler_service.core.states import State
 from scheduler_service.core.step import Capacity, Plan, Result
 
@@ -44,8 +45,9 @@ class Scheduler:
         self._config = config
         self._counters = Counters()
         self._roster = Roster()
-        self._registry = Registry(config, self._roster, self._counters)
-        self._answers = Answers(config, self._registry, self._roster, self._counters)
+        self._speculator = Speculator(config)
+        self._registry = Registry(config, self._roster, self._speculator, self._counters)
+        self._answers = Answers(config, self._registry, self._roster, self._speculator, self._counters)
         self._capacity: Capacity | None = None
         self._limits: Limits | None = None
         self._connected = False
@@ -56,6 +58,7 @@ class Scheduler:
         self._evictable_pages = 0
         self._retry_at = 0.0
         self._outbox: list[Event] = []  # what `plan` found out, for the next `expire` or `apply`
+        self._applied_at = 0.0
         self._step_s = 0.0
         self._step_rows = 0.0
 
@@ -96,12 +99,15 @@ class Scheduler:
             evictable_pages=self._evictable_pages,
             step_s=self._step_s,
             step_rows=self._step_rows,
+            draft_executor=self._speculator.connected,
+            draft_step_s=self._speculator.draft_step_s,
             counters=replace(self._counters),
         )
 
     def check_integrity(self) -> None:
         """Compare all bookkeeping with itself. Raises AssertionError naming what is wrong."""
         self._registry.check_integrity()
+        self._speculator.check_integrity(self._roster.running)
         flying = {id(s) for step in self._in_flight for s in (*step.fed, *step.opened)}
         for sequence in self._roster.running:
             assert not sequence.in_flight or id(sequence) in flying, (
@@ -195,6 +201,47 @@ class Scheduler:
                 self._roster.suspect(sequence)
         return events
 
+    # -- the draft executor ----------------------------------------------------------------------
+
+    def draft_ready(self, capacity: Capacity, now: float) -> None:
+        """A draft executor with no cache of ours is there. Raises IllegalEvent while one is."""
+        self._speculator.ready(capacity)
+
+    def draft_lost(self, now: float) -> None:
+        """It is gone with all that it held; sequences decode plainly. Does nothing while there is none.
+
+        Afterwards `apply_draft` of an old step raises UnknownStep.
+        """
+        self._speculator.lost()
+
+    def plan_draft(self, now: float) -> Plan | None:
+        """The draft executor's next step, which the caller must send; None: nothing to send now.
+
+        At most one is in flight. Ask after every `plan` or right before it, and after `apply_draft`. Both
+        decide who waits for drafts; `plan` leaves those out. Look at `next_wakeup` afterwards.
+        """
+        if not self._speculator.connected:
+            return None
+        self._decide(now)
+        return self._speculator.plan_draft(self._roster.running, bool(self._roster.suspects), now)
+
+    def apply_draft(self, result: Result, now: float) -> None:
+        """Take the draft step's answer; ask `plan` afterwards.
+
+        Raises UnknownStep when it answers no step: such an executor is to be lost.
+        """
+        self._speculator.apply_draft(result, now)
+
+    def _decide(self, now: float) -> None:
+        if self._roster.speculating and self._connected and self._limits and self._capacity:
+            self._speculator.decide(
+                self._roster.running,
+                self._capacity.max_drafts,
+                self._step_s,
+                self._limits.chunk_tokens,
+                now,
+            )
+
     # -- time ------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> list[Event]:
@@ -214,6 +261,8 @@ class Scheduler:
             times += [self._patience_ends(live) for live in list(self._registry)[:1]]
         elif self._retry_at > now and not self._in_flight and len(self._registry):
             times.append(self._retry_at)
+        if (draft := self._speculator.next_wakeup(now)) is not None:
+            times.append(draft)
         return min(times, default=None)
 
     def _expire(self, now: float) -> None:
@@ -254,10 +303,25 @@ class Scheduler:
         builder = StepBuilder(self._roster, self._limits, pages, self._step_s, now)
         if alone:
             builder.fill_alone(self._roster.suspects[0], may_ask)
+        elif not self._roster.speculating:
+            builder.fill(may_ask, idle=not self._in_flight, returning=self._returning)
         else:
-            returning = any(step.plan.releases for step in self._in_flight)
-            builder.fill(may_ask, idle=not self._in_flight, returning=returning)
+            self._speculate(builder, may_ask, now)
         return self._send(builder, pages, now)
+
+    @property
+    def _returning(self) -> bool:
+        return any(step.plan.releases for step in self._in_flight)
+
+    def _speculate(self, builder: StepBuilder, may_ask: bool, now: float) -> None:
+        """Fill a step in which some want drafts; leave it empty if it is better made with them."""
+        running = self._roster.running
+        self._decide(now)
+        if self._speculator.holds(running, self._step_s, now):
+            return
+        drafting = any(sequence.waiting for sequence in running)
+        builder.fill(may_ask, not self._in_flight, self._returning, drafting)
+        builder.attach_drafts(self._speculator)
 
     def _send(self, builder: StepBuilder, pages: int, now: float) -> Plan | None:
         releases = self._roster.take_releases()
@@ -298,6 +362,9 @@ class Scheduler:
             weight = 0.1 if self._step_rows else 1.0
             self._step_s += weight * (now - step.sent_at - self._step_s)
             self._step_rows += weight * (rows - self._step_rows)
+            if self._roster.speculating:
+                self._speculator.timed(step.plan, now - max(step.sent_at, self._applied_at))
+        self._applied_at = now
         events, short = self._answers.read(step, result, now)
         if short:
             self._retry_at = now + RETRY_S

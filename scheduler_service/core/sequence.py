@@ -5,6 +5,7 @@ from __future__ import annotations
 from scheduler_service.core.events import FinishReason, Usage
 from scheduler_service.core.request import Request
 from scheduler_service.core.seeds import index_seed
+from scheduler_service.core.speculation.track import Track
 from scheduler_service.core.states import State, Trigger, after
 
 Key = tuple[int, float, int, int]
@@ -50,10 +51,8 @@ class Sequence:
     """One completion. Its *known* tokens are prompt and output; `kv` of them are computed."""
 
     __slots__ = (
-        "accepted",
         "cache_id",
         "cached",
-        "drafted",
         "end_length",
         "evictions",
         "first_token_at",
@@ -72,6 +71,8 @@ class Sequence:
         "state",
         "tail_shared",
         "tokens",
+        "track",
+        "waiting",
     )
 
     def __init__(self, live: LiveRequest, index: int, max_tokens: int) -> None:
@@ -90,6 +91,9 @@ class Sequence:
         self.in_flight = False  # has an unanswered row
         self.shared_tokens = 0  # on pages that others may hold too: its prefix hit, or where it was forked
         self.tail_shared = False  # a fork shares its last page: the next write copies it
+        # speculation
+        self.track: Track | None = None  # None: off
+        self.waiting = False  # for drafts of the draft executor: it gets no row meanwhile
         # faults
         self.losses = 0  # executors lost while it was in flight, since it last got on
         self.lost_at = 0  # tokens known then
@@ -97,8 +101,6 @@ class Sequence:
         # for its usage
         self.evictions = 0
         self.cached: int | None = None
-        self.drafted = 0
-        self.accepted = 0
         self.started_at: float | None = None
         self.first_token_at: float | None = None
 
@@ -134,15 +136,20 @@ class Sequence:
 
     def usage(self, now: float) -> Usage:
         """What it took."""
-        arrival = self.live.request.arrival
+        arrival, track = self.live.request.arrival, self.track
+        drafted = track.drafted_by_position if track else ()
+        accepted = track.accepted_by_position if track else ()
         return Usage(
             prompt_tokens=self.prompt_length,
             cached_tokens=self.cached or 0,
             completion_tokens=self.generated,
-            drafted_tokens=self.drafted,
-            accepted_tokens=self.accepted,
+            drafted_tokens=sum(drafted),
+            accepted_tokens=sum(accepted),
             preemptions=self.evictions,
             queue_s=(now if self.started_at is None else self.started_at) - arrival,
             first_token_s=(now if self.first_token_at is None else self.first_token_at) - arrival,
             total_s=now - arrival,
+            verifications=track.verifications if track else 0,
+            drafted_by_position=drafted,
+            accepted_by_position=accepted,
         )

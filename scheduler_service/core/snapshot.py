@@ -23,6 +23,7 @@ class Counters:
     completion_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    verifications: int = 0  # answered rows that had drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,4 +40,6 @@ class Snapshot:
     evictable_pages: int
     step_s: float  # moving average, plan to apply; 0 before the first step
     step_rows: float  # moving average
+    draft_executor: bool = False  # one is connected
+    draft_step_s: float = 0.0  # moving average of a draft executor's step; 0 before the first
     counters: Counters = field(default_factory=Counters)

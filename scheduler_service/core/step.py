@@ -35,6 +35,8 @@ class Capacity:
     max_sequences: int
     max_rows: int  # in a step
     max_step_tokens: int  # fed in a step
+    max_drafts: int = 64  # in a row
+    max_steps: int = 64  # of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Opening:
 
 @dataclass(slots=True)
 class Row:
-    """Continues a cache: a prompt chunk of `limit` tokens, a decode, or a verification.
+    """Continues a cache: a prompt chunk of `limit` tokens, a decode, a verification, or `steps` decodes.
 
     Never changed once made; not frozen, because that would make it four times as slow to make.
     """
@@ -63,6 +65,18 @@ class Row:
     limit: int = 0  # 0: all that is pending
     tokens: tuple[int, ...] = ()  # empty: what the executor has pending
     drafts: tuple[int, ...] = ()
+    steps: int = 1  # sample so many tokens, feeding each back; not together with drafts
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Cuts a cache to `length` tokens and forgets what is pending: its next row carries its tokens.
+
+    That it failed shows in that row's own error.
+    """
+
+    cache_id: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +93,14 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: releases and forks first (in this order), then rows, then openings."""
+    """One step: releases, truncates and forks first (in this order), then rows, then openings."""
 
     number: int  # rises by one per plan; the result carries it back
     releases: tuple[int, ...] = ()
     forks: tuple[Fork, ...] = ()
     rows: tuple[Row, ...] = ()
     openings: tuple[Opening, ...] = ()
+    truncates: tuple[Truncate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

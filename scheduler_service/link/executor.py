@@ -25,15 +25,15 @@ from paceline import errors
 from paceline.aio.executor import ExecutorClient, StepStream
 from paceline.channel import Security
 from paceline.executor.v1 import executor_pb2 as pb
+from paceline.service.logs import Log
 from paceline.session import Session
 
 from scheduler_service.codec.handshake import decode_capacity
 from scheduler_service.codec.steps import decode_result, encode_step
 from scheduler_service.core.step import Capacity, Plan, Result
-from scheduler_service.logs import Log
 from scheduler_service.model import ExecutorView
 
-log = Log("link")
+log = Log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class ExecutorLink:
         """Since the oldest unanswered step was sent; 0 without one."""
         return time.monotonic() - self._sent[0][1] if self._sent else 0.0
 
-    def view(self, *, active: bool) -> ExecutorView:
+    def view(self, *, active: bool, draft: bool = False) -> ExecutorView:
         """For GetStatus."""
         cache = self._status.cache
         return ExecutorView(
@@ -122,6 +122,7 @@ class ExecutorLink:
             total_pages=cache.total_pages,
             available_pages=cache.free_pages + cache.cached_pages,
             losses=self.losses,
+            draft=draft,
         )
 
     # Being there
@@ -161,7 +162,7 @@ class ExecutorLink:
         timeout_s = self._timing.greeting_timeout_s
         status = await client.get_status(timeout_s=timeout_s)
         if status.state == pb.EXECUTOR_STATE_LOADING:
-            raise RefusedExecutorError(f"loading {status.loading} {status.load_fraction:.0%}")
+            raise RefusedExecutorError(f"{status.loading or 'loading'} ({status.load_fraction:.0%})")
         if status.state == pb.EXECUTOR_STATE_DRAINING:
             raise RefusedExecutorError("draining")
         info = await client.get_info(timeout_s=timeout_s)

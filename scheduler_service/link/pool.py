@@ -2,7 +2,8 @@
 
 The first that is ready becomes active and stays so until it is lost. What the first one said about
 its model holds from then on: an executor of another model, or with other sampling rules, would go
-on with other tokens, and is refused. (The pool is its links' doorkeeper.)
+on with other tokens, and is refused. (The pool is its links' doorkeeper.) `drafts.py` has the pool of
+the executors that draft.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from dataclasses import dataclass
 
 from paceline.channel import Security
 from paceline.executor.v1 import executor_pb2 as pb
+from paceline.service.logs import Log
 
 from scheduler_service.codec.handshake import decode_identity, decode_model, decode_tokenizer
 from scheduler_service.link.executor import ExecutorLink, RefusedExecutorError, Timing
-from scheduler_service.logs import Log
 from scheduler_service.model import Model, RequestLimits
 from scheduler_service.text.tools import TextTools, UnusableTokenizerError
 
-log = Log("pool")
+log = Log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +32,12 @@ class Served:
     text: TextTools | None  # None: the model has no tokenizer, prompts are token ids
 
 
-class ExecutorPool:
-    """The executors at `addresses`. `changed` is called when one is ready or lost, and at heartbeats."""
+class LinkPool:
+    """Links of which one is driven at a time."""
 
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        security: Security,
-        timing: Timing,
-        limits: RequestLimits,
-        changed: Callable[[], None],
-    ) -> None:
-        self.served: Served | None = None
+    def __init__(self, links: Sequence[ExecutorLink]) -> None:
+        self.links = links
         self.active: ExecutorLink | None = None
-        self._limits = limits
-        self.links = [ExecutorLink(address, security, timing, self, changed) for address in addresses]
 
     async def run(self) -> None:
         """Keep all links greeted; ends only when cancelled."""
@@ -71,6 +63,22 @@ class ExecutorPool:
     async def leave(self) -> None:
         """Give all sessions back."""
         await asyncio.gather(*(link.leave("the scheduler is shutting down") for link in self.links))
+
+
+class ExecutorPool(LinkPool):
+    """The executors at `addresses`. `changed` is called when one is ready or lost, and at heartbeats."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        security: Security,
+        timing: Timing,
+        limits: RequestLimits,
+        changed: Callable[[], None],
+    ) -> None:
+        super().__init__([ExecutorLink(address, security, timing, self, changed) for address in addresses])
+        self.served: Served | None = None
+        self._limits = limits
 
     def check(self, info: pb.GetInfoResponse) -> bool:
         """Whether its tokenizer is needed: only the first one's. Raises RefusedExecutorError."""

@@ -1,9 +1,9 @@
-"""Decode speed through the public Generate RPC beside a peer, in alternating pairs of one run.
+"""Decode speed through the public Generate RPC beside peers, in alternating pairs of one run.
 
-usage: python -m tests.bench.beside ADDRESS --peer 'COMMAND' [--streams 1,8,32] [--pairs 5]
+usage: python -m tests.bench.beside ADDRESS --peer NAME='COMMAND' [--streams 1,8,32] [--pairs 5]
 
 ADDRESS is a running scheduler (`paceline serve`). COMMAND is run with `--rows N` appended, once per
-pair, and prints a JSON line with `decode_tok_s` for those rows; leave it out to measure alone.
+pair, and prints a JSON line with `decode_tok_s` for those rows; give several peers or none.
 Prompts of 64 random tokens, 64 new ones. Ratios are of each pair, so a drifting machine cancels.
 """
 
@@ -42,12 +42,13 @@ def spread(values: list[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("address")
-    parser.add_argument("--peer", default="")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--streams", default="1,8,32")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=64)
     args = parser.parse_args()
+    peers = dict(peer.split("=", 1) for peer in args.peer)
     for streams in map(int, args.streams.split(",")):
 
         def ours(sampling: pb.SamplingParams, seed: int, streams: int = streams) -> tuple[float, float]:
@@ -55,13 +56,14 @@ def main() -> None:
             return decode_tok_s(done), first_token_ms(done)
 
         ours(GREEDY, 1000)  # warm
-        greedy, nucleus, peer, first = [], [], [], []
+        greedy, nucleus, first = [], [], []
+        theirs: dict[str, list[float]] = {name: [] for name in peers}
         for pair in range(args.pairs):
             speed, wait = ours(GREEDY, pair)
             greedy.append(speed)
             first.append(wait)
-            if args.peer:
-                peer.append(peer_tok_s(args.peer, streams))
+            for name, command in peers.items():
+                theirs[name].append(peer_tok_s(command, streams))
             nucleus.append(ours(NUCLEUS, pair)[0])
         row: dict[str, object] = {
             "streams": streams,
@@ -71,9 +73,9 @@ def main() -> None:
             "nucleus_tok_s": spread(nucleus),
             "nucleus_to_greedy": spread([b / a for a, b in zip(greedy, nucleus, strict=True)]),
         }
-        if peer:
-            row["peer_tok_s"] = spread(peer)
-            row["greedy_to_peer"] = spread([a / b for a, b in zip(greedy, peer, strict=True)])
+        for name, speeds in theirs.items():
+            row[f"{name}_tok_s"] = spread(speeds)
+            row[f"greedy_to_{name}"] = spread([a / b for a, b in zip(greedy, speeds, strict=True)])
         print(json.dumps(row), flush=True)
 
 

@@ -1,9 +1,12 @@
 """What the scheduler's core costs per step: plan + apply with many running sequences.
 
     python -m tests.bench.core_overhead [--sequences 256] [--steps 400] [--check-ms 1.0]
+                                        [--prompt-tokens 64] [--speculation]
 
 Prints the median and the 95th percentile over all steps in which every sequence decodes, in
-milliseconds, with plan and apply apart. Answers are made up outside of the measured time.
+milliseconds, with plan and apply apart. Answers are made up outside of the measured time. With
+--speculation every sequence drafts by n-grams, with automatic lengths: each writes a text that
+repeats itself with changes, and the step time that the controller sees is modelled.
 """
 
 from __future__ import annotations
@@ -14,44 +17,78 @@ import sys
 import time
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.request import Request, Sampling
+from scheduler_service.core.request import Drafter, Request, Sampling, Speculation
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.snapshot import Counters
 from scheduler_service.core.step import Capacity, Plan, Result, RowResult
 
-PROMPT_TOKENS = 64
 PAGE_SIZE = 16
+END = frozenset({2})
+
+
+def text(sequence: int, position: int) -> int:
+    """What a sequence writes: a passage that comes again and again, every eighth token another."""
+    changed = (sequence * 7919 + position * 104729) >> 3
+    return 1000 + changed % 5000 if changed % 8 == 0 else 100 + position % 61
 
 
 def answer(plan: Plan, free_pages: int) -> Result:
-    """Every row got what it asked for."""
-    rows = [RowResult(row.kv_length + 1, [17]) for row in plan.rows]
-    rows += [RowResult(len(opening.tokens), [17]) for opening in plan.openings]
+    """Every row gets what its sequence writes: one token, and those drafts that foresaw it."""
+    rows = []
+    for row in plan.rows:
+        tokens = [text(row.cache_id, row.kv_length + 1)]
+        for draft in row.drafts:
+            if draft != tokens[-1]:
+                break
+            tokens.append(text(row.cache_id, row.kv_length + 1 + len(tokens)))
+        rows.append(RowResult(row.kv_length + len(tokens), tokens))
+    for opening in plan.openings:
+        known = len(opening.tokens)
+        rows.append(RowResult(known, [text(opening.cache_id, known)]))
     return Result(plan.number, rows, [], free_pages, 0)
 
 
-def measure(sequences: int, steps: int) -> tuple[list[float], list[float]]:
-    """Seconds of each plan and of each apply, while all sequences decode."""
-    pages = sequences * (PROMPT_TOKENS + 2 * steps) // PAGE_SIZE
-    capacity = Capacity(pages, PAGE_SIZE, 1 << 20, sequences, sequences, 1 << 16)
-    core = Scheduler(CoreConfig(max_step_tokens=1 << 16, max_running=sequences))
+def measure(
+    sequences: int, steps: int, prompt_tokens: int, *, speculate: bool
+) -> tuple[list[float], list[float], Counters]:
+    """Seconds of each plan and of each apply, while all sequences decode; and what was counted."""
+    pages = sequences * (prompt_tokens + 10 * steps) // PAGE_SIZE
+    most = sequences * prompt_tokens + (1 << 16)
+    capacity = Capacity(pages, PAGE_SIZE, 1 << 20, sequences, sequences, most)
+    config = CoreConfig(
+        max_step_tokens=most,
+        prefill_chunk_tokens=most,
+        max_running=sequences,
+        max_queued_tokens=most,
+    )
+    core = Scheduler(config)
     core.executor_ready(capacity, 0.0)
+    speculation = Speculation(frozenset({Drafter.NGRAM} if speculate else ()))
     for i in range(sequences):
-        prompt = tuple(range(100, 100 + PROMPT_TOKENS))
-        core.add(Request(f"request-{i}", prompt, Sampling(), eos_token_ids=frozenset({2})), 0.0)
-    plans, applies = [], []
-    for number in range(steps):
+        prompt = tuple(text(i + 1, position) for position in range(prompt_tokens))
+        core.add(
+            Request(
+                f"request-{i}", prompt, Sampling(), eos_token_ids=frozenset({2}), speculation=speculation
+            ),
+            0.0,
+        )
+    plans: list[float] = []
+    applies: list[float] = []
+    now = 0.0
+    while len(plans) < steps:
         began = time.perf_counter()
-        plan = core.plan(float(number))
+        plan = core.plan(now)
         planned = time.perf_counter()
         assert plan is not None
-        result = answer(plan, pages - number * sequences // PAGE_SIZE)
+        result = answer(plan, pages // 2)
+        now += 0.02 + 1e-4 * sum(1 + len(row.drafts) for row in plan.rows)
         answered = time.perf_counter()
-        core.apply(result, float(number))
+        core.apply(result, now)
         applied = time.perf_counter()
         if len(plan.rows) == sequences:
             plans.append(planned - began)
             applies.append(applied - answered)
-    return plans, applies
+    return plans, applies, core.snapshot().counters
 
 
 def main() -> int:
@@ -59,13 +96,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--speculation", action="store_true", help="every sequence drafts by n-grams")
     parser.add_argument("--check-ms", type=float, help="fail when the median of plan + apply is above this")
     arguments = parser.parse_args()
-    plans, applies = measure(arguments.sequences, arguments.steps)
+    plans, applies, counters = measure(
+        arguments.sequences, arguments.steps, arguments.prompt_tokens, speculate=arguments.speculation
+    )
     total = [p + a for p, a in zip(plans, applies, strict=True)]
     for name, seconds in (("plan", plans), ("apply", applies), ("plan + apply", total)):
         median, p95 = statistics.median(seconds) * 1e3, statistics.quantiles(seconds, n=20)[18] * 1e3
         print(f"{name:13s} median {median:.3f} ms   p95 {p95:.3f} ms   ({arguments.sequences} sequences)")
+    if counters.verifications:
+        print(
+            f"{counters.verifications} verifications, {counters.drafted_tokens} drafts, "
+            f"{counters.accepted_tokens} accepted, {counters.steps} steps"
+        )
     too_slow = arguments.check_ms is not None and statistics.median(total) * 1e3 > arguments.check_ms
     return 1 if too_slow else 0
 

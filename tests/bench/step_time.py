@@ -1,8 +1,8 @@
 """Step time of the torch backend by rows, split into linears, attention, sampler and the rest.
 
-usage: python -m tests.bench.step_time MODEL [--rows 1,4,8,16,32,64] [--context 96] [--steps 15]
-Prints a JSON object a line, in milliseconds (medians). Each part is timed alone, all layers of it in a row;
-"other" is what is left of the greedy step.
+usage: python -m tests.bench.step_time MODEL [--dtypes float32,int8] [--rows 1,4,8,16,32,64] [--context 96]
+Prints a JSON object a line, in milliseconds (medians); dtypes take turns, so that a drifting machine cancels.
+Each part is timed alone, all layers of it in a row; "other" is what is left of the greedy step.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def measure(backend: TorchBackend, count: int, context: int, steps: int) -> dict
     prompts = rows_of(count, context, 0, Sampling(), spec.vocab_size)
     prefill_ms = median_ms(lambda: backend.forward(prompts), 1)
     rows = {name: rows_of(count, 1, context, s, spec.vocab_size) for name, s in SAMPLINGS.items()}
-    result: dict[str, float] = {"rows": count}
+    result: dict[str, float] = {}
     for name in rows:
         result[name] = median_ms(lambda name=name: backend.forward(rows[name]), steps)  # type: ignore[misc]
     batch = lay_out(rows["greedy"], PAGE, kernels.device)
@@ -109,16 +109,22 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description="Step time of the torch backend.")
     parser.add_argument("model", type=Path)
+    parser.add_argument("--dtypes", default="float32")
     parser.add_argument("--rows", default="1,4,8,16,32,64")
     parser.add_argument("--context", type=int, default=96)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
-    backend = TorchBackend(TorchConfig(args.model, threads=args.threads))
-    backend.load(lambda what, done: None)
+    backends = {}
+    for dtype in args.dtypes.split(","):
+        backends[dtype] = TorchBackend(TorchConfig(args.model, dtype=dtype, threads=args.threads))
+        backends[dtype].load(lambda what, done: None)
     for count in map(int, args.rows.split(",")):
-        print(json.dumps(measure(backend, count, args.context, args.steps)), flush=True)
-    backend.close()
+        for dtype, backend in backends.items():
+            row = {"dtype": dtype, "rows": count, **measure(backend, count, args.context, args.steps)}
+            print(json.dumps(row), flush=True)
+    for backend in backends.values():
+        backend.close()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""BatchDecode with steps: k tokens in one RPC are k decodes."""
+"""Rows with steps, in BatchDecode and UnifiedDecode: k tokens in one RPC are k decodes."""
 
 import grpc
 import pytest
 from paceline.executor.v1 import executor_pb2 as pb
 
-from tests.conformance.kit.client import FULL, Session
+from tests.conformance.kit.client import FULL, Sequence, Session, truncate
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.judge import Judge
 
@@ -41,6 +41,46 @@ def test_rows_of_different_steps_share_a_step(session: Session, draw: Draw, judg
         sequence.took(row, answer)
         sequence.decode(1)
         judge.check(sequence)
+
+
+@pytest.mark.needs("NATIVE_UNIFIED_DECODE", "VERIFY")
+def test_rows_with_steps_go_on_beside_chunks_decodes_verifications_and_openings(
+    session: Session, draw: Draw, judge: Judge
+) -> None:
+    """A draft executor's step: after it, each row is where it would be had it been alone."""
+    steps, plain, verified = (session.open(draw.prompt()) for _ in range(3))
+    chunked = session.open(long := draw.tokens(40), limit=10)
+    opening = session.opening(draw.prompt())
+    rows = [
+        steps.row(steps=5),
+        plain.row(),
+        verified.row(drafts=draw.tokens(3)),
+        chunked.row(limit=12),
+    ]
+    reply = session.step(rows, [opening])
+    assert [len(row.tokens) for row in reply.rows[:2]] == [5, 1]
+    assert reply.rows[3].tokens == []
+    for sequence, row, answer in zip((steps, plain, verified, chunked), rows, reply.rows, strict=False):
+        sequence.took(row, answer)
+    opened = Sequence(session, opening).took_opening(reply.rows[4])
+    while chunked.n < len(long):
+        chunked.feed("UnifiedDecode")
+    for sequence in (steps, plain, verified, chunked, opened):
+        sequence.feed("UnifiedDecode", steps=2)
+        judge.check(sequence)
+
+
+def test_steps_after_a_truncation_in_the_same_step(session: Session, draw: Draw, judge: Judge) -> None:
+    """What a draft executor does after a draft was wrong: cut, the right token, and on."""
+    sequence = session.open(draw.prompt())
+    sequence.feed("UnifiedDecode", steps=4)
+    n, right = sequence.n - 2, draw.tokens(1)
+    row = sequence.row(kv_length=n, tokens=right, steps=3)
+    answer = session.step([row], ops=[truncate(sequence.id, n)]).rows[0]
+    assert (answer.kv_length, len(answer.tokens)) == (n + 3, 3)
+    judge.check_tokens(
+        sequence.cached[:n] + right + answer.tokens, n + 1, prompt_length=sequence.prompt_length
+    )
 
 
 def test_steps_behind_tokens_of_the_client(session: Session, draw: Draw, judge: Judge) -> None:

@@ -4,6 +4,7 @@ import queue
 from collections.abc import Iterator
 
 import grpc
+import pytest
 from paceline.executor.v1 import executor_pb2 as pb
 
 from tests.conformance.kit.client import Executor, Session, truncate
@@ -65,6 +66,23 @@ def test_steps_sent_ahead_are_computed_in_order(
         sequence.took(row, unpack(response.result, 0).rows[0])
     pipe.close()
     judge.check(sequence)
+
+
+@pytest.mark.needs("MULTI_STEP")
+def test_rows_with_steps_cross_a_stream_as_they_cross_unary_calls(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
+    sequences, pipe = [session.open(draw.prompt()) for _ in range(2)], Pipe(executor)
+    for steps in ((3, 1), (1, 4), (2, 2)):
+        rows = [sequence.row(steps=k) for sequence, k in zip(sequences, steps, strict=True)]
+        pipe.send(session.plan(rows))
+        answers = unpack(pipe.receive().result, 0).rows
+        assert [len(answer.tokens) for answer in answers] == list(steps)
+        for sequence, row, answer in zip(sequences, rows, answers, strict=True):
+            sequence.took(row, answer)
+    pipe.close()
+    for sequence in sequences:
+        judge.check(sequence)
 
 
 def test_a_step_refused_as_a_whole_is_a_reply_and_the_stream_lives(

@@ -59,7 +59,7 @@ class Serve:
         pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         lines = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in pids}
         return {
-            name: pid
+            "draft" if "draft-agreement" in line else name: pid
             for pid, line in lines.items()
             for name in ("executor_service", "scheduler_service")
             if f"-m\0{name}\0" in line
@@ -153,6 +153,33 @@ def test_a_killed_executor_comes_back_and_streams_go_on(tmp_path: Path) -> None:
         assert "died (SIGKILL); starting it again" in serve.log
 
 
+def test_a_killed_parent_takes_its_services_along(tmp_path: Path) -> None:
+    with serving(tmp_path, "--draft-backend", "oracle", "-D", "draft-agreement=0.9") as serve:
+        with paceline.Client(serve.address) as client:
+            (completion,) = client.complete("x", max_tokens=30, temperature=0, speculation=4)
+            assert completion.finished is not None
+            assert completion.finished.usage.accepted_tokens > 0
+        assert "drafts from oracle" in serve.log
+        children = serve.children()
+        assert set(children) == {"executor_service", "draft", "scheduler_service"}
+        serve.process.kill()
+        serve.process.wait()
+        deadline = time.monotonic() + 20
+        while left := [name for name, pid in children.items() if not gone(pid)]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.02)
+
+
+def test_a_draft_of_another_vocabulary_is_said_and_fails() -> None:
+    draft = ["--draft-backend", "oracle", "-D", "vocab-size=100"]
+    result = run("serve", "--backend", "oracle", "--port", "0", *draft)
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("paceline: the scheduler ended (exit status 2)")
+    assert "100 tokens" in last
+    assert "257 tokens" in last
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_lets_streams_end_and_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path, "-E", "step-ms=5") as serve, paceline.Client(serve.address) as client:
@@ -166,6 +193,7 @@ def test_one_signal_lets_streams_end_and_leaves_no_process(tmp_path: Path, numbe
         assert serve.process.wait(20) == 0, serve.log
         assert all(gone(pid) for pid in children.values())
         assert "died" not in serve.log
+        assert "WARNING" not in serve.log
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ class Stack:
         self._directory = directory
         self._executors: dict[str, tuple[tuple[str, ...], ServiceProcess]] = {}
         self._starts = 0
+        self.drafts: list[str] = []  # addresses of executors that draft
         self.scheduler: ServiceProcess
 
     def start_executor(self, *arguments: str, port: int = 0, wait: bool = True) -> str:
@@ -42,8 +43,10 @@ class Stack:
         return process.address
 
     def start_scheduler(self, *arguments: str, executors: Sequence[str] | None = None) -> None:
-        """Start it in front of these executors, or of all."""
-        flags = [flag for address in executors or self._executors for flag in ("--executor", address)]
+        """Start it in front of these executors, or of all; those in `drafts` draft."""
+        serving = executors or [address for address in self._executors if address not in self.drafts]
+        flags = [flag for address in serving for flag in ("--executor", address)]
+        flags += [flag for address in self.drafts for flag in ("--draft-executor", address)]
         self.scheduler = ServiceProcess(
             "scheduler_service", [*flags, *arguments], self._directory / "scheduler"
         )
@@ -106,13 +109,20 @@ async def eventually(
 
 @contextmanager
 def oracle_stack(
-    directory: Path, *, executor: Sequence[str] = (), scheduler: Sequence[str] = (), executors: int = 1
+    directory: Path,
+    *,
+    executor: Sequence[str] = (),
+    scheduler: Sequence[str] = (),
+    executors: int = 1,
+    draft: Sequence[str] | None = None,
 ) -> Iterator[Stack]:
-    """A serving stack of one scheduler and some oracle executors."""
+    """A serving stack of one scheduler and some oracle executors, and one that drafts if `draft` is given."""
     stack = Stack(directory)
     try:
         for _ in range(executors):
             stack.start_executor(*executor)
+        if draft is not None:
+            stack.drafts.append(stack.start_executor(*draft))
         stack.start_scheduler(*scheduler)
         stack.scheduler.wait_serving()
         yield stack

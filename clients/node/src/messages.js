@@ -27,8 +27,18 @@
  * @property {number} [priority] Higher goes first.
  * @property {string} [cacheSalt]
  * @property {string} [requestId]
+ * @property {Speculation | Speculation['mode']} [speculation] How far ahead tokens are guessed; plain: its mode.
  * @property {number} [timeoutMs] The call's deadline, which the scheduler honours too.
  * @property {AbortSignal} [signal] Aborting cancels the request.
+ */
+
+/**
+ * How far ahead tokens are guessed, and by whom; it never changes the tokens. What is left out is the
+ * server's default: for `mode` its own, for `drafter` all that it has.
+ *
+ * @typedef {object} Speculation
+ * @property {'off' | 'auto' | number} [mode] auto: a controller chooses for each step; a number: so many drafts.
+ * @property {'ngram' | 'draft-executor'} [drafter]
  */
 
 /** @typedef {{ logprob: number, top: { id: number, logprob: number }[] }} TokenLogprobs */
@@ -46,12 +56,15 @@
  * @property {number} promptTokens
  * @property {number} cachedTokens
  * @property {number} completionTokens
- * @property {number} draftedTokens
- * @property {number} acceptedTokens
+ * @property {number} draftedTokens Sent to be verified.
+ * @property {number} acceptedTokens Of these.
  * @property {number} preemptions
  * @property {number} queueMs
  * @property {number} firstTokenMs
  * @property {number} totalMs
+ * @property {number} verifications Steps that had drafts.
+ * @property {number[]} draftedByPosition The first draft of each verification, the second, ...
+ * @property {number[]} acceptedByPosition
  */
 
 /**
@@ -86,7 +99,7 @@ const STOP = { maxTokens: 'maxTokens', minTokens: 'minTokens', stop: 'strings', 
 const REQUEST = ['n', 'priority', 'cacheSalt', 'requestId'];
 const PROMPTS = ['prompt', 'messages', 'tokenIds'];
 const CALL = ['timeoutMs', 'signal'];
-const KNOWN = new Set([...SAMPLING, ...Object.keys(STOP), ...REQUEST, ...PROMPTS, ...CALL]);
+const KNOWN = new Set([...SAMPLING, ...Object.keys(STOP), ...REQUEST, 'speculation', ...PROMPTS, ...CALL]);
 
 const UINT32 = new Set(['topK', 'logprobs', 'maxTokens', 'minTokens', 'n']);
 
@@ -114,7 +127,39 @@ export function generateRequest(options) {
   if (Object.keys(sampling).length > 0) request.sampling = sampling;
   const stop = Object.entries(STOP).filter(([name]) => name in given).map(([name, field]) => [field, given[name]]);
   if (stop.length > 0) request.stop = Object.fromEntries(stop);
+  if ('speculation' in given) request.speculation = speculation(given.speculation);
   return request;
+}
+
+const MODES = { off: 'SPECULATION_MODE_OFF', auto: 'SPECULATION_MODE_AUTO' };
+const DRAFTERS = { ngram: 'DRAFTER_NGRAM', 'draft-executor': 'DRAFTER_DRAFT_EXECUTOR' };
+
+/**
+ * @param {Speculation | Speculation['mode']} given
+ * @returns {object} A Speculation message.
+ */
+function speculation(given) {
+  const { mode, drafter, ...unknown } = typeof given === 'object' ? given : { mode: given, drafter: undefined };
+  for (const name of Object.keys(unknown)) throw new TypeError(`unknown option speculation.${name}`);
+  /** @type {Record<string, any>} */
+  const message = {};
+  if (drafter !== undefined) message.drafter = named(DRAFTERS, drafter, 'speculation.drafter');
+  if (typeof mode === 'number') {
+    if (!isUint32(mode)) throw new RangeError('speculation.mode must be an integer from 0 to 2^32 - 1');
+    message.mode = 'SPECULATION_MODE_FIXED';
+    message.draftTokens = mode;
+  } else if (mode !== undefined) message.mode = named(MODES, mode, 'speculation.mode');
+  return message;
+}
+
+/**
+ * @param {Record<string, string>} names
+ * @param {string} value
+ * @param {string} what
+ */
+function named(names, value, what) {
+  if (!Object.hasOwn(names, value)) throw new TypeError(`${what} must be one of ${Object.keys(names).join(', ')}`);
+  return names[value];
 }
 
 /**
@@ -124,16 +169,20 @@ export function generateRequest(options) {
  * @param {any} value
  */
 function check(name, value) {
-  const uint32 = (/** @type {unknown} */ one) => Number.isInteger(one) && Number(one) >= 0 && Number(one) < 2 ** 32;
-  if (UINT32.has(name) && !uint32(value)) throw new RangeError(`${name} must be an integer from 0 to 2^32 - 1`);
-  if ((name === 'tokenIds' || name === 'stopTokenIds') && !(Array.isArray(value) && value.every(uint32))) {
+  if (UINT32.has(name) && !isUint32(value)) throw new RangeError(`${name} must be an integer from 0 to 2^32 - 1`);
+  if ((name === 'tokenIds' || name === 'stopTokenIds') && !(Array.isArray(value) && value.every(isUint32))) {
     throw new RangeError(`${name} must be an array of integers from 0 to 2^32 - 1`);
   }
-  if (name === 'logitBias' && !Object.keys(value).every((id) => uint32(Number(id)))) {
+  if (name === 'logitBias' && !Object.keys(value).every((id) => isUint32(Number(id)))) {
     throw new RangeError('logitBias must have token ids as keys');
   }
   if (name === 'seed' && !isUint64(value)) throw new RangeError('seed must be an integer from 0 to 2^64 - 1');
   if (name === 'priority' && (value | 0) !== value) throw new RangeError('priority must be an int32');
+}
+
+/** @param {unknown} value */
+function isUint32(value) {
+  return Number.isInteger(value) && Number(value) >= 0 && Number(value) < 2 ** 32;
 }
 
 /** @param {unknown} value */

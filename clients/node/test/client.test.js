@@ -77,6 +77,26 @@ test('n completions come with their index', async () => {
   assert.deepEqual(completions.map(({ index }) => index), [0, 1, 2]);
 });
 
+test('guessing ahead changes no token, and usage says how it went', async () => {
+  // Few tokens are left, so that the oracle repeats itself and its n-grams find something.
+  const logitBias = Object.fromEntries(Array.from({ length: 251 }, (_, i) => [i + 6, -1000]));
+  const options = { prompt: 'again and again', maxTokens: 120, temperature: 0, logitBias, ignoreEos: true };
+  const [plain] = await client.complete({ ...options, speculation: 'off' });
+  assert.equal(plain.finished.usage.verifications, 0);
+  for (const speculation of ['auto', 4, { mode: 4, drafter: 'ngram' }]) {
+    const [guessed] = await client.complete({ ...options, speculation });
+    assert.deepEqual(guessed.tokenIds, plain.tokenIds);
+    const { usage } = guessed.finished;
+    const sum = (/** @type {number[]} */ counts) => counts.reduce((a, b) => a + b, 0);
+    assert.equal(sum(usage.draftedByPosition), usage.draftedTokens);
+    assert.equal(sum(usage.acceptedByPosition), usage.acceptedTokens);
+    assert.equal(usage.draftedByPosition[0] ?? 0, usage.verifications);
+    if (speculation !== 'auto') assert.ok(usage.verifications > 0);
+  }
+  await assert.rejects(client.complete({ ...options, speculation: 0 }), /speculation\.draft_tokens/);
+  await assert.rejects(client.complete({ ...options, speculation: { drafter: 'draft-executor' } }), /speculation\.drafter/);
+});
+
 test('logprobs are there when asked for', async () => {
   const [{ logprobs, tokenIds }] = await client.complete({ prompt: 'x', maxTokens: 3, temperature: 0, logprobs: 2, ignoreEos: true });
   assert.equal(logprobs.length, 3);
@@ -164,6 +184,10 @@ for (const [options, message] of [
   [{ prompt: 'x', seed: 2 ** 60 }, /seed/],
   [{ tokenIds: [2 ** 32] }, /tokenIds/],
   [{ prompt: 'x', logitBias: { a: 1 } }, /logitBias/],
+  [{ prompt: 'x', speculation: 'on' }, /speculation\.mode/],
+  [{ prompt: 'x', speculation: -1 }, /speculation\.mode/],
+  [{ prompt: 'x', speculation: { drafter: 'me' } }, /speculation\.drafter/],
+  [{ prompt: 'x', speculation: { length: 1 } }, /speculation\.length/],
 ]) {
   test(`what the wire can't carry is refused by name: ${message}`, () => {
     assert.throws(() => generateRequest(options), message);

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from paceline.errors import InvalidRequest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.types import Message, MessageLike
+from paceline.types import Drafter, Message, MessageLike, Speculation
 
 
 class Options(TypedDict, total=False):
@@ -35,6 +35,7 @@ class Options(TypedDict, total=False):
     priority: int  # higher goes first
     cache_salt: str  # prompts share cached prefixes only under the same salt
     request_id: str  # default: the scheduler draws one
+    speculation: Speculation | Literal["off", "auto"] | int  # plain: its mode
 
 
 _SAMPLING = frozenset(field.name for field in pb.SamplingParams.DESCRIPTOR.fields)
@@ -72,9 +73,39 @@ def generate_request(
             _set(request.stop, _STOP[name], value, name)
         elif name in _REQUEST:
             _set(request, name, value, name)
+        elif name == "speculation":
+            request.speculation.CopyFrom(speculation(value))
         else:
             raise TypeError(f"unknown option {name!r}")
     return request
+
+
+_DRAFTERS = {
+    None: pb.DRAFTER_UNSPECIFIED,
+    Drafter.NGRAM: pb.DRAFTER_NGRAM,
+    Drafter.DRAFT_EXECUTOR: pb.DRAFTER_DRAFT_EXECUTOR,
+}
+_MODES = {
+    None: pb.SPECULATION_MODE_UNSPECIFIED,
+    "off": pb.SPECULATION_MODE_OFF,
+    "auto": pb.SPECULATION_MODE_AUTO,
+}
+
+
+def speculation(given: Speculation | str | int | None) -> pb.Speculation:
+    """A Speculation, or its mode alone. Raises InvalidRequest, naming the part."""
+    chosen = given if isinstance(given, Speculation) else Speculation(given)  # type: ignore[arg-type]
+    if chosen.drafter not in _DRAFTERS:
+        raise InvalidRequest(f"speculation.drafter: expected a Drafter, got {chosen.drafter!r}")
+    wire = pb.Speculation(drafter=_DRAFTERS[chosen.drafter])
+    if isinstance(chosen.mode, int) and not isinstance(chosen.mode, bool):
+        wire.mode = pb.SPECULATION_MODE_FIXED
+        _set(wire, "draft_tokens", chosen.mode, "speculation.mode")
+    elif chosen.mode in _MODES:
+        wire.mode = _MODES[chosen.mode]
+    else:
+        raise InvalidRequest(f"speculation.mode: expected off, auto or a number, got {chosen.mode!r}")
+    return wire
 
 
 def chat_messages(messages: Sequence[MessageLike]) -> pb.Messages:

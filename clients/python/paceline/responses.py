@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from paceline.errors import InternalError
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -10,12 +11,14 @@ from paceline.types import (
     Aborted,
     Completion,
     Delta,
+    Drafter,
     Event,
     ExecutorStatus,
     Finished,
     FinishReason,
     ModelInfo,
     RequestLimits,
+    Speculation,
     Status,
     TokenLogprobs,
     Usage,
@@ -24,6 +27,12 @@ from paceline.types import (
 _REASONS = {
     pb.FINISH_REASON_STOP: FinishReason.STOP,
     pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+_DRAFTERS = {
+    pb.DRAFTER_NGRAM: Drafter.NGRAM,
+    pb.DRAFTER_DRAFT_EXECUTOR: Drafter.DRAFT_EXECUTOR,
 }
 
 
@@ -64,6 +73,8 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         version=message.version,
         model_fingerprint=message.model_fingerprint,
         limits=RequestLimits(**{f.name: getattr(limits, f.name) for f in limits.DESCRIPTOR.fields}),
+        drafters=tuple(_DRAFTERS[drafter] for drafter in message.drafters if drafter in _DRAFTERS),
+        speculation=_speculation(message.speculation),
     )
 
 
@@ -112,7 +123,6 @@ class Collector:
 
 
 def _finished(index: int, message: pb.Finished) -> Finished:
-    usage = message.usage
     matched = message.WhichOneof("matched")
     try:
         reason = _REASONS[message.reason]
@@ -121,11 +131,29 @@ def _finished(index: int, message: pb.Finished) -> Finished:
     return Finished(
         index=index,
         reason=reason,
-        usage=Usage(**{f.name: getattr(usage, f.name) for f in usage.DESCRIPTOR.fields}),
+        usage=_usage(message.usage),
         eos_token_id=message.eos_token_id if matched == "eos_token_id" else None,
         stop_token_id=message.stop_token_id if matched == "stop_token_id" else None,
         stop_string=message.stop_string if matched == "stop_string" else None,
     )
+
+
+def _usage(message: pb.Usage) -> Usage:
+    values: dict[str, Any] = {f.name: getattr(message, f.name) for f in message.DESCRIPTOR.fields}
+    for name in ("drafted_by_position", "accepted_by_position"):
+        values[name] = tuple(values[name])
+    return Usage(**values)
+
+
+def _speculation(message: pb.Speculation) -> Speculation:
+    match message.mode:
+        case pb.SPECULATION_MODE_OFF:
+            return Speculation("off")
+        case pb.SPECULATION_MODE_AUTO:
+            return Speculation("auto")
+        case pb.SPECULATION_MODE_FIXED:
+            return Speculation(message.draft_tokens)
+    return Speculation()
 
 
 def _logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:

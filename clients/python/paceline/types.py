@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 class FinishReason(enum.Enum):
@@ -40,6 +41,25 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, if asked for
 
 
+class Drafter(enum.Enum):
+    """Who guesses tokens ahead."""
+
+    NGRAM = "ngram"  # what followed the same tokens earlier in prompt and output
+    DRAFT_EXECUTOR = "draft-executor"  # a smaller model
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How far ahead a request's tokens are guessed, and by whom. It never changes the tokens.
+
+    `mode` is "off", "auto" (a controller chooses for each step, none included) or the number of
+    drafts a step; None leaves it to the server. `drafter` None: each that the server has.
+    """
+
+    mode: Literal["off", "auto"] | int | None = None
+    drafter: Drafter | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What a completion took. Times are since the request's arrival at the scheduler."""
@@ -47,12 +67,21 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    drafted_tokens: int
-    accepted_tokens: int
+    drafted_tokens: int  # sent to be verified
+    accepted_tokens: int  # of these
     preemptions: int
     queue_ms: int  # to the first step
     first_token_ms: int
     total_ms: int
+    verifications: int = 0  # steps that had drafts
+    drafted_by_position: tuple[int, ...] = ()  # the first draft of each verification, the second, ...
+    accepted_by_position: tuple[int, ...] = ()
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """Of the first drafts of all verifications the share accepted, of the second, ..."""
+        counts = zip(self.accepted_by_position, self.drafted_by_position, strict=True)
+        return tuple(accepted / drafted for accepted, drafted in counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +123,7 @@ class RequestLimits:
     max_prompt_bytes: int
     max_queued_requests: int
     max_queued_tokens: int
+    max_draft_tokens: int = 0  # of Speculation.mode; 0: the executor verifies no drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +141,8 @@ class ModelInfo:
     version: str  # of Paceline
     model_fingerprint: bytes
     limits: RequestLimits
+    drafters: tuple[Drafter, ...] = ()  # that a request may name
+    speculation: Speculation = Speculation()  # of requests that name none
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +156,7 @@ class ExecutorStatus:
     available_pages: int  # free and evictable
     losses: int
     active: bool
+    draft: bool = False  # its model drafts for the others'
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +181,10 @@ class Status:
     steps: int
     step_ms: float  # moving average
     batch_rows: float  # moving average
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    verifications: int = 0
+    draft_step_ms: float = 0.0  # moving average, of the draft executor
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,15 @@ from executor_service.backends.base import (
 )
 from executor_service.backends.torch_backend import sampler
 from executor_service.backends.torch_backend.batch import lay_out
-from executor_service.backends.torch_backend.kernels import CpuKernels, Kernels, LayerCache, PlainKernels
+from executor_service.backends.torch_backend.kernels import (
+    CpuInt8Kernels,
+    CpuKernels,
+    Kernels,
+    LayerCache,
+    PlainKernels,
+)
 from executor_service.backends.torch_backend.model import Model
+from executor_service.backends.torch_backend.shard import Shard, Whole
 from executor_service.backends.torch_backend.tokenizer_files import (
     tokenizer_from_directory,
     tokenizer_from_gguf,
@@ -37,7 +44,12 @@ from executor_service.backends.torch_backend.weights import (
 )
 from executor_service.plan import OutputMode, Sampling, TokenIds
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.float32,  # of all but the weights
+}
 _WARMUP_PAGE = 16  # tokens
 _LOGITS_ROWS = 256  # output positions whose logits exist at once
 
@@ -63,28 +75,33 @@ class TorchBackend:
 
     info: ModelInfo
 
-    def __init__(self, config: TorchConfig) -> None:
-        self._config = config
+    def __init__(self, config: TorchConfig, shard: Shard | None = None) -> None:
+        self._config, self._shard = config, shard or Whole()
         self._model: Model | None = None
         self._caches: list[LayerCache] = []
         self._page_size = 0
 
     def load(self, progress: Progress) -> None:
         """Read, check and pack the weights, and compile the kernels. Raises ModelError."""
+        with self._shard.loading():
+            self._load(progress)
+        progress("warming up", 0.0)
+        self._warm_up()
+        progress("ready", 1.0)
+
+    def _load(self, progress: Progress) -> None:
         progress("opening model", 0.0)
         checkpoint = open_checkpoint(self._config.model)
         try:
             progress("compiling kernels", 0.0)  # or reading them, after the first start
             kernels = self._kernels()
-            digest = fingerprint(checkpoint, self._config.dtype, progress)
+            answers = self._shard.rank == 0
+            digest = fingerprint(checkpoint, self._config.dtype, progress) if answers else b""
             with torch.inference_mode():
-                self._model = Model(checkpoint, kernels, progress)
+                self._model = Model(self._shard.cut(checkpoint), kernels, progress, self._shard)
         finally:
             checkpoint.close()
         self.info = self._describe(checkpoint, digest)
-        progress("warming up", 0.0)
-        self._warm_up()
-        progress("ready", 1.0)
 
     def tokenizer(self) -> TokenizerFiles:
         """The tokenizer's files. Raises ModelError when the model has none."""
@@ -112,7 +129,7 @@ class TorchBackend:
             for part in _parts(rows):
                 end = begin + sum(row.outputs for row in part)
                 if end > begin:
-                    results += sampler.sample(model.logits(hidden[begin:end]), part, model.kernels)
+                    results += self._shard.answer(model.logits(hidden[begin:end]), part, model.kernels)
                 else:
                     results += [RowOutput() for _ in part]
                 begin = end
@@ -161,10 +178,17 @@ class TorchBackend:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:
             raise ModelError(f"device {self._config.device!r} can't be used: {error}") from None
+        if self._config.dtype == "int8" and device.type != "cpu":
+            raise ModelError(f"dtype int8 runs on the device cpu only, not on {self._config.device!r}")
         if device.type == "cpu" and dtype == torch.float32:
             torch.set_num_threads(1)  # the kernels' own threads do what is large
-            return CpuKernels(threads)
+            return CpuInt8Kernels(threads) if self._config.dtype == "int8" else CpuKernels(threads)
         torch.set_num_threads(threads)
+        if device.type == "cuda":
+            # Only here: torch brings Triton along where it is built for CUDA.
+            from executor_service.backends.torch_backend.cuda_kernels import CudaKernels
+
+            return CudaKernels(device, dtype)
         return PlainKernels(device, dtype)
 
     def _describe(self, checkpoint: Checkpoint, digest: bytes) -> ModelInfo:
@@ -180,7 +204,7 @@ class TorchBackend:
             device=self._config.device,
             hidden_size=spec.hidden_size,
             layers=spec.layers,
-            kv_bytes_per_token=2 * spec.layers * spec.kv_heads * spec.head_dim * item_bytes,
+            kv_bytes_per_token=2 * spec.layers * self.model.spec.kv_heads * spec.head_dim * item_bytes,
             eos_token_ids=spec.eos_token_ids,
             fingerprint=digest,
             can_forward=True,
@@ -204,7 +228,7 @@ class TorchBackend:
         return ForwardOutput(
             hidden=hidden.float().cpu().numpy() if "hidden" in want else None,
             embedding=(mean / mean.norm().clamp_min(1e-12)).cpu().numpy() if "embedding" in want else None,
-            logits=model.logits(hidden).cpu().numpy() if "logits" in want else None,
+            logits=self._shard.whole_logits(model.logits(hidden)).cpu().numpy() if "logits" in want else None,
         )
 
     def _warm_up(self) -> None:

@@ -18,10 +18,15 @@ from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend.atomic import fetch_add, load, store, yield_core
 from executor_service.backends.torch_backend.cpu_attention import attend_chunk
+from executor_service.backends.torch_backend.cpu_int8 import (
+    int8_product_chunk,
+    quantize_chunk,
+    quantizing_chunks,
+)
 from executor_service.backends.torch_backend.cpu_linear import gated_chunk, multiply_chunk
 from executor_service.backends.torch_backend.cpu_sampler import argmax_chunk, draw_chunk
 
-HELP, MULTIPLY, GATED, ATTEND, DRAW, ARGMAX = 0, 1, 2, 3, 4, 5
+HELP, MULTIPLY, GATED, ATTEND, DRAW, ARGMAX, INT8_PRODUCT, _QUANTIZE = range(8)
 
 TICKET, FINISHED, OVER = 0, 16, 32  # far enough apart to lie on cache lines of their own
 SLOTS, SLOT, RING = 48, 32, 64
@@ -41,8 +46,12 @@ def _run_chunk(kind: int, arguments: int, chunk: int) -> None:
         attend_chunk(arguments, chunk)
     elif kind == DRAW:
         draw_chunk(arguments, chunk)
-    else:
+    elif kind == ARGMAX:
         argmax_chunk(arguments, chunk)
+    elif kind == INT8_PRODUCT:
+        int8_product_chunk(arguments, chunk)
+    else:
+        quantize_chunk(arguments, chunk)
 
 
 @njit(nogil=True)
@@ -98,10 +107,16 @@ def _help(state: int) -> None:
 def work(state: int, kind: int, chunks: int, arguments: NDArray[np.int64]) -> None:
     """Do a job of `chunks` chunks together with whoever helps; int64 arguments as its kind reads them.
 
-    With kind HELP: help with others' jobs until the step is over. One function, since it holds all kernels
-    and is compiled as a whole.
+    With kind HELP: help with others' jobs until the step is over. An int8 product has its rows quantized
+    first. One function, since it holds all kernels and is compiled as a whole.
     """
     if kind == HELP:
         _help(state)
-    else:
-        _execute(state, kind, chunks, arguments)
+        return
+    phase = _QUANTIZE if kind == INT8_PRODUCT else kind
+    while True:  # one call in a loop: two would have all kernels compiled twice
+        parts = quantizing_chunks(arguments.ctypes.data) if phase == _QUANTIZE else chunks
+        _execute(state, phase, parts, arguments)
+        if phase == kind:
+            return
+        phase = kind

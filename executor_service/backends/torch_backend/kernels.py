@@ -1,4 +1,4 @@
-"""`Kernels`: the operations a model is made of, once for fp32 on CPU and once in plain torch.
+"""`Kernels`: the operations a model is made of, for fp32 and int8 on CPU and once in plain torch.
 
 The model above them is the same everywhere; `PlainKernels` also is what the tests hold `CpuKernels` against.
 """
@@ -20,6 +20,7 @@ from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cpu_pool import Pool
 from executor_service.backends.torch_backend.drawing import Filters, draw
 from executor_service.backends.torch_backend.packed import PackedGated, PackedLinear
+from executor_service.backends.torch_backend.packed_int8 import Int8Gated, Int8Linear, Scratch
 from executor_service.backends.torch_backend.tile import LANES
 
 
@@ -219,6 +220,22 @@ class CpuKernels:
             tokens.data_ptr(), len(tokens), logits.shape[1],
         )  # fmt: skip
         return tokens
+
+
+class CpuInt8Kernels(CpuKernels):
+    """The same with int8 weights: fp32 between the products, sums of integers in them."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self._scratch = Scratch()
+
+    def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
+        """See `Kernels`."""
+        return Int8Linear(parts, bias, self.pool, self._scratch)
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
+        """See `Kernels`."""
+        return Int8Gated(gate, up, self.pool, self._scratch)
 
 
 class PlainLinear:

@@ -22,6 +22,7 @@ from executor_service.backends.torch_backend.kernels import (
     Linear,
 )
 from executor_service.backends.torch_backend.rope import rope_tables
+from executor_service.backends.torch_backend.shard import Shard, Whole
 from executor_service.backends.torch_backend.spec import MoeSpec
 from executor_service.backends.torch_backend.weights import EMBEDDING, FINAL_NORM, HEAD, Checkpoint
 
@@ -29,10 +30,10 @@ from executor_service.backends.torch_backend.weights import EMBEDDING, FINAL_NOR
 class Mlp:
     """SwiGLU."""
 
-    def __init__(self, kernels: Kernels, checkpoint: Checkpoint, prefix: str) -> None:
+    def __init__(self, kernels: Kernels, checkpoint: Checkpoint, prefix: str, shard: Shard) -> None:
         gate, up = (checkpoint.read(f"{prefix}{part}_proj.weight") for part in ("gate", "up"))
         self.gated: Gated = kernels.gated(gate, up)
-        self.down: Linear = kernels.linear([checkpoint.read(prefix + "down_proj.weight")])
+        self.down = shard.summed(kernels.linear([checkpoint.read(prefix + "down_proj.weight")]))
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         """residual += mlp(x)."""
@@ -46,10 +47,13 @@ class Mlp:
 class MixtureMlp:
     """A mixture of SwiGLU experts; a token's experts are summed in the order of their numbers."""
 
-    def __init__(self, kernels: Kernels, checkpoint: Checkpoint, prefix: str, moe: MoeSpec) -> None:
-        self.moe = moe
+    def __init__(
+        self, kernels: Kernels, checkpoint: Checkpoint, prefix: str, moe: MoeSpec, shard: Shard
+    ) -> None:
+        self.moe, self._shard = moe, shard
         self.router: Linear = kernels.linear([checkpoint.read(prefix + "gate.weight")])
-        self.experts = [Mlp(kernels, checkpoint, f"{prefix}experts.{j}.") for j in range(moe.experts)]
+        part = Whole()  # of a shard each expert gives a part: one sum over all of them will do
+        self.experts = [Mlp(kernels, checkpoint, f"{prefix}experts.{j}.", part) for j in range(moe.experts)]
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         """residual += sum of the weighted experts of each token."""
@@ -62,7 +66,7 @@ class MixtureMlp:
             mlp = self.experts[expert]
             out = mlp.down(mlp.gated(x[tokens]))
             total.index_add_(0, tokens, out * shares[tokens, place, None].to(out.dtype))
-        residual += total
+        residual += self._shard.sum(total)
 
     def bytes(self) -> int:
         """Memory of the weights."""
@@ -84,9 +88,11 @@ class Layer:
 class Model:
     """The weights in the form that `kernels` want, and the forward pass."""
 
-    def __init__(self, checkpoint: Checkpoint, kernels: Kernels, progress: Progress) -> None:
-        """Reads all weights, a layer at a time. Raises ModelError."""
-        self.spec, self.kernels = checkpoint.spec, kernels
+    def __init__(
+        self, checkpoint: Checkpoint, kernels: Kernels, progress: Progress, shard: Shard | None = None
+    ) -> None:
+        """Reads all weights of a shard's checkpoint, a layer at a time. Raises ModelError."""
+        self.spec, self.kernels, self._shard = checkpoint.spec, kernels, shard or Whole()
         rope = tuple(t.to(kernels.device) for t in rope_tables(self.spec, checkpoint.rope_factors()))
         self.layers: list[Layer] = []
         for i in range(self.spec.layers):
@@ -109,7 +115,7 @@ class Model:
         """The final hidden states [outputs, hidden] of the batch's output tokens, after the norm."""
         kernels, eps = self.kernels, self.spec.norm_eps
         prepared: Any = kernels.prepare(batch, self.spec.heads // self.spec.kv_heads)
-        x = self.head.rows(batch.tokens) if self.embedding is None else self.embedding[batch.tokens]
+        x = self._shard.embed(self._embedding_rows, batch.tokens)
         for layer, cache in zip(self.layers, caches, strict=True):
             qkv = layer.qkv(kernels.rms_norm(x, layer.attention_norm, eps))
             layer.output(kernels.attention(qkv, cache, prepared, layer.attention), add_to=x)
@@ -117,7 +123,7 @@ class Model:
         return kernels.rms_norm(x[batch.outputs], self.norm, eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """fp32 logits [rows, vocabulary]."""
+        """fp32 logits [rows, vocabulary], of a shard its part of the vocabulary."""
         return self.head(hidden).float()
 
     def bytes(self) -> int:
@@ -129,6 +135,9 @@ class Model:
         yield 0 if self.embedding is None else self.embedding.nbytes
         for layer in self.layers:
             yield layer.qkv.bytes() + layer.output.bytes() + layer.mlp.bytes()
+
+    def _embedding_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head.rows(ids) if self.embedding is None else self.embedding[ids]
 
     def _vector(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
         return checkpoint.read(name).float().to(self.kernels.device)
@@ -150,17 +159,19 @@ class Model:
         )
         sparse = s.moe is not None and i in s.moe.sparse_layers
         mlp = (
-            MixtureMlp(self.kernels, checkpoint, prefix + "mlp.", s.moe)
+            MixtureMlp(self.kernels, checkpoint, prefix + "mlp.", s.moe, self._shard)
             if s.moe is not None and sparse
-            else Mlp(self.kernels, checkpoint, prefix + "mlp.")
+            else Mlp(self.kernels, checkpoint, prefix + "mlp.", self._shard)
         )
         return Layer(
             attention_norm=self._vector(checkpoint, prefix + "input_layernorm.weight"),
             qkv=self.kernels.linear([checkpoint.read(part + ".weight") for part in parts], bias),
             attention=attention,
-            output=self.kernels.linear(
-                [checkpoint.read(prefix + "self_attn.o_proj.weight")],
-                checkpoint.read(prefix + "self_attn.o_proj.bias") if s.output_bias else None,
+            output=self._shard.summed(
+                self.kernels.linear(
+                    [checkpoint.read(prefix + "self_attn.o_proj.weight")],
+                    checkpoint.read(prefix + "self_attn.o_proj.bias") if s.output_bias else None,
+                )
             ),
             mlp_norm=self._vector(checkpoint, prefix + "post_attention_layernorm.weight"),
             mlp=mlp,

@@ -20,7 +20,7 @@ class PackedLinear:
         weight = torch.cat([part.float() for part in parts])
         self._n, self._k = weight.shape
         self._pool, self._panels = pool, _pack(weight)
-        self._size = _chunk(len(self._panels), pool.threads, 4)
+        self._size = chunk_size(len(self._panels), pool.threads, 4)
         self._chunks = -(-len(self._panels) // self._size)
         self._bias = None if bias is None else bias.float()
 
@@ -56,7 +56,7 @@ class PackedGated:
         self._pool = pool
         self._panels = torch.stack([_pack(gate.float()), _pack(up.float())], 1).flatten(0, 1)
         pairs = len(self._panels) // 2
-        self._size = _chunk(pairs, pool.threads, 2)
+        self._size = chunk_size(pairs, pool.threads, 2)
         self._chunks = -(-pairs // self._size)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -82,7 +82,7 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-def _chunk(panels: int, threads: int, unit: int) -> int:
+def chunk_size(panels: int, threads: int, unit: int) -> int:
     """How many panels a claim takes: a multiple of `unit`, a few claims for each thread."""
     if threads == 1:
         return panels

@@ -58,12 +58,12 @@ class SafetensorsDirectory:
                     )
                 self.tensors[name] = ShardTensor(shape, file)
 
-    def read(self, name: str) -> torch.Tensor:
-        """A tensor in the dtype it is stored in."""
+    def read(self, name: str, part: tuple[slice, ...] | None = None) -> torch.Tensor:
+        """A tensor in the dtype it is stored in, or a part of it, of which alone the bytes are read."""
         file = self.tensors[name].file
         try:
             with safe_open(file, framework="pt") as shard:
-                tensor: torch.Tensor = shard.get_tensor(name)
+                tensor: torch.Tensor = shard.get_tensor(name) if part is None else shard.get_slice(name)[part]
                 return tensor
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file.name}: {error}") from None

@@ -48,15 +48,31 @@ class _Position:
     length: int
 
 
+def is_greedy(row: ForwardRow) -> bool:
+    """Whether the row wants the best id of each position and nothing else of the logits, as they are."""
+    s = row.sampling
+    return (
+        row.output == OutputMode.SAMPLE
+        and s.temperature == 0
+        and s.logprobs is None
+        and not _penalizes(s)
+        and not s.logit_bias
+        and not (s.stop_token_ids and s.min_tokens > 0)
+    )
+
+
+def finite_rows(logits: torch.Tensor) -> torch.Tensor:
+    """Which rows have no NaN and no infinity, bool [rows]."""
+    # A sum is finite unless a term is not, or it overflows: cheaper than asking each of them.
+    finite = torch.isfinite(logits.sum(-1))
+    return finite if bool(finite.all()) else torch.isfinite(logits).all(-1)
+
+
 def sample(logits: torch.Tensor, rows: Sequence[ForwardRow], pick: Picker) -> list[RowOutput]:
     """The rows' outputs from the logits of their output positions, fp32 [sum of outputs, vocabulary]."""
     ends = np.cumsum([row.outputs for row in rows])
     spans = [slice(int(end) - row.outputs, int(end)) for row, end in zip(rows, ends, strict=True)]
-    # A sum is finite unless a term is not, or it overflows: cheaper than asking each of them.
-    finite = torch.isfinite(logits.sum(-1))
-    if not bool(finite.all()):
-        finite = torch.isfinite(logits).all(-1)
-    good = finite.cpu().numpy()
+    good = finite_rows(logits).cpu().numpy()
     positions = [
         _Position(i, row, row.start + len(row.tokens) - span.stop + i + 1)
         for row, span in zip(rows, spans, strict=True)
@@ -168,8 +184,11 @@ def _adjusted(logits: torch.Tensor, positions: Sequence[_Position]) -> torch.Ten
 
 def _adjusts(p: _Position) -> bool:
     s = p.row.sampling
-    penalties = s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
-    return penalties or bool(s.logit_bias) or _masks_stops(p)
+    return _penalizes(s) or bool(s.logit_bias) or _masks_stops(p)
+
+
+def _penalizes(s: Sampling) -> bool:
+    return s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
 
 
 def _masks_stops(p: _Position) -> bool:

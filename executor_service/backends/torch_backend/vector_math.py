@@ -33,6 +33,15 @@ def _exponent(_typing_context, n):  # type: ignore[no-untyped-def]
     return types.float32(types.float32), codegen
 
 
+def _bits(_typing_context, bits):  # type: ignore[no-untyped-def]
+    def codegen(_context: Any, b: Any, _signature: Any, args: Any) -> Any:
+        return b.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), codegen
+
+
+float_of_bits = cast(Callable[[np.int32], np.float32], intrinsic(_bits))
+"""The fp32 with these bits."""
 _power_of_two = cast(Callable[[np.float32], np.float32], intrinsic(_exponent))
 """2**n for a whole float n in -126..127, through the exponent's bits."""
 
@@ -48,7 +57,7 @@ def exp32(x: np.float32) -> np.float32:
     return _ZERO if x < _LOWEST else y
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")  # Python's would look for a division by zero, element by element
 def silu32(x: np.float32) -> np.float32:
     """x * sigmoid(x)."""
     return x / (_ONE + exp32(-x))

@@ -22,6 +22,9 @@ from executor_service.backends.torch_backend.spec import ModelSpec, spec_from_co
 
 Shapes = dict[str, tuple[int, ...]]
 
+Part = tuple[slice, ...]
+"""A part of a tensor: a slice of each of its first dimensions, step 1."""
+
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 _GGUF_LAYER_NAMES = {
@@ -47,8 +50,8 @@ class Checkpoint(Protocol):
     name: str
     spec: ModelSpec
 
-    def read(self, name: str) -> torch.Tensor:
-        """A tensor by its Hugging Face name, in the stored dtype or, dequantized, in fp32."""
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """A tensor or a part of it by its Hugging Face name, in the stored dtype or, dequantized, in fp32."""
 
     def rope_factors(self) -> torch.Tensor | None:
         """What the file divides the rotary frequencies by, fp32 [head_dim / 2]; None: nothing."""
@@ -137,9 +140,9 @@ class DirectoryCheckpoint:
         self._store = SafetensorsDirectory(path)
         _check_shapes(self.spec, {name: t.shape for name, t in self._store.tensors.items()}, self.name)
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """See `Checkpoint`."""
-        return self._store.read(name)
+        return self._store.read(name, part)
 
     def rope_factors(self) -> torch.Tensor | None:
         """See `Checkpoint`."""
@@ -170,16 +173,16 @@ class GgufCheckpoint:
         if factors is not None and factors.shape != (self.spec.head_dim // 2,):
             raise self.file.fault(f"rope_freqs.weight has the shape {factors.shape}")
 
-    def read(self, name: str) -> torch.Tensor:
-        """See `Checkpoint`."""
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """See `Checkpoint`. The whole is dequantized first."""
         stored, index = self._stored(name)
         tensor = torch.from_numpy(self.file.read(stored, index).copy())
-        for part, heads in (("q_proj", self.spec.heads), ("k_proj", self.spec.kv_heads)):
-            if self.spec.architecture == "llama" and f"self_attn.{part}." in name:
+        for layer, heads in (("q_proj", self.spec.heads), ("k_proj", self.spec.kv_heads)):
+            if self.spec.architecture == "llama" and f"self_attn.{layer}." in name:
                 # rows came as pairs (2i, 2i + 1) of a head; Hugging Face rotates (i, i + d/2)
                 pairs = tensor.reshape(heads, self.spec.head_dim // 2, 2, -1)
                 tensor = pairs.transpose(1, 2).reshape(tensor.shape)
-        return tensor
+        return tensor if part is None else tensor[part].clone()
 
     def rope_factors(self) -> torch.Tensor | None:
         """See `Checkpoint`."""

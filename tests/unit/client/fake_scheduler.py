@@ -102,6 +102,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             has_chat_template=True,
             max_request_tokens=1000,
             limits=pb.RequestLimits(max_n=4),
+            drafters=[pb.DRAFTER_NGRAM, 77],  # 77: of a newer server
+            speculation=pb.Speculation(mode=pb.SPECULATION_MODE_FIXED, draft_tokens=4),
         )
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
@@ -115,5 +117,15 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 FINISHED = pb.Finished(
     reason=pb.FINISH_REASON_STOP,
     stop_string="END",
-    usage=pb.Usage(prompt_tokens=5, completion_tokens=3, first_token_ms=7, total_ms=9),
+    usage=pb.Usage(
+        prompt_tokens=5,
+        completion_tokens=3,
+        first_token_ms=7,
+        total_ms=9,
+        drafted_tokens=5,
+        accepted_tokens=3,
+        verifications=2,
+        drafted_by_position=[2, 2, 1],
+        accepted_by_position=[2, 1, 0],
+    ),
 )

@@ -6,9 +6,11 @@ import sys
 import textwrap
 
 import pytest
-from paceline import errors
+from paceline import errors, responses
 from paceline.cli.app import app
-from paceline.cli.common import advice
+from paceline.cli.common import advice, console
+from paceline.cli.status import table
+from paceline.scheduler.v1 import scheduler_pb2 as pb
 from typer.testing import CliRunner, Result
 
 from tests.unit.client.conftest import Served
@@ -63,6 +65,11 @@ def test_nobody_there_says_how_to_start_it(cli: CliRunner, arguments: list[str])
         (["bench", "-c", "one"], "--concurrency"),
         (["bench", "-c", "0"], "--concurrency"),
         (["serve", "--backend", "oracle", "-E", "novalue"], "expected NAME=VALUE"),
+        (["serve", "--backend", "oracle", "-D", "a=b"], "--draft-option needs"),
+        (["serve", "--backend", "oracle", "--draft-backend", "torch"], "needs --draft-model"),
+        (["generate", "x", "--speculation", "on"], "--speculation: expected off, auto or a number"),
+        (["bench", "--plot", "here"], "--plot needs --speculation"),
+        (["bench", "--draft-backend", "oracle"], "need --serve"),
         (["--tls-ca", "/nowhere", "status"], "/nowhere: no such file"),
         (["--token", "two words", "status"], "token must be ASCII without spaces"),
     ],
@@ -104,6 +111,46 @@ async def test_generate_streams_text(served: Served) -> None:
     result = await paceline("generate", "words", "-a", served.address, "--usage")
     assert (result.returncode, result.stdout) == (0, "a b c\n")
     assert "5 prompt tokens" in result.stderr
+
+
+async def test_generate_speculates_as_told_and_says_how_that_went(served: Served) -> None:
+    result = await paceline(
+        "generate", "words", "-a", served.address, "--speculation", "3", "--drafter", "ngram"
+    )
+    sent = served.fake.requests[-1].speculation
+    assert (sent.mode, sent.draft_tokens) == (pb.SPECULATION_MODE_FIXED, 3)
+    assert sent.drafter == pb.DRAFTER_NGRAM
+    said = "3 of 5 drafts accepted in 2 verifications (by position 100% 50% 0%)"
+    assert said in result.stderr
+
+
+async def test_generate_leaves_speculation_to_the_server(served: Served) -> None:
+    await paceline("generate", "words", "-a", served.address)
+    assert not served.fake.requests[-1].HasField("speculation")
+
+
+def test_status_shows_drafts_and_who_makes_them() -> None:
+    with console.capture() as shown:
+        console.print(table(responses.status(DRAFTING)))
+    lines = shown.get().splitlines()
+    drafts = next(line for line in lines if "drafts" in line)
+    assert "10 (60% accepted)" in drafts
+    assert "4 (2.50 tokens each)" in drafts
+    assert any("draft step" in line and "3.0 ms" in line for line in lines)
+    assert any("there" in line and "lost (drafts) another [vocabulary]" in line for line in lines)
+
+
+DRAFTING = pb.GetStatusResponse(
+    state="serving",
+    drafted_tokens=10,
+    accepted_tokens=6,
+    verifications=4,
+    draft_step_ms=3,
+    executors=[
+        pb.ExecutorStatus(address="here", connected=True, active=True),
+        pb.ExecutorStatus(address="there", draft=True, detail="another [vocabulary]"),
+    ],
+)
 
 
 async def test_generate_reads_a_piped_prompt(served: Served) -> None:

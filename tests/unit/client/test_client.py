@@ -25,6 +25,8 @@ async def test_a_stream_gives_typed_events_in_order(served: Served) -> None:
     assert isinstance(end, Finished)
     assert (end.reason, end.stop_string, end.eos_token_id) == (FinishReason.STOP, "END", None)
     assert (end.usage.prompt_tokens, end.usage.first_token_ms) == (5, 7)
+    assert (end.usage.drafted_tokens, end.usage.accepted_tokens, end.usage.verifications) == (5, 3, 2)
+    assert end.usage.acceptance_by_position == (1.0, 0.5, 0.0)
 
 
 async def test_collect_joins_the_deltas_of_each_index(served: Served) -> None:

@@ -50,6 +50,13 @@ def test_percentiles_interpolate() -> None:
     assert Percentiles.of([float(value) for value in range(101)]) == Percentiles(50.0, 90.0, 99.0, 100.0)
 
 
+def test_a_prompt_that_repeats_is_one_passage_over_and_over() -> None:
+    prompt = Load(prompt_tokens=10, new_tokens=1, repeats=3).prompt(MODEL, 0)
+    assert len(prompt) == 10
+    assert prompt[:4] == prompt[4:8]
+    assert prompt[:2] == prompt[8:]
+
+
 def test_prompts_are_reproducible_distinct_and_without_end_tokens() -> None:
     load = Load(prompt_tokens=50, new_tokens=1, seed=3)
     prompts = [load.prompt(MODEL, number) for number in range(4)]

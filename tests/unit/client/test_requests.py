@@ -5,7 +5,7 @@ import pytest
 from paceline import requests
 from paceline.errors import InvalidRequest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.types import Message
+from paceline.types import Drafter, Message, Speculation
 
 EVERYTHING: dict[str, Any] = {
     "temperature": 0.5,
@@ -44,11 +44,36 @@ def test_every_option_has_its_place_on_the_wire() -> None:
 
 
 def test_the_options_are_all_that_the_wire_has() -> None:
-    assert set(EVERYTHING) == set(requests.Options.__annotations__)
+    assert set(EVERYTHING) | {"speculation"} == set(requests.Options.__annotations__)
     on_wire = {
         field.name for kind in (pb.SamplingParams, pb.StopConditions) for field in kind.DESCRIPTOR.fields
     }
     assert len(on_wire) == len(set(EVERYTHING) - {"n", "priority", "cache_salt", "request_id"})
+
+
+@pytest.mark.parametrize(
+    ("given", "wire"),
+    [
+        ("off", pb.Speculation(mode=pb.SPECULATION_MODE_OFF)),
+        ("auto", pb.Speculation(mode=pb.SPECULATION_MODE_AUTO)),
+        (5, pb.Speculation(mode=pb.SPECULATION_MODE_FIXED, draft_tokens=5)),
+        (0, pb.Speculation(mode=pb.SPECULATION_MODE_FIXED)),  # for the service to refuse
+        (Speculation(), pb.Speculation()),
+        (Speculation(drafter=Drafter.NGRAM), pb.Speculation(drafter=pb.DRAFTER_NGRAM)),
+        (
+            Speculation(3, Drafter.DRAFT_EXECUTOR),
+            pb.Speculation(mode=pb.SPECULATION_MODE_FIXED, draft_tokens=3, drafter=pb.DRAFTER_DRAFT_EXECUTOR),
+        ),
+    ],
+)
+def test_speculation_is_a_mode_or_a_mode_and_a_drafter(given: Any, wire: pb.Speculation) -> None:
+    assert generate(speculation=given).speculation == wire
+
+
+@pytest.mark.parametrize("bad", ["on", -1, 2**32, True, 1.5, Speculation(drafter="ngram")])  # type: ignore[arg-type]
+def test_a_speculation_that_is_none_is_refused_by_name(bad: Any) -> None:
+    with pytest.raises(InvalidRequest, match="speculation"):
+        generate(speculation=bad)
 
 
 def test_what_is_not_given_stays_unset() -> None:

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from executor_service.fatal import EXIT_FAULT, EXIT_MODEL
 from executor_service.plan import Reason, StepRefused
-from executor_service.worker import EXIT_FAULT, EXIT_MODEL, Worker
+from executor_service.worker import Worker
 from tests.support.processes import ROOT
 from tests.unit.executor.harness import Harness, opening
 

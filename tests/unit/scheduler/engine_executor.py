@@ -1,11 +1,13 @@
-"""The real executor engine with the oracle, in process, reached through both services' codecs."""
+"""The real executor engine with a model-free backend, in process, behind both services' codecs."""
 
 from __future__ import annotations
 
 import numpy as np
 from paceline.executor.v1 import executor_pb2 as pb
 
+from executor_service.backends.base import Backend
 from executor_service.backends.oracle import OracleBackend, OracleConfig
+from executor_service.backends.paged_attention import PagedAttentionBackend, PagedAttentionConfig
 from executor_service.codec import UNIFIED, decode_step, encode_result
 from executor_service.engine import Engine
 from executor_service.limits import Limits
@@ -17,21 +19,33 @@ VOCABULARY = 48
 EPOCH = 77
 
 
+def oracle(context_length: int, agreement: float = 1.0, vocabulary: int = VOCABULARY) -> Backend:
+    """The oracle, or a draft that has its logits at a share `agreement` of the positions."""
+    return OracleBackend(OracleConfig(vocabulary, context_length, draft_agreement=agreement))
+
+
+def paged_attention(context_length: int, head_dim: int = 24) -> Backend:
+    """The reference model; one with fewer dimensions tells fewer tokens apart: a draft of it."""
+    return PagedAttentionBackend(PagedAttentionConfig(VOCABULARY, context_length, 2, 2, head_dim))
+
+
 class EngineExecutor:
     """One engine; `restart` is a scheduler that comes back to it with a new session."""
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, backend: Backend | None = None) -> None:
         self.capacity = capacity
-        backend = OracleBackend(OracleConfig(vocab_size=VOCABULARY, context_length=capacity.context_length))
+        backend = backend or oracle(capacity.context_length)
         backend.allocate(capacity.total_pages + 1, capacity.page_size)
         self._limits = Limits(
-            vocab_size=VOCABULARY,
+            vocab_size=backend.info.vocab_size,
             context_length=capacity.context_length,
             page_size=capacity.page_size,
             total_pages=capacity.total_pages,
             max_sequences=capacity.max_sequences,
             max_rows=capacity.max_rows,
             max_step_tokens=capacity.max_step_tokens,
+            max_drafts=capacity.max_drafts,
+            max_steps=capacity.max_steps,
         )
         self.engine = Engine(backend, self._limits, EPOCH, clock=lambda: 0.0)
         self._session_id = 0

@@ -51,10 +51,24 @@ def parts(plan: Plan) -> list[Row | Opening]:
 
 
 class Harness:
-    """One core, one executor, one clock. `plan`, then `answer` or `lose`; or `step` for both."""
+    """One core, one executor, one clock. `plan`, then `answer` or `lose`; or `step` for both.
 
-    def __init__(self, executor: Executor, config: CoreConfig | None = None, *, connect: bool = True) -> None:
+    With a `draft` executor also `plan_draft`, then `answer_draft` or `lose_draft`.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        config: CoreConfig | None = None,
+        *,
+        connect: bool = True,
+        draft: Executor | None = None,
+    ) -> None:
         self.executor = executor
+        self.draft = draft
+        self.drafting: Plan | None = None  # unanswered
+        self.drafted_caches: set[int] = set()  # that the draft executor may hold
+        self._last_draft_id = 0
         self.config = config or CoreConfig(max_step_tokens=32, prefill_chunk_tokens=16)
         self.core = Scheduler(self.config)
         self.now = 0.0
@@ -67,6 +81,8 @@ class Harness:
         self._last_cache_id = 0
         if connect:
             self.ready()
+        if draft is not None:
+            self.core.draft_ready(draft.capacity, self.now)
 
     # -- what happens ----------------------------------------------------------------------------
 
@@ -111,7 +127,9 @@ class Harness:
         return events
 
     def step(self) -> list[Event]:
-        """One step, or one tick of the clock when there is nothing to do."""
+        """One step, or one tick of the clock when there is nothing to do. Drafting takes no time."""
+        while self.plan_draft() is not None:
+            self.answer_draft()
         while self.plan() is not None:
             pass
         if self.unanswered:
@@ -137,7 +155,60 @@ class Harness:
     @property
     def idle(self) -> bool:
         snapshot = self.core.snapshot()
-        return not (snapshot.running or snapshot.waiting or snapshot.in_flight or self.owner)
+        busy = snapshot.running or snapshot.waiting or snapshot.in_flight or self.owner
+        return not (busy or self.drafting or self.drafted_caches)
+
+    # -- the draft executor ----------------------------------------------------------------------
+
+    def plan_draft(self) -> Plan | None:
+        """Before `plan`, as the shell does."""
+        if self.draft is None:
+            return None
+        plan = self.core.plan_draft(self.now)
+        if plan is not None:
+            assert self.drafting is None, "two draft steps in flight"
+            self.drafting = plan
+            self._check_draft(plan)
+        self.core.check_integrity()
+        return plan
+
+    def answer_draft(self, result: Result | None = None) -> None:
+        assert self.draft is not None
+        assert self.drafting is not None
+        result = result or self.draft.execute(self.drafting)
+        self.draft.check()
+        self.drafting = None
+        self.core.apply_draft(result, self.now)
+        self.core.check_integrity()
+
+    def lose_draft(self) -> None:
+        assert self.draft is not None
+        self.core.draft_lost(self.now)
+        self.draft.restart()
+        self.drafting = None
+        self.drafted_caches.clear()
+        self.core.check_integrity()
+
+    def _check_draft(self, plan: Plan) -> None:
+        """The draft executor can take the plan, and each of its caches is opened and released once."""
+        assert self.draft is not None
+        capacity = self.draft.capacity
+        for cache_id in plan.releases:
+            self.drafted_caches.remove(cache_id)
+        for opening in plan.openings:
+            assert opening.cache_id > self._last_draft_id
+            self._last_draft_id = opening.cache_id
+            self.drafted_caches.add(opening.cache_id)
+            assert opening.limit >= 1
+        fed = [part.cache_id for part in parts(plan)]
+        assert len(fed) == len(set(fed)) <= capacity.max_rows
+        assert set(fed) <= self.drafted_caches
+        assert {cut.cache_id for cut in plan.truncates} <= {row.cache_id for row in plan.rows}
+        assert len(self.drafted_caches) <= capacity.max_sequences
+        tokens = sum((len(row.tokens) or row.limit or 1) + row.steps - 1 for row in plan.rows)
+        tokens += sum(opening.limit for opening in plan.openings)
+        assert tokens <= min(self.config.max_step_tokens, capacity.max_step_tokens)
+        assert all(row.steps <= capacity.max_steps for row in plan.rows)
 
     # -- what is promised ------------------------------------------------------------------------
 
@@ -187,8 +258,10 @@ class Harness:
         for cache_id in fed:
             assert not self.ended(self.owner[cache_id]), "a step contains one who has ended"
         budget = min(self.config.max_step_tokens, capacity.max_step_tokens)
-        tokens = sum(row.limit or 1 for row in plan.rows) + sum(o.limit for o in plan.openings)
-        assert tokens <= budget
+        tokens = sum((row.limit or 1) + len(row.drafts) for row in plan.rows)
+        tokens += sum(opening.limit for opening in plan.openings)
+        assert all(len(row.drafts) <= capacity.max_drafts for row in plan.rows)
+        assert tokens <= budget, f"{tokens} tokens in a step of {budget}: {plan}"
 
     def _check_cohorts(self) -> None:
         """Nobody has a row in two unanswered steps."""

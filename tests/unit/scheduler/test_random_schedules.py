@@ -2,23 +2,27 @@
 
 Pools are barely larger than one request, so that everything is preempted all the time; requests are
 cancelled, stopped, run out of time, lose their executor before and after it has computed a step.
+With speculation they draft by n-grams and on a draft executor that is small, slow, lost and frozen.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from executor_service.backends.base import Backend
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import Failure, FinishReason
-from scheduler_service.core.request import Request, Sampling
+from scheduler_service.core.request import Drafter, Request, Sampling, Speculation
 from scheduler_service.core.step import Capacity
-from tests.unit.scheduler.engine_executor import VOCABULARY, EngineExecutor
-from tests.unit.scheduler.harness import Harness, parts
+from tests.unit.scheduler.engine_executor import VOCABULARY, EngineExecutor, oracle, paged_attention
+from tests.unit.scheduler.harness import STEP_S, Harness, parts
 
 CONTEXT = 48
 MAX_STEPS_WITHOUT_PROGRESS = 50
@@ -28,14 +32,23 @@ _tails = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6).map(tu
 _ids = st.frozensets(st.integers(0, VOCABULARY - 1), max_size=1)
 
 
+FEW = tuple((token, 50.0) for token in range(3))  # repeats itself soon, so that n-grams match
+
 KINDS = ("cancel", "stop", "lose", "lose after computing", "idle", "squeeze", "squeeze")
+DRAFT_KINDS = ("lose draft", "lose draft after computing", "draft returns", "draft returns", "squeeze draft")
+
+BACKENDS: dict[str, tuple[Callable[[int], Backend], Callable[[int], Backend]]] = {
+    "oracle": (oracle, functools.partial(oracle, agreement=0.8)),
+    "paged-attention": (paged_attention, functools.partial(paged_attention, head_dim=10)),
+}
+"""The target, and a draft that often agrees with it."""
 
 
 @dataclass(frozen=True)
 class Happening:
     """One thing that befalls request `who` (or the executor), while a step is in flight or between steps."""
 
-    kind: str  # of KINDS
+    kind: str  # of KINDS or DRAFT_KINDS
     who: int
     step: int
     in_flight: bool
@@ -50,10 +63,22 @@ class Schedule:
     happenings: tuple[Happening, ...]
     capacity: Capacity
     config: CoreConfig
+    backend: str = "oracle"
+    draft: Capacity | None = None  # no draft executor
+    draft_ticks: tuple[int, ...] = (0,)  # how long each draft step takes, in turn
+
+
+_speculations = st.builds(
+    Speculation,
+    st.sampled_from(
+        [frozenset(), *(frozenset({d}) for d in Drafter), frozenset(Drafter), frozenset(Drafter)]
+    ),
+    st.sampled_from([None, None, *range(1, 9)]),
+)
 
 
 @st.composite
-def requests(draw: st.DrawFn, number: int) -> Request:
+def requests(draw: st.DrawFn, number: int, speculation: st.SearchStrategy[Speculation]) -> Request:
     """One request; few prompts, so that prefixes are shared."""
     max_tokens = draw(st.none() | st.integers(1, 24))
     return Request(
@@ -66,6 +91,7 @@ def requests(draw: st.DrawFn, number: int) -> Request:
             presence_penalty=draw(st.sampled_from([0.0, 0.5])),
             seed=draw(st.integers(0, 3)),
             logprobs=draw(st.sampled_from([None, None, 2])),
+            logit_bias=draw(st.sampled_from([(), (), FEW])),
         ),
         max_tokens=max_tokens,
         min_tokens=draw(st.integers(0, min(4, max_tokens or 4))),
@@ -75,14 +101,28 @@ def requests(draw: st.DrawFn, number: int) -> Request:
         priority=draw(st.integers(0, 2)),
         deadline=draw(st.none() | st.none() | st.floats(0.05, 2.0)),
         salt=draw(st.sampled_from([b"", b"", b"salt"])),
+        speculation=draw(speculation),
     )
 
 
+_draft_capacities = st.none() | st.builds(
+    Capacity,
+    total_pages=st.sampled_from([3, 16, 64, 256]),
+    page_size=st.sampled_from([1, 2, 4]),
+    context_length=st.sampled_from([8, CONTEXT, CONTEXT]),
+    max_sequences=st.sampled_from([2, 9]),
+    max_rows=st.sampled_from([1, 8]),
+    max_step_tokens=st.sampled_from([4, 64]),
+    max_steps=st.sampled_from([2, 8, 64]),
+)
+
+
 @st.composite
-def schedules(draw: st.DrawFn) -> Schedule:
+def schedules(draw: st.DrawFn, backend: str = "oracle", *, speculate: bool = False) -> Schedule:
     """A pool that holds the largest request and hardly more."""
     count = draw(st.integers(2, 8))
-    wanted = tuple(draw(requests(number)) for number in range(count))
+    speculation = _speculations if speculate else st.just(Speculation())
+    wanted = tuple(draw(requests(number, speculation)) for number in range(count))
     page_size = draw(st.sampled_from([1, 2, 4, 8]))
     largest = max(len(r.prompt) + (r.max_tokens or 1) for r in wanted)
     capacity = Capacity(
@@ -92,6 +132,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         max_sequences=draw(st.sampled_from([2, 5, 9])),  # one is for the squeeze
         max_rows=draw(st.sampled_from([1, 3, 8])),
         max_step_tokens=draw(st.sampled_from([8, 16, 64])),
+        max_drafts=draw(st.sampled_from([2, 8, 64])),
     )
     config = CoreConfig(
         max_step_tokens=draw(st.sampled_from([2, 8, 32])),
@@ -100,8 +141,9 @@ def schedules(draw: st.DrawFn) -> Schedule:
         failover_timeout_s=1e6,
         max_in_flight=draw(st.sampled_from([1, 1, 2])),
     )
+    kinds = KINDS + DRAFT_KINDS if speculate else KINDS
     happening = st.builds(
-        Happening, st.sampled_from(KINDS), st.integers(0, count - 1), st.integers(0, 60), st.booleans()
+        Happening, st.sampled_from(kinds), st.integers(0, count - 1), st.integers(0, 60), st.booleans()
     )
     return Schedule(
         requests=wanted,
@@ -109,15 +151,18 @@ def schedules(draw: st.DrawFn) -> Schedule:
         happenings=tuple(draw(st.lists(happening, max_size=8))),
         capacity=capacity,
         config=config,
+        backend=backend,
+        draft=draw(_draft_capacities) if speculate else None,
+        draft_ticks=draw(st.lists(st.sampled_from([0, 0, 0, 1, 2, 8]), min_size=1, max_size=4).map(tuple)),
     )
 
 
 @functools.lru_cache(maxsize=4096)
-def solo(request: Request, request_tokens: int) -> dict[int, list[int]]:
-    """The completions of the request when it is alone in a pool with plenty of room."""
+def solo(request: Request, request_tokens: int, backend: str) -> dict[int, list[int]]:
+    """The completions of the plain request when it is alone in a pool with plenty of room."""
     capacity = Capacity(512, 4, request_tokens, 16, 16, 512)
-    harness = Harness(EngineExecutor(capacity))
-    harness.add(replace(request, deadline=None))
+    harness = Harness(EngineExecutor(capacity, BACKENDS[backend][0](request_tokens)))
+    harness.add(request)
     harness.run()
     return {index: harness.tokens[request.id, index] for index in range(request.n)}
 
@@ -127,8 +172,15 @@ class Run:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.executor = EngineExecutor(schedule.capacity)
-        self.harness = Harness(self.executor, schedule.config)
+        target, drafter = BACKENDS[schedule.backend]
+        self.executor = EngineExecutor(schedule.capacity, target(CONTEXT))
+        self.draft: EngineExecutor | None = None
+        if schedule.draft is not None:
+            self.draft = EngineExecutor(schedule.draft, drafter(schedule.draft.context_length))
+        self.harness = Harness(self.executor, schedule.config, draft=self.draft)
+        self.draft_ticks = itertools.cycle(schedule.draft_ticks)
+        self.draft_due = 0  # ticks until the draft step in flight is answered
+        self.draft_connected = self.draft is not None
         self.stopped: set[tuple[str, int]] = set()
         self.cancelled: set[str] = set()
         self.losses_in_flight: dict[str, int] = {}
@@ -167,6 +219,7 @@ class Run:
         for happening in happenings:
             if not happening.in_flight:
                 self.happen(happening)
+        self.run_draft()
         while self.harness.plan() is not None:
             pass
         for happening in happenings:
@@ -175,7 +228,26 @@ class Run:
         if self.harness.unanswered:
             self.harness.answer()
         else:
-            self.harness.step()
+            self.harness.now += STEP_S
+
+    def run_draft(self) -> None:
+        """Answer the draft step when its time has come, send the next; some take no time at all."""
+        harness = self.harness
+        self.draft_due -= 1
+        for _ in range(8):
+            if harness.drafting is None and self.draft_connected and harness.plan_draft() is not None:
+                self.draft_due = next(self.draft_ticks)
+            if harness.drafting is None or self.draft_due > 0:
+                return
+            harness.answer_draft()
+
+    def lose_draft(self, *, after_computing: bool) -> None:
+        if self.draft is not None and self.draft_connected:
+            if after_computing and self.harness.drafting is not None:
+                self.draft.execute(self.harness.drafting)
+            self.harness.lose_draft()
+            self.draft_connected = False
+            assert self.harness.plan_draft() is None, "a plan for no draft executor"
 
     def happen(self, happening: Happening) -> None:
         harness = self.harness
@@ -193,6 +265,15 @@ class Run:
             harness.now += 0.3
         elif happening.kind == "squeeze":
             self.squeeze(min(8, self.schedule.capacity.page_size * (1 + happening.step % 6)))
+        elif happening.kind == "squeeze draft":
+            if self.draft is not None:
+                self.draft.squeeze(happening.step % 4)
+        elif happening.kind == "draft returns":
+            if self.draft is not None and not self.draft_connected:
+                self.draft_connected = True
+                harness.core.draft_ready(self.draft.capacity, harness.now)
+        elif "draft" in happening.kind:
+            self.lose_draft(after_computing="after" in happening.kind)
         else:
             self.lose(after_computing=happening.kind == "lose after computing")
 
@@ -220,9 +301,13 @@ class Run:
         harness = self.harness
         self.executor.squeeze(0)
         assert self.executor.owned_pages == 0, "pages leaked"
+        if self.draft is not None:
+            self.draft.squeeze(0)
+            assert self.draft.owned_pages == 0, "pages of the draft executor leaked"
         limit = min(CONTEXT, self.schedule.capacity.total_pages * self.schedule.capacity.page_size)
         for request in self.schedule.requests:
-            expected = solo(request, limit)
+            plain = replace(request, deadline=None, speculation=Speculation())
+            expected = solo(plain, limit, self.schedule.backend)
             failed = harness.failed.get(request.id)
             if failed is not None:
                 if failed.failure is Failure.CANCELLED:
@@ -263,3 +348,20 @@ def test_every_output_equals_its_solo_run(schedule: Schedule) -> None:
 @given(schedules())
 def test_every_output_equals_its_solo_run_1000_times(schedule: Schedule) -> None:
     check(schedule)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_every_speculated_output_equals_its_plain_solo_run(backend: str, data: st.DataObject) -> None:
+    check(data.draw(schedules(backend, speculate=True)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_every_speculated_output_equals_its_plain_solo_run_1000_times(
+    backend: str, data: st.DataObject
+) -> None:
+    check(data.draw(schedules(backend, speculate=True)))

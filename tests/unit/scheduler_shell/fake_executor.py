@@ -23,6 +23,8 @@ class FakeExecutor(ExecutorServiceServicer):
     def __init__(self) -> None:
         self.epoch = 1
         self.model = b"model"
+        self.vocabulary = b"words"
+        self.capabilities: list[pb.Capability.ValueType] = [pb.CAPABILITY_VERIFY, pb.CAPABILITY_MULTI_STEP]
         self.state = pb.EXECUTOR_STATE_SERVING
         self.heartbeats = asyncio.Event()  # cleared: GetStatus hangs
         self.heartbeats.set()
@@ -37,8 +39,17 @@ class FakeExecutor(ExecutorServiceServicer):
         return pb.GetInfoResponse(
             epoch=self.epoch,
             model=pb.ModelInfo(name="fake", vocab_size=10, context_length=64),
-            limits=pb.Limits(page_size=16, total_pages=10, max_sequences=4, max_rows=4, max_step_tokens=64),
-            fingerprints=pb.Fingerprints(model=self.model, sampler="s"),
+            limits=pb.Limits(
+                page_size=16,
+                total_pages=10,
+                max_sequences=4,
+                max_rows=4,
+                max_step_tokens=64,
+                max_drafts=8,
+                max_steps=6,
+            ),
+            capabilities=self.capabilities,
+            fingerprints=pb.Fingerprints(model=self.model, vocabulary=self.vocabulary, sampler="s"),
         )
 
     async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> pb.GetTokenizerResponse:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_service.model import Identity, Model, RequestLimits
+from scheduler_service.model import Drafting, Identity, Model, RequestLimits, Vocabulary
 
 LIMITS = RequestLimits(
     max_n=4,
@@ -15,6 +15,7 @@ LIMITS = RequestLimits(
 )
 MODEL = Model(
     identity=Identity(b"model", "sampler-1"),
+    vocabulary=Vocabulary(b"words", 100, "sampler-1"),
     name="small",
     architecture="oracle",
     dtype="float32",
@@ -23,5 +24,7 @@ MODEL = Model(
     context_length=64,
     eos_token_ids=frozenset({0}),
     limits=LIMITS,
+    max_draft_tokens=16,
     generation_defaults={"temperature": 0.5, "top_k": 7.0},
 )
+DRAFTING = Drafting()

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.config import SchedulerSettings
+from scheduler_service.core.request import Drafter, Speculation
+from scheduler_service.model import Drafting
+
+NGRAM, BOTH = frozenset({Drafter.NGRAM}), frozenset(Drafter)
 
 
 def load(*arguments: str) -> SchedulerSettings:
@@ -38,8 +42,13 @@ def test_executors_are_a_repeated_flag_or_separated_by_commas(monkeypatch: pytes
         (["--port", "many"], "port"),
         (["--bogus", "1"], "bogus"),
         (["--executor", "a:1", "--executor", "a:1"], "twice"),
-        (["--tls-cert", "cert.pem"], "go together"),
-        (["--stall-timeout-s", "nan"], "stall_timeout_s"),
+        (["--executor", "a:1", "--draft-executor", "a:1"], "twice"),
+        (["--speculation", "on"], "speculation"),
+        (["--speculation", "0"], "speculation"),
+        (["--speculation", "-3"], "speculation"),
+        (["--max-draft-tokens", "0"], "--max-draft-tokens"),
+        (["--tls-cert", __file__], "go together"),
+        (["--stall-timeout-s", "nan"], "--stall-timeout-s"),
         (["--auth-token-file", "nowhere"], "nowhere"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
     ],
@@ -51,6 +60,28 @@ def test_a_mistake_is_told_by_name(
         load(*arguments)
     assert caught.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], Drafting(NGRAM, Speculation(NGRAM))),
+        (["--speculation", "off"], Drafting(NGRAM, Speculation())),
+        (["--speculation", "5"], Drafting(NGRAM, Speculation(NGRAM, 5))),
+        (["--draft-executor", "d:1"], Drafting(BOTH, Speculation(BOTH))),
+        (["--draft-executor", "d:1", "--speculation", "off"], Drafting(BOTH, Speculation())),
+    ],
+)
+def test_speculation_is_on_unless_told_otherwise(arguments: list[str], expected: Drafting) -> None:
+    assert load(*arguments).drafting == expected
+
+
+@pytest.mark.parametrize(("written", "length"), [("off", None), ("auto", None), ("4", 4)])
+def test_speculation_in_the_file_is_what_it_says(tmp_path: Path, written: str, length: int | None) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"speculation: {written}\n")  # YAML reads `off` as false and 4 as a number
+    default = load("--config", str(file)).drafting.default
+    assert default == (Speculation() if written == "off" else Speculation(NGRAM, length))
 
 
 def test_an_unknown_setting_in_the_file_is_a_mistake(
@@ -68,4 +99,4 @@ def test_tokens_come_from_files_and_are_never_shown(tmp_path: Path) -> None:
     file.write_text("sesame\n")
     settings = load("--auth-token-file", str(file), "--executor-token-file", str(file))
     assert settings.server_security.token == settings.executor_security.token == "sesame"
-    assert "hidden" not in repr(load("--auth-token", "hidden"))
+    assert "sesame" not in repr(settings)

@@ -12,12 +12,13 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.codec.requests import check_request
 from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.request import Speculation
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import Capacity, Plan, Result, RowResult, TopLogprobs
 from scheduler_service.errors import Aborted, DuplicateRequest, StalledReader
 from scheduler_service.live import LiveRequests
 from scheduler_service.metrics import Metrics
-from scheduler_service.model import TokenizerFiles
+from scheduler_service.model import Drafting, TokenizerFiles
 from scheduler_service.stream import MAX_DELTA_TOKENS, RequestStream
 from scheduler_service.text.tools import TextTools
 from tests.unit.scheduler_shell import tokenizers_made_here as made
@@ -42,7 +43,7 @@ class Shop:
         conditions = pb.StopConditions(**stop)  # type: ignore[arg-type]
         tokens = pb.TokenIds(ids=[1, 2])
         message = pb.GenerateRequest(request_id=id_, token_ids=tokens, stop=conditions, n=n)
-        checked = check_request(message, MODEL)
+        checked = check_request(message, MODEL, Drafting(default=Speculation()))
         tools = self.text if text else None
         return self.live.admit(checked, [1, 2], arrival=self.now, deadline=None, text=tools)
 

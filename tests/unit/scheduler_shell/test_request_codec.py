@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from scheduler_service.codec.requests import (
     TokenPrompt,
     check_request,
 )
+from scheduler_service.core.request import Drafter, Speculation
 from scheduler_service.errors import InvalidRequest
-from tests.unit.scheduler_shell.models_made_here import LIMITS, MODEL
+from scheduler_service.model import Drafting
+from tests.unit.scheduler_shell.models_made_here import DRAFTING, LIMITS, MODEL
 
 NAN, INF = math.nan, math.inf
 
@@ -45,6 +48,14 @@ def chat(*turns: tuple[str, str]) -> pb.GenerateRequest:
 def ids(*values: int) -> pb.GenerateRequest:
     return request(token_ids=pb.TokenIds(ids=values))
 
+
+def speculation(**fields: Any) -> pb.GenerateRequest:
+    return request(speculation=pb.Speculation(**fields))
+
+
+FIXED = pb.SPECULATION_MODE_FIXED
+NGRAM, EXECUTOR = frozenset({Drafter.NGRAM}), frozenset({Drafter.EXECUTOR})
+BOTH = Drafting(NGRAM | EXECUTOR, Speculation(NGRAM | EXECUTOR, 5))
 
 BAD: list[tuple[str, pb.GenerateRequest]] = [
     ("prompt", pb.GenerateRequest()),
@@ -78,6 +89,15 @@ BAD: list[tuple[str, pb.GenerateRequest]] = [
     ("sampling.logprobs", sampling(logprobs=6)),
     ("sampling.logit_bias", sampling(logit_bias=dict.fromkeys(range(5), 0.0))),
     ("sampling.logit_bias[100]", sampling(logit_bias={100: 1.0})),
+    ("speculation.draft_tokens", speculation(mode=FIXED)),
+    ("speculation.draft_tokens", speculation(mode=FIXED, draft_tokens=17)),
+    ("speculation.draft_tokens", speculation(mode=FIXED, draft_tokens=2**32 - 1)),
+    ("speculation.draft_tokens", speculation(mode=pb.SPECULATION_MODE_AUTO, draft_tokens=1)),
+    ("speculation.draft_tokens", speculation(mode=pb.SPECULATION_MODE_OFF, draft_tokens=1)),
+    ("speculation.draft_tokens", speculation(draft_tokens=1)),
+    ("speculation.mode", speculation(mode=9)),
+    ("speculation.drafter", speculation(drafter=pb.DRAFTER_DRAFT_EXECUTOR)),
+    ("speculation.drafter", speculation(drafter=9)),
     *((f"sampling.logit_bias[{7}]", sampling(logit_bias={7: value})) for value in (NAN, INF, -INF, 1001)),
     *(("sampling.temperature", sampling(temperature=value)) for value in (NAN, INF, -INF, -0.1, 100.1)),
     *(("sampling.top_p", sampling(top_p=value)) for value in (NAN, INF, 0, -1, 1.1)),
@@ -94,14 +114,14 @@ BAD: list[tuple[str, pb.GenerateRequest]] = [
 @pytest.mark.parametrize(("field", "message"), BAD)
 def test_a_bad_field_is_refused_by_its_name(field: str, message: pb.GenerateRequest) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        check_request(message, MODEL)
+        check_request(message, MODEL, DRAFTING)
     assert caught.value.field == field
     assert str(caught.value).startswith(f"{field}: ")
     assert len(str(caught.value)) < 300  # says what is wrong without repeating what was sent
 
 
 def test_what_is_unset_takes_the_models_defaults_and_then_ours() -> None:
-    checked = check_request(request(), MODEL)
+    checked = check_request(request(), MODEL, DRAFTING)
     assert (checked.sampling.temperature, checked.sampling.top_k, checked.sampling.top_p) == (0.5, 7, 1.0)
     assert (checked.n, checked.max_tokens, checked.min_tokens, checked.priority) == (1, None, 0, 0)
     assert checked.eos_token_ids == {0}
@@ -109,30 +129,61 @@ def test_what_is_unset_takes_the_models_defaults_and_then_ours() -> None:
 
 
 def test_what_is_set_to_zero_is_not_unset() -> None:
-    checked = check_request(sampling(temperature=0, top_k=0, seed=0, logprobs=0), MODEL)
+    checked = check_request(sampling(temperature=0, top_k=0, seed=0, logprobs=0), MODEL, DRAFTING)
     assert checked.sampling.temperature == 0
     assert (checked.sampling.top_k, checked.sampling.seed, checked.sampling.logprobs) == (0, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("fields", "drafting", "expected"),
+    [
+        ({}, DRAFTING, Speculation(NGRAM)),
+        ({}, BOTH, Speculation(NGRAM | EXECUTOR, 5)),
+        ({}, Drafting(default=Speculation()), Speculation()),
+        ({"drafter": pb.DRAFTER_DRAFT_EXECUTOR}, BOTH, Speculation(EXECUTOR, 5)),
+        ({"drafter": pb.DRAFTER_NGRAM}, Drafting(default=Speculation()), Speculation()),
+        ({"mode": pb.SPECULATION_MODE_OFF}, BOTH, Speculation()),
+        ({"mode": pb.SPECULATION_MODE_AUTO}, BOTH, Speculation(NGRAM | EXECUTOR)),
+        ({"mode": pb.SPECULATION_MODE_AUTO, "drafter": pb.DRAFTER_NGRAM}, BOTH, Speculation(NGRAM)),
+        ({"mode": FIXED, "draft_tokens": 16}, Drafting(default=Speculation()), Speculation(NGRAM, 16)),
+        (
+            {"mode": FIXED, "draft_tokens": 1, "drafter": pb.DRAFTER_DRAFT_EXECUTOR},
+            BOTH,
+            Speculation(EXECUTOR, 1),
+        ),
+    ],
+)
+def test_speculation_is_the_requests_choice_of_what_the_server_has(
+    fields: dict[str, Any], drafting: Drafting, expected: Speculation
+) -> None:
+    assert check_request(speculation(**fields), MODEL, drafting).speculation == expected
+
+
+def test_a_fixed_number_of_drafts_needs_an_executor_that_verifies() -> None:
+    model = replace(MODEL, max_draft_tokens=0)
+    with pytest.raises(InvalidRequest, match="verifies no drafts"):
+        check_request(speculation(mode=FIXED, draft_tokens=1), model, DRAFTING)
+
+
 def test_ids_and_seeds_are_drawn_and_differ() -> None:
-    checked = [check_request(request(), MODEL) for _ in range(50)]
+    checked = [check_request(request(), MODEL, DRAFTING) for _ in range(50)]
     assert len({one.id for one in checked}) == len({one.sampling.seed for one in checked}) == 50
 
 
 def test_a_filter_as_wide_as_the_vocabulary_is_none() -> None:
-    assert check_request(sampling(top_k=2**32 - 1), MODEL).sampling.top_k == 0
-    assert check_request(sampling(top_k=99), MODEL).sampling.top_k == 99
+    assert check_request(sampling(top_k=2**32 - 1), MODEL, DRAFTING).sampling.top_k == 0
+    assert check_request(sampling(top_k=99), MODEL, DRAFTING).sampling.top_k == 99
 
 
 def test_prompts_keep_their_kind() -> None:
-    assert check_request(request(text="hi"), MODEL).prompt == TextPrompt("hi")
-    assert check_request(ids(1, 99), MODEL).prompt == TokenPrompt((1, 99))
+    assert check_request(request(text="hi"), MODEL, DRAFTING).prompt == TextPrompt("hi")
+    assert check_request(ids(1, 99), MODEL, DRAFTING).prompt == TokenPrompt((1, 99))
     turn = {"role": "user", "content": ""}
-    assert check_request(chat(("user", "")), MODEL).prompt == ChatPrompt((turn,))
+    assert check_request(chat(("user", "")), MODEL, DRAFTING).prompt == ChatPrompt((turn,))
 
 
 def test_ignore_eos_takes_the_models_end_tokens_away_and_no_others() -> None:
-    checked = check_request(stop(ignore_eos=True, token_ids=[5, 5]), MODEL)
+    checked = check_request(stop(ignore_eos=True, token_ids=[5, 5]), MODEL, DRAFTING)
     assert checked.eos_token_ids == frozenset()
     assert checked.stop_token_ids == {5}
 
@@ -168,6 +219,10 @@ stops = st.builds(
     ignore_eos=st.booleans(),
 )
 
+speculations = st.builds(
+    pb.Speculation, mode=st.integers(0, 5), draft_tokens=small_or_any, drafter=st.integers(0, 4)
+)
+
 
 @given(
     prompts,
@@ -177,6 +232,7 @@ stops = st.builds(
     small_or_any,
     st.integers(-(2**31), 2**31 - 1),
     st.text(max_size=300),
+    st.none() | speculations,
 )
 def test_any_message_is_taken_within_limits_or_refused_with_one_error(
     prompt: dict[str, Any],
@@ -186,6 +242,7 @@ def test_any_message_is_taken_within_limits_or_refused_with_one_error(
     n: int,
     priority: int,
     salt: str,
+    speculation: pb.Speculation | None,
 ) -> None:
     message = pb.GenerateRequest(
         **prompt,
@@ -195,9 +252,10 @@ def test_any_message_is_taken_within_limits_or_refused_with_one_error(
         n=n,
         priority=priority,
         cache_salt=salt,
+        speculation=speculation,
     )
     try:
-        checked = check_request(message, MODEL)
+        checked = check_request(message, MODEL, DRAFTING)
     except InvalidRequest:
         return
     _assert_within_limits(checked)
@@ -214,6 +272,8 @@ def _assert_within_limits(checked: CheckedRequest) -> None:
     assert all(math.isfinite(value) for value in floats)
     assert 1 <= checked.n <= LIMITS.max_n
     assert checked.max_tokens is None or 1 <= checked.max_tokens <= MODEL.context_length
+    assert checked.speculation.drafters <= DRAFTING.drafters
+    assert checked.speculation.length is None or 1 <= checked.speculation.length <= MODEL.max_draft_tokens
     assert len(checked.stop_strings) <= LIMITS.max_stop_strings
     assert all(checked.stop_strings)
     assert all(id_ < MODEL.vocab_size for id_ in checked.stop_token_ids)

@@ -11,7 +11,7 @@ from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.step import Capacity
 from scheduler_service.errors import InternalError, NotReady
 from scheduler_service.service import SchedulerService, _endless
-from tests.unit.scheduler_shell.models_made_here import MODEL
+from tests.unit.scheduler_shell.models_made_here import DRAFTING, MODEL
 from tests.unit.scheduler_shell.test_request_codec import ids
 
 
@@ -29,7 +29,7 @@ async def test_a_bug_in_the_loop_ends_the_service_and_tells_live_requests(
     scheduler = service()
     scheduler.core.executor_ready(Capacity(10, 16, 64, 10, 10, 100), 0.0)
     stream = scheduler.live.admit(
-        check_request(ids(1, 2), MODEL), [1, 2], arrival=0.0, deadline=None, text=None
+        check_request(ids(1, 2), MODEL, DRAFTING), [1, 2], arrival=0.0, deadline=None, text=None
     )
 
     def bug(now: float) -> list[object]:

@@ -7,9 +7,11 @@ import time
 import pytest
 from paceline.executor.v1 import executor_pb2 as pb
 
+from scheduler_service.codec.handshake import decode_capacity, decode_model
 from scheduler_service.codec.steps import decode_result, encode_step
 from scheduler_service.core.request import Sampling
-from scheduler_service.core.step import Code, Fork, Opening, Plan, Row, TopLogprobs
+from scheduler_service.core.step import Code, Fork, Opening, Plan, Row, TopLogprobs, Truncate
+from tests.unit.scheduler_shell.models_made_here import LIMITS
 
 HEADER = pb.StepHeader(session_id=3, step_id=9, epoch=77)
 OPENING = Opening(
@@ -38,7 +40,7 @@ def test_a_plan_becomes_packed_rows_openings_and_ordered_ops() -> None:
     assert [op.WhichOneof("op") for op in step.ops] == ["release", "fork"]
     assert list(step.ops[0].release.cache_ids) == [8, 9]
     assert (step.ops[1].fork.source_id, step.ops[1].fork.cache_id, step.ops[1].fork.length) == (5, 6, 2)
-    assert not step.ops[1].fork.sampling.stop_token_ids  # nothing is masked without min_tokens
+    assert list(step.ops[1].fork.sampling.stop_token_ids) == [0]  # they end a row with steps
     rows = step.rows
     assert list(rows.cache_ids) == [10, 11, 12, 13]
     assert list(rows.kv_lengths) == [7, 4, 3, 9]
@@ -53,9 +55,53 @@ def test_a_plan_becomes_packed_rows_openings_and_ordered_ops() -> None:
     assert not opening.sampling.HasField("repetition_penalty")
 
 
+def test_a_draft_executors_step_truncates_and_samples_several_tokens_in_a_row() -> None:
+    plan = Plan(
+        1,
+        releases=(8,),
+        truncates=(Truncate(10, 5), Truncate(11, 6)),
+        forks=(Fork(5, 6, 2, Sampling(), (), 0),),
+        rows=(Row(10, 5, tokens=(40,), steps=4), Row(11, 6, tokens=(41, 42))),
+    )
+    step = encode_step(plan, HEADER)
+    assert [op.WhichOneof("op") for op in step.ops] == ["release", "truncate", "truncate", "fork"]
+    assert [(op.truncate.cache_id, op.truncate.length) for op in step.ops[1:3]] == [(10, 5), (11, 6)]
+    assert list(step.rows.steps) == [4, 1]
+    message = pb.StepResult(
+        rows=pb.RowResults(kv_lengths=[9, 0], token_counts=[4, 0], tokens=[1, 2, 3, 4]),
+        ops=[pb.OpResult(released=1), pb.OpResult(kv_length=5), pb.OpResult(), pb.OpResult(kv_length=2)],
+        op_errors=[pb.Error(index=2, code=5, message="unknown"), pb.Error(index=3, code=8, message="full")],
+    )
+    message.rows.errors.add(index=1, code=5, message="unknown")
+    result = decode_result(plan, message)
+    assert result.rows[0].tokens == [1, 2, 3, 4]
+    assert result.rows[1].code is Code.NOT_FOUND  # how a failed truncation shows
+    assert [(fork.kv_length, fork.code) for fork in result.forks] == [(2, Code.RESOURCE_EXHAUSTED)]
+
+
 def test_plain_decode_rows_carry_ids_and_lengths_alone() -> None:
     step = encode_step(Plan(1, rows=(Row(10, 7), Row(11, 4))), HEADER)
     assert {field.name for field, _ in step.rows.ListFields()} == {"cache_ids", "kv_lengths"}
+
+
+def test_what_an_executor_does_not_advertise_it_is_not_asked_for() -> None:
+    info = pb.GetInfoResponse(
+        model=pb.ModelInfo(context_length=64),
+        limits=pb.Limits(
+            page_size=16,
+            total_pages=10,
+            max_sequences=4,
+            max_rows=4,
+            max_step_tokens=64,
+            max_drafts=8,
+            max_steps=6,
+        ),
+    )
+    assert (decode_capacity(info).max_drafts, decode_capacity(info).max_steps) == (0, 1)
+    assert decode_model(info, pb.GetTokenizerResponse(), LIMITS).max_draft_tokens == 0
+    info.capabilities.extend([pb.CAPABILITY_VERIFY, pb.CAPABILITY_MULTI_STEP])
+    assert (decode_capacity(info).max_drafts, decode_capacity(info).max_steps) == (8, 6)
+    assert decode_model(info, pb.GetTokenizerResponse(), LIMITS).max_draft_tokens == 8
 
 
 def test_an_answer_becomes_one_result_per_row_then_per_opening() -> None:

@@ -5,20 +5,41 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from paceline import aio
 from paceline.channel import Security
+from paceline.cli import plot as plots
+from paceline.cli import speculation_bench
 from paceline.cli.common import DEFAULT_ADDRESS, Address, TimeoutS, console, fail, run, security, stderr
 from paceline.cli.load import Load, Summary, run_rounds, summarize
-from paceline.cli.serve import loading_bar, say, stack_config
+from paceline.cli.serve import (
+    QUIET,
+    DraftBackend,
+    DraftModel,
+    DraftOption,
+    draft_config,
+    flags,
+    loading_bar,
+    say,
+    stack_config,
+)
 from paceline.cli.stack import StackConfig, starting
 from paceline.types import ModelInfo
 
@@ -38,6 +59,15 @@ def bench(
     temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0)] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", min=0.0, max=1.0)] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the prompts and of the sampling.")] = 0,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="A prompt is one passage so many times over: easy to guess ahead.")
+    ] = 1,
+    speculation: Annotated[
+        bool, typer.Option("--speculation", help="Compare plain decoding with each way of guessing ahead.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="With --speculation: write the plot here, as PNG and SVG.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--json", help="Write the results here ('-': stdout).")
     ] = None,
@@ -46,6 +76,16 @@ def bench(
         str | None,
         typer.Option("--serve", metavar="BACKEND", help="Start services for this run: torch, oracle, ..."),
     ] = None,
+    served_model: Annotated[
+        Path | None, typer.Option("--model", help="With --serve torch. Default: the default model.")
+    ] = None,
+    executor_option: Annotated[
+        list[str] | None,
+        typer.Option("--executor-option", "-E", metavar="NAME=VALUE", help="With --serve."),
+    ] = None,
+    draft_model: DraftModel = None,
+    draft_backend: DraftBackend = None,
+    draft_option: DraftOption = None,
     address: Address = DEFAULT_ADDRESS,
 ) -> None:
     """Measure time to first token, inter-token latency and throughput.
@@ -54,6 +94,10 @@ def bench(
     request generates exactly --new-tokens tokens. "decode" is the throughput between the last
     stream's first token and the first stream's end (median of the rounds): the engine's own speed,
     free of prefill and of emptying batches. It needs --together.
+
+        paceline bench --speculation -c 1,4,16 --repeats 4 --plot speculation
+        paceline bench --speculation --serve oracle -E step-ms=20 --draft-backend oracle
+            -D draft-agreement=0.8 -D step-ms=2
     """
     try:
         levels = [int(level) for level in concurrency.split(",")]
@@ -61,24 +105,35 @@ def bench(
         levels = []
     if not levels or min(levels) < 1:
         fail(f"--concurrency: expected numbers like 1,8,32, got {concurrency!r}", 2)
-    load = Load(prompt_tokens, new_tokens, temperature, top_p, seed, salt=secrets.token_hex(8))
-    plan = _Plan(load, levels, rounds, together, warmup, timeout_s)
+    if plot is not None:
+        if not speculation:
+            fail("--plot needs --speculation", 2)
+        plots.require()
+    config = None
+    draft = draft_config(draft_backend, draft_model, draft_option, QUIET)
     if own is not None:
-        model, results = run(_with_own_services(stack_config(own), plan), "the services of this run")
+        config = stack_config(own, served_model, flags(executor_option), draft)
+    elif served_model or executor_option or draft:
+        fail("--model, --executor-option and --draft-... need --serve", 2)
+    load = Load(
+        prompt_tokens, new_tokens, temperature, top_p, seed, salt=secrets.token_hex(8), repeats=repeats
+    )
+    plan = _Plan(load, levels, rounds, together, warmup, timeout_s)
+    measure = _compare if speculation else _measure
+    if config is not None:
+        outcome = run(_with_own_services(config, plan, measure), "the services of this run")
     else:
-        model, results = run(_bench(address, security(context), plan), address)
-    report = {
-        "model": {"name": model.name, "dtype": model.dtype, "version": model.version},
-        "load": dataclasses.asdict(load) | {"rounds": rounds, "together": together},
-        "levels": [{"concurrency": level} | dataclasses.asdict(result) for level, result in results.items()],
-    }
-    text = json.dumps(report, indent=2)
+        outcome = run(measure(address, security(context), plan), address)
+    text = json.dumps(outcome.report(plan), indent=2)
+    if output is not None and output != Path("-"):
+        output.write_text(text + "\n")
+    if plot is not None:
+        files = plots.write(outcome.comparison, outcome.title(plan), plot)
+        stderr.print(f"[dim]plot: {', '.join(str(file) for file in files)}[/]", highlight=False)
     if output == Path("-"):
         typer.echo(text)
-        return
-    console.print(table(results))
-    if output is not None:
-        output.write_text(text + "\n")
+    else:
+        console.print(outcome.table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +146,46 @@ class _Plan:
     timeout_s: float | None
 
 
-_Results = tuple[ModelInfo, dict[int, Summary]]
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    model: ModelInfo
+    table: Table
+    levels: list[dict[str, Any]]  # for JSON
+    comparison: speculation_bench.Results  # for the plot; empty without --speculation
+
+    def report(self, plan: _Plan) -> dict[str, Any]:
+        model = self.model
+        return {
+            "model": {"name": model.name, "dtype": model.dtype, "version": model.version},
+            "load": dataclasses.asdict(plan.load) | {"rounds": plan.rounds, "together": plan.together},
+            "levels": self.levels,
+        }
+
+    def title(self, plan: _Plan) -> str:
+        load = plan.load
+        prompts = f"prompts of {load.prompt_tokens} random tokens"
+        if load.repeats > 1:
+            prompts += f", a passage {load.repeats} times over"
+        asked = f"{prompts}, {load.new_tokens} new, temperature {load.temperature:g}"
+        return f"{self.model.name} ({self.model.dtype}): {asked}"
 
 
-async def _with_own_services(config: StackConfig, plan: _Plan) -> _Results:
+_Measure = Callable[[str, Security, _Plan], Coroutine[object, object, _Outcome]]
+
+
+async def _with_own_services(config: StackConfig, plan: _Plan, measure: _Measure) -> _Outcome:
     """Bench a stack that lives as long as the run."""
     async with AsyncExitStack() as cleanup:
         with loading_bar() as loading:
             stack = await cleanup.enter_async_context(starting(config, say, loading))
-        return await _bench(stack.address, config.scheduler_security, plan)
+        return await measure(stack.address, config.scheduler_security, plan)
 
 
-async def _bench(address: str, tls: Security, plan: _Plan) -> _Results:
+async def _measure(address: str, tls: Security, plan: _Plan) -> _Outcome:
     results: dict[int, Summary] = {}
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     async with aio.Client(address, security=tls) as client:
-        model = await client.model_info(timeout_s=10)
-        if plan.load.prompt_tokens + plan.load.new_tokens > model.max_request_tokens:
-            fail(f"{model.name} takes {model.max_request_tokens} tokens a request, prompt and new together")
+        model = await _model(client, plan.load)
         number = 0
         bars = Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
         with bars:
@@ -128,7 +205,39 @@ async def _bench(address: str, tls: Security, plan: _Plan) -> _Results:
                     number += level * plan.rounds  # no prompt twice: the prefix cache would know it
                     results[level] = summarize(traces, together=plan.together)
                 bars.remove_task(bar)
-    return model, results
+    levels = [{"concurrency": level} | dataclasses.asdict(result) for level, result in results.items()]
+    return _Outcome(model, table(results), levels, {})
+
+
+async def _compare(address: str, tls: Security, plan: _Plan) -> _Outcome:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    async with aio.Client(address, security=tls) as client:
+        model = await _model(client, plan.load)
+        each = len(speculation_bench.modes(model)) * (plan.rounds + 1) * plan.load.new_tokens
+        with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bars:
+            bar = bars.add_task("", total=sum(plan.levels) * each)
+            results = await speculation_bench.compare(
+                client,
+                model,
+                plan.load,
+                plan.levels,
+                plan.rounds,
+                plan.timeout_s,
+                lambda what, tokens: bars.update(bar, description=what, advance=tokens),
+            )
+    levels = [
+        {"concurrency": level, "modes": {name: dataclasses.asdict(one) for name, one in by_mode.items()}}
+        for level, by_mode in results.items()
+    ]
+    return _Outcome(model, speculation_bench.table(results), levels, results)
+
+
+async def _model(client: aio.Client, load: Load) -> ModelInfo:
+    """The model, if it can take such a load."""
+    model = await client.model_info(timeout_s=10)
+    if load.prompt_tokens + load.new_tokens > model.max_request_tokens:
+        fail(f"{model.name} takes {model.max_request_tokens} tokens a request, prompt and new together")
+    return model
 
 
 def table(results: dict[int, Summary]) -> Table:

@@ -17,7 +17,18 @@ from paceline.cli.common import (
     security,
     stderr,
 )
-from paceline.cli.generate import MaxTokens, Seed, System, Temperature, TopP, options, write
+from paceline.cli.generate import (
+    DrafterChoice,
+    MaxTokens,
+    Mode,
+    Seed,
+    System,
+    Temperature,
+    TopP,
+    options,
+    speculation,
+    write,
+)
 from paceline.client import Client
 from paceline.requests import Options
 from paceline.types import Delta, Message
@@ -32,13 +43,21 @@ def chat(
     temperature: Temperature = None,
     top_p: TopP = None,
     seed: Seed = None,
+    mode: Mode = None,
+    drafter: DrafterChoice = None,
     address: Address = DEFAULT_ADDRESS,
 ) -> None:
     """Talk with the model.
 
     The whole conversation is sent each turn; the prefix cache makes that cheap.
     """
-    chosen = options(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    chosen = options(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        speculation=speculation(mode, drafter),
+    )
     with one_line_errors(address), Client(address, security=security(context)) as client:
         model = client.model_info(timeout_s=10)
         if not model.has_chat_template:

@@ -6,14 +6,14 @@ import dataclasses
 import enum
 import json
 import sys
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
 from paceline.cli.common import DEFAULT_ADDRESS, Address, TimeoutS, fail, one_line_errors, security, stderr
 from paceline.client import Client, Generation
 from paceline.requests import Options
-from paceline.types import Delta, Event, Finished, Message
+from paceline.types import Delta, Drafter, Event, Finished, Message, Speculation, Usage
 
 Temperature = Annotated[float | None, typer.Option("--temperature", "-t", min=0.0, help="0 is greedy.")]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-m", min=1, help="Default: what fits.")]
@@ -22,12 +22,35 @@ TopK = Annotated[int | None, typer.Option("--top-k", min=0, help="0 is off.")]
 MinP = Annotated[float | None, typer.Option("--min-p", min=0.0, max=1.0)]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same tokens.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text. Repeatable.")]
+Mode = Annotated[
+    str | None,
+    typer.Option(
+        "--speculation",
+        metavar="off|auto|N",
+        help="Guess tokens ahead: never, as it pays, or N a step. The same tokens, sooner.",
+        show_default="the server's",
+    ),
+]
+DrafterChoice = Annotated[
+    Drafter | None, typer.Option("--drafter", help="Who guesses.", show_default="all that there are")
+]
 System = Annotated[str | None, typer.Option("--system", help="A system message.")]
 
 
 def options(**given: Any) -> Options:
     """Only what was given: the rest is the model's default."""
     return cast(Options, {name: value for name, value in given.items() if value is not None})
+
+
+def speculation(mode: str | None, drafter: Drafter | None) -> Speculation | None:
+    """What --speculation and --drafter say; None if they say nothing."""
+    if mode is None and drafter is None:
+        return None
+    if mode is None or mode in ("off", "auto"):
+        return Speculation(cast(Literal["off", "auto"] | None, mode), drafter)
+    if not mode.isdecimal():
+        fail(f"--speculation: expected off, auto or a number, got {mode!r}", 2)
+    return Speculation(int(mode), drafter)
 
 
 def generate(
@@ -46,9 +69,13 @@ def generate(
     min_p: MinP = None,
     seed: Seed = None,
     stop: Stop = None,
+    mode: Mode = None,
+    drafter: DrafterChoice = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Completions; several are printed when done.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
-    usage: Annotated[bool, typer.Option("--usage", help="Say on stderr what it took.")] = False,
+    usage: Annotated[
+        bool, typer.Option("--usage", help="Say on stderr what it took; --speculation implies it.")
+    ] = False,
     timeout_s: TimeoutS = None,
     address: Address = DEFAULT_ADDRESS,
 ) -> None:
@@ -74,12 +101,13 @@ def generate(
         seed=seed,
         stop=stop or None,
         n=n,
+        speculation=speculation(mode, drafter),
     )
     with one_line_errors(address), Client(address, security=security(context)) as client:
         text, turns = (None, messages) if chat else (prompt, None)
         with client.generate(text, messages=turns, timeout_s=timeout_s, **chosen) as generation:
             ends = _show(generation, as_json=as_json, streaming=n == 1)
-    if usage:
+    if usage or mode or drafter:
         for end in ends:
             stderr.print(_usage_line(end), style="dim", highlight=False, soft_wrap=True)
 
@@ -123,7 +151,18 @@ def _usage_line(end: Finished) -> str:
     return (
         f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached),"
         f" {usage.completion_tokens} generated, first after {usage.first_token_ms} ms,"
-        f" all after {usage.total_ms} ms, ended by {end.reason.value}"
+        f" all after {usage.total_ms} ms, ended by {end.reason.value}{drafts(usage)}"
+    )
+
+
+def drafts(usage: Usage) -> str:
+    """How guessing ahead went, as the end of a sentence; empty if nothing was guessed."""
+    if not usage.verifications:
+        return ""
+    shares = " ".join(f"{share:.0%}" for share in usage.acceptance_by_position)
+    return (
+        f"; {usage.accepted_tokens} of {usage.drafted_tokens} drafts accepted in {usage.verifications}"
+        f" verifications (by position {shares})"
     )
 
 

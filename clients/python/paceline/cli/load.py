@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline import aio
-from paceline.types import Delta, Event, Finished, ModelInfo
+from paceline.requests import Options
+from paceline.types import Delta, Event, Finished, ModelInfo, Speculation
 
 
 @dataclass(slots=True)
@@ -127,7 +128,10 @@ def summarize(rounds: Sequence[Sequence[Trace]], *, together: bool = True) -> Su
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What each stream asks for. Prompts are random token ids, so nothing is shared or cached."""
+    """What each stream asks for. Prompts are random token ids, so nothing is shared or cached.
+
+    With `repeats` a prompt is one passage so many times over, which most models then go on with.
+    """
 
     prompt_tokens: int
     new_tokens: int
@@ -135,15 +139,17 @@ class Load:
     top_p: float = 1.0
     seed: int = 0
     salt: str = ""  # of the prefix cache: a new one each run, so that no earlier run warmed it
+    repeats: int = 1
 
     def prompt(self, model: ModelInfo, number: int) -> list[int]:
         """The prompt of request `number`: the same for the same seed and vocabulary."""
         source, ends = random.Random(f"{self.seed}/{number}"), frozenset(model.eos_token_ids)
         ids: list[int] = []
-        while len(ids) < self.prompt_tokens:
+        passage = -(-self.prompt_tokens // self.repeats)
+        while len(ids) < passage:
             if (token := source.randrange(model.vocab_size)) not in ends:
                 ids.append(token)
-        return ids
+        return (ids * self.repeats)[: self.prompt_tokens]
 
 
 async def stream(
@@ -152,19 +158,21 @@ async def stream(
     prompt: Sequence[int],
     timeout_s: float | None,
     on_tokens: Callable[[int], None] = lambda _: None,
+    speculation: Speculation | None = None,
 ) -> Trace:
     """Run one stream to its end. Raises paceline.errors."""
     trace = Trace(started=time.perf_counter())
-    async with client.generate(
-        token_ids=prompt,
-        max_tokens=load.new_tokens,
-        temperature=load.temperature,
-        top_p=load.top_p,
-        seed=load.seed,
-        cache_salt=load.salt,
-        ignore_eos=True,
-        timeout_s=timeout_s,
-    ) as generation:
+    options: Options = {
+        "max_tokens": load.new_tokens,
+        "temperature": load.temperature,
+        "top_p": load.top_p,
+        "seed": load.seed,
+        "cache_salt": load.salt,
+        "ignore_eos": True,
+    }
+    if speculation is not None:
+        options["speculation"] = speculation
+    async with client.generate(token_ids=prompt, timeout_s=timeout_s, **options) as generation:
         async for event in generation:
             trace.record(event, time.perf_counter())
             if isinstance(event, Delta):
@@ -183,6 +191,7 @@ async def run_rounds(
     timeout_s: float | None,
     on_tokens: Callable[[int], None] = lambda _: None,
     first_number: int = 0,
+    speculation: Speculation | None = None,
 ) -> list[list[Trace]]:
     """A closed loop: `concurrency` clients, each sending `rounds` requests one after another.
 
@@ -190,21 +199,17 @@ async def run_rounds(
     a decode rate of each round; otherwise the clients run freely.
     """
 
-    def numbered(worker: int, turn: int) -> list[int]:
-        return load.prompt(model, first_number + turn * concurrency + worker)
+    async def one(worker: int, turn: int) -> Trace:
+        prompt = load.prompt(model, first_number + turn * concurrency + worker)
+        return await stream(client, load, prompt, timeout_s, on_tokens, speculation)
 
     async def one_round(turn: int) -> list[Trace]:
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(stream(client, load, numbered(worker, turn), timeout_s, on_tokens))
-                for worker in range(concurrency)
-            ]
+            tasks = [group.create_task(one(worker, turn)) for worker in range(concurrency)]
         return [task.result() for task in tasks]
 
     async def one_worker(worker: int) -> list[Trace]:
-        return [
-            await stream(client, load, numbered(worker, turn), timeout_s, on_tokens) for turn in range(rounds)
-        ]
+        return [await one(worker, turn) for turn in range(rounds)]
 
     if together:
         return [await one_round(turn) for turn in range(rounds)]

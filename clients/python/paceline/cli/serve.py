@@ -1,10 +1,10 @@
-"""`paceline serve`: an executor and a scheduler, kept running until Ctrl-C."""
+"""`paceline serve`: an executor, maybe one that drafts, and a scheduler, kept running until Ctrl-C."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -16,14 +16,30 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from paceline import errors
 from paceline.cli.common import fail, security, stderr
 from paceline.cli.model import fetch_default
-from paceline.cli.stack import Loading, Stack, StackConfig, starting
+from paceline.cli.stack import ExecutorConfig, Loading, Stack, StackConfig, starting
 from paceline.cli.supervisor import ChildFailed
 
-_COLORS = {"executor": "magenta", "scheduler": "cyan"}
+_COLORS = {"executor": "magenta", "draft": "yellow", "scheduler": "cyan"}
 
 Backend = Annotated[
     str,
     typer.Option(help="torch (a model), or without one: oracle (a hash), paged-attention (the reference)."),
+]
+
+
+DraftModel = Annotated[
+    Path | None,
+    typer.Option(help="A smaller model of the same vocabulary, to draft with.", show_default=False),
+]
+DraftBackend = Annotated[
+    str | None,
+    typer.Option(
+        help="What runs it. Default: torch with --draft-model, else nothing drafts.", show_default=False
+    ),
+]
+DraftOption = Annotated[
+    list[str] | None,
+    typer.Option("--draft-option", "-D", metavar="NAME=VALUE", help="As -E, for the executor that drafts."),
 ]
 
 
@@ -36,6 +52,8 @@ def serve(
             help="A GGUF file or a Hugging Face directory. Default: the default model.", show_default=False
         ),
     ] = None,
+    draft_model: DraftModel = None,
+    draft_backend: DraftBackend = None,
     host: Annotated[str, typer.Option(help="Where the scheduler listens.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="And on which port; 0: any free one.")] = 50051,
     port_file: Annotated[
@@ -50,6 +68,7 @@ def serve(
         list[str] | None,
         typer.Option("--executor-option", "-E", metavar="NAME=VALUE", help="See `paceline executor --help`."),
     ] = None,
+    draft_option: DraftOption = None,
     scheduler_option: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,17 +78,22 @@ def serve(
 ) -> None:
     """Serve a model: start an executor and a scheduler, and keep them running.
 
+    With --draft-model a second executor guesses tokens ahead, which the first verifies several at a
+    time: faster where the guesses are good, and never other tokens.
+
     The first start downloads the default model (98 MB). A process that dies is started again on its
     port, and streams go on. Ctrl-C lets running requests end; a second one stops at once.
 
         paceline serve
         paceline serve --model ~/models/Qwen3-0.6B -S max-running=64 -E kv-memory=2GiB
+        paceline serve --model ~/models/Qwen3-8B --draft-model ~/models/Qwen3-0.6B
     """
     logs = ("--log-level", log_level, "--log-format", "console")
     plain = ("--insecure",) if insecure else ()
     config = StackConfig(
         backend=backend,
         model=(model or fetch_default()) if backend == "torch" else model,
+        draft=draft_config(draft_backend, draft_model, draft_option, logs),
         host=host,
         port=port,
         executor_port=executor_port,
@@ -85,11 +109,37 @@ def serve(
         fail(str(error))
 
 
-def stack_config(backend: str) -> StackConfig:
+def draft_config(
+    backend: str | None, model: Path | None, options: list[str] | None, logs: Sequence[str]
+) -> ExecutorConfig | None:
+    """The executor that drafts, if one was asked for."""
+    if backend is None and model is None:
+        if options:
+            fail("--draft-option needs --draft-model or --draft-backend", 2)
+        return None
+    backend = backend or "torch"
+    if backend == "torch" and model is None:
+        fail("--draft-backend torch needs --draft-model", 2)
+    return ExecutorConfig(backend, model, (*logs, *flags(options)))
+
+
+QUIET = ("--log-level", "error", "--log-format", "console")
+
+
+def stack_config(
+    backend: str,
+    model: Path | None = None,
+    executor_options: Sequence[str] = (),
+    draft: ExecutorConfig | None = None,
+) -> StackConfig:
     """A stack on free ports for one command's own use, with the default model if it needs one."""
-    quiet = ("--log-level", "error", "--log-format", "console")
-    model = fetch_default() if backend == "torch" else None
-    return StackConfig(backend=backend, model=model, executor_options=quiet, scheduler_options=quiet)
+    return StackConfig(
+        backend=backend,
+        model=(model or fetch_default()) if backend == "torch" else model,
+        draft=draft,
+        executor_options=(*QUIET, *executor_options),
+        scheduler_options=QUIET,
+    )
 
 
 def flags(given: list[str] | None) -> list[str]:
@@ -153,9 +203,10 @@ def _announce(stack: Stack, port_file: Path | None) -> None:
     config = stack.config
     if port_file is not None:
         port_file.write_text(f"{stack.scheduler.port}\n")
+    draft = f", drafts from {config.draft.label}" if config.draft else ""
     stderr.print(
-        f"Serving [bold]{config.model.stem if config.model else config.backend}[/] at"
-        f" [bold]{stack.address}[/] (executor at {stack.executor_address}). Ctrl-C stops.\n"
+        f"Serving [bold]{config.executor.label}[/] at"
+        f" [bold]{stack.address}[/] (executor at {stack.executor_address}{draft}). Ctrl-C stops.\n"
         f'[dim]Try: paceline generate --address {stack.address} "Once upon a time"[/]',
         highlight=False,
         soft_wrap=True,

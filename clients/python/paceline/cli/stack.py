@@ -1,4 +1,4 @@
-"""Executor and scheduler as two supervised processes: what `serve` and `demo` run on."""
+"""Executors and scheduler as supervised processes: what `serve`, `demo` and `bench` run on."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from paceline.cli.supervisor import Child, ChildFailed, Say
 from paceline.executor.v1 import executor_pb2
 
 _LOOPBACK = "127.0.0.1"
+_BOUND = "--exit-with-stdin"  # a stack does not outlive its parent
 _POLL_S = 0.1
 _CALL_TIMEOUT_S = 5.0
 _PATIENCE_S = 20.0
@@ -26,11 +27,32 @@ Loading = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """One executor to start; `options` go to it as they are."""
+
+    backend: str
+    model: Path | None = None
+    options: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return self.model.stem if self.model else self.backend
+
+    def command(self, port: int, port_file: Path) -> list[str]:
+        """Its command line."""
+        model = ["--model", str(self.model)] if self.model else []
+        where = ["--host", _LOOPBACK, "--port", str(port), "--port-file", str(port_file), _BOUND]
+        return command("executor_service", "--backend", self.backend, *model, *where, *self.options)
+
+
+@dataclass(frozen=True, slots=True)
 class StackConfig:
     """What to start. `executor_options` and `scheduler_options` go to the services as they are."""
 
     backend: str
     model: Path | None = None
+    draft: ExecutorConfig | None = None  # its model drafts for the other's
     host: str = _LOOPBACK
     port: int = 0  # of the scheduler; 0: any free one
     executor_port: int = 0
@@ -39,25 +61,31 @@ class StackConfig:
     scheduler_security: Security = PLAINTEXT  # to reach our own scheduler
     executor_security: Security = PLAINTEXT  # and executor
 
-    def executor_command(self, port: int, port_file: Path) -> list[str]:
-        """The executor's command line."""
-        model = ["--model", str(self.model)] if self.model else []
-        where = ["--host", _LOOPBACK, "--port", str(port), "--port-file", str(port_file)]
-        return command("executor_service", "--backend", self.backend, *model, *where, *self.executor_options)
+    @property
+    def executor(self) -> ExecutorConfig:
+        """The executor that serves."""
+        return ExecutorConfig(self.backend, self.model, self.executor_options)
 
-    def scheduler_command(self, port: int, port_file: Path, executor: str) -> list[str]:
-        """The scheduler's command line."""
-        where = ["--host", self.host, "--port", str(port), "--port-file", str(port_file)]
-        return command("scheduler_service", "--executor", executor, *where, *self.scheduler_options)
+    def scheduler_command(self, port: int, port_file: Path, executor: str, draft: str) -> list[str]:
+        """The scheduler's command line; `draft` is empty, or the draft executor's address."""
+        executors = ["--executor", executor, *(["--draft-executor", draft] if draft else [])]
+        where = ["--host", self.host, "--port", str(port), "--port-file", str(port_file), _BOUND]
+        return command("scheduler_service", *executors, *where, *self.scheduler_options)
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Two running services."""
+    """Two running services, and the draft executor if there is to be one."""
 
     config: StackConfig
     executor: Child
     scheduler: Child
+    draft: Child | None = None
+
+    @property
+    def children(self) -> list[Child]:
+        """All of them, in the order in which they stop: the scheduler needs the others until then."""
+        return [self.scheduler, *([self.draft] if self.draft else []), self.executor]
 
     @property
     def address(self) -> str:
@@ -68,40 +96,40 @@ class Stack:
     @property
     def executor_address(self) -> str:
         """Where the scheduler reaches the executor."""
-        return f"{_LOOPBACK}:{self.executor.port}"
+        return _address(self.executor)
 
     async def supervise(self) -> None:
-        """Start either process again whenever it dies; returns after `stop`."""
+        """Start a process again whenever it dies; returns after `stop`."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.executor.keep_running())
-            group.create_task(self.scheduler.keep_running())
+            for child in self.children:
+                group.create_task(child.keep_running())
 
     async def stop(self) -> None:
-        """Let streams end, then stop both: the scheduler first, for it needs the executor until then."""
-        await self.scheduler.stop()
-        await self.executor.stop()
+        """Let streams end, then stop all."""
+        for child in self.children:
+            await child.stop()
 
     def kill(self) -> None:
-        """End both at once."""
-        self.scheduler.kill()
-        self.executor.kill()
+        """End all at once."""
+        for child in self.children:
+            child.kill()
 
 
 @asynccontextmanager
 async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIterator[Stack]:
-    """A stack that serves; both processes are gone at the end of the block. Raises ChildFailed."""
+    """A stack that serves; its processes are gone at the end of the block. Raises ChildFailed."""
     async with AsyncExitStack() as cleanup:
         scratch = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="paceline-")))
-        executor = Child(
-            "executor",
-            lambda port: config.executor_command(port, scratch / "executor"),
-            scratch / "executor",
-            say,
-        )
+
+        def executor_child(name: str, what: ExecutorConfig) -> Child:
+            return Child(name, lambda port: what.command(port, scratch / name), scratch / name, say)
+
+        executor = executor_child("executor", config.executor)
+        draft = executor_child("draft", config.draft) if config.draft else None
         scheduler = Child(
             "scheduler",
             lambda port: config.scheduler_command(
-                port, scratch / "scheduler", f"{_LOOPBACK}:{executor.port}"
+                port, scratch / "scheduler", _address(executor), _address(draft) if draft else ""
             ),
             scratch / "scheduler",
             say,
@@ -109,22 +137,31 @@ async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIter
             if (token := config.scheduler_security.token)
             else {},
         )
-        stack = Stack(config, executor, scheduler)
+        stack = Stack(config, executor, scheduler, draft)
         cleanup.push_async_callback(stack.stop)
         try:
             await executor.start(config.executor_port)
+            if draft is not None:
+                await draft.start(0)
             await scheduler.start(config.port)
-            await _or_death(_loaded(stack, loading), executor, scheduler)
-            await _or_death(_serving(stack), executor, scheduler)
+            for child in (executor, draft):
+                if child is not None:
+                    await _or_death(_loaded(child, config.executor_security, loading), *stack.children)
+            await _or_death(_serving(stack), *stack.children)
             yield stack
         except BaseException:
             stack.kill()
             raise
 
 
-async def _loaded(stack: Stack, loading: Loading) -> None:
-    """Wait until the executor has its model."""
-    async with aio.ExecutorClient(stack.executor_address, security=stack.config.executor_security) as client:
+def _address(executor: Child) -> str:
+    """Where the scheduler reaches it."""
+    return f"{_LOOPBACK}:{executor.port}"
+
+
+async def _loaded(executor: Child, security: Security, loading: Loading) -> None:
+    """Wait until it has its model."""
+    async with aio.ExecutorClient(_address(executor), security=security) as client:
         while True:
             with suppress(errors.RetryLater, errors.DeadlineExceeded):
                 status = await client.get_status(timeout_s=_CALL_TIMEOUT_S)
@@ -135,12 +172,13 @@ async def _loaded(stack: Stack, loading: Loading) -> None:
 
 
 async def _serving(stack: Stack) -> None:
-    """Wait until the scheduler takes requests."""
+    """Wait until the scheduler takes requests, and has its draft executor if there is one."""
     began = time.monotonic()
     async with aio.Client(stack.address, security=stack.config.scheduler_security) as client:
         while True:
             try:
-                if (await client.status(timeout_s=_CALL_TIMEOUT_S)).state == "serving":
+                status = await client.status(timeout_s=_CALL_TIMEOUT_S)
+                if status.state == "serving" and all(one.connected for one in status.executors):
                     return
             except (errors.RetryLater, errors.DeadlineExceeded) as error:
                 if time.monotonic() - began > _PATIENCE_S:  # it listens, and yet nobody gets through

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from paceline.cli.common import DEFAULT_ADDRESS, Address, console, one_line_errors, security
@@ -68,6 +69,19 @@ def table(status: Status) -> RenderableType:
         ),
         ("steps", f"{status.steps}", "step", f"{status.step_ms:.1f} ms, {status.batch_rows:.1f} rows"),
     ]
+    if status.verifications:
+        share = status.accepted_tokens / status.drafted_tokens
+        more = status.accepted_tokens / status.verifications
+        rows.append(
+            (
+                "drafts",
+                f"{status.drafted_tokens} ({share:.0%} accepted)",
+                "verifications",
+                f"{status.verifications} ({1 + more:.2f} tokens each)",
+            )
+        )
+    if status.draft_step_ms:
+        rows.append(("draft step", f"{status.draft_step_ms:.1f} ms", "", ""))
     for left, left_value, right, right_value in rows:
         counters.add_row(f"[dim]{left}[/]", left_value, f"[dim]{right}[/]", right_value)
     executors = Table(box=None, padding=(0, 2))
@@ -80,7 +94,9 @@ def table(status: Status) -> RenderableType:
 
 def _state(executor: ExecutorStatus) -> str:
     if not executor.connected:
-        return f"[red]lost[/] {executor.detail}".rstrip()
+        return f"[red]lost[/]{' (drafts)' if executor.draft else ''} {escape(executor.detail)}".rstrip()
+    if executor.draft:
+        return "[green]drafts[/]" if executor.active else "standby to draft"
     return "[green]active[/]" if executor.active else "standby"
 
 

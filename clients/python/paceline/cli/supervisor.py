@@ -39,8 +39,9 @@ class Backoff:
 class Child:
     """One service process, started again when it dies, on the port that it had first.
 
-    `command(port)` makes its command line; it must write `port_file` once it listens. It lives in
-    a session of its own, so that a Ctrl-C of the terminal reaches the parent alone.
+    `command(port)` makes its command line; it must write `port_file` once it listens, and end when
+    its standard input does, lest it outlive a parent that was killed. It lives in a session of its own,
+    so that a Ctrl-C of the terminal reaches the parent alone.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Child:
         self._said = ""
         self._process = await asyncio.create_subprocess_exec(
             *self._command(port),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,  # nothing is ever written: its end is our end
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,

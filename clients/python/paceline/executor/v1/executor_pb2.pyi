@@ -132,7 +132,7 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     CAPABILITY_FORK: _Capability.ValueType  # 3
     CAPABILITY_VERIFY: _Capability.ValueType  # 4
     CAPABILITY_MULTI_STEP: _Capability.ValueType  # 5
-    """BatchDecode with steps > 1"""
+    """rows with steps > 1"""
     CAPABILITY_TOP_K: _Capability.ValueType  # 6
     CAPABILITY_FULL_LOGITS: _Capability.ValueType  # 7
     CAPABILITY_FORWARD: _Capability.ValueType  # 8
@@ -148,7 +148,7 @@ CAPABILITY_PREFIX_CACHE: Capability.ValueType  # 2
 CAPABILITY_FORK: Capability.ValueType  # 3
 CAPABILITY_VERIFY: Capability.ValueType  # 4
 CAPABILITY_MULTI_STEP: Capability.ValueType  # 5
-"""BatchDecode with steps > 1"""
+"""rows with steps > 1"""
 CAPABILITY_TOP_K: Capability.ValueType  # 6
 CAPABILITY_FULL_LOGITS: Capability.ValueType  # 7
 CAPABILITY_FORWARD: Capability.ValueType  # 8
@@ -437,7 +437,7 @@ class Rows(_message.Message):
 
     @_builtins.property
     def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """sample so many tokens; default 1; not with drafts"""
+        """sample so many tokens, feeding each back; default 1; not with drafts"""
 
     @_builtins.property
     def outputs(self) -> _containers.RepeatedScalarFieldContainer[Global___OutputMode.ValueType]:
@@ -1111,7 +1111,7 @@ class Fingerprints(_message.Message):
     model: _builtins.bytes
     """SHA-256 of weights, config and dtype"""
     vocabulary: _builtins.bytes
-    """SHA-256 of the tokenizer"""
+    """SHA-256 of all tokens and their ids"""
     sampler: _builtins.str
     """version of the sampling rules above"""
     def __init__(

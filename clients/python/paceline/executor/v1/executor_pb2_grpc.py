@@ -210,7 +210,8 @@ class ExecutorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnifiedDecode(self, request, context):
-        """Any mix of openings, chunks, decodes and verify rows in one forward.
+        """Any mix of openings, chunks, decodes and verify rows in one forward. Rows with `steps` > 1, as
+        BatchDecode takes them, go on together behind it.
         Retry: with a step_id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

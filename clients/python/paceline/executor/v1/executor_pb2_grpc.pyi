@@ -144,7 +144,8 @@ class ExecutorServiceStub:
     Retry: with a step_id.
     """
     UnifiedDecode: _grpc.UnaryUnaryMultiCallable[_executor_pb2.UnifiedDecodeRequest, _executor_pb2.UnifiedDecodeResponse]
-    """Any mix of openings, chunks, decodes and verify rows in one forward.
+    """Any mix of openings, chunks, decodes and verify rows in one forward. Rows with `steps` > 1, as
+    BatchDecode takes them, go on together behind it.
     Retry: with a step_id.
     """
     StreamUnifiedDecode: _grpc.StreamStreamMultiCallable[_executor_pb2.StreamUnifiedDecodeRequest, _executor_pb2.StreamUnifiedDecodeResponse]
@@ -233,7 +234,8 @@ class ExecutorServiceAsyncStub(ExecutorServiceStub):
     Retry: with a step_id.
     """
     UnifiedDecode: _aio.UnaryUnaryMultiCallable[_executor_pb2.UnifiedDecodeRequest, _executor_pb2.UnifiedDecodeResponse]  # type: ignore[assignment]
-    """Any mix of openings, chunks, decodes and verify rows in one forward.
+    """Any mix of openings, chunks, decodes and verify rows in one forward. Rows with `steps` > 1, as
+    BatchDecode takes them, go on together behind it.
     Retry: with a step_id.
     """
     StreamUnifiedDecode: _aio.StreamStreamMultiCallable[_executor_pb2.StreamUnifiedDecodeRequest, _executor_pb2.StreamUnifiedDecodeResponse]  # type: ignore[assignment]
@@ -379,7 +381,8 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_pb2.UnifiedDecodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_pb2.UnifiedDecodeResponse, _abc.Awaitable[_executor_pb2.UnifiedDecodeResponse]]:
-        """Any mix of openings, chunks, decodes and verify rows in one forward.
+        """Any mix of openings, chunks, decodes and verify rows in one forward. Rows with `steps` > 1, as
+        BatchDecode takes them, go on together behind it.
         Retry: with a step_id.
         """
 

@@ -53,6 +53,58 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens, or the context is full"""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _SpeculationMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SpeculationModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SpeculationMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SPECULATION_MODE_UNSPECIFIED: _SpeculationMode.ValueType  # 0
+    """the server's default"""
+    SPECULATION_MODE_OFF: _SpeculationMode.ValueType  # 1
+    SPECULATION_MODE_FIXED: _SpeculationMode.ValueType  # 2
+    """draft_tokens in each step, as far as the drafter has any"""
+    SPECULATION_MODE_AUTO: _SpeculationMode.ValueType  # 3
+    """a controller chooses for each step, none included"""
+
+class SpeculationMode(_SpeculationMode, metaclass=_SpeculationModeEnumTypeWrapper):
+    """Speculative decoding: how a request's tokens are guessed ahead and verified several at a time.
+    It never changes the tokens, only how fast they come.
+    """
+
+SPECULATION_MODE_UNSPECIFIED: SpeculationMode.ValueType  # 0
+"""the server's default"""
+SPECULATION_MODE_OFF: SpeculationMode.ValueType  # 1
+SPECULATION_MODE_FIXED: SpeculationMode.ValueType  # 2
+"""draft_tokens in each step, as far as the drafter has any"""
+SPECULATION_MODE_AUTO: SpeculationMode.ValueType  # 3
+"""a controller chooses for each step, none included"""
+Global___SpeculationMode: _TypeAlias = SpeculationMode  # noqa: Y015
+
+class _Drafter:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DrafterEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Drafter.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAFTER_UNSPECIFIED: _Drafter.ValueType  # 0
+    """each that the server has, whichever promises more"""
+    DRAFTER_NGRAM: _Drafter.ValueType  # 1
+    """what followed the same tokens earlier in prompt and output"""
+    DRAFTER_DRAFT_EXECUTOR: _Drafter.ValueType  # 2
+    """a smaller model; INVALID_ARGUMENT where the server has none"""
+
+class Drafter(_Drafter, metaclass=_DrafterEnumTypeWrapper):
+    """Who guesses."""
+
+DRAFTER_UNSPECIFIED: Drafter.ValueType  # 0
+"""each that the server has, whichever promises more"""
+DRAFTER_NGRAM: Drafter.ValueType  # 1
+"""what followed the same tokens earlier in prompt and output"""
+DRAFTER_DRAFT_EXECUTOR: Drafter.ValueType  # 2
+"""a smaller model; INVALID_ARGUMENT where the server has none"""
+Global___Drafter: _TypeAlias = Drafter  # noqa: Y015
+
 @_typing.final
 class Message(_message.Message):
     """One turn of a chat."""
@@ -280,6 +332,32 @@ class StopConditions(_message.Message):
 Global___StopConditions: _TypeAlias = StopConditions  # noqa: Y015
 
 @_typing.final
+class Speculation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFTER_FIELD_NUMBER: _builtins.int
+    mode: Global___SpeculationMode.ValueType
+    draft_tokens: _builtins.int
+    """with FIXED: 1..RequestLimits.max_draft_tokens; otherwise unset"""
+    drafter: Global___Drafter.ValueType
+    def __init__(
+        self,
+        *,
+        mode: Global___SpeculationMode.ValueType = ...,
+        draft_tokens: _builtins.int = ...,
+        drafter: Global___Drafter.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_tokens", b"draft_tokens", "drafter", b"drafter", "mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
+
+@_typing.final
 class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -292,6 +370,7 @@ class GenerateRequest(_message.Message):
     N_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """at most 128 bytes; empty: one is drawn"""
     text: _builtins.str
@@ -312,6 +391,8 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> Global___SamplingParams: ...
     @_builtins.property
     def stop(self) -> Global___StopConditions: ...
+    @_builtins.property
+    def speculation(self) -> Global___Speculation: ...
     def __init__(
         self,
         *,
@@ -324,10 +405,11 @@ class GenerateRequest(_message.Message):
         n: _builtins.int = ...,
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
+        speculation: Global___Speculation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "messages", b"messages", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "messages", b"messages", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "messages", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -473,18 +555,31 @@ class Usage(_message.Message):
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_MS_FIELD_NUMBER: _builtins.int
     TOTAL_MS_FIELD_NUMBER: _builtins.int
+    VERIFICATIONS_FIELD_NUMBER: _builtins.int
+    DRAFTED_BY_POSITION_FIELD_NUMBER: _builtins.int
+    ACCEPTED_BY_POSITION_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     """of the prompt, found in the prefix cache"""
     completion_tokens: _builtins.int
     drafted_tokens: _builtins.int
+    """sent to be verified"""
     accepted_tokens: _builtins.int
+    """of these: each is a token of the completion"""
     preemptions: _builtins.int
     queue_ms: _builtins.int
     """arrival to first step"""
     first_token_ms: _builtins.int
     """arrival to first token"""
     total_ms: _builtins.int
+    verifications: _builtins.int
+    """steps that had drafts; each gave one token more than it accepted"""
+    @_builtins.property
+    def drafted_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the first draft of each verification, the second, ..."""
+
+    @_builtins.property
+    def accepted_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -497,10 +592,13 @@ class Usage(_message.Message):
         queue_ms: _builtins.int = ...,
         first_token_ms: _builtins.int = ...,
         total_ms: _builtins.int = ...,
+        verifications: _builtins.int = ...,
+        drafted_by_position: _abc.Iterable[_builtins.int] | None = ...,
+        accepted_by_position: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafted_tokens", b"drafted_tokens", "first_token_ms", b"first_token_ms", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "total_ms", b"total_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafted_by_position", b"drafted_by_position", "drafted_tokens", b"drafted_tokens", "first_token_ms", b"first_token_ms", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "total_ms", b"total_ms", "verifications", b"verifications"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -745,6 +843,8 @@ class GetModelInfoResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    DRAFTERS_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     architecture: _builtins.str
     vocab_size: _builtins.int
@@ -759,6 +859,14 @@ class GetModelInfoResponse(_message.Message):
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def limits(self) -> Global___RequestLimits: ...
+    @_builtins.property
+    def drafters(self) -> _containers.RepeatedScalarFieldContainer[Global___Drafter.ValueType]:
+        """that a request may name"""
+
+    @_builtins.property
+    def speculation(self) -> Global___Speculation:
+        """the server's default"""
+
     def __init__(
         self,
         *,
@@ -773,10 +881,12 @@ class GetModelInfoResponse(_message.Message):
         version: _builtins.str = ...,
         model_fingerprint: _builtins.bytes = ...,
         dtype: _builtins.str = ...,
+        drafters: _abc.Iterable[Global___Drafter.ValueType] | None = ...,
+        speculation: Global___Speculation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "context_length", b"context_length", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "limits", b"limits", "max_request_tokens", b"max_request_tokens", "model_fingerprint", b"model_fingerprint", "name", b"name", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "context_length", b"context_length", "drafters", b"drafters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "limits", b"limits", "max_request_tokens", b"max_request_tokens", "model_fingerprint", b"model_fingerprint", "name", b"name", "speculation", b"speculation", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -795,6 +905,7 @@ class RequestLimits(_message.Message):
     MAX_PROMPT_BYTES_FIELD_NUMBER: _builtins.int
     MAX_QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
     MAX_QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     max_n: _builtins.int
     max_stop_strings: _builtins.int
     max_stop_string_bytes: _builtins.int
@@ -804,6 +915,8 @@ class RequestLimits(_message.Message):
     max_prompt_bytes: _builtins.int
     max_queued_requests: _builtins.int
     max_queued_tokens: _builtins.int
+    max_draft_tokens: _builtins.int
+    """of SPECULATION_MODE_FIXED; 0: the executor verifies no drafts"""
     def __init__(
         self,
         *,
@@ -816,10 +929,11 @@ class RequestLimits(_message.Message):
         max_prompt_bytes: _builtins.int = ...,
         max_queued_requests: _builtins.int = ...,
         max_queued_tokens: _builtins.int = ...,
+        max_draft_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_n", b"max_n", "max_prompt_bytes", b"max_prompt_bytes", "max_queued_requests", b"max_queued_requests", "max_queued_tokens", b"max_queued_tokens", "max_stop_string_bytes", b"max_stop_string_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_draft_tokens", b"max_draft_tokens", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_n", b"max_n", "max_prompt_bytes", b"max_prompt_bytes", "max_queued_requests", b"max_queued_requests", "max_queued_tokens", b"max_queued_tokens", "max_stop_string_bytes", b"max_stop_string_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -851,6 +965,7 @@ class ExecutorStatus(_message.Message):
     AVAILABLE_PAGES_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
     ACTIVE_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     connected: _builtins.bool
     detail: _builtins.str
@@ -861,7 +976,9 @@ class ExecutorStatus(_message.Message):
     losses: _builtins.int
     """since the start"""
     active: _builtins.bool
-    """the one that sequences run on"""
+    """the one that sequences run on, or drafts come from"""
+    draft: _builtins.bool
+    """its model drafts for the others'"""
     def __init__(
         self,
         *,
@@ -872,10 +989,11 @@ class ExecutorStatus(_message.Message):
         available_pages: _builtins.int = ...,
         losses: _builtins.int = ...,
         active: _builtins.bool = ...,
+        draft: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "address", b"address", "available_pages", b"available_pages", "connected", b"connected", "detail", b"detail", "losses", b"losses", "total_pages", b"total_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "address", b"address", "available_pages", b"available_pages", "connected", b"connected", "detail", b"detail", "draft", b"draft", "losses", b"losses", "total_pages", b"total_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -903,6 +1021,10 @@ class GetStatusResponse(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     STEP_MS_FIELD_NUMBER: _builtins.int
     BATCH_ROWS_FIELD_NUMBER: _builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    VERIFICATIONS_FIELD_NUMBER: _builtins.int
+    DRAFT_STEP_MS_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     """loading, serving, draining"""
     uptime_s: _builtins.float
@@ -925,6 +1047,11 @@ class GetStatusResponse(_message.Message):
     """moving average"""
     batch_rows: _builtins.float
     """moving average"""
+    drafted_tokens: _builtins.int
+    accepted_tokens: _builtins.int
+    verifications: _builtins.int
+    draft_step_ms: _builtins.float
+    """moving average, of the draft executor"""
     @_builtins.property
     def executors(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecutorStatus]: ...
     def __init__(
@@ -948,10 +1075,14 @@ class GetStatusResponse(_message.Message):
         steps: _builtins.int = ...,
         step_ms: _builtins.float = ...,
         batch_rows: _builtins.float = ...,
+        drafted_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
+        verifications: _builtins.int = ...,
+        draft_step_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "cached_tokens", b"cached_tokens", "cancelled", b"cancelled", "completion_tokens", b"completion_tokens", "executors", b"executors", "failed", b"failed", "finished", b"finished", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "requests", b"requests", "running", b"running", "state", b"state", "step_ms", b"step_ms", "steps", b"steps", "uptime_s", b"uptime_s", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "batch_rows", b"batch_rows", "cached_tokens", b"cached_tokens", "cancelled", b"cancelled", "completion_tokens", b"completion_tokens", "draft_step_ms", b"draft_step_ms", "drafted_tokens", b"drafted_tokens", "executors", b"executors", "failed", b"failed", "finished", b"finished", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "requests", b"requests", "running", b"running", "state", b"state", "step_ms", b"step_ms", "steps", b"steps", "uptime_s", b"uptime_s", "verifications", b"verifications", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

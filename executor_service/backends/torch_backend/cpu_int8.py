@@ -1,0 +1,122 @@
+"""Linear layers with int8 weights on CPU: rows are quantized as they come, `tile_int8` adds up products.
+
+A row of X becomes int16 with one scale, a row of W lies as int8 with one scale; what is between is exact.
+Arguments of all chunks: X [rows, k]; room for it quantized: scales fp32 [rows], then int16 [rows, k, one more
+where k is odd]; W packed; its scales fp32 [panels * 16]; out [rows, n]; rows, k, n; the largest activation;
+columns of out in a chunk / 16; the kind: out = X W^T (PUT), out += X W^T (ADD), or out = silu(X G^T) *
+(X U^T) (GATED), where in W the panels of G and U take turns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, njit  # type: ignore[attr-defined]
+from numpy.typing import NDArray
+
+from executor_service.backends.torch_backend.atomic import floats, load, matrix, pointer
+from executor_service.backends.torch_backend.tile import tile_rows
+from executor_service.backends.torch_backend.tile_int8 import LANES, PANEL_ROW_BYTES, put_sums
+from executor_service.backends.torch_backend.vector_math import FLAGS, float_of_bits, silu32
+
+Array = NDArray[np.float32]
+
+PUT, ADD, GATED = 0, 1, 2
+
+_TILE_ROWS, _TOGETHER = 6, 4  # the largest tile, and how many panels share a pass over the rows at most
+_BLOCK_ROWS = 96  # of X, that stay in the second-level cache while a chunk of W passes by
+_QUANTIZED_ROWS = 8  # that one chunk quantizes
+_INFINITY, _NO_SIGN = np.int32(0x7F800000), np.int32(0x7FFFFFFF)  # bits of fp32
+_NEGLIGIBLE = np.float32(1e-30)  # a row of less is zero: the inverse of its scale would overflow
+
+
+@njit(nogil=True)
+def quantizing_chunks(arguments: int) -> int:
+    """How many chunks `quantize_chunk` has."""
+    return (load(arguments + 40) + _QUANTIZED_ROWS - 1) // _QUANTIZED_ROWS
+
+
+@njit(nogil=True)
+def quantize_chunk(arguments: int, chunk: int) -> None:
+    """Some rows of X to integers: scale = max |x| / largest, and x / scale rounded, ties to even.
+
+    A row with a NaN or an infinity gets the scale NaN, and so a result of NaN.
+    """
+    rows, k, largest = load(arguments + 40), load(arguments + 48), np.float32(load(arguments + 64))
+    x, bits = matrix(load(arguments), rows, k), carray(pointer(load(arguments)), (rows, k), np.int32)
+    scales, width = floats(load(arguments + 8), rows), k + k % 2
+    quantized = carray(pointer(load(arguments + 8) + 4 * rows), (rows, width), np.int16)
+    for r in range(chunk * _QUANTIZED_ROWS, min((chunk + 1) * _QUANTIZED_ROWS, rows)):
+        # Without signs, floats are ordered as their bits are, NaN above all: a maximum of integers.
+        most = np.int32(0)
+        for i in range(k):
+            most = max(most, np.int32(bits[r, i] & _NO_SIGN))
+        magnitude = float_of_bits(most)
+        inverse = np.float32(0.0)
+        if most >= _INFINITY:
+            scales[r] = np.float32(np.nan)
+        elif magnitude < _NEGLIGIBLE:
+            scales[r] = np.float32(0.0)
+        else:
+            scales[r], inverse = magnitude / largest, largest / magnitude
+        if most >= _INFINITY:
+            quantized[r, :] = np.int16(0)
+        else:
+            for i in range(k):
+                quantized[r, i] = np.int16(np.int32(np.rint(x[r, i] * inverse)))
+        if k % 2:
+            quantized[r, k] = np.int16(0)
+
+
+@njit(nogil=True)
+def int8_product_chunk(arguments: int, chunk: int) -> None:
+    """Some columns of the product, for all rows, a block of rows after the other."""
+    rows, k, n = load(arguments + 40), load(arguments + 48), load(arguments + 56)
+    size, kind, pairs = load(arguments + 72), load(arguments + 80), (k + 1) // 2
+    each = 2 if kind == GATED else 1  # panels for 16 columns of out
+    low, high = chunk * size * each, min((chunk + 1) * size, (n + LANES - 1) // LANES) * each
+    x, x_stride, x_scales = load(arguments + 8) + 4 * rows, 4 * pairs, floats(load(arguments + 8), rows)
+    w, w_scales = load(arguments + 16), floats(load(arguments + 24), high * LANES)
+    out = matrix(load(arguments + 32), rows, n)
+    sums = np.empty((_TILE_ROWS, _TOGETHER * LANES), np.int32)
+    values = np.empty(LANES, np.float32)
+    for block in range(0, rows, _BLOCK_ROWS):
+        last = min(block + _BLOCK_ROWS, rows)
+        p = low
+        while p < high:
+            together = min(_TOGETHER if last - block == 1 else 2, high - p)
+            scales = w_scales[p * LANES : (p + together) * LANES]
+            r = block
+            while r < last:
+                take = tile_rows(last - r)
+                from_w = w + p * pairs * PANEL_ROW_BYTES
+                put_sums(x + r * x_stride, x_stride, from_w, pairs, take, together, sums)
+                for i in range(take):
+                    if kind == GATED:
+                        _put_gated(sums[i], x_scales[r + i], scales, values, out[r + i, p // 2 * LANES :])
+                    else:
+                        _put(sums[i], x_scales[r + i], scales, out[r + i, p * LANES :], kind == ADD)
+                r += take
+            p += together
+
+
+@njit(nogil=True)
+def _put(sums: NDArray[np.int32], x_scale: np.float32, w_scales: Array, out: Array, add: bool) -> None:
+    """out (+)= the sums in their scale, as far as both go."""
+    for j in range(min(len(w_scales), len(out))):
+        value = np.float32(sums[j]) * (x_scale * w_scales[j])
+        out[j] = out[j] + value if add else value
+
+
+@njit(nogil=True, fastmath=FLAGS)
+def _put_gated(
+    sums: NDArray[np.int32], x_scale: np.float32, w_scales: Array, values: Array, out: Array
+) -> None:
+    """out = silu(gate) * up; 16 sums of the one are followed by 16 of the other. Room for 16 values."""
+    for p in range(len(w_scales) // (2 * LANES)):
+        gates, ups = 2 * p * LANES, (2 * p + 1) * LANES
+        for j in range(LANES):
+            gate = np.float32(sums[gates + j]) * (x_scale * w_scales[gates + j])
+            up = np.float32(sums[ups + j]) * (x_scale * w_scales[ups + j])
+            values[j] = silu32(gate) * up
+        for j in range(min(LANES, len(out) - p * LANES)):
+            out[p * LANES + j] = values[j]

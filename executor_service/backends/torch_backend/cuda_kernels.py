@@ -1,0 +1,63 @@
+"""`CudaKernels`: bf16, fp16 or fp32 on CUDA; attention in Triton, everything else in plain torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend.batch import Batch
+from executor_service.backends.torch_backend.kernels import AttentionWeights, LayerCache, PlainKernels
+from executor_service.backends.torch_backend.triton_attention import MAX_HEAD_DIM, paged_attention
+from executor_service.backends.torch_backend.triton_rotary import rotary_launch
+from executor_service.backends.torch_backend.triton_rows import SHORT_TOKENS, AttentionRows, cut
+
+
+@dataclass(frozen=True, slots=True)
+class _CudaBatch:
+    batch: Batch
+    classes: tuple[AttentionRows, ...]
+
+
+class CudaKernels(PlainKernels):
+    """`Kernels` whose attention reads the pages in place: a row's attention is independent of its batch."""
+
+    def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
+        """See `Kernels`. Raises ModelError when the kernels do not take this head_dim."""
+        if head_dim > MAX_HEAD_DIM or head_dim % 2:
+            raise ModelError(f"head_dim {head_dim} is odd or above {MAX_HEAD_DIM}: not supported on CUDA")
+        return super().new_cache(pages, page_size, kv_heads, head_dim)
+
+    def prepare(self, batch: Batch, heads_per_kv_head: int) -> Any:
+        """See `Kernels`."""
+        ends = np.cumsum(batch.counts, dtype=np.int32)
+        numbers = np.arange(len(ends), dtype=np.int32)
+        rows = np.stack([numbers, ends - batch.counts, batch.counts, batch.starts + batch.counts])
+        short = batch.counts <= SHORT_TOKENS
+        classes = []
+        for chosen in (short, ~short):
+            if chosen.any():
+                mine = torch.from_numpy(np.ascontiguousarray(rows[:, chosen])).to(self.device)
+                classes.append(
+                    cut(
+                        *mine,
+                        tokens=int(rows[2, chosen].sum()), most_tokens=int(rows[2, chosen].max()),
+                        group=heads_per_kv_head, dtype=self.dtype,
+                    )
+                )  # fmt: skip
+        return _CudaBatch(batch, tuple(classes))
+
+    def attention(
+        self, qkv: torch.Tensor, cache: LayerCache, prepared: Any, w: AttentionWeights
+    ) -> torch.Tensor:
+        """See `Kernels`."""
+        batch: Batch = prepared.batch
+        rotary_launch(
+            qkv, cache.k, cache.v, batch.positions, batch.pages, batch.slots,
+            w.cos, w.sin, w.q_norm, w.k_norm, w.eps,
+        ).run()  # fmt: skip
+        q = qkv.view(qkv.shape[0], -1, w.head_dim)[:, : w.heads]
+        return paged_attention(q, cache.k, cache.v, batch.tables, prepared.classes)

@@ -1,0 +1,119 @@
+"""Linear layers over int8 weights: what `cpu_int8` multiplies, in the shape of `kernels.Linear`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from executor_service.backends.torch_backend import cpu_int8, cpu_jobs
+from executor_service.backends.torch_backend.cpu_pool import Pool
+from executor_service.backends.torch_backend.packed import chunk_size
+from executor_service.backends.torch_backend.tile_int8 import LANES, LARGEST_WEIGHT, largest_activation
+
+_PACKED_AT_ONCE = 256 * LANES  # columns: packing takes little memory beside the result
+
+
+class Scratch:
+    """Where a product's quantized rows lie; all products of one thread share it."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def address(self, rows: int, k: int) -> int:
+        """Room for `rows` scales and rows of k int16, valid until the next call."""
+        needed = rows * (4 + 2 * (k + k % 2))
+        if needed > len(self._bytes):
+            self._bytes = np.empty(needed, np.uint8)
+        return self._bytes.ctypes.data
+
+
+class Int8Linear:
+    """x W^T + b, with W [n, k] given as parts that follow each other in n, rounded to int8."""
+
+    def __init__(
+        self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None, pool: Pool, scratch: Scratch
+    ) -> None:
+        weight = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+        self._n, self._k = weight.shape
+        self._pool, self._scratch, self._largest = pool, scratch, largest_activation(self._k)
+        self._panels, self._scales = pack(weight)
+        self._size = chunk_size(len(self._panels), pool.threads, 4)
+        self._chunks = -(-len(self._panels) // self._size)
+        self._bias = None if bias is None else bias.float()
+
+    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        """[rows, k] to [rows, n]; with `add_to` [rows, n] the result is added to it, in place."""
+        if self._bias is not None:
+            if add_to is None:
+                add_to = self._bias.repeat(x.shape[0], 1)
+            else:
+                add_to += self._bias
+        rows, kind = x.shape[0], cpu_int8.PUT if add_to is None else cpu_int8.ADD
+        out = torch.empty(rows, self._n) if add_to is None else add_to
+        self._pool.run(
+            cpu_jobs.INT8_PRODUCT, self._chunks, x.data_ptr(), self._scratch.address(rows, self._k),
+            self._panels.data_ptr(), self._scales.data_ptr(), out.data_ptr(),
+            rows, self._k, self._n, self._largest, self._size, kind,
+        )  # fmt: skip
+        return out
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of W as they were rounded, fp32 [ids, k]."""
+        packed = self._panels[ids // LANES, :, ids % LANES].flatten(1)[:, : self._k]
+        return packed.float() * self._scales[ids, None]
+
+    def bytes(self) -> int:
+        """Memory of the weights."""
+        return self._panels.nbytes + self._scales.nbytes
+
+
+class Int8Gated:
+    """silu(x G^T) * (x U^T), with G and U rounded to int8."""
+
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor, pool: Pool, scratch: Scratch) -> None:
+        self._n, self._k = gate.shape
+        self._pool, self._scratch, self._largest = pool, scratch, largest_activation(self._k)
+        packed = [pack(gate), pack(up)]
+        self._panels = torch.stack([panels for panels, _ in packed], 1).flatten(0, 1)
+        self._scales = torch.stack([scales.view(-1, LANES) for _, scales in packed], 1).flatten()
+        pairs = len(self._panels) // 2
+        self._size = chunk_size(pairs, pool.threads, 2)
+        self._chunks = -(-pairs // self._size)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, k] to [rows, n]."""
+        rows = x.shape[0]
+        out = torch.empty(rows, self._n)
+        self._pool.run(
+            cpu_jobs.INT8_PRODUCT, self._chunks, x.data_ptr(), self._scratch.address(rows, self._k),
+            self._panels.data_ptr(), self._scales.data_ptr(), out.data_ptr(),
+            rows, self._k, self._n, self._largest, self._size, cpu_int8.GATED,
+        )  # fmt: skip
+        return out
+
+    def bytes(self) -> int:
+        """Memory of the weights."""
+        return self._panels.nbytes + self._scales.nbytes
+
+
+def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """W [n, k] to int8 panels [ceil(n / 16), ceil(k / 2), 16, 2], filled up with zeros, and scales.
+
+    Each row of W has a scale [panels * 16]: its largest magnitude / 127, or NaN where it is not finite.
+    """
+    n, k = weight.shape
+    panels = torch.empty(-(-n // LANES), -(-k // 2), LANES, 2, dtype=torch.int8)
+    scales = torch.empty(len(panels) * LANES)
+    for first in range(0, n, _PACKED_AT_ONCE):
+        part = weight[first : first + _PACKED_AT_ONCE].float()
+        part = torch.nn.functional.pad(part, (0, k % 2, 0, -part.shape[0] % LANES))
+        largest = part.abs().amax(1)
+        scale = torch.where(largest.isfinite(), largest, torch.nan) / LARGEST_WEIGHT
+        rounded = (part / scale[:, None]).round_().nan_to_num_(0.0, 0.0, 0.0).to(torch.int8)
+        at = first // LANES
+        pairs = rounded.view(-1, LANES, panels.shape[1], 2).transpose(1, 2)
+        panels[at : at + len(pairs)] = pairs
+        scales[first : first + len(scale)] = scale
+    return panels, scales

@@ -1,0 +1,128 @@
+"""Which part of a model a rank holds: heads, MLP columns and ids of the vocabulary, a share each.
+
+The layout is Megatron's (Shoeybi et al. 2019): what makes heads and MLP neurons is split by its outputs, what
+takes them in by its inputs, so that a block needs two sums. Experts are split like other MLPs, each into a
+share of its neurons. Where there are fewer KV heads than ranks, ranks hold copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend.spec import ModelSpec
+from executor_service.backends.torch_backend.weights import EMBEDDING, HEAD, Checkpoint, Part
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The share of rank `rank` of `ranks` in a model of this spec. Raises ModelError."""
+
+    spec: ModelSpec  # of the whole
+    rank: int
+    ranks: int
+
+    def __post_init__(self) -> None:
+        s, n = self.spec, self.ranks
+        self._divides(s.heads, "heads")
+        if s.kv_heads % n and n % s.kv_heads:
+            raise ModelError(
+                f"--tensor-parallel {n}: {s.kv_heads} KV heads can't be split or copied into equal shares"
+            )
+        if s.moe is None or len(s.moe.sparse_layers) < s.layers:
+            self._divides(s.intermediate_size, "MLP neurons")
+        if s.moe is not None:
+            self._divides(s.moe.intermediate_size, "neurons of an expert")
+        if s.vocab_size < n:
+            raise ModelError(
+                f"--tensor-parallel {n}: more ranks than the {s.vocab_size} ids of the vocabulary"
+            )
+
+    @property
+    def vocabulary(self) -> slice:
+        """The ids whose embeddings and logits are here; shares differ by one at most."""
+        return self._share(self.spec.vocab_size)
+
+    @property
+    def local(self) -> ModelSpec:
+        """The spec of the share, as of a narrower model."""
+        s = self.spec
+        moe = s.moe and replace(s.moe, intermediate_size=max(s.moe.intermediate_size // self.ranks, 1))
+        ids = self.vocabulary
+        return replace(
+            s,
+            vocab_size=ids.stop - ids.start,
+            heads=s.heads // self.ranks,
+            kv_heads=max(s.kv_heads // self.ranks, 1),
+            intermediate_size=max(s.intermediate_size // self.ranks, 1),
+            moe=moe,
+        )
+
+    def part(self, name: str) -> Part | None:
+        """The part of a tensor, by its Hugging Face name, that is here; None: all of it."""
+        s = self.spec
+        if name in (EMBEDDING, HEAD):
+            return (self.vocabulary,)
+        *_, layer, kind = name.split(".")
+        if layer == "q_proj":
+            return (self._share(s.heads, s.head_dim),)
+        if layer in ("k_proj", "v_proj"):
+            return (self._kv_share(),)
+        if layer == "o_proj" and kind == "weight":
+            return (slice(None), self._share(s.heads, s.head_dim))
+        if layer in ("gate_proj", "up_proj"):
+            return (self._share(self._neurons(name)),)
+        if layer == "down_proj":
+            return (slice(None), self._share(self._neurons(name)))
+        return None
+
+    def _neurons(self, name: str) -> int:
+        moe = self.spec.moe
+        return moe.intermediate_size if moe and ".experts." in name else self.spec.intermediate_size
+
+    def _share(self, count: int, size: int = 1) -> slice:
+        """This rank's share of `count` things of `size` elements each."""
+        low, high = (i * count // self.ranks for i in (self.rank, self.rank + 1))
+        return slice(low * size, high * size)
+
+    def _kv_share(self) -> slice:
+        s = self.spec
+        first, count = self.rank * s.kv_heads // self.ranks, self.local.kv_heads
+        return slice(first * s.head_dim, (first + count) * s.head_dim)
+
+    def _divides(self, count: int, what: str) -> None:
+        if count % self.ranks:
+            raise ModelError(
+                f"--tensor-parallel {self.ranks}: {count} {what} can't be split into equal shares"
+            )
+
+
+class CutCheckpoint:
+    """A `Checkpoint` of which only a rank's share is read, under the spec of that share."""
+
+    def __init__(self, whole: Checkpoint, cut: Cut) -> None:
+        self.name, self.spec = whole.name, cut.local
+        self._whole, self._cut = whole, cut
+
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """See `Checkpoint`; a bias behind a sum is rank 0's alone. Parts of parts are not read."""
+        assert part is None
+        tensor = self._whole.read(name, self._cut.part(name))
+        if name.endswith("o_proj.bias") and self._cut.rank > 0:
+            return torch.zeros_like(tensor)
+        return tensor
+
+    def rope_factors(self) -> torch.Tensor | None:
+        """See `Checkpoint`."""
+        return self._whole.rope_factors()
+
+    def files(self) -> list[Path]:
+        """See `Checkpoint`."""
+        return self._whole.files()
+
+    def close(self) -> None:
+        """See `Checkpoint`."""
+        self._whole.close()

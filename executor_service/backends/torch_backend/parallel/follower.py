@@ -1,0 +1,49 @@
+"""`follow`: a rank that serves nobody and makes the calls that rank 0 makes."""
+
+from __future__ import annotations
+
+import torch
+from paceline.service.logs import Log
+
+from executor_service.backends.ranks import Rank
+from executor_service.backends.torch_backend.backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.parallel.group import Group
+from executor_service.backends.torch_backend.parallel.plan_buffer import (
+    Body,
+    Call,
+    unpack_inputs,
+    unpack_rows,
+)
+from executor_service.backends.torch_backend.parallel.tensor_shard import TensorShard
+
+log = Log(__name__)
+
+
+def follow(config: TorchConfig, rank: Rank, timeout_s: float) -> None:
+    """Load this rank's share and follow until rank 0 says that it is over.
+
+    Raises ModelError; any other exception means that this rank or another is lost.
+    """
+    group = Group(rank, torch.device(config.device), timeout_s)
+    backend = TorchBackend(config, TensorShard(group))
+    backend.load(lambda what, fraction: None)
+    log.info("rank loaded", rank=rank.number, memory_bytes=backend.memory_bytes())
+    while True:
+        number, body = group.receive_plan()
+        call = Call(number)
+        if call is Call.CLOSE:
+            break
+        _obey(backend, call, body)
+    backend.close()
+    group.close()
+
+
+def _obey(backend: TorchBackend, call: Call, body: Body) -> None:
+    if call is Call.FORWARD:
+        backend.forward(unpack_rows(body))
+    elif call is Call.COPY_PAGE:
+        backend.copy_page(int(body[0]), int(body[1]))
+    elif call is Call.ALLOCATE:
+        backend.allocate(int(body[0]), int(body[1]))
+    else:
+        backend.forward_once(*unpack_inputs(body))

@@ -1,0 +1,117 @@
+"""`Group`: the collectives of a tensor-parallel group, over torch.distributed.
+
+Three process groups, which differ in how long they wait. The default one joins and loads. Plans go over gloo
+from host memory, and a rank waits for one as long as nothing is asked of rank 0. Within a step, whoever keeps
+another rank waiting for too long is lost. One that ended closes its connections, which gloo notices at once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from executor_service.backends.ranks import LOOPBACK, Rank
+
+_LOAD = timedelta(hours=1)
+_IDLE = timedelta(days=3650)
+_REPORT_BYTES = 1024
+
+
+class Group:
+    """This process's place among the ranks. One thread makes all calls; errors are RuntimeErrors."""
+
+    def __init__(
+        self, rank: Rank, device: torch.device, timeout_s: float, listener: socket.socket | None = None
+    ) -> None:
+        """Waits for all ranks. `listener` is for the rank 0 of a group that no launcher looks after."""
+        self.rank, self.ranks = rank.number, rank.ranks
+        if rank.host == LOOPBACK:  # all on this machine: let no other one connect
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            "gloo", store=_store(rank, listener), rank=rank.number, world_size=rank.ranks, timeout=_LOAD
+        )
+        step = timedelta(seconds=timeout_s)
+        # Gloo sends when the receiver is ready: rank 0 waits too, for one that does not come for its plan.
+        self._plans = dist.new_group(backend="gloo", timeout=_IDLE if rank.number else step)
+        self._steps = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo", timeout=step)
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks in their order, rounded once to x's dtype.
+
+        Not an all-reduce: that adds in an order that depends on where in the buffer an element lies, and so a
+        row would depend on its neighbours.
+        """
+        parts = self.gather(x)
+        total = parts[0].float()
+        for part in parts[1:]:
+            total += part
+        return total.to(x.dtype)
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Every rank's x, [ranks, *x.shape], on every rank."""
+        parts = torch.empty(self.ranks, *x.shape, dtype=x.dtype, device=x.device)
+        dist.all_gather(list(parts), x.contiguous(), group=self._steps)
+        return parts
+
+    def gather_on_leader(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Every rank's x, [ranks, *x.shape], on rank 0; None elsewhere."""
+        if self.rank > 0:
+            dist.gather(x.contiguous(), dst=0, group=self._steps)
+            return None
+        parts = torch.empty(self.ranks, *x.shape, dtype=x.dtype, device=x.device)
+        dist.gather(x.contiguous(), list(parts), dst=0, group=self._steps)
+        return parts
+
+    def send_plan(self, kind: int, body: NDArray[np.int32]) -> None:
+        """Rank 0: have all others receive this."""
+        dist.broadcast(torch.tensor([kind, len(body)]), 0, group=self._plans)
+        if len(body):
+            dist.broadcast(torch.from_numpy(body), 0, group=self._plans)
+
+    def receive_plan(self) -> tuple[int, NDArray[np.int32]]:
+        """The others: what rank 0 sends next, however long that takes."""
+        header = torch.empty(2, dtype=torch.int64)
+        dist.broadcast(header, 0, group=self._plans)
+        kind, size = header.tolist()
+        body = torch.empty(size, dtype=torch.int32)
+        if size:
+            dist.broadcast(body, 0, group=self._plans)
+        return kind, body.numpy()
+
+    def exchange(self, report: str) -> list[str]:
+        """Every rank's report, in their order, when all have loaded; long ones are cut off."""
+        mine = torch.zeros(_REPORT_BYTES, dtype=torch.uint8)
+        text = report.encode()[:_REPORT_BYTES]
+        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else 0
+        reports = torch.empty(self.ranks, _REPORT_BYTES, dtype=torch.uint8)
+        dist.all_gather(list(reports), mine)
+        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in reports]
+
+    def close(self) -> None:
+        """Leave; the others must do so too."""
+        dist.destroy_process_group()
+
+
+def _store(rank: Rank, listener: socket.socket | None) -> Store:
+    if listener is None:
+        store: Store = next(rendezvous("env://", rank.number, rank.ranks, timeout=_LOAD))[0]
+        return store
+    return TCPStore(
+        rank.host,
+        rank.port,
+        rank.ranks,
+        is_master=True,
+        timeout=_LOAD,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )

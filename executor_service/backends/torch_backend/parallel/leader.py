@@ -1,0 +1,112 @@
+"""`LeaderBackend`: rank 0 behind the engine's `Backend` border; each call is made by all ranks together."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import torch
+
+from executor_service.backends.base import (
+    ForwardOutput,
+    ForwardRow,
+    ModelInfo,
+    Progress,
+    RowOutput,
+    TokenizerFiles,
+)
+from executor_service.backends.followers import Followers
+from executor_service.backends.ranks import Rank
+from executor_service.backends.torch_backend.backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.parallel.cut import Cut
+from executor_service.backends.torch_backend.parallel.group import Group
+from executor_service.backends.torch_backend.parallel.plan_buffer import Call, pack_inputs, pack_rows
+from executor_service.backends.torch_backend.parallel.tensor_shard import TensorShard
+from executor_service.backends.torch_backend.weights import open_checkpoint
+from executor_service.plan import TokenIds
+
+_NOTHING = np.empty(0, np.int32)
+
+
+class LeaderBackend:
+    """Implements `Backend`. A call that fails leaves the ranks in different places: it is the group's end."""
+
+    info: ModelInfo
+
+    def __init__(
+        self,
+        config: TorchConfig,
+        rank: Rank,
+        timeout_s: float,
+        followers: Followers,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """`listener`: where the followers look for us; None where a launcher started all ranks."""
+        self._config, self._rank, self._timeout_s = config, rank, timeout_s
+        self._followers, self._listener = followers, listener
+        self._group: Group
+        self._backend: TorchBackend
+
+    def load(self, progress: Progress) -> None:
+        """Check that the model can be split, wait for the others, load. Raises ModelError."""
+        checkpoint = open_checkpoint(self._config.model)
+        checkpoint.close()
+        Cut(checkpoint.spec, self._rank.number, self._rank.ranks)
+        progress("waiting for the other ranks", 0.0)
+        with self._all_or_none():
+            self._group = Group(
+                self._rank, torch.device(self._config.device), self._timeout_s, self._listener
+            )
+            self._backend = TorchBackend(self._config, TensorShard(self._group))
+            self._backend.load(progress)
+        self.info = self._backend.info
+
+    def tokenizer(self) -> TokenizerFiles:
+        """See `Backend`."""
+        return self._backend.tokenizer()
+
+    def allocate(self, pages: int, page_size: int) -> None:
+        """See `Backend`; every rank has the same pages, with its heads in them."""
+        with self._all_or_none():
+            self._group.send_plan(Call.ALLOCATE, np.array([pages, page_size], np.int32))
+            self._backend.allocate(pages, page_size)
+
+    def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
+        """See `Backend`."""
+        with self._all_or_none():
+            self._group.send_plan(Call.FORWARD, pack_rows(rows))
+            return self._backend.forward(rows)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """See `Backend`."""
+        with self._all_or_none():
+            self._group.send_plan(Call.COPY_PAGE, np.array([source, target], np.int32))
+            self._backend.copy_page(source, target)
+
+    def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
+        """See `Backend`."""
+        with self._all_or_none():
+            self._group.send_plan(Call.FORWARD_ONCE, pack_inputs(inputs, want))
+            return self._backend.forward_once(inputs, want)
+
+    def memory_bytes(self) -> dict[str, int]:
+        """See `Backend`; of rank 0."""
+        return self._backend.memory_bytes()
+
+    def close(self) -> None:
+        """Let the others end, then let go."""
+        with suppress(RuntimeError):  # one may be gone already
+            self._group.send_plan(Call.CLOSE, _NOTHING)
+        self._followers.close()
+        self._backend.close()
+        self._group.close()
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._followers.kill()
+            raise

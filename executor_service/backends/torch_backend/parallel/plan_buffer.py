@@ -1,0 +1,79 @@
+"""Rank 0's calls as int32 arrays: what the other ranks need to make the same ones.
+
+Of a row they need where it lies and what it feeds. What becomes of the logits is rank 0's affair, but for one
+bit: whether the best id will do, or the logits themselves are wanted.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor_service.backends.base import ForwardRow
+from executor_service.backends.torch_backend.sampler import is_greedy
+from executor_service.plan import OutputMode, Sampling, TokenIds
+
+Body = NDArray[np.int32]
+
+_WANTS = ("hidden", "embedding", "logits")
+_GREEDY = Sampling()
+
+
+class Call(enum.IntEnum):
+    """The methods of a `Backend` that all ranks make together."""
+
+    CLOSE = 0
+    ALLOCATE = 1  # pages, page size
+    COPY_PAGE = 2  # source, target
+    FORWARD = 3
+    FORWARD_ONCE = 4
+
+
+def pack_rows(rows: Sequence[ForwardRow]) -> Body:
+    """Rows, then for each: start, tokens, outputs, greedy, pages; then all tokens; then all block tables."""
+    heads = np.array(
+        [(r.start, len(r.tokens), r.outputs, is_greedy(r), len(r.block_table)) for r in rows], np.int32
+    )
+    arrays = [np.array([len(rows)]), heads.ravel(), *(r.tokens for r in rows), *(r.block_table for r in rows)]
+    return np.concatenate(arrays).astype(np.int32)
+
+
+def unpack_rows(body: Body) -> list[ForwardRow]:
+    """The rows as a rank needs them that does not answer; their histories are left out."""
+    count = int(body[0])
+    heads = body[1 : 1 + 5 * count].reshape(count, 5)
+    ends = 1 + 5 * count + np.cumsum(np.concatenate([heads[:, 1], heads[:, 4]]))
+    parts = np.split(body, [1 + 5 * count, *ends])[1:]
+    return [
+        ForwardRow(
+            start=int(start),
+            tokens=tokens,
+            history=tokens,
+            prompt_length=0,
+            block_table=table,
+            outputs=int(outputs),
+            output=OutputMode.SAMPLE if greedy else OutputMode.FULL,
+            sampling=_GREEDY,
+        )
+        for (start, _, outputs, greedy, _), tokens, table in zip(
+            heads, parts[:count], parts[count : 2 * count], strict=True
+        )
+    ]
+
+
+def pack_inputs(inputs: Sequence[TokenIds], want: frozenset[str]) -> Body:
+    """A bit for each of "hidden", "embedding", "logits"; inputs; the length of each; all tokens."""
+    bits = sum(1 << i for i, name in enumerate(_WANTS) if name in want)
+    head = np.array([bits, len(inputs), *(len(tokens) for tokens in inputs)])
+    return np.concatenate([head, *inputs]).astype(np.int32)
+
+
+def unpack_inputs(body: Body) -> tuple[list[TokenIds], frozenset[str]]:
+    """The reverse of `pack_inputs`."""
+    want = frozenset(name for i, name in enumerate(_WANTS) if body[0] >> i & 1)
+    count = int(body[1])
+    ends = 2 + count + np.cumsum(body[2 : 2 + count])
+    return np.split(body, [2 + count, *ends])[1 : 1 + count], want

@@ -1,0 +1,127 @@
+"""`TensorShard`: the `Shard` of one rank among several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from executor_service.backends.base import ForwardRow, ModelError, RowOutput
+from executor_service.backends.torch_backend import sampler
+from executor_service.backends.torch_backend.kernels import Linear
+from executor_service.backends.torch_backend.parallel.cut import Cut, CutCheckpoint
+from executor_service.backends.torch_backend.parallel.group import Group
+from executor_service.backends.torch_backend.weights import Checkpoint
+
+
+class TensorShard:
+    """Implements `Shard` over a group."""
+
+    def __init__(self, group: Group) -> None:
+        self.rank = group.rank
+        self._group = group
+        self._cut: Cut
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """See `Shard`. A rank that failed says so to the others, who would wait for it otherwise."""
+        try:
+            yield
+        except ModelError as error:
+            self._group.exchange(str(error))
+            raise
+        for rank, fault in enumerate(self._group.exchange("")):
+            if fault:
+                raise ModelError(f"rank {rank}: {fault}")
+
+    def cut(self, checkpoint: Checkpoint) -> Checkpoint:
+        """See `Shard`."""
+        self._cut = Cut(checkpoint.spec, self.rank, self._group.ranks)
+        return CutCheckpoint(checkpoint, self._cut)
+
+    def summed(self, linear: Linear) -> Linear:
+        """See `Shard`."""
+        return SummedLinear(linear, self._group)
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Shard`."""
+        return self._group.sum(x)
+
+    def embed(self, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
+        """See `Shard`. Exact: to what one rank has found, the others add zeros."""
+        ids = self._cut.vocabulary
+        here = (tokens >= ids.start) & (tokens < ids.stop)
+        x = lookup(torch.where(here, tokens - ids.start, 0))
+        return self._group.sum(torch.where(here[:, None], x, 0))
+
+    def whole_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """See `Shard`."""
+        vocabulary, ranks = self._cut.spec.vocab_size, self._group.ranks
+        width = -(-vocabulary // ranks)
+        parts = self._group.gather_on_leader(functional.pad(logits, (0, width - logits.shape[1])))
+        if parts is None:
+            return logits
+        sizes = [(r + 1) * vocabulary // ranks - r * vocabulary // ranks for r in range(ranks)]
+        return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
+
+    def answer(
+        self, logits: torch.Tensor, rows: Sequence[ForwardRow], pick: sampler.Picker
+    ) -> list[RowOutput]:
+        """See `Shard`. Greedy rows exchange their best, 8 bytes a position and rank; others their logits."""
+        greedy = np.repeat([sampler.is_greedy(row) for row in rows], [row.outputs for row in rows])
+        best = iter(self._best(_where(logits, greedy), pick)) if greedy.any() else iter(())
+        if not greedy.all():
+            logits = self.whole_logits(_where(logits, ~greedy))
+        if self.rank > 0:
+            return []
+        drawn = [row for row in rows if not sampler.is_greedy(row)]
+        sampled = iter(sampler.sample(logits, drawn, pick)) if drawn else iter(())
+        return [_taken(best, row.outputs) if sampler.is_greedy(row) else next(sampled) for row in rows]
+
+    def _best(self, logits: torch.Tensor, pick: sampler.Picker) -> list[int]:
+        """The lowest id among the largest logits of all ranks for each row; -1: a logit is not finite."""
+        ids = pick.argmax(logits)
+        values = logits.gather(-1, ids[:, None])[:, 0]
+        values = torch.where(sampler.finite_rows(logits), values, torch.nan)
+        pair = [values.view(torch.int32), (ids + self._cut.vocabulary.start).to(torch.int32)]
+        pairs = self._group.gather(torch.stack(pair, -1))  # [ranks, rows, 2]
+        values, ids = pairs[..., 0].contiguous().view(torch.float32), pairs[..., 1]
+        top, best = values[0], ids[0]
+        for value, number in zip(values[1:], ids[1:], strict=True):
+            larger = value > top  # of equals the lower rank has the lower id
+            top, best = torch.where(larger, value, top), torch.where(larger, number, best)
+        found: list[int] = torch.where(values.isnan().any(0), -1, best).tolist()
+        return found
+
+
+class SummedLinear:
+    """A linear layer whose inputs are split among the ranks; `Linear` but for `rows`, which need no sum."""
+
+    def __init__(self, linear: Linear, group: Group) -> None:
+        self._linear, self._group = linear, group
+
+    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        total = self._group.sum(self._linear(x))
+        return total if add_to is None else add_to.add_(total)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """See `Linear`; of this rank's part."""
+        return self._linear.rows(ids)
+
+    def bytes(self) -> int:
+        """See `Linear`."""
+        return self._linear.bytes()
+
+
+def _where(logits: torch.Tensor, mask: np.ndarray) -> torch.Tensor:
+    return logits if mask.all() else logits[torch.from_numpy(mask.nonzero()[0]).to(logits.device)]
+
+
+def _taken(best: Iterator[int], outputs: int) -> RowOutput:
+    ids = [next(best) for _ in range(outputs)]
+    if outputs == 0:
+        return RowOutput()
+    return RowOutput(finite=False) if min(ids) < 0 else RowOutput(tokens=np.array(ids, np.int32))

@@ -1,0 +1,134 @@
+"""From a configuration to the torch backend: one process, rank 0 of several, or one that follows rank 0.
+
+torch itself is imported where it is needed: the other ranks are started first, to import it beside us.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, NoReturn
+
+from paceline.service.logs import Log
+from paceline.service.parent import STDIN
+
+from executor_service.backends.base import Backend, ModelError
+from executor_service.backends.followers import Followers
+from executor_service.backends.ranks import Rank, RankLost, listen
+from executor_service.config import ExecutorConfig
+from executor_service.fatal import EXIT_FAULT, EXIT_MODEL, die
+
+if TYPE_CHECKING:
+    from executor_service.backends.torch_backend import TorchConfig
+
+log = Log(__name__)
+
+
+def torch_backend(config: ExecutorConfig) -> Backend:
+    """The backend of the process that serves; starts the other ranks, if any. Raises ModelError."""
+    rank = _launched(config)
+    if rank is None and config.tensor_parallel == 1:
+        from executor_service.backends.torch_backend import TorchBackend
+
+        return TorchBackend(_torch_config(config))
+    listener = None
+    if rank is None:
+        listener = listen()
+        ranks = [
+            Rank.on_this_machine(number, config.tensor_parallel, listener.getsockname()[1])
+            for number in range(config.tensor_parallel)
+        ]
+        rank, others = ranks[0], ranks[1:]
+        followers = Followers(_follower_command(config), others, _lost)
+    else:
+        followers = Followers([], [], _lost)  # the launcher's
+    from executor_service.backends.torch_backend.parallel.leader import LeaderBackend
+
+    return LeaderBackend(_torch_config(config, rank), rank, config.rank_timeout_s, followers, listener)
+
+
+def follower_rank(config: ExecutorConfig) -> Rank | None:
+    """Which rank above 0 a launcher, or our rank 0, made this process; None: it serves. Raises ModelError."""
+    rank = _launched(config) if config.backend == "torch" else None
+    return rank if rank is not None and rank.number > 0 else None
+
+
+def follow(config: ExecutorConfig, rank: Rank) -> None:
+    """Do what rank 0 does until it is over. Ends the process if a rank is lost or the model unusable."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 drains, and needs us for that
+        signal.signal(number, signal.SIG_IGN)
+    if config.exit_with_stdin:
+        threading.Thread(target=_end_with_stdin, args=(rank,), name="parent", daemon=True).start()
+    try:
+        from executor_service.backends.torch_backend.parallel.follower import follow
+
+        follow(_torch_config(config, rank), rank, config.rank_timeout_s)
+    except Exception as error:
+        die(error)
+
+
+def _launched(config: ExecutorConfig) -> Rank | None:
+    try:
+        rank = Rank.from_environment(os.environ)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+    if rank is None or rank.ranks == 1:
+        return None
+    if config.tensor_parallel not in (1, rank.ranks):
+        raise ModelError(f"--tensor-parallel {config.tensor_parallel}: a launcher started {rank.ranks} ranks")
+    return rank
+
+
+def _torch_config(config: ExecutorConfig, rank: Rank | None = None) -> TorchConfig:
+    import torch
+
+    from executor_service.backends.torch_backend import TorchConfig
+
+    assert config.model is not None
+    device, dtype, threads = config.device, config.dtype, config.threads
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype == "auto":
+        dtype = "bfloat16" if device.startswith("cuda") else "float32"
+    if rank is not None:
+        threads = threads or max((os.cpu_count() or 1) // rank.local_ranks, 1)
+        if device.startswith("cuda:"):
+            raise ModelError(f"--device {device} is one device for {rank.ranks} ranks; say cuda")
+        devices = torch.cuda.device_count()
+        if device == "cuda" and devices < rank.local_ranks:
+            raise ModelError(f"--tensor-parallel: {rank.local_ranks} ranks here, but {devices} CUDA devices")
+    if device == "cuda":
+        device = f"cuda:{rank.local_number if rank else 0}"
+    return TorchConfig(config.model, device=device, dtype=dtype, threads=threads)
+
+
+def _follower_command(config: ExecutorConfig) -> list[str]:
+    settings = {
+        "backend": "torch",
+        "model": config.model,
+        "device": config.device,
+        "dtype": config.dtype,
+        "threads": config.threads,
+        "tensor-parallel": config.tensor_parallel,
+        "rank-timeout-s": config.rank_timeout_s,
+        "log-level": config.log_level,
+        "log-format": config.log_format,
+    }
+    flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "executor_service", *flags, "--exit-with-stdin"]
+
+
+def _lost(rank: int, status: int) -> NoReturn:
+    if status == EXIT_MODEL:
+        die(ModelError(f"rank {rank} can't load it"))
+    die(RankLost(f"rank {rank} ended with status {status}"))
+
+
+def _end_with_stdin(rank: Rank) -> None:
+    """Rank 0 holds the other end of this pipe: whatever its end was, it is ours."""
+    while os.read(STDIN, 4096):
+        pass
+    log.warning("rank 0 is gone; ending", rank=rank.number)
+    os._exit(EXIT_FAULT)

@@ -1,0 +1,23 @@
+"""What two models must share so that one's tokens mean the same to the other: their ids' texts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+
+def vocabulary_fingerprint(tokenizer_json: bytes) -> bytes:
+    """SHA-256 over the tokens of a tokenizer.json and their ids.
+
+    How text is split, and how the file is written, is left out: a GGUF file and a directory of the
+    same model agree. So is filler that GGUF converters write: a token `[PADn]` whose id is n.
+    """
+    tokenizer = json.loads(tokenizer_json)
+    tokens = tokenizer["model"]["vocab"]
+    if isinstance(tokens, dict):
+        ids = {int(i): str(token) for token, i in tokens.items()}
+    else:  # Unigram: [token, score] in the order of ids
+        ids = {i: str(token) for i, (token, _) in enumerate(tokens)}
+    ids |= {int(added["id"]): str(added["content"]) for added in tokenizer.get("added_tokens") or ()}
+    known = [[i, token] for i, token in sorted(ids.items()) if token != f"[PAD{i}]"]
+    return hashlib.sha256(json.dumps(known).encode()).digest()

@@ -1,0 +1,105 @@
+"""The draft executor's loop, beside the main one: plan → send → receive → apply.
+
+    main loop   ... apply → DraftLoop.plan → plan → send → deliver → receive ...
+    this one                  └► send → receive → apply → wake the main loop
+
+Drafts are planned in the main loop's turn, just before its own step: who waits for some is left out
+of that step. From there on nothing here holds the main loop up, whatever the draft executor does; how
+long a sequence waits is the core's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from paceline.service.logs import Log
+
+from scheduler_service.core.errors import UnknownStep
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.step import Plan
+from scheduler_service.link.drafts import DraftPool
+from scheduler_service.link.executor import ExecutorLink, ExecutorLostError
+from scheduler_service.metrics import Metrics
+from scheduler_service.wake import Wake
+
+log = Log(__name__)
+
+
+class DraftLoop:
+    """Drives one draft executor of the pool, as long as there is one.
+
+    `wake` is to be set when the pool has changed; `wake_main` is called when the core has new drafts,
+    or will get none.
+    """
+
+    def __init__(
+        self,
+        core: Scheduler,
+        pool: DraftPool,
+        metrics: Metrics,
+        wake: Wake,
+        wake_main: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._core = core
+        self._pool = pool
+        self._metrics = metrics
+        self._wake = wake
+        self._wake_main = wake_main
+        self._clock = clock
+        self._planned: Plan | None = None  # not sent yet
+
+    def plan(self, now: float) -> bool:
+        """Ask the core for a draft step; True if there is one, which goes out at this task's next turn."""
+        if self._planned is None and (plan := self._core.plan_draft(now)) is not None:
+            self._planned = plan
+            self._wake.set()
+        return self._planned is not None
+
+    async def run(self) -> None:
+        """Draft; ends only when cancelled, or with a bug's exception."""
+        while True:
+            link = await self._next_executor()
+            try:
+                await self._drive(link)
+            except ExecutorLostError as loss:
+                log.info("decoding without drafts", address=link.address, detail=str(loss))
+            finally:
+                self._planned = None
+                self._core.draft_lost(self._clock())
+                self._wake_main()
+
+    async def _next_executor(self) -> ExecutorLink:
+        while (link := self._pool.choose()) is None:
+            await self._wake.wait(None)
+        return link
+
+    async def _drive(self, link: ExecutorLink) -> None:
+        link.open_stream()
+        assert link.capacity is not None
+        self._core.draft_ready(link.capacity, self._clock())
+        self._wake_main()
+        while True:
+            if self._pool.should_leave(link):
+                await link.leave("draining")
+            link.check()
+            if not self.plan(self._clock()):
+                await self._wake.wait(None)
+                continue
+            plan, self._planned = self._planned, None
+            assert plan is not None
+            await self._step(link, plan)
+
+    async def _step(self, link: ExecutorLink, plan: Plan) -> None:
+        sent_at = self._clock()
+        await link.send(plan)
+        result = await link.receive()
+        now = self._clock()
+        try:
+            self._core.apply_draft(result, now)
+        except UnknownStep as error:
+            link.lose(f"an answer that does not fit its step: {error}")
+        else:
+            self._metrics.draft_step(now - sent_at)
+        self._wake_main()

@@ -1,0 +1,81 @@
+"""The executors whose smaller model drafts for the one that is served; one is active at a time.
+
+A draft is a guess of the served model's next token ids, made with the same noise: so vocabulary and
+sampling rules must be the same, and nothing else. One that differs when it is met first is a mistake
+in the configuration, which `mistaken` holds: the scheduler ends. One that differs later (replaced by
+another) is refused like any other executor that won't do, and decoding goes on without drafts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from paceline.channel import Security
+from paceline.executor.v1 import executor_pb2 as pb
+from paceline.service.logs import Log
+
+from scheduler_service.codec.handshake import decode_vocabulary
+from scheduler_service.link.executor import ExecutorLink, RefusedExecutorError, Timing
+from scheduler_service.link.pool import LinkPool
+from scheduler_service.model import Model
+
+log = Log(__name__)
+
+
+class DraftPool(LinkPool):
+    """The draft executors at `addresses`, which may be none. `served` tells the model, once it is known."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        security: Security,
+        timing: Timing,
+        served: Callable[[], Model | None],
+        changed: Callable[[], None],
+    ) -> None:
+        self.mistake = ""
+        """Why this scheduler must not go on with the draft executors that it was given."""
+        self.mistaken = asyncio.Event()
+        doors = [_Door(address, served, self._complain) for address in addresses]
+        super().__init__([ExecutorLink(door.address, security, timing, door, changed) for door in doors])
+
+    def _complain(self, mistake: str) -> None:
+        self.mistake = self.mistake or mistake
+        self.mistaken.set()
+
+
+class _Door:
+    """Lets one draft executor in if it speaks the served model's token ids."""
+
+    def __init__(
+        self, address: str, served: Callable[[], Model | None], complain: Callable[[str], None]
+    ) -> None:
+        self.address = address
+        self._served = served
+        self._complain = complain
+        self._met = False
+        self._last_refusal = ""
+
+    def check(self, info: pb.GetInfoResponse) -> bool:
+        """Its tokenizer is never needed. Raises RefusedExecutorError if it won't do."""
+        model = self._served()
+        if model is None:
+            raise RefusedExecutorError("waiting to know the model that it drafts for")
+        vocabulary = decode_vocabulary(info)
+        if vocabulary == model.vocabulary:
+            self._met = True
+            return False
+        why = (
+            f"the draft model's vocabulary ({info.model.name}: {vocabulary}) is not "
+            f"the served model's ({model.name}: {model.vocabulary})"
+        )
+        if not self._met:
+            self._complain(f"--draft-executor {self.address}: {why}")
+        elif why != self._last_refusal:
+            self._last_refusal = why
+            log.error("draft executor refused", address=self.address, detail=why)
+        raise RefusedExecutorError(why)
+
+    def learn(self, info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse) -> None:
+        """Nothing is."""

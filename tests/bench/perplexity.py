@@ -1,0 +1,79 @@
+"""Perplexity of the torch backend's dtypes on one text, and how often they choose the same token.
+
+usage: python -m tests.bench.perplexity MODEL [--dtypes float32,int8] [--windows 48] [--tokens 512]
+The text is Python's reference as `pydoc` carries it: prose, tables and code. Windows are spread over all of
+it; every token but a window's first is scored, from what precedes it in the window.
+Prints a JSON object for each dtype, compared with the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+
+
+@dataclass
+class Scores:
+    """Of all windows end to end: the tokens' negative log likelihoods, and the likeliest tokens."""
+
+    losses: NDArray[np.float64]
+    choices: NDArray[np.int64]
+
+
+def score(backend: TorchBackend, windows: list[NDArray[np.int32]]) -> Scores:
+    """Score every window by itself."""
+    losses, choices = [], []
+    for window in windows:
+        logits = torch.from_numpy(backend.forward_once([window], frozenset({"logits"}))[0].logits)[:-1]
+        target = torch.from_numpy(window[1:].astype(np.int64))
+        losses.append(torch.nn.functional.cross_entropy(logits, target, reduction="none").double().numpy())
+        choices.append(logits.argmax(-1).numpy())
+    return Scores(np.concatenate(losses), np.concatenate(choices))
+
+
+def windows_of(tokenizer: Tokenizer, count: int, tokens: int) -> list[NDArray[np.int32]]:
+    """`count` windows at equal distances."""
+    ids = np.array(tokenizer.encode("\n\n".join(topics[name] for name in sorted(topics))).ids, np.int32)
+    starts = np.linspace(0, len(ids) - tokens, count).astype(int)
+    return [ids[start : start + tokens] for start in starts]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--dtypes", default="float32,int8")
+    parser.add_argument("--windows", type=int, default=48)
+    parser.add_argument("--tokens", type=int, default=512)
+    args = parser.parse_args()
+    base: Scores | None = None
+    for dtype in args.dtypes.split(","):
+        backend = TorchBackend(TorchConfig(args.model, dtype=dtype))
+        backend.load(lambda what, done: None)
+        tokenizer = Tokenizer.from_str(backend.tokenizer().tokenizer_json.decode())
+        found = score(backend, windows_of(tokenizer, args.windows, args.tokens))
+        backend.close()
+        base = base or found
+        ratio = math.exp(found.losses.mean() - base.losses.mean())
+        row = {
+            "dtype": dtype,
+            "tokens": len(found.losses),
+            "perplexity": round(math.exp(found.losses.mean()), 4),
+            "change_percent": round(100 * (ratio - 1), 3),
+            "same_choice_percent": round(100 * float((found.choices == base.choices).mean()), 2),
+        }
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

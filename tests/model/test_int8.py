@@ -1,0 +1,75 @@
+"""The int8 mode: the same model but for rounding, bitwise the same in any company, under its own name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from tests.model.driver import Driver, logits_of, pages_from
+from tests.model.tiny import save
+
+PAGE = 16
+TOKENS = np.random.default_rng(4).integers(3, 211, 90).tolist()
+
+
+def load(path: Path, dtype: str) -> TorchBackend:
+    backend = TorchBackend(TorchConfig(path, dtype=dtype, threads=2))
+    backend.load(lambda what, done: None)
+    return backend
+
+
+@pytest.fixture(scope="module", params=["llama", "llama-untied-bias", "qwen3-moe"])
+def backends(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[TorchBackend, TorchBackend]]:
+    path = tmp_path_factory.mktemp("int8")
+    save(request.param, path)
+    pair = load(path, "float32"), load(path, "int8")
+    yield pair
+    for backend in pair:
+        backend.close()
+
+
+def logits(backend: TorchBackend, chunks: list[int], company: int = 0) -> np.ndarray:
+    """Of TOKENS fed in chunks, beside some other rows."""
+    backend.allocate(80, PAGE)
+    pages = pages_from(1)
+    driver, first, outs = Driver(pages, PAGE), 0, []
+    for count in chunks:
+        others = [Driver(pages, PAGE).feed(TOKENS[i : i + 3]) for i in range(company)]
+        row = driver.feed(TOKENS[first : first + count], outputs=count)
+        outs.append(logits_of(backend.forward([*others, row])[-1]))
+        first += count
+    return np.concatenate(outs)
+
+
+def test_logits_come_close_to_those_of_fp32(backends: tuple[TorchBackend, TorchBackend]) -> None:
+    exact, rounded = (logits(backend, [90]) for backend in backends)
+    assert 0 < np.abs(rounded - exact).mean() < 0.02 * exact.std()
+
+
+def test_a_row_is_bitwise_the_same_in_any_batch_and_any_chunks(
+    backends: tuple[TorchBackend, TorchBackend],
+) -> None:
+    alone = logits(backends[1], [90])
+    assert np.array_equal(alone, logits(backends[1], [90], company=7))
+    assert np.array_equal(alone, logits(backends[1], [1, 1, 30, 17, 40, 1], company=3))
+
+
+def test_it_says_what_it_is(backends: tuple[TorchBackend, TorchBackend]) -> None:
+    exact, rounded = backends
+    assert rounded.info.dtype == "int8"
+    assert rounded.info.fingerprint != exact.info.fingerprint
+    assert rounded.info.kv_bytes_per_token == exact.info.kv_bytes_per_token
+    assert rounded.memory_bytes()["weights"] < 0.5 * exact.memory_bytes()["weights"]
+
+
+def test_only_the_cpu_has_it(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    with pytest.raises(ModelError, match="dtype int8 runs on the device cpu only, not on 'meta'"):
+        TorchBackend(TorchConfig(tmp_path, device="meta", dtype="int8")).load(lambda what, done: None)

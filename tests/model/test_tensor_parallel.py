@@ -1,0 +1,176 @@
+"""Gloo ranks give the tokens of one, however a sequence is cut up, batched, cut back or forked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from executor_service.backends.base import Backend, RowOutput
+from executor_service.backends.factory import make_backend
+from executor_service.config import ExecutorConfig
+from executor_service.plan import OutputMode, Sampling
+from tests.model.driver import Driver, logits_of, pages_from
+from tests.model.tiny import save
+
+PAGE, PAGES, VOCABULARY = 16, 256, 211
+PAIRS = [("llama-untied-bias", 2), ("qwen3", 2), ("qwen3-moe", 2)]
+GROUPS = [*PAIRS, pytest.param(("qwen3-moe", 4), marks=pytest.mark.slow)]  # which has two KV heads
+GREEDY = Sampling()
+
+
+def config_of(model: Path, ranks: int, **settings: object) -> ExecutorConfig:
+    return ExecutorConfig(model=model, device="cpu", threads=1, tensor_parallel=ranks, **settings)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Pair:
+    one: Backend
+    two: Backend  # or more
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, Backend]]]:
+    """A group for each family: all followers start at once, and wait for their rank 0."""
+    groups = {}
+    for name, ranks in PAIRS:
+        path = tmp_path_factory.mktemp(name)
+        save(name, path)
+        groups[name] = path, make_backend(config_of(path, ranks))
+    yield groups
+    for _, backend in groups.values():
+        backend._followers.kill()  # type: ignore[attr-defined]  # of groups that no test has joined
+
+
+@pytest.fixture(scope="module", params=GROUPS, ids=str)
+def pair(request: pytest.FixtureRequest, waiting: dict[str, tuple[Path, Backend]]) -> Iterator[Pair]:
+    name, ranks = request.param
+    path, two = waiting[name]
+    with ExitStack() as cleanup:
+        pair = Pair(
+            make_backend(config_of(path, 1)), two if ranks == 2 else make_backend(config_of(path, ranks))
+        )
+        for backend in (pair.one, pair.two):
+            cleanup.callback(backend.close)
+            backend.load(lambda what, fraction: None)
+            backend.allocate(PAGES, PAGE)
+        yield pair
+
+
+def tokens_of(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCABULARY, count).tolist()
+
+
+def token_of(output: RowOutput) -> int:
+    assert output.finite
+    assert output.tokens is not None
+    return int(output.tokens[-1])
+
+
+def decoded(
+    backend: Backend, drivers: list[Driver], last: list[int], sampling: Sampling, steps: int
+) -> list[list[int]]:
+    """Go on with all sequences together, from the tokens `last`."""
+    results: list[list[int]] = []
+    for _ in range(steps):
+        rows = [
+            d.feed([token], output=OutputMode.SAMPLE, sampling=sampling)
+            for d, token in zip(drivers, last, strict=True)
+        ]
+        last = [token_of(out) for out in backend.forward(rows)]
+        results.append(last)
+    return results
+
+
+def history(backend: Backend, sampling: Sampling) -> list[list[int]]:
+    """Tokens of a prefill, chunks, batched decodes, after a truncation and after a fork."""
+    pages = pages_from(1)
+    drivers = [Driver(pages, PAGE) for _ in range(4)]
+    chunks = [tokens_of(9, 40)[:13], tokens_of(9, 40)[13:30], tokens_of(9, 40)[30:]]
+    for chunk in chunks[:2]:
+        backend.forward([drivers[0].feed(chunk, outputs=0)])
+    rows = [drivers[0].feed(chunks[2], output=OutputMode.SAMPLE, sampling=sampling)] + [
+        d.feed(tokens_of(i, 7 + 19 * i), output=OutputMode.SAMPLE, sampling=sampling)
+        for i, d in enumerate(drivers[1:])
+    ]
+    last = [token_of(out) for out in backend.forward(rows)]
+    results = [last, *decoded(backend, drivers, last, sampling, steps=10)]
+    for d in drivers:
+        d.truncate(d.length - 9)
+    results += decoded(backend, drivers, [5, 6, 7, 8], sampling, steps=4)
+    fork = drivers[3].fork(backend, drivers[3].length - 3)
+    results += decoded(backend, [drivers[3], fork], [11, 12], sampling, steps=4)
+    return results
+
+
+SAMPLINGS = {
+    "greedy": GREEDY,
+    "drawn": Sampling(temperature=0.8, seed=3),
+    "filtered": Sampling(temperature=1.2, top_k=40, top_p=0.9, min_p=0.01, seed=9),
+    "penalized": Sampling(repetition_penalty=1.3, frequency_penalty=0.4, logit_bias=((17, 2.0),)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_tokens_are_those_of_one_rank(pair: Pair, name: str) -> None:
+    assert history(pair.two, SAMPLINGS[name]) == history(pair.one, SAMPLINGS[name])
+
+
+def test_rows_of_all_kinds_side_by_side(pair: Pair) -> None:
+    def answers(backend: Backend) -> list[RowOutput]:
+        pages = pages_from(1)
+        kinds: list[tuple[int, OutputMode, Sampling]] = [
+            (5, OutputMode.SAMPLE, GREEDY),
+            (3, OutputMode.FULL, GREEDY),
+            (0, OutputMode.NONE, GREEDY),
+            (1, OutputMode.SAMPLE, Sampling(temperature=0.7, seed=1)),
+            (1, OutputMode.SAMPLE, GREEDY),
+            (2, OutputMode.SAMPLE, Sampling(logprobs=4)),
+            (0, OutputMode.SAMPLE, GREEDY),
+        ]
+        return backend.forward(
+            [
+                Driver(pages, PAGE).feed(tokens_of(20 + i, 9 + i), outputs, mode, sampling)
+                for i, (outputs, mode, sampling) in enumerate(kinds)
+            ]
+        )
+
+    one, two = answers(pair.one), answers(pair.two)
+    assert np.abs(logits_of(one[1]) - logits_of(two[1])).max() < 1e-4
+    for ours, theirs in zip(two, one, strict=True):
+        if theirs.tokens is None:
+            assert ours.tokens is None
+        else:
+            assert ours.tokens is not None
+            assert ours.tokens.tolist() == theirs.tokens.tolist()
+    assert one[5].top_ids is not None
+    assert two[5].top_ids is not None
+    assert one[5].top_ids.tolist() == two[5].top_ids.tolist()
+
+
+def test_a_row_is_bitwise_the_same_in_any_company(pair: Pair) -> None:
+    def run(company: int) -> np.ndarray:
+        pages = pages_from(1)
+        driver, others = Driver(pages, PAGE), [Driver(pages, PAGE) for _ in range(company)]
+        pair.two.forward([driver.feed(tokens_of(3, 21))])
+        rows = [other.feed(tokens_of(i, 2 + i)) for i, other in enumerate(others)]
+        return logits_of(pair.two.forward([*rows, driver.feed([9])])[-1])
+
+    alone = run(0)
+    assert np.array_equal(alone, run(1))
+    assert np.array_equal(alone, run(6))
+
+
+def test_forward_once_gives_what_one_rank_gives(pair: Pair) -> None:
+    inputs = [np.array(tokens_of(i, 11 + i), np.int32) for i in range(2)]
+    want = frozenset({"hidden", "embedding", "logits"})
+    outputs = zip(pair.one.forward_once(inputs, want), pair.two.forward_once(inputs, want), strict=True)
+    for one, two in outputs:
+        for name in want:
+            ours, theirs = getattr(two, name), getattr(one, name)
+            assert ours.shape == theirs.shape
+            assert np.abs(ours - theirs).max() < 1e-4

@@ -1,0 +1,140 @@
+"""Compiles the CUDA kernels for sm_80 and sm_90 without a GPU and says what came out of it.
+
+`python -m tests.triton.ahead_of_time [--all]` prints a line for each kernel, and fails where one spills
+registers or attention lacks matrix instructions. The kernels are those of the launches that the worker makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from executor_service.backends.torch_backend.triton_attention import attention_launches
+from executor_service.backends.torch_backend.triton_launch import Launch
+from executor_service.backends.torch_backend.triton_rotary import rotary_launch
+from executor_service.backends.torch_backend.triton_rows import cut
+
+ARCHITECTURES = (80, 90)
+SHARED_BYTES = 99 * 1024  # of one block, on the smallest GPUs from sm_80 on
+_TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32"}
+_MATRIX = re.compile(r"^\s*(?:@\S+ )?(wgmma\.mma_async|mma\.sync)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The heads of a model that the worker serves."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype = torch.bfloat16
+
+
+# SmolLM2; Qwen3-8B and -4B, Llama-3-8B
+SHAPES = [Shape(9, 3, 64), Shape(32, 8, 128)]
+# Qwen3-0.6B, -14B and -MoE; Qwen2-7B; multi-head attention; fp16
+MORE_SHAPES = [
+    Shape(16, 8, 128), Shape(40, 8, 128), Shape(32, 4, 128), Shape(28, 4, 128), Shape(32, 32, 64),
+    Shape(32, 32, 128), Shape(9, 3, 64, torch.float16), Shape(32, 8, 128, torch.float16),
+    Shape(32, 8, 128, torch.float32),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What ptxas said of a kernel."""
+
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    matrix_instructions: int
+
+
+def launches(shape: Shape) -> Iterator[tuple[str, Launch]]:
+    """All kernels of one step of this model, with pages of 16 tokens and a context of 32,768."""
+    group, width = shape.heads // shape.kv_heads, shape.heads + 2 * shape.kv_heads
+    numbers = torch.zeros(8, dtype=torch.int32, device="meta")
+    pages = torch.empty(9, 16, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device="meta")
+    table = torch.empty(8, 2048, dtype=torch.int32, device="meta")
+    qkv = torch.empty(4096, width * shape.head_dim, dtype=shape.dtype, device="meta")
+    q = qkv.view(4096, width, shape.head_dim)[:, : shape.heads]
+    out = torch.empty(4096, shape.heads * shape.head_dim, dtype=shape.dtype, device="meta")
+    for name, most in (("short", 5), ("long", 2048)):
+        rows = cut(*[numbers] * 4, tokens=4096, most_tokens=most, group=group, dtype=shape.dtype)
+        names = iter((f"attention, {name}", "merge"))
+        for launch in attention_launches(out, q, pages, pages, table, rows):
+            yield next(names), launch
+    angles, norm = torch.empty(32768, shape.head_dim // 2), torch.empty(shape.head_dim)
+    yield (
+        "rotary",
+        rotary_launch(qkv, pages, pages, numbers, numbers, numbers, angles, angles, norm, norm, 1e-6),
+    )
+
+
+def compiled(launch: Launch, architecture: int) -> Compiled:
+    """What Triton's just-in-time compiler would make of the launch: it treats numbers the same way."""
+    signature, constants, hints = {}, dict(launch.constants), {}
+    for i, name in enumerate(launch.kernel.arg_names):
+        value = launch.arguments.get(name)
+        if value is None or (isinstance(value, int) and value == 1):
+            signature[name] = "constexpr"
+            constants.setdefault(name, 1)
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        else:
+            signature[name] = "*" + _TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"
+            if isinstance(value, torch.Tensor) or value % 16 == 0:
+                hints[(i,)] = [["tt.divisibility", 16]]
+    log = io.StringIO()
+    with contextlib.redirect_stdout(log), tempfile.TemporaryDirectory() as cache, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = cache  # a cached kernel has no log
+        triton.knobs.nvidia.dump_ptxas_log = True
+        made = triton.compile(
+            ASTSource(launch.kernel, signature, constants, hints),
+            target=GPUTarget("cuda", architecture, 32),
+            options={"num_warps": launch.warps, "num_stages": launch.stages},
+        )
+    [registers], [(stores, loads)] = (
+        re.findall(pattern, log.getvalue())
+        for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+    )
+    return Compiled(
+        int(registers), int(stores) + int(loads), made.metadata.shared, len(_MATRIX.findall(made.asm["ptx"]))
+    )
+
+
+def main(shapes: list[Shape]) -> int:
+    """Print the table; the number of kernels that are not as they should be."""
+    print("    sm  dtype  heads  head_dim  kernel            registers  spilled  shared B  matrix instr.")
+    bad = 0
+    for architecture in ARCHITECTURES:
+        for shape in shapes:
+            for name, launch in launches(shape):
+                made = compiled(launch, architecture)
+                # fp32, for tests, has no matrix instruction of its precision.
+                needs_matrix = name.startswith("attention") and shape.dtype != torch.float32
+                lacks = needs_matrix and not made.matrix_instructions
+                failed = bool(made.spilled_bytes) or lacks or made.shared_bytes > SHARED_BYTES
+                bad += failed
+                print(
+                    f"{'BAD' if failed else '':3} {architecture}  {_TYPES[shape.dtype]:5}"
+                    f"  {shape.heads:2}/{shape.kv_heads:<2}  {shape.head_dim:8}  {name:16}"
+                    f"  {made.registers:9}  {made.spilled_bytes:7}  {made.shared_bytes:8}"
+                    f"  {made.matrix_instructions:13}",
+                    flush=True,
+                )
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main(SHAPES + MORE_SHAPES if "--all" in sys.argv[1:] else SHAPES) > 0)

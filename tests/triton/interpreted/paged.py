@@ -1,0 +1,102 @@
+"""Sequences in poisoned pages: K and V of known tokens, and NaN wherever nothing may be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from executor_service.backends.torch_backend.triton_attention import paged_attention
+from executor_service.backends.torch_backend.triton_rows import SHORT_TOKENS, cut
+
+
+@dataclass(frozen=True)
+class Row:
+    """The last q_len tokens of the first kv_len tokens of a sequence."""
+
+    sequence: int
+    kv_len: int
+    q_len: int
+
+
+class Paged:
+    """`lengths[i]` tokens of sequence i; every sequence knows its q, k and v at every position."""
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        heads: int = 4,
+        kv_heads: int = 2,
+        head_dim: int = 16,
+        page_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        width: int = 0,
+    ) -> None:
+        self.heads, self.kv_heads, self.head_dim, self.dtype = heads, kv_heads, head_dim, dtype
+        rng = np.random.default_rng(3)
+        counts = [-(-length // page_size) for length in lengths]
+        numbers = iter((rng.permutation(sum(counts)) + 1).tolist())  # page 0 is scratch
+        shape = (sum(counts) + 1, page_size, kv_heads, head_dim)
+        self.k_pages = torch.full(shape, torch.nan, dtype=dtype)
+        self.v_pages = self.k_pages.clone()
+        self.table = torch.zeros(len(lengths), max(*counts, width, 1), dtype=torch.int32)
+        self.q, self.k, self.v = [], [], []
+        for i, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+            q, k, v = (
+                torch.from_numpy(rng.standard_normal((length, n, head_dim))).to(dtype)
+                for n in (heads, kv_heads, kv_heads)
+            )
+            pages = torch.tensor([next(numbers) for _ in range(count)], dtype=torch.int64)
+            self.table[i, :count] = pages.int()
+            positions = torch.arange(length)
+            self.k_pages[pages[positions // page_size], positions % page_size] = k
+            self.v_pages[pages[positions // page_size], positions % page_size] = v
+            self.q.append(q)
+            self.k.append(k)
+            self.v.append(v)
+
+    def attend(self, rows: Sequence[Row], split_tokens: int = 512, spare: int = 0) -> list[torch.Tensor]:
+        """Each row's result [q_len, heads * head_dim], of one step; `spare` tokens belong to no row."""
+        queries = [self.q[r.sequence][r.kv_len - r.q_len : r.kv_len] if r.kv_len else None for r in rows]
+        filled = [
+            torch.ones(r.q_len, self.heads, self.head_dim, dtype=self.dtype) if q is None else q
+            for q, r in zip(queries, rows, strict=True)
+        ]
+        tokens = sum(r.q_len for r in rows) + spare
+        # As in the model: q is a view into rows that also hold k and v.
+        qkv = torch.full((tokens, self.heads + 2 * self.kv_heads, self.head_dim), torch.nan, dtype=self.dtype)
+        qkv[: tokens - spare, : self.heads] = torch.cat(filled)
+        ends = np.cumsum([r.q_len for r in rows])
+        classes = []
+        for short in (True, False):
+            mine = [i for i, r in enumerate(rows) if (r.q_len <= SHORT_TOKENS) == short]
+            if mine:
+                fields = [
+                    (rows[i].sequence, ends[i] - rows[i].q_len, rows[i].q_len, rows[i].kv_len) for i in mine
+                ]
+                most = max(rows[i].q_len for i in mine) + (not short) * 40  # a capture's bound is a bound
+                classes.append(
+                    cut(
+                        *torch.tensor(fields, dtype=torch.int32).T.contiguous(),
+                        tokens=tokens, most_tokens=max(most, 1),
+                        group=self.heads // self.kv_heads, dtype=self.dtype,
+                    )
+                )  # fmt: skip
+        out = paged_attention(
+            qkv[:, : self.heads], self.k_pages, self.v_pages, self.table, classes, split_tokens=split_tokens
+        )
+        return list(out.split([*(r.q_len for r in rows), spare])[:-1])
+
+    def dense(self, row: Row) -> torch.Tensor:
+        """The same for one row, in fp64 over contiguous keys."""
+        q, k, v = (
+            x[row.sequence][: row.kv_len].double().transpose(0, 1)[None] for x in (self.q, self.k, self.v)
+        )
+        seen = torch.ones(row.kv_len, row.kv_len).tril().bool()[-row.q_len :]
+        out = functional.scaled_dot_product_attention(
+            q[:, :, -row.q_len :], k, v, attn_mask=seen, enable_gqa=True
+        )
+        return out[0].transpose(0, 1).flatten(1)

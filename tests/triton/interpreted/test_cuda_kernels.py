@@ -1,0 +1,85 @@
+"""`CudaKernels`, interpreted on CPU, computes what `PlainKernels` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.batch import lay_out
+from executor_service.backends.torch_backend.cuda_kernels import CudaKernels
+from executor_service.backends.torch_backend.kernels import (
+    AttentionWeights,
+    Kernels,
+    PlainKernels,
+)
+from tests.conformance.kit.tiny_model import write_tiny_model
+from tests.unit.executor.rows import make_row
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "normed", "dtype"),
+    [(3, 1, 64, True, torch.bfloat16), (2, 1, 10, False, torch.float32)],
+)
+def test_attention_equals_plain_torch(
+    heads: int, kv_heads: int, dim: int, normed: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(1)
+    angles = torch.arange(100)[:, None] * torch.rand(dim // 2)[None, :]
+    norm = torch.rand(dim) + 0.5 if normed else torch.empty(0)
+    w = AttentionWeights(heads, kv_heads, dim, 1e-6, angles.cos(), angles.sin(), norm, norm.flip(0))
+    tables = [[7, 2], [3], [9, 4]]
+    steps = [[(0, 17), (0, 1), (0, 12)], [(17, 1), (1, 3), (12, 9)]]  # prefill; decode, verify, chunk
+    kernels: list[Kernels] = [CudaKernels(CPU, dtype), PlainKernels(CPU, dtype)]
+    caches = [k.new_cache(10, 16, kv_heads, dim) for k in kernels]
+    caches[0].k.fill_(torch.nan)
+    caches[0].v.fill_(torch.nan)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03
+    for step in steps:
+        rows = [make_row([1] * (s + q), t, start=s) for (s, q), t in zip(step, tables, strict=True)]
+        batch = lay_out(rows, 16, CPU)
+        qkv = torch.randn(sum(q for _, q in step), (heads + 2 * kv_heads) * dim).to(dtype)
+        ours, theirs = (
+            k.attention(qkv.clone(), cache, k.prepare(batch, heads // kv_heads), w)
+            for k, cache in zip(kernels, caches, strict=True)
+        )
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+        written = ~caches[0].k.isnan()
+        assert torch.equal(written, caches[1].k != 0)
+    assert caches[0].k[0].isnan().all()
+
+
+def test_a_whole_model_gives_the_same_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tiny_model(tmp_path / "tiny", 128)
+    prompt = np.random.default_rng(0).integers(0, 250, 12).tolist()
+
+    def logits(kernels: Kernels) -> Sequence[np.ndarray]:
+        monkeypatch.setattr(TorchBackend, "_kernels", lambda self: kernels)
+        backend = TorchBackend(TorchConfig(path))
+        backend.load(lambda what, done: None)
+        backend.allocate(9, 16)
+        outs = []
+        for start, end, company in ((0, 10, False), (10, 12, True)):
+            rows = [make_row(prompt[:end], [1, 2, 3], start=start, outputs=end - start)]
+            if company:
+                rows.append(make_row(prompt[:9], [5], outputs=1))
+            outs += [out.logits for out in backend.forward(rows)]
+        backend.close()
+        return outs
+
+    for ours, theirs in zip(
+        logits(CudaKernels(CPU, torch.float32)), logits(PlainKernels(CPU, torch.float32)), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_a_head_dim_it_does_not_take_is_a_model_error() -> None:
+    with pytest.raises(ModelError, match="head_dim 160"):
+        CudaKernels(CPU, torch.float32).new_cache(2, 16, 1, 160)

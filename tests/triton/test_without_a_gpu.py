@@ -1,0 +1,45 @@
+"""The CUDA kernels without a GPU: what they compute (interpreted), and what they compile to (ahead of time).
+
+Each runs in a process of its own, since Triton is either interpreted or compiled in a whole process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def _run(*arguments: str, **environment: str) -> str:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    ran = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT, env=inherited | environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        timeout=900, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout
+    return ran.stdout
+
+
+def test_the_kernels_compute_the_right_thing_in_the_interpreter() -> None:
+    _run("pytest", "tests/triton/interpreted", "-p", "no:cacheprovider", TRITON_INTERPRET="1")
+
+
+def test_the_kernels_compile_without_spills_to_matrix_instructions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = _run("tests.triton.ahead_of_time")
+    with capsys.disabled():
+        print(f"\n{table}", end="")
+
+
+@pytest.mark.slow
+def test_the_kernels_of_every_served_model_compile_so(capsys: pytest.CaptureFixture[str]) -> None:
+    table = _run("tests.triton.ahead_of_time", "--all")
+    with capsys.disabled():
+        print(f"\n{table}", end="")

@@ -1,0 +1,203 @@
+"""A draft executor speaks the served model's tokens or is refused, and whatever it does holds nobody up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from paceline.channel import PLAINTEXT
+
+from scheduler_service.core.errors import UnknownStep
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.step import Capacity, Plan, Result, Row
+from scheduler_service.draft_loop import DraftLoop
+from scheduler_service.link.drafts import DraftPool
+from scheduler_service.metrics import Metrics
+from scheduler_service.model import Model, Vocabulary
+from scheduler_service.wake import Wake
+from tests.unit.scheduler_shell.fake_executor import FakeExecutor, serving
+from tests.unit.scheduler_shell.models_made_here import MODEL
+from tests.unit.scheduler_shell.test_link import TIMING
+
+SERVED = replace(MODEL, vocabulary=Vocabulary(b"words", 10, "s"))
+
+
+class FakeCore:
+    """What the loop asks of the core, noted; each set of `rows` makes one draft step."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.rows: list[tuple[Row, ...]] = []
+        self.capacity: Capacity | None = None
+        self.refuse = False
+        self._number = 0
+
+    def draft_ready(self, capacity: Capacity, now: float) -> None:
+        self.calls.append("ready")
+        self.capacity = capacity
+
+    def draft_lost(self, now: float) -> None:
+        self.calls.append("lost")
+
+    def plan_draft(self, now: float) -> Plan | None:
+        if not self.rows:
+            return None
+        self._number += 1
+        return Plan(self._number, rows=self.rows.pop(0))
+
+    def apply_draft(self, result: Result, now: float) -> None:
+        if self.refuse:
+            raise UnknownStep("not mine")
+        self.calls.append(f"answer {result.number} {[row.tokens for row in result.rows]}")
+
+
+class Drafting:
+    """A draft pool and its loop, running, with a fake core."""
+
+    def __init__(self, ports: list[int], served: Callable[[], Model | None]) -> None:
+        self.core = FakeCore()
+        self._woken = asyncio.Event()
+        wake = Wake()
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+
+        def changed() -> None:
+            wake.set()
+            self._woken.set()
+
+        self.pool = DraftPool(addresses, PLAINTEXT, TIMING, served, changed)
+        core = cast(Scheduler, self.core)
+        self.loop = DraftLoop(core, self.pool, Metrics(), wake, self._woken.set)
+
+    def step(self, *rows: Row) -> None:
+        """As the main loop does after its own plan."""
+        self.core.rows.append(rows)
+        self.loop.plan(0.0)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for the condition, which is looked at after each change."""
+        async with asyncio.timeout(10):
+            while not condition():
+                await self._woken.wait()
+                self._woken.clear()
+
+
+@asynccontextmanager
+async def drafting(*ports: int, served: Model | None = SERVED) -> AsyncIterator[Drafting]:
+    made = Drafting(list(ports), lambda: served)
+    tasks = [asyncio.create_task(made.pool.run()), asyncio.create_task(made.loop.run())]
+    try:
+        yield made
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_draft_step_is_sent_answered_and_told() -> None:
+    async with serving(FakeExecutor()) as port, drafting(port) as made:
+        await made.until(lambda: made.core.calls == ["ready"])
+        assert made.core.capacity is not None
+        assert (made.core.capacity.max_drafts, made.core.capacity.max_steps) == (8, 6)
+        made.step(Row(1, 4), Row(2, 5))
+        await made.until(lambda: "answer 1 [[7], [7]]" in made.core.calls)
+        made.step(Row(1, 5))
+        await made.until(lambda: "answer 2 [[7]]" in made.core.calls)
+
+
+async def test_a_step_planned_while_one_is_out_waits_for_its_answer() -> None:
+    fake = FakeExecutor()
+    async with serving(fake) as port, drafting(port) as made:
+        await made.until(lambda: made.core.calls == ["ready"])
+        fake.steps.clear()
+        made.step(Row(1, 4))
+        made.step(Row(2, 5))
+        fake.steps.set()
+        await made.until(lambda: len(made.core.calls) == 3)
+        assert made.core.calls == ["ready", "answer 1 [[7]]", "answer 2 [[7]]"]
+
+
+async def test_a_lost_draft_executor_is_told_and_taken_back_with_nothing_of_the_old_one() -> None:
+    fake = FakeExecutor()
+    async with serving(fake) as port, drafting(port) as made:
+        await made.until(lambda: made.core.calls == ["ready"])
+        fake.steps.clear()
+        made.step(Row(1, 4))
+        await asyncio.sleep(0)
+        fake.heartbeats.clear()  # it hangs
+        await made.until(lambda: "lost" in made.core.calls)
+        fake.heartbeats.set()
+        fake.steps.set()
+        await made.until(lambda: made.core.calls == ["ready", "lost", "ready"])
+        made.step(Row(2, 1))
+        await made.until(lambda: "answer 2 [[7]]" in made.core.calls)
+
+
+async def test_an_answer_that_the_core_does_not_know_loses_the_draft_executor() -> None:
+    async with serving(FakeExecutor()) as port, drafting(port) as made:
+        await made.until(lambda: made.core.calls == ["ready"])
+        made.core.refuse = True
+        made.step(Row(1, 4))
+        await made.until(lambda: made.core.calls == ["ready", "lost", "ready"])
+
+
+async def test_no_draft_executor_is_let_in_before_the_model_is_known() -> None:
+    async with serving(FakeExecutor()) as port, drafting(port, served=None) as made:
+        (link,) = made.pool.links
+        await made.until(lambda: link.detail.startswith("waiting to know the model"))
+        assert not made.pool.mistaken.is_set()
+        assert made.core.calls == []
+
+
+def other(**change: Any) -> Model:
+    """The served model, with something of its vocabulary changed."""
+    return replace(SERVED, vocabulary=replace(SERVED.vocabulary, **change))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"fingerprint": b"\xab" * 32}, "fingerprint abababababab"),
+        ({"size": 11}, "11 tokens"),
+        ({"sampler": "t"}, ", t)"),
+    ],
+)
+async def test_another_vocabulary_at_the_first_meeting_is_a_mistake_that_names_both(
+    change: dict[str, Any], said: str
+) -> None:
+    async with serving(FakeExecutor()) as port, drafting(port, served=other(**change)) as made:
+        async with asyncio.timeout(10):
+            await made.pool.mistaken.wait()
+        assert f"--draft-executor 127.0.0.1:{port}" in made.pool.mistake
+        assert "10 tokens, fingerprint 776f726473, s" in made.pool.mistake
+        assert said in made.pool.mistake
+
+
+async def test_another_vocabulary_later_is_refused_and_shown_and_no_mistake() -> None:
+    fake = FakeExecutor()
+    async with serving(fake) as port, drafting(port) as made:
+        await made.until(lambda: made.core.calls == ["ready"])
+        (link,) = made.pool.links
+        fake.vocabulary, fake.epoch = b"others", 2
+        link.lose("for the test")
+        await made.until(lambda: "vocabulary" in link.detail)
+        assert not link.ready
+        assert not made.pool.mistaken.is_set()
+        assert made.core.calls == ["ready", "lost"]
+        fake.vocabulary = b"words"
+        await made.until(lambda: made.core.calls == ["ready", "lost", "ready"])
+
+
+async def test_a_standby_drafts_when_the_first_is_gone() -> None:
+    first, second = FakeExecutor(), FakeExecutor()
+    async with serving(first) as a, serving(second) as b, drafting(a, b) as made:
+        await made.until(lambda: all(link.ready for link in made.pool.links))
+        await made.until(lambda: made.core.calls == ["ready"])
+        active = made.pool.active
+        assert active is not None
+        active.lose("for the test")
+        await made.until(lambda: made.core.calls == ["ready", "lost", "ready"])
+        assert made.pool.active is not active

@@ -1,0 +1,70 @@
+"""What clients are told of speculation: at the end of a request, about the model, in status and metrics."""
+
+from __future__ import annotations
+
+import pytest
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from scheduler_service.codec.responses import finished_message, model_info, service_status
+from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.events import Finished, FinishReason, Usage
+from scheduler_service.core.request import Drafter, Speculation
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.metrics import Metrics
+from scheduler_service.model import Drafting, ExecutorView
+from tests.unit.scheduler_shell.models_made_here import MODEL
+
+USAGE = Usage(5, 1, 9, 6, 4, 0, 0.1, 0.2, 0.3, 2, (2, 2, 2), (2, 1, 1))
+BOTH = frozenset(Drafter)
+
+
+def test_usage_has_drafts_by_position() -> None:
+    usage = finished_message(Finished("r", 0, FinishReason.LENGTH, None, USAGE), None).usage
+    assert (usage.drafted_tokens, usage.accepted_tokens, usage.verifications) == (6, 4, 2)
+    assert (list(usage.drafted_by_position), list(usage.accepted_by_position)) == ([2, 2, 2], [2, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("default", "expected"),
+    [
+        (Speculation(), pb.Speculation(mode=pb.SPECULATION_MODE_OFF)),
+        (Speculation(BOTH), pb.Speculation(mode=pb.SPECULATION_MODE_AUTO)),
+        (Speculation(BOTH, 3), pb.Speculation(mode=pb.SPECULATION_MODE_FIXED, draft_tokens=3)),
+    ],
+)
+def test_the_model_says_who_drafts_and_what_is_done_unasked(
+    default: Speculation, expected: pb.Speculation
+) -> None:
+    told = model_info(
+        MODEL,
+        max_request_tokens=9,
+        has_chat_template=False,
+        queue=CoreConfig(),
+        drafting=Drafting(BOTH, default),
+    )
+    assert list(told.drafters) == [pb.DRAFTER_NGRAM, pb.DRAFTER_DRAFT_EXECUTOR]
+    assert told.speculation == expected
+    assert told.limits.max_draft_tokens == 16
+
+
+def test_status_marks_those_that_draft() -> None:
+    views = [ExecutorView(at, True, True, "", 1, 1, 0, at == "b") for at in "ab"]
+    status = service_status(
+        state="serving", uptime_s=1.0, snapshot=Scheduler(CoreConfig()).snapshot(), executors=views
+    )
+    assert [(one.address, one.draft) for one in status.executors] == [("a", False), ("b", True)]
+    assert (status.drafted_tokens, status.accepted_tokens, status.verifications) == (0, 0, 0)
+
+
+def test_metrics_count_drafts_by_position() -> None:
+    metrics = Metrics()
+    for _ in range(2):
+        metrics.finished(USAGE)
+
+    def value(name: str, position: int) -> float | None:
+        return metrics.registry.get_sample_value(
+            f"paceline_scheduler_{name}_by_position_total", {"position": str(position)}
+        )
+
+    assert [value("drafted", position) for position in (1, 2, 3, 4)] == [4, 4, 4, None]
+    assert [value("accepted", position) for position in (1, 2, 3)] == [4, 2, 2]
