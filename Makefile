@@ -10,7 +10,7 @@ STUBS ?= clients/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-node lint format protos bench model install clean
+.PHONY: help demo serve test test-node test-triton lint format protos bench model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,10 @@ test: $(STAMP) $(MODEL) ## Run the default test suite (ARGS="-k name" ...)
 
 test-node: $(STAMP) ## Run the Node client's tests against a live service
 	cd clients/node && npm ci --no-audit --no-fund && npm test
+
+test-triton: $(STAMP) ## Interpret and compile the CUDA kernels; no GPU needed (ARGS="-m slow": all shapes)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[triton]'
+	$(BIN)/python -m pytest tests/triton -m 'triton and not slow' $(ARGS)
 
 lint: $(STAMP) ## Style, types, import arrows, contract
 	$(BIN)/ruff check .

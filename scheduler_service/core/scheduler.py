@@ -233,7 +233,9 @@ class Scheduler:
         self._speculator.apply_draft(result, now)
 
     def _decide(self, now: float) -> None:
-        if self._roster.speculating and self._connected and self._limits and self._capacity:
+        if self._roster.suspects or not self._roster.speculating:
+            return
+        if self._connected and self._limits and self._capacity:
             self._speculator.decide(
                 self._roster.running,
                 self._capacity.max_drafts,

@@ -155,19 +155,18 @@ def generation(client: aio.Client, seed: int) -> aio.Generation:
 @pytest.mark.slow
 async def test_streams_go_on_with_the_same_tokens_when_a_rank_is_lost(model: Path, tmp_path: Path) -> None:
     """And those are the tokens of one rank."""
-    stack = Stack(tmp_path)
+    one, stack = Stack(tmp_path / "one"), Stack(tmp_path / "two")
     try:
-        alone = stack.start_executor(*torch_flags(model, 1))
-        stack.start_scheduler(executors=[alone])
-        stack.scheduler.wait_serving()
-        async with stack.client() as client:
+        one.start_executor(*torch_flags(model, 1))
+        one.start_scheduler()
+        one.scheduler.wait_serving()
+        async with one.client() as client:
             runs = [generation(client, seed).collect() for seed in range(STREAMS)]
             expected = [ids_of(completions[0]) for completions in await asyncio.gather(*runs)]
-        stack.scheduler.kill()
-        stack.executor(alone).kill()
+        one.kill()
 
         group = stack.start_executor(*torch_flags(model, 2))
-        stack.start_scheduler(executors=[group])
+        stack.start_scheduler()
         stack.scheduler.wait_serving()
         async with stack.client() as client:
             lost = asyncio.Event()
@@ -192,4 +191,5 @@ async def test_streams_go_on_with_the_same_tokens_when_a_rank_is_lost(model: Pat
             assert (await client.status()).failed == 0
         await stack.all_pages_back(group)
     finally:
+        one.kill()
         stack.kill()

@@ -233,3 +233,25 @@ def test_long_prompts_are_indexed_without_stalling_a_step() -> None:
     assert track.ngram is not None
     assert 9000 - 2 * 2048 <= track.ngram.index.behind < 9000
     run.run()
+
+
+def test_a_suspect_runs_alone_and_without_drafts() -> None:
+    run = harness(1.0)
+    run.add(make_request("a", max_tokens=40, speculation=Speculation(EXECUTOR, 4)))
+    for _ in range(2):
+        while run.plan() is None:
+            run.step()
+        run.lose()
+        run.ready()
+    assert run.core._roster.suspects
+    while run.core._roster.suspects:
+        assert run.plan_draft() is None or not run.drafting or run.drafting.rows == ()
+        if run.drafting is not None:
+            run.answer_draft()
+        plan = run.plan()
+        assert plan is not None
+        assert not any(row.drafts for row in plan.rows)
+        run.answer()
+    run.run()
+    assert run.finished["a", 0].usage.accepted_tokens > 10
+    assert run.tokens["a", 0] == plain("a", max_tokens=40)
