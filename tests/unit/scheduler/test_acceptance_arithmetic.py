@@ -55,7 +55,7 @@ def count(agreement: float, drafts: int, at_least: int) -> Count:
         while not run.idle:
             while run.plan_draft() is not None:
                 run.answer_draft()
-            while (plan := run.plan()) is not None:
+            if (plan := run.plan()) is not None:
                 result = run.executor.execute(plan)
                 run.answer(result)
                 for row, answer in zip(plan.rows, result.rows, strict=False):
