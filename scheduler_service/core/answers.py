@@ -89,14 +89,13 @@ class Answers:
         sequence.kv = answer.kv_length
         sequence.tail_shared = False
         sequence.refusals = 0
+        stops, room = sequence.live.stops, sequence.end_length - len(known)
         end = None
         count = 0
         for token in tokens:
             known.append(token)
             count += 1
-            if (token in sequence.live.stops or len(known) >= sequence.end_length) and (
-                end := sequence.verdict()
-            ):
+            if (token in stops or count >= room) and (end := sequence.verdict()):
                 break
         self._counters.completion_tokens += count
         if sequence.track is not None and isinstance(sent, Row) and sent.drafts:

@@ -14,9 +14,8 @@ import random
 import sys
 from dataclasses import dataclass, field
 
-from scheduler_service.core.speculation.acceptance import executor_pool
 from scheduler_service.core.speculation.controller import Controller, DraftCandidate
-from scheduler_service.core.speculation.drafters import ExecutorDrafter
+from scheduler_service.core.speculation.drafters import ExecutorDrafter, executor_population
 from scheduler_service.core.speculation.step_time import Work
 
 MOST = 8  # drafts
@@ -46,7 +45,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.controller = Controller(MOST)
-        pool = executor_pool()
+        pool = executor_population()
         self.drafters = [ExecutorDrafter(pool) for _ in range(self.sequences)]
         self.pending = [1] * self.sequences
         self.chosen = [0] * (MOST + 1)

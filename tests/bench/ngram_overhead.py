@@ -16,8 +16,7 @@ import sys
 import time
 import tracemalloc
 
-from scheduler_service.core.speculation.acceptance import ngram_pool
-from scheduler_service.core.speculation.drafters import NgramDrafter
+from scheduler_service.core.speculation.drafters import NgramDrafter, ngram_populations
 
 DRAFTS = 8
 
@@ -42,7 +41,7 @@ def texts(context: int, steps: int) -> dict[str, tuple[list[int], list[int], int
 def measure(prompt: list[int], output: list[int], most: int, steps: int) -> tuple[list[float], float]:
     """Microseconds of each step, and the mean tokens emitted in one."""
     tokens = list(prompt)
-    drafter = NgramDrafter(tokens, ngram_pool())
+    drafter = NgramDrafter(tokens, ngram_populations())
     while drafter.index.behind:
         drafter.update()
     took: list[float] = []
@@ -66,13 +65,13 @@ def measure(prompt: list[int], output: list[int], most: int, steps: int) -> tupl
 
 def prompt_cost(prompt: list[int]) -> tuple[float, float]:
     """Microseconds and bytes per token of indexing a prompt."""
-    drafter = NgramDrafter(list(prompt), ngram_pool())
+    drafter = NgramDrafter(list(prompt), ngram_populations())
     began = time.perf_counter()
     while drafter.index.behind:
         drafter.update()
     took = (time.perf_counter() - began) * 1e6
     tracemalloc.start()
-    drafter = NgramDrafter(prompt, ngram_pool())
+    drafter = NgramDrafter(prompt, ngram_populations())
     while drafter.index.behind:
         drafter.update()
     held = tracemalloc.get_traced_memory()[0]

@@ -76,7 +76,7 @@ class Controller:
         """
         if not candidates:
             return []
-        chosen = [int(length) for length in self._best(base, _values(candidates, self._most))[0]]
+        chosen: list[int] = self._best(base, _values(candidates, self._most))[0].tolist()
         self._undrafted = 0 if any(chosen) else self._undrafted + 1
         if self._undrafted < PROBE_EVERY:
             return chosen
@@ -160,7 +160,7 @@ class Controller:
                     rate = float(emitted[steps - 1]) / cycle
                     if rate > best_rate:
                         best_rate = rate
-                        best = Drafting([int(length) for length in np.minimum(most, steps)], cohorts)
+                        best = Drafting(np.minimum(most, steps).tolist(), cohorts)
         return best
 
     def _best(self, base: Work, values: Floats) -> tuple[Ints, float]:
@@ -168,15 +168,14 @@ class Controller:
         count = values.shape[1]
         plain = self.target.seconds(Work(base.rows, base.rows, base.context))
         flat = values.ravel()  # all first drafts, then all second ones, ...
-        added = CAUTION * self.target.added(base, len(flat))
         # The last draft taken is worth what it costs itself: at least the least of all marginal costs.
-        least = float(np.diff(added[1:]).min()) if len(added) > 2 else 0.0
-        worth = max(1e-9, base.rows / plain * least)
-        useful = np.flatnonzero(flat >= worth)
+        least = CAUTION * self.target.least_slope(base.tokens, len(flat))
+        useful = np.flatnonzero(flat >= max(1e-9, base.rows / plain * least))
         order = useful[np.argsort(-flat[useful], kind="stable")]
-        emitted = np.cumsum(np.concatenate(((base.rows,), flat[order])))
-        rates = emitted / (plain + added[: len(emitted)])
-        best = int(np.argmax(rates))
+        rates = np.full(len(order) + 1, base.rows, dtype=np.float64)
+        rates[1:] += np.cumsum(flat[order])
+        rates /= plain + CAUTION * self.target.added(base, len(order))
+        best = int(rates.argmax())
         return np.bincount(order[:best] % count, minlength=count), float(rates[best])
 
     def _worth(self, base: Work, values: Floats, at_once: Floats, pending: Floats, rate: float) -> Ints:
@@ -198,11 +197,11 @@ def _with(base: Work, lengths: list[int]) -> Work:
 
 def _values(candidates: Sequence[Candidate], most: int) -> Floats:
     """[draft, sequence]: expected tokens that each draft adds; 0 beyond what the candidate may have."""
-    longest = np.array([c.most for c in candidates])
+    first, later, longest = np.array([(c.first, c.later, c.most) for c in candidates]).T
     width = min(most, int(longest.max()))
     values = np.empty((width, len(candidates)))
-    values[0] = [c.first for c in candidates]
-    values[1:] = [c.later for c in candidates]
+    values[0] = first
+    values[1:] = later
     np.cumprod(values, axis=0, out=values)
     values[np.arange(width)[:, None] >= longest] = 0.0
     return values

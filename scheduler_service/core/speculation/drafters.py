@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from scheduler_service.core.speculation.acceptance import Acceptance, Pool
+from scheduler_service.core.speculation.acceptance import Acceptance, Population
 from scheduler_service.core.speculation.controller import Candidate
 from scheduler_service.core.speculation.ngram import UPDATE_BUDGET, NgramIndex
 
-_CLASSES = (0, 0, 0, 1, 2, 2, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4)
-"""By match length: 2, 3, 4-5, 6-8, 9-15; what is longer is class 5."""
-_LONG = 5
 _AHEAD = 3
 """Drafts after the first lie on a match that has grown by a few tokens: they count as one of this more."""
+_LONG = 16
+_FIRST = (0, 0, 0, 1, 2, 2, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 5)
+"""The class of the first draft by match length: 2, 3, 4-5, 6-8, 9-15, _LONG and more."""
+_LATER = tuple(_FIRST[min(length + _AHEAD, _LONG)] for length in range(_LONG + 1))
+"""The class of those after it."""
 
 
-def _class(match_length: int) -> int:
-    return _CLASSES[match_length] if match_length < len(_CLASSES) else _LONG
+def ngram_populations() -> tuple[Population, ...]:
+    """One for each class of match lengths."""
+    return tuple(Population(prior) for prior in (0.25, 0.35, 0.45, 0.55, 0.7, 0.85))
+
+
+def executor_population() -> Population:
+    """Of the draft executor's drafts."""
+    return Population(0.7)
 
 
 class NgramDrafter:
@@ -24,12 +32,14 @@ class NgramDrafter:
     and nothing needs to be tried out.
     """
 
-    __slots__ = ("_acceptance", "index")
+    __slots__ = ("_first", "_later", "index")
 
-    def __init__(self, tokens: list[int], pool: Pool) -> None:
+    def __init__(self, tokens: list[int], populations: tuple[Population, ...]) -> None:
         """tokens: the sequence's own list, prompt and output, which only grows. See `NgramIndex`."""
         self.index = NgramIndex(tokens)
-        self._acceptance = Acceptance(pool)
+        classes = [Acceptance(population) for population in populations]
+        self._first = [classes[i] for i in _FIRST]
+        self._later = [classes[i] for i in _LATER]
 
     def update(self, budget: int = UPDATE_BUDGET) -> int:
         """Learn from what was appended, and index at most `budget` tokens; returns how many were.
@@ -38,14 +48,17 @@ class NgramDrafter:
         """
         index = self.index
         indexed = index.update(budget)
-        followed = index.followed
-        if followed:
-            learn = self._acceptance.learn
-            learn(1, False, _class(index.scored_from))
-            if followed > 1 or index.broke:
-                learn(followed - 1, index.broke, _class(index.scored_from + _AHEAD))
-        elif index.broke:
-            self._acceptance.learn(0, True, _class(index.scored_from))
+        followed, broke = index.followed, index.broke
+        if followed or broke:
+            length = index.scored_from
+            if length > _LONG:
+                length = _LONG
+            if not followed:
+                self._first[length].learn(0, True)
+            else:
+                self._first[length].learn(1, False)
+                if followed > 1 or broke:
+                    self._later[length].learn(followed - 1, broke)
         return indexed
 
     def candidate(self, most: int) -> Candidate | None:
@@ -53,8 +66,9 @@ class NgramDrafter:
         length = self.index.match_length
         if not length or most < 1:
             return None
-        rate = self._acceptance.rate
-        return Candidate(rate(_class(length)), rate(_class(length + _AHEAD)), most)
+        if length > _LONG:
+            length = _LONG
+        return Candidate(self._first[length].rate(), self._later[length].rate(), most)
 
     def drafts(self, count: int) -> tuple[int, ...]:
         """The `count` drafts, if there is a candidate."""
@@ -66,8 +80,8 @@ class ExecutorDrafter:
 
     __slots__ = ("_acceptance",)
 
-    def __init__(self, pool: Pool) -> None:
-        self._acceptance = Acceptance(pool)
+    def __init__(self, population: Population) -> None:
+        self._acceptance = Acceptance(population)
 
     def verified(self, drafted: int, accepted: int) -> None:
         """A verification of `drafted` of its drafts accepted the first `accepted`."""

@@ -10,8 +10,9 @@ from array import array
 
 MIN_MATCH = 2  # tokens: the n-grams that are indexed
 SEARCH_MATCH = 32  # tokens: a search does not tell longer matches apart
-SEARCH_CANDIDATES = 24  # most recent occurrences that a search looks at
+SEARCH_CANDIDATES = 8  # most recent occurrences that a search looks at
 UPDATE_BUDGET = 512  # tokens indexed by one update
+LAZY = 32  # tokens that follow the match until they are indexed
 
 
 class NgramIndex:
@@ -65,39 +66,66 @@ class NgramIndex:
         """Follow what was appended, and index at most `budget` tokens; returns how many were.
 
         A long prompt is indexed over several updates, oldest first; until then matches are found in the
-        part that is.
+        part that is. New tokens that follow the match are indexed LAZY at a time: nothing is searched
+        before they end.
         """
-        tokens, earlier, latest = self._tokens, self._earlier, self._latest
+        tokens = self._tokens
         known = len(tokens)
+        first, length = self._followed_to, self.match_length
+        self._followed_to = known
+        self.scored_from = length
+        self.followed, self.broke = 0, False
+        if length and first < known:
+            match = self.match_end
+            came = known - first
+            if tokens[first] != tokens[match]:
+                self.broke, length = True, 0
+            elif came == 1 or tokens[first:] == tokens[match : match + came]:
+                self.followed = came
+                self.match_end = match + came
+                self.match_length = length + came
+                if known - len(self._earlier) < LAZY:
+                    return 0
+            else:
+                followed = 1
+                while tokens[first + followed] == tokens[match + followed]:
+                    followed += 1
+                self.followed, self.broke, length = followed, True, 0
+        earlier, latest = self._earlier, self._latest
+        if known == len(earlier) > 1:  # as mostly: by one token
+            pair = tokens[-2] << 32 | tokens[-1]
+            last = latest.get(pair, 0)
+            earlier.append(last)
+            latest[pair] = known
+            indexed = 1
+        else:
+            indexed = self._index(known, budget)
+            last = self._last(known)
+        if not length:
+            if last:
+                self._search(known, last)
+            else:
+                self.match_length = self.match_end = 0
+        return indexed
+
+    def _index(self, known: int, budget: int) -> int:
+        earlier, latest = self._earlier, self._latest
         begin = len(earlier)
         end = min(known + 1, begin + budget)
-        before = tokens[begin - 2] if begin > 1 else -1
-        for position in range(begin, end):
-            token = tokens[position - 1]
+        before = self._tokens[begin - 2] if begin > 1 else -1
+        for position, token in enumerate(self._tokens[begin - 1 : end - 1], begin):
             pair = before << 32 | token
             earlier.append(latest.get(pair, 0))
             latest[pair] = position
             before = token
-
-        self.scored_from = length = self.match_length
-        if length:
-            match = self.match_end
-            at = first = self._followed_to
-            while at < known and tokens[at] == tokens[match]:
-                at += 1
-                match += 1
-            self.followed = at - first
-            self.broke = at < known
-            if at == known:
-                self.match_end = match
-                self.match_length = length + at - first
-        else:
-            self.followed = 0
-            self.broke = False
-        self._followed_to = known
-        if (self.broke or not length) and known >= MIN_MATCH:
-            self._search(known)
         return end - begin
+
+    def _last(self, known: int) -> int:
+        """The position after the last indexed occurrence of the last pair before itself; 0: none."""
+        if known < len(self._earlier):
+            return self._earlier[known]
+        tokens = self._tokens
+        return self._latest.get(tokens[-2] << 32 | tokens[-1], 0) if known >= MIN_MATCH else 0
 
     def propose(self, count: int) -> list[int]:
         """`count` drafts: what followed the match. Empty without a match.
@@ -111,19 +139,15 @@ class NgramIndex:
             drafts += drafts[: count - len(drafts)]
         return drafts
 
-    def _search(self, known: int) -> None:
-        """Find the longest match of the last tokens along the chain of the last two."""
+    def _search(self, known: int, end: int) -> None:
+        """Find the longest match of the last tokens along the chain of the last two, from `end` on."""
         tokens, earlier = self._tokens, self._earlier
-        if known < len(earlier):
-            end = earlier[known]
-        else:  # the last pair is not indexed yet
-            end = self._latest.get(tokens[known - 2] << 32 | tokens[known - 1], 0)
         best = best_end = 0
         candidates = SEARCH_CANDIDATES
         while end and candidates:
             candidates -= 1
-            most = min(end, SEARCH_MATCH)
-            if most > best and (not best or tokens[end - best - 1] == tokens[known - best - 1]):
+            if not best or (end > best and tokens[end - best - 1] == tokens[known - best - 1]):
+                most = end if end < SEARCH_MATCH else SEARCH_MATCH
                 length = MIN_MATCH
                 while length < most and tokens[end - length - 1] == tokens[known - length - 1]:
                     length += 1

@@ -17,9 +17,13 @@ from scheduler_service.core.errors import IllegalEvent
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.request import Drafter
 from scheduler_service.core.sequence import LiveRequest, Sequence
-from scheduler_service.core.speculation.acceptance import executor_pool, ngram_pool
 from scheduler_service.core.speculation.controller import Candidate, Controller, DraftCandidate
-from scheduler_service.core.speculation.drafters import ExecutorDrafter, NgramDrafter
+from scheduler_service.core.speculation.drafters import (
+    ExecutorDrafter,
+    NgramDrafter,
+    executor_population,
+    ngram_populations,
+)
 from scheduler_service.core.speculation.drafting import DraftBook
 from scheduler_service.core.speculation.step_time import Work
 from scheduler_service.core.speculation.track import Track
@@ -46,8 +50,8 @@ class Speculator:
     def __init__(self, config: CoreConfig) -> None:
         self._config = config
         self._controller = Controller(config.max_draft_tokens)
-        self._ngram_pool = ngram_pool()
-        self._executor_pool = executor_pool()
+        self._ngram_populations = ngram_populations()
+        self._executor_population = executor_population()
         self._book = DraftBook(config)
         self._waiting: dict[Sequence, None] = {}  # for the draft executor, longest first
         self._late = False  # it let somebody wait in vain and has not answered since
@@ -62,9 +66,13 @@ class Speculator:
             return
         for sequence in live.sequences:
             ngram = (
-                NgramDrafter(sequence.tokens, self._ngram_pool) if Drafter.NGRAM in wish.drafters else None
+                NgramDrafter(sequence.tokens, self._ngram_populations)
+                if Drafter.NGRAM in wish.drafters
+                else None
             )
-            executor = ExecutorDrafter(self._executor_pool) if Drafter.EXECUTOR in wish.drafters else None
+            executor = (
+                ExecutorDrafter(self._executor_population) if Drafter.EXECUTOR in wish.drafters else None
+            )
             sequence.track = Track(wish.length, ngram, executor)
 
     # -- decisions -------------------------------------------------------------------------------
@@ -75,43 +83,29 @@ class Speculator:
         """Decide about all that could be in the next step and were not decided about yet."""
         self._lose_patience(now)
         self._undecided = False
-        undecided: list[tuple[Sequence, Track]] = []
+        at_once: list[tuple[Sequence, Track, Candidate]] = []  # n-grams, or drafts that were made before
+        to_ask: list[tuple[Sequence, Track, DraftCandidate]] = []
         index_budget = INDEX_BUDGET
-        rows = len(running)
-        tokens = context = 0
-        running_state = State.RUNNING
+        hurry = now + HURRY_STEPS * step_s
+        automatic = min(self._config.max_draft_tokens, max_drafts)
+        may_ask = self._book.connected and not self._late
+        decoding = State.RUNNING
+        prompt_tokens = context = 0
         for sequence in running:
             context += sequence.kv
             track = sequence.track
-            if sequence.state is not running_state:
+            if sequence.state is not decoding:
                 if not sequence.in_flight:
-                    tokens += min(chunk_tokens, len(sequence.tokens) - sequence.kv) - 1
+                    prompt_tokens += min(chunk_tokens, len(sequence.tokens) - sequence.kv) - 1
                 if track is not None and track.ngram is not None and index_budget > 0:
                     index_budget -= track.ngram.update(index_budget)  # while the prompt is computed
-            elif track is None or sequence.in_flight or sequence.waiting:
                 continue
-            elif track.decided_at != len(sequence.tokens):
-                undecided.append((sequence, track))
-        if undecided:
-            base = Work(rows, rows + tokens, context)
-            self._decide(undecided, base, index_budget, max_drafts, now + HURRY_STEPS * step_s, now)
-
-    def _decide(
-        self,
-        undecided: list[tuple[Sequence, Track]],
-        base: Work,
-        index_budget: int,
-        max_drafts: int,
-        hurry: float,
-        now: float,
-    ) -> None:
-        """hurry: none for those whose deadline comes before."""
-        at_once: list[tuple[Sequence, Track, Candidate]] = []  # n-grams, or drafts that were made before
-        to_ask: list[tuple[Sequence, Track, DraftCandidate]] = []
-        may_ask = self._book.connected and not self._late
-        automatic = min(self._config.max_draft_tokens, max_drafts)
-        for sequence, track in undecided:
-            known = track.decided_at = len(sequence.tokens)
+            if track is None or sequence.in_flight or sequence.waiting:
+                continue
+            known = len(sequence.tokens)
+            if track.decided_at == known:
+                continue
+            track.decided_at = known
             drafter = track.ngram
             if drafter is not None:
                 index_budget -= drafter.update(index_budget if index_budget > 16 else 16)
@@ -135,6 +129,7 @@ class Speculator:
                 to_ask.append((sequence, track, DraftCandidate(asked, ngram, self._book.pending(sequence))))
             elif ngram is not None:
                 at_once.append((sequence, track, ngram))
+        base = Work(len(running), len(running) + prompt_tokens, context)
         if to_ask:
             at_once += self._ask(to_ask, base, now)
         if at_once:
@@ -205,12 +200,13 @@ class Speculator:
         Returns the tokens and pages that it took.
         """
         tokens_left, pages_left = tokens, pages
+        decoding = State.RUNNING
         for row, sequence in zip(rows, fed, strict=True):
             track = sequence.track
             if track is None:
                 continue
             track.sent = None
-            if not track.drafts or track.known != len(sequence.tokens) or sequence.state is not State.RUNNING:
+            if not track.drafts or track.known != len(sequence.tokens) or sequence.state is not decoding:
                 continue
             end = row.kv_length + 1
             room = -end % page_size + pages_left * page_size
@@ -233,15 +229,11 @@ class Speculator:
 
     def timed(self, plan: Plan, seconds: float) -> None:
         """The target took so long for a step."""
-        work = Work(len(plan.rows), 0)
-        for row in plan.rows:
-            fed = (row.limit or 1) + len(row.drafts)
-            work.tokens += fed
-            work.context += row.kv_length + fed
-        for opening in plan.openings:
-            work.tokens += opening.limit
-            work.context += opening.limit
-        self._controller.target.observe(work, seconds)
+        rows = plan.rows
+        tokens = sum([row.limit or 1 for row in rows]) + sum([len(row.drafts) for row in rows])
+        tokens += sum(opening.limit for opening in plan.openings)
+        context = tokens + sum([row.kv_length for row in rows])
+        self._controller.target.observe(Work(len(rows), tokens, context), seconds)
 
     # -- the draft executor ----------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ _CELLS = 128  # kept at most
 _REFIT = 16  # steps between fits; the first few dozen steps fit more often
 _SMOOTH = 1e-3  # weight of "neighbouring slopes are alike" against a full cell's 1
 _SHRINK = 1e-4  # weight of the prior
+_LEAST = 1e-3  # of a typical step: what a pass takes at least
 _SPAN = 32.0  # tokens over which slopes are compared
 
 
@@ -124,6 +125,12 @@ class StepTime:
             added[1:] += self._ragged
         return added
 
+    def least_slope(self, tokens: int, most: int) -> float:
+        """The least seconds that one of the `most` tokens after `tokens` adds by itself to a pass."""
+        last = len(_KNOTS) - 1
+        first, end = (min(count.bit_length() - 1, last) for count in (tokens, tokens + most - 1))
+        return min(self._slopes[first : end + 1])
+
     def _curve(self, tokens: int) -> float:
         segment = min(tokens.bit_length() - 1, len(_KNOTS) - 1)
         return self._value_list[segment] + self._slopes[segment] * (tokens - (1 << segment))
@@ -148,7 +155,9 @@ class StepTime:
         root = np.sqrt(weight)[:, None]
         rows = np.vstack((relative * root, _PENALTIES / prior[0]))
         goals = np.concatenate((root[:, 0], _PENALTIES @ prior / prior[0]))
-        self._take(_non_negative(rows, goals))
+        theta = _non_negative(rows, goals)
+        theta[0] = max(theta[0], _LEAST * prior[0])
+        self._take(theta)
 
 
 def _penalties() -> Floats:

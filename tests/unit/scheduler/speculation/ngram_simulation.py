@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from scheduler_service.core.speculation.acceptance import ngram_pool
 from scheduler_service.core.speculation.controller import Candidate, Controller
-from scheduler_service.core.speculation.drafters import NgramDrafter
+from scheduler_service.core.speculation.drafters import NgramDrafter, ngram_populations
 from scheduler_service.core.speculation.step_time import Work
 
 MOST = 8  # drafts
@@ -45,7 +44,7 @@ def tokens_per_second(
     length: of all proposals; None: the controller's choice.
     """
     rng = random.Random(5)
-    controller, pool = Controller(MOST), ngram_pool()
+    controller, pool = Controller(MOST), ngram_populations()
     known = [list(prompt) for prompt, _ in texts]
     at = [0] * len(texts)
     drafters = [NgramDrafter(tokens, pool) for tokens in known]

@@ -8,24 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.core.speculation.acceptance import Acceptance, Pool, executor_pool, ngram_pool
-from scheduler_service.core.speculation.drafters import ExecutorDrafter
+from scheduler_service.core.speculation.acceptance import Acceptance, Population
+from scheduler_service.core.speculation.drafters import (
+    ExecutorDrafter,
+    executor_population,
+    ngram_populations,
+)
 
 
 def test_a_new_sequence_starts_from_what_the_others_saw() -> None:
-    pool = executor_pool()
-    prior = Acceptance(pool).rate()
-    others = [Acceptance(pool) for _ in range(10)]
+    population = executor_population()
+    prior = Acceptance(population).rate()
+    others = [Acceptance(population) for _ in range(10)]
     for _ in range(20):
         for other in others:
             other.learn(0, True)
     assert prior == pytest.approx(0.7)
-    assert Acceptance(pool).rate() < 0.1
+    assert Acceptance(population).rate() < 0.1
 
 
 def test_a_sequence_soon_has_its_own_view() -> None:
-    pool = executor_pool()
-    good, bad = Acceptance(pool), Acceptance(pool)
+    population = executor_population()
+    good, bad = Acceptance(population), Acceptance(population)
     for _ in range(12):
         good.learn(1, False)
         bad.learn(0, True)
@@ -37,7 +41,7 @@ def test_a_sequence_soon_has_its_own_view() -> None:
 @pytest.mark.parametrize("drafted", [1, 4, 8])
 def test_the_estimate_is_the_rate_whatever_the_length(alpha: float, drafted: int) -> None:
     rng = random.Random(1)
-    drafter = ExecutorDrafter(executor_pool())
+    drafter = ExecutorDrafter(executor_population())
     estimates = []
     for _ in range(4000):
         accepted = 0
@@ -51,7 +55,7 @@ def test_the_estimate_is_the_rate_whatever_the_length(alpha: float, drafted: int
 
 
 def test_what_was_long_ago_is_forgotten() -> None:
-    acceptance = Acceptance(executor_pool())
+    acceptance = Acceptance(executor_population())
     for _ in range(2000):
         acceptance.learn(1, False)
     for _ in range(60):
@@ -59,29 +63,21 @@ def test_what_was_long_ago_is_forgotten() -> None:
     assert acceptance.rate() < 0.35
 
 
-def test_classes_are_apart() -> None:
-    acceptance = Acceptance(Pool((0.5, 0.5)))
-    for _ in range(50):
-        acceptance.learn(1, False, 0)
-    assert acceptance.rate(0) > 0.9
-    assert acceptance.rate(1) == 0.5
-
-
 def test_longer_matches_are_trusted_more_at_first() -> None:
-    rates = ngram_pool().rates
+    rates = [Acceptance(population).rate() for population in ngram_populations()]
     assert rates == sorted(rates)
+    assert len(set(rates)) == len(rates)
 
 
-@given(st.lists(st.tuples(st.integers(0, 5000), st.booleans(), st.integers(0, 5)), max_size=50))
-def test_a_rate_is_a_probability_below_one(learned: list[tuple[int, bool, int]]) -> None:
-    pool = ngram_pool()
-    acceptance = Acceptance(pool)
-    for hits, missed, kind in learned:
-        acceptance.learn(hits, missed, kind)
-    for kind in range(len(pool.rates)):
-        assert 0 <= acceptance.rate(kind) <= 1
-        assert 0 <= Acceptance(pool).rate(kind) <= 1
+@given(st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=50))
+def test_a_rate_is_a_probability(learned: list[tuple[int, bool]]) -> None:
+    population = Population(0.5)
+    acceptance = Acceptance(population)
+    for hits, missed in learned:
+        acceptance.learn(hits, missed)
+    assert 0 <= acceptance.rate() <= 1
+    assert 0 <= Acceptance(population).rate() <= 1
 
 
 def test_no_room_is_no_candidate() -> None:
-    assert ExecutorDrafter(executor_pool()).candidate(0) is None
+    assert ExecutorDrafter(executor_population()).candidate(0) is None
