@@ -10,7 +10,7 @@ STUBS ?= clients/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-node test-triton lint format protos bench model install clean
+.PHONY: help demo serve test test-slow test-node test-triton lint format protos bench model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,8 +21,11 @@ demo: $(STAMP) ## From nothing to eight prompts streaming at once
 serve: $(STAMP) ## Serve the default model until Ctrl-C (ARGS="--port 50060" ...)
 	@$(BIN)/paceline serve $(ARGS)
 
-test: $(STAMP) $(MODEL) ## Run the default test suite (ARGS="-k name" ...)
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) $(MODEL) ## Run the default test suite, two files at a time (ARGS="-k name" ...)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+
+test-slow: $(STAMP) $(MODEL) ## Run the tests that take minutes each, and print what they found
+	$(BIN)/python -m pytest -m slow -s $(ARGS)
 
 test-node: $(STAMP) ## Run the Node client's tests against a live service
 	cd clients/node && npm ci --no-audit --no-fund && npm test

@@ -116,9 +116,10 @@ def main() -> int:
         median, p95 = statistics.median(seconds) * 1e3, statistics.quantiles(seconds, n=20)[18] * 1e3
         print(f"{name:13s} median {median:.3f} ms   p95 {p95:.3f} ms   ({arguments.sequences} sequences)")
     if counters.verifications:
+        tokens_a_row = counters.completion_tokens / counters.rows
         print(
             f"{counters.verifications} verifications, {counters.drafted_tokens} drafts, "
-            f"{counters.accepted_tokens} accepted, {counters.completion_tokens / counters.rows:.2f} tokens a row"
+            f"{counters.accepted_tokens} accepted, {tokens_a_row:.2f} tokens a row"
         )
     too_slow = arguments.check_ms is not None and statistics.median(total) * 1e3 > arguments.check_ms
     return 1 if too_slow else 0

@@ -65,14 +65,11 @@ class Speculator:
         if not wish.drafters:
             return
         for sequence in live.sequences:
-            ngram = (
-                NgramDrafter(sequence.tokens, self._ngram_populations)
-                if Drafter.NGRAM in wish.drafters
-                else None
-            )
-            executor = (
-                ExecutorDrafter(self._executor_population) if Drafter.EXECUTOR in wish.drafters else None
-            )
+            ngram = executor = None
+            if Drafter.NGRAM in wish.drafters:
+                ngram = NgramDrafter(sequence.tokens, self._ngram_populations)
+            if Drafter.EXECUTOR in wish.drafters:
+                executor = ExecutorDrafter(self._executor_population)
             sequence.track = Track(wish.length, ngram, executor)
 
     # -- decisions -------------------------------------------------------------------------------

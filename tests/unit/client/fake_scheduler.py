@@ -41,11 +41,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.arrived = asyncio.Event()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
-        self.requests.append(request)
-        self.arrived.set()
-        self.metadata = dict(context.invocation_metadata())
-        await context.send_initial_metadata((("request-id", request.request_id or "drawn"),))
         try:
+            self.requests.append(request)
+            self.arrived.set()
+            self.metadata = dict(context.invocation_metadata())
+            await context.send_initial_metadata((("request-id", request.request_id or "drawn"),))
             match request.text:
                 case "full":
                     await context.abort_with_status(

@@ -44,7 +44,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def collect_garbage_rarely() -> None:
-    """Let the collector run once for many steps: a step makes thousands of short-lived objects, and no cycles."""
+    """Once in many steps: a step makes thousands of short-lived objects, and no cycles."""
     gc.set_threshold(50_000)
 
 
