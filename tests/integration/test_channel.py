@@ -75,6 +75,7 @@ async def test_an_executor_that_freezes_after_a_quiet_time_is_noticed_within_sec
         process.kill()
 
 
+@pytest.mark.slow
 async def test_pings_during_a_long_wait_are_welcome() -> None:
     """A server without our options answers the third ping, after three seconds, with GOAWAY."""
     link = Link.PRIVATE

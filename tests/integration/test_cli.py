@@ -180,7 +180,7 @@ def test_a_draft_of_another_vocabulary_is_said_and_fails() -> None:
     assert "257 tokens" in last
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_one_signal_lets_streams_end_and_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path, "-E", "step-ms=5") as serve, paceline.Client(serve.address) as client:
         children = serve.children()

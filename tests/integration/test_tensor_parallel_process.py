@@ -74,6 +74,7 @@ def test_the_loss_of_an_idle_rank_ends_the_executor(executor: ServiceProcess) ->
     assert "rank 1 ended" in executor.log
 
 
+@pytest.mark.slow
 def test_no_rank_outlives_the_one_that_serves(executor: ServiceProcess) -> None:
     (follower,) = followers_of(executor)
     executor.kill()

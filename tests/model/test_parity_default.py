@@ -104,7 +104,7 @@ def check(models: Models, lengths: Sequence[int]) -> None:
 
 
 def test_greedy_answers_equal_transformers(models: Models) -> None:
-    check(models, [10, 64, 250, 600])
+    check(models, [10, 64, 250])
 
 
 @pytest.mark.slow

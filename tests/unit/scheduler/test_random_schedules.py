@@ -337,7 +337,7 @@ def check(schedule: Schedule) -> None:
     run.judge()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schedules())
 def test_every_output_equals_its_solo_run(schedule: Schedule) -> None:
     check(schedule)
@@ -351,7 +351,7 @@ def test_every_output_equals_its_solo_run_1000_times(schedule: Schedule) -> None
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_every_speculated_output_equals_its_plain_solo_run(backend: str, data: st.DataObject) -> None:
     check(data.draw(schedules(backend, speculate=True)))
