@@ -48,6 +48,9 @@ class SchedulerSettings(ServiceSettings):
     max_step_tokens: int = Field(default=512, ge=1, le=1 << 20, description="tokens fed in one step")
     prefill_chunk_tokens: int = Field(default=256, ge=1, le=1 << 20, description="of one prompt in one step")
     max_running: int = Field(default=256, ge=1, le=1 << 16, description="sequences that hold a cache")
+    steps_in_flight: int = Field(
+        default=0, ge=0, le=64, description="sent and not answered; 0: 2 if the executor has a GPU, else 1"
+    )
     max_queued_requests: int = Field(default=1024, ge=1, le=1 << 20, description="requests that wait")
     max_queued_tokens: int = Field(default=1 << 20, ge=1, le=1 << 30, description="their prompt tokens")
 
@@ -105,6 +108,7 @@ class SchedulerSettings(ServiceSettings):
             max_queued_requests=self.max_queued_requests,
             max_queued_tokens=self.max_queued_tokens,
             failover_timeout_s=self.failover_timeout_s,
+            max_in_flight=self.steps_in_flight,
             max_draft_tokens=self.max_draft_tokens,
         )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 
 from paceline.service.logs import Log
@@ -74,7 +75,8 @@ class Loop:
         link.open_stream()
         assert link.capacity is not None
         live.post(core.executor_ready(link.capacity, self._clock()))
-        unanswered: list[tuple[float, int]] = []  # when each was sent, and its rows
+        unanswered: deque[tuple[float, int]] = deque()  # when each was sent, and its rows
+        answered_at = 0.0
         while True:
             if self._pool.should_leave(link) and not unanswered:
                 await link.leave("draining")
@@ -95,8 +97,9 @@ class Loop:
                 result = await link.receive()
                 now = self._clock()
                 live.post(core.apply(result, now))
-                sent_at, rows = unanswered.pop(0)
-                self._metrics.step(now - sent_at, result.compute_s, rows)
+                sent_at, rows = unanswered.popleft()
+                self._metrics.step(now - max(sent_at, answered_at), result.compute_s, rows)
+                answered_at = now
             else:
                 await self._wake.wait(self._until_wakeup(now))
                 link.check()

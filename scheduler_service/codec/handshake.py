@@ -33,6 +33,8 @@ def decode_capacity(info: pb.GetInfoResponse) -> Capacity:
         max_step_tokens=limits.max_step_tokens,
         max_drafts=_max_drafts(info),
         max_steps=max(1, limits.max_steps) if pb.CAPABILITY_MULTI_STEP in info.capabilities else 1,
+        max_in_flight=max(1, limits.max_in_flight),
+        steps_to_be_busy=2 if info.model.device.startswith("cuda") else 1,
     )
     for name in capacity.__slots__:
         if getattr(capacity, name) < 1 and name != "max_drafts":

@@ -62,10 +62,14 @@ class Answers:
         for sequence, sent, answer in zip(sequences, plan.rows + plan.openings, result.rows, strict=True):
             if sequence.cache_id != sent.cache_id:
                 continue
-            sequence.in_flight = False
+            sequence.in_flight -= 1
             if not answer.code:
                 self._answered(sequence, sent, answer, events, now)
-            elif sequence.track is not None and self._refused_drafts(sequence, sent, answer):
+                continue
+            sequence.foreseen = False
+            if isinstance(sent, Row) and sent.kv_length != sequence.kv:
+                continue  # it was sent ahead, to follow a row that was refused
+            if sequence.track is not None and self._refused_drafts(sequence, sent, answer):
                 short |= answer.code is Code.RESOURCE_EXHAUSTED
             elif self._refused(sequence, answer, events):
                 short = True

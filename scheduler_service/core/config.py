@@ -15,7 +15,7 @@ class CoreConfig:
     max_queued_requests: int = 1024  # waiting, not yet started
     max_queued_tokens: int = 1 << 20  # prompt tokens of those
     failover_timeout_s: float = 60.0  # how long a request waits for an executor
-    max_in_flight: int = 1  # steps sent and not answered
+    max_in_flight: int = 0  # steps sent and not answered; 0: as many as keep the executor busy
     max_draft_tokens: int = 8  # most drafts of one row whose length the controller decides
     max_refusals: int = 3  # stale-view answers in a row before a sequence is given up
 
@@ -26,11 +26,12 @@ class CoreConfig:
             "max_running",
             "max_queued_requests",
             "max_queued_tokens",
-            "max_in_flight",
             "max_draft_tokens",
             "max_refusals",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.max_in_flight < 0:
+            raise ValueError("max_in_flight must be at least 0")
         if not self.failover_timeout_s >= 0:
             raise ValueError("failover_timeout_s must be at least 0")

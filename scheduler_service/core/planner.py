@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduler_service.core.policy import Limits, can_start_in_time, victims
+from scheduler_service.core.policy import Limits, can_go_ahead, can_start_in_time, victims
 from scheduler_service.core.roster import Roster
 from scheduler_service.core.sequence import Sequence
 from scheduler_service.core.speculation.speculator import Speculator
@@ -95,18 +95,23 @@ class StepBuilder:
         reserve = 0
         for sequence in running:
             reserve += 1
-            if sequence.in_flight or sequence.waiting:
+            kv = sequence.kv
+            if sequence.in_flight:
+                if not can_go_ahead(sequence):
+                    continue
+                kv += sequence.in_flight
+            elif sequence.waiting:
                 continue
-            if sequence.state is not decoding:
+            elif sequence.state is not decoding:
                 prefilling.append(sequence)
                 continue
-            kv = sequence.kv
             if not kv % page_size or sequence.tail_shared:
                 if not pages:
                     self.stalled.append(sequence)
                     continue
                 pages -= 1
-            sequence.in_flight = True
+            sequence.in_flight += 1
+            sequence.foreseen = True
             rows.append(Row(sequence.cache_id, kv))
             fed.append(sequence)
         self.tokens_left -= len(rows)
@@ -153,7 +158,7 @@ class StepBuilder:
         self._add_row(sequence, Row(sequence.cache_id, sequence.kv, limit=limit))
 
     def _add_row(self, sequence: Sequence, row: Row) -> None:
-        sequence.in_flight = True
+        sequence.in_flight = 1
         self.rows.append(row)
         self.fed.append(sequence)
 

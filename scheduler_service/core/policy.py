@@ -21,6 +21,7 @@ class Limits:
     page_size: int
     total_pages: int
     request_tokens: int  # prompt and output of one completion, which must be able to run alone
+    in_flight: int  # steps
 
     @classmethod
     def of(cls, config: CoreConfig, capacity: Capacity) -> Limits:
@@ -33,6 +34,7 @@ class Limits:
             page_size=capacity.page_size,
             total_pages=capacity.total_pages,
             request_tokens=min(capacity.context_length, capacity.total_pages * capacity.page_size),
+            in_flight=min(config.max_in_flight or capacity.steps_to_be_busy, capacity.max_in_flight),
         )
 
     def pages(self, tokens: int) -> int:
@@ -52,6 +54,18 @@ def victims(running: SequenceQueue, needy: Sequence, shortage: int, limits: Limi
             return
         shortage -= max(1, limits.pages(sequence.kv) - sequence.shared_tokens // limits.page_size)
         yield sequence
+
+
+def can_go_ahead(sequence: Sequence) -> bool:
+    """Whether a sequence with unanswered rows gets another one, to continue from what they will sample.
+
+    It does if their lengths are known before the answer, and it neither has its end there nor could have
+    drafts. Should it turn out to have ended, the row is computed in vain.
+    """
+    length = len(sequence.tokens) + sequence.in_flight
+    if not sequence.foreseen or length >= sequence.end_length:
+        return False
+    return sequence.track is None or length < sequence.track.plain_until
 
 
 def can_start_in_time(sequence: Sequence, limits: Limits, step_s: float, now: float) -> bool:

@@ -32,7 +32,7 @@ class Roster:
         sequence.happen(Trigger.OPEN)
         self._last_cache_id += 1
         sequence.cache_id = self._last_cache_id
-        sequence.in_flight = True
+        sequence.in_flight = 1
         if sequence.started_at is None:
             sequence.started_at = now
         self.waiting.remove(sequence)
@@ -107,7 +107,8 @@ class Roster:
         sequence.kv = 0
         sequence.shared_tokens = 0
         sequence.tail_shared = False
-        sequence.in_flight = False
+        sequence.in_flight = 0
+        sequence.foreseen = False
         sequence.waiting = False
 
     def check_integrity(self, sequences: list[Sequence]) -> None:

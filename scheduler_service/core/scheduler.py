@@ -108,11 +108,12 @@ class Scheduler:
         """Compare all bookkeeping with itself. Raises AssertionError naming what is wrong."""
         self._registry.check_integrity()
         self._speculator.check_integrity(self._roster.running)
-        flying = {id(s) for step in self._in_flight for s in (*step.fed, *step.opened)}
+        plans = [step.plan for step in self._in_flight]
+        flying = [row.cache_id for plan in plans for row in plan.rows]
+        flying += [opening.cache_id for plan in plans for opening in plan.openings]
         for sequence in self._roster.running:
-            assert not sequence.in_flight or id(sequence) in flying, (
-                f"{sequence.key} awaits an answer to nothing"
-            )
+            rows = flying.count(sequence.cache_id)
+            assert sequence.in_flight == rows, f"{sequence.key} awaits {sequence.in_flight} of {rows} answers"
         assert self._connected or not self._in_flight, "a step is in flight to nobody"
 
     # -- requests --------------------------------------------------------------------------------
@@ -240,8 +241,8 @@ class Scheduler:
                 self._roster.running,
                 self._capacity.max_drafts,
                 self._step_s,
-                self._limits.chunk_tokens,
                 now,
+                ahead=self._limits.in_flight > 1,
             )
 
     # -- time ------------------------------------------------------------------------------------
@@ -291,10 +292,10 @@ class Scheduler:
         """The next step, which the caller must send; None if there is nothing to send now.
 
         After None, ask again when anything has happened, or at `next_wakeup`. With
-        `max_in_flight` steps unanswered it is None.
+        as many steps unanswered as there may be it is None.
         """
         self._expire(now)
-        if not self._connected or self._limits is None or len(self._in_flight) >= self._config.max_in_flight:
+        if not self._connected or self._limits is None or len(self._in_flight) >= self._limits.in_flight:
             return None
         alone = bool(self._roster.suspects)
         if alone and self._in_flight:
@@ -361,11 +362,12 @@ class Scheduler:
         self._counters.steps += 1
         self._counters.rows += rows
         if rows:
+            took = now - max(step.sent_at, self._applied_at)
             weight = 0.1 if self._step_rows else 1.0
-            self._step_s += weight * (now - step.sent_at - self._step_s)
+            self._step_s += weight * (took - self._step_s)
             self._step_rows += weight * (rows - self._step_rows)
             if self._roster.speculating:
-                self._speculator.timed(step.plan, now - max(step.sent_at, self._applied_at))
+                self._speculator.timed(step.plan, took)
         self._applied_at = now
         events, short = self._answers.read(step, result, now)
         if short:

@@ -56,6 +56,7 @@ class Sequence:
         "end_length",
         "evictions",
         "first_token_at",
+        "foreseen",
         "in_flight",
         "index",
         "key",
@@ -88,7 +89,8 @@ class Sequence:
         # the cache
         self.cache_id = 0  # 0: none
         self.kv = 0
-        self.in_flight = False  # has an unanswered row
+        self.in_flight = 0  # unanswered rows
+        self.foreseen = False  # each of them adds one token, if it does not fail
         self.shared_tokens = 0  # on pages that others may hold too: its prefix hit, or where it was forked
         self.tail_shared = False  # a fork shares its last page: the next write copies it
         # speculation

@@ -37,6 +37,8 @@ class Capacity:
     max_step_tokens: int  # fed in a step
     max_drafts: int = 64  # in a row
     max_steps: int = 64  # of a row
+    max_in_flight: int = 64  # steps sent and not answered
+    steps_to_be_busy: int = 1  # of those
 
 
 @dataclass(frozen=True, slots=True)

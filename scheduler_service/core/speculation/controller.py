@@ -69,10 +69,9 @@ class Controller:
     def lengths(self, base: Work, candidates: Sequence[Candidate]) -> list[int]:
         """Lengths (0 included) for drafts that are there: n-gram proposals, and drafts that were made.
 
-        base: the step without any of these drafts; the candidates' own tokens and all other rows are in it.
-        Prompt chunks in it make its time no cheaper: what a draft adds is weighed against a step of decoding
-        rows alone, because the chunks' sequences wait for it as well. While nothing is worth a draft, a size
-        of step that has never been seen is tried now and then: only measuring tells what it costs.
+        base: a step of all running sequences without any of these drafts. Those whose prompts are being
+        computed count as if they decoded: they wait for the step as well. While nothing is worth a draft, a
+        size of step that has never been seen is tried now and then: only measuring tells what it costs.
         """
         if not candidates:
             return []

@@ -44,6 +44,10 @@ HURRY_STEPS = 4
 """A sequence whose deadline is fewer steps away than this gets no drafts."""
 
 
+PLAIN_RUN = 8
+"""Tokens that a sequence decodes ahead of what is known before it is asked again whether it wants drafts."""
+
+
 class Speculator:
     """Owns the drafters, the controller and the draft executor's book."""
 
@@ -75,9 +79,18 @@ class Speculator:
     # -- decisions -------------------------------------------------------------------------------
 
     def decide(
-        self, running: SequenceQueue, max_drafts: int, step_s: float, chunk_tokens: int, now: float
+        self,
+        running: SequenceQueue,
+        max_drafts: int,
+        step_s: float,
+        now: float,
+        *,
+        ahead: bool,
     ) -> None:
-        """Decide about all that could be in the next step and were not decided about yet."""
+        """Decide about all that could be in the next step and were not decided about yet.
+
+        ahead: sequences may be a step ahead of what is known; those that get no drafts now will be.
+        """
         self._lose_patience(now)
         self._undecided = False
         at_once: list[tuple[Sequence, Track, Candidate]] = []  # n-grams, or drafts that were made before
@@ -87,13 +100,11 @@ class Speculator:
         automatic = min(self._config.max_draft_tokens, max_drafts)
         may_ask = self._book.connected and not self._late
         decoding = State.RUNNING
-        prompt_tokens = context = 0
+        context = 0
         for sequence in running:
             context += sequence.kv
             track = sequence.track
             if sequence.state is not decoding:
-                if not sequence.in_flight:
-                    prompt_tokens += min(chunk_tokens, len(sequence.tokens) - sequence.kv) - 1
                 if track is not None and track.ngram is not None and index_budget > 0:
                     index_budget -= track.ngram.update(index_budget)  # while the prompt is computed
                 continue
@@ -126,11 +137,22 @@ class Speculator:
                 to_ask.append((sequence, track, DraftCandidate(asked, ngram, self._book.pending(sequence))))
             elif ngram is not None:
                 at_once.append((sequence, track, ngram))
-        base = Work(len(running), len(running) + prompt_tokens, context)
+        base = Work(len(running), len(running), context)
         if to_ask:
             at_once += self._ask(to_ask, base, now)
         if at_once:
             self._propose(at_once, base)
+        if ahead and not self._late:
+            self._run_plainly(running)
+
+    def _run_plainly(self, running: SequenceQueue) -> None:
+        """Let those that were decided about and got no drafts run ahead, without drafts, for a while."""
+        for sequence in running:
+            track = sequence.track
+            if track is None or sequence.in_flight or sequence.waiting or track.length is not None:
+                continue
+            if track.decided_at == len(sequence.tokens) >= track.plain_until and not track.drafts:
+                track.plain_until = track.decided_at + PLAIN_RUN
 
     def _executor_candidate(self, sequence: Sequence, track: Track, most: int) -> Candidate | None:
         if track.executor is None or track.losses >= MAX_DRAFT_LOSSES:
@@ -203,7 +225,7 @@ class Speculator:
             if track is None:
                 continue
             track.sent = None
-            if not track.drafts or track.known != len(sequence.tokens) or sequence.state is not decoding:
+            if not track.drafts or track.known != row.kv_length + 1 or sequence.state is not decoding:
                 continue
             end = row.kv_length + 1
             room = -end % page_size + pages_left * page_size
@@ -212,6 +234,7 @@ class Speculator:
                 continue
             row.drafts = track.drafts[:count]
             track.sent = track.maker
+            sequence.foreseen = False
             tokens_left -= count
             pages_left -= -(-(end + count) // page_size) + -end // page_size
         return tokens - tokens_left, pages - pages_left
@@ -226,11 +249,12 @@ class Speculator:
 
     def timed(self, plan: Plan, seconds: float) -> None:
         """The target took so long for a step."""
-        rows = plan.rows
-        tokens = sum([row.limit or 1 for row in rows]) + sum([len(row.drafts) for row in rows])
-        tokens += sum(opening.limit for opening in plan.openings)
-        context = tokens + sum([row.kv_length for row in rows])
-        self._controller.target.observe(Work(len(rows), tokens, context), seconds)
+        chunks = [row.limit for row in plan.rows if row.limit]
+        prompt = sum(chunks) + sum([opening.limit for opening in plan.openings])
+        rows = len(plan.rows) - len(chunks)
+        tokens = rows + sum([len(row.drafts) for row in plan.rows])
+        context = tokens + prompt + sum([row.kv_length for row in plan.rows])
+        self._controller.target.observe(Work(rows, tokens, context, prompt=prompt), seconds)
 
     # -- the draft executor ----------------------------------------------------------------------
 

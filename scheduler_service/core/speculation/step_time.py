@@ -1,9 +1,11 @@
 """How long a step takes, fitted online.
 
 The model is linear in its non-negative coefficients, so no work is ever predicted to be cheaper than a
-part of it: seconds = Σ over passes of f(tokens fed) + c · context + r if it is ragged. f is piecewise linear
-between powers of two: a step is about flat while weights are streamed, then rises (the roofline of Williams
-et al., 2009). A ragged step has rows of more than one token, which may take a slower path of the executor's.
+part of it: seconds = Σ over passes of f(tokens fed) + p · prompt tokens + c · context + r if it is ragged. f
+is piecewise linear between powers of two: a step is about flat while weights are streamed, then rises (the
+roofline of Williams et al., 2009). Tokens of prompts have a term of their own: they need no logits, and many
+of one sequence cost less than as many of several. A ragged step has rows of more than one token, which may
+take a slower path of the executor's.
 
 What is kept is not the history but a cell per size of step: a mean of recent steps of that size, and of
 their features. The coefficients are a weighted least-squares fit of the cells, relative errors, under weak
@@ -23,12 +25,13 @@ Floats = npt.NDArray[np.float64]
 
 _KNOTS = 2.0 ** np.arange(13)  # tokens: 1 to 4096, the last segment is open
 _WIDTHS = np.append(np.diff(_KNOTS), np.inf)
-_SIZE = 3 + len(_KNOTS)  # passes, the slopes of f, context, ragged
-_CONTEXT, _RAGGED = _SIZE - 2, _SIZE - 1
+_SIZE = 4 + len(_KNOTS)  # passes, the slopes of f, prompt, context, ragged
+_PROMPT, _CONTEXT, _RAGGED = _SIZE - 3, _SIZE - 2, _SIZE - 1
 
 _PRIOR = np.full(_SIZE, 1e-3)  # seconds: a flat 20 ms, from two tokens on 1 ms per token
 _PRIOR[:2] = 20e-3, 0.0
 _PRIOR[_CONTEXT:] = 1e-7, 0.0
+_PRIOR[_PROMPT] = 0.5e-3
 
 _MEMORY = 24  # steps that a cell's means rest on at most
 _FULL = 8  # steps that give a cell its full weight
@@ -52,9 +55,10 @@ class Work:
     """
 
     rows: int  # that decode or verify
-    tokens: int  # fed: one per decoding row, drafts, prompt chunks
+    tokens: int  # fed: one per decoding row, and drafts
     context: int = 0  # tokens attended to, summed over the rows
     steps: int = 1  # sequential passes
+    prompt: int = 0  # tokens fed of prompts, in the first pass
 
 
 @dataclass(slots=True)
@@ -73,13 +77,13 @@ class StepTime:
     def __init__(self, scale: float = 1.0) -> None:
         """scale: of the prior, which is a step of 20 ms."""
         self._prior = _PRIOR * scale
-        self._cells: dict[tuple[int, int, bool], _Cell] = {}
+        self._cells: dict[tuple[int, int, int, bool], _Cell] = {}
         self._observed = 0
         self._take(self._prior)
 
     def observe(self, work: Work, seconds: float) -> None:
         """A step of this work took so long."""
-        if work.tokens < 1 or not seconds > 0:
+        if work.tokens + work.prompt < 1 or not seconds > 0:
             return
         self._observed += 1
         key = _size(work)
@@ -110,8 +114,8 @@ class StepTime:
         """Expected duration; never less for more work."""
         first = self._curve(work.tokens)
         later = (work.steps - 1) * self._curve(work.rows) if work.steps > 1 else 0.0
-        ragged = self._ragged if work.tokens > work.rows else 0.0
-        return first + later + self._context * work.context * work.steps + ragged
+        ragged = self._ragged if _is_ragged(work) else 0.0
+        return first + later + self._prompt * work.prompt + self._context * work.context * work.steps + ragged
 
     def added(self, base: Work, most: int) -> Floats:
         """Seconds that 0, 1, ... `most` more tokens add to the first pass of `base`."""
@@ -121,7 +125,7 @@ class StepTime:
         if tokens + most > _KNOTS[-1]:
             values += self._last_slope * np.maximum(at - _KNOTS[-1], 0.0)
         added: Floats = values - values[0]
-        if tokens <= base.rows:
+        if not _is_ragged(base):
             added[1:] += self._ragged
         return added
 
@@ -132,15 +136,17 @@ class StepTime:
         return min(self._slopes[first : end + 1])
 
     def _curve(self, tokens: int) -> float:
+        if not tokens:
+            return self._value_list[0]
         segment = min(tokens.bit_length() - 1, len(_KNOTS) - 1)
         return self._value_list[segment] + self._slopes[segment] * (tokens - (1 << segment))
 
     def _take(self, theta: Floats) -> None:
-        self._slopes: list[float] = theta[1:_CONTEXT].tolist()
-        self._values = theta[0] + np.concatenate(([0.0], np.cumsum(theta[1 : _CONTEXT - 1] * _WIDTHS[:-1])))
+        self._slopes: list[float] = theta[1:_PROMPT].tolist()
+        self._values = theta[0] + np.concatenate(([0.0], np.cumsum(theta[1 : _PROMPT - 1] * _WIDTHS[:-1])))
         self._value_list: list[float] = self._values.tolist()
         self._last_slope = self._slopes[-1]
-        self._context, self._ragged = float(theta[_CONTEXT]), float(theta[_RAGGED])
+        self._prompt, self._context, self._ragged = map(float, theta[_PROMPT:])
 
     def _fit(self) -> None:
         cells = list(self._cells.values())
@@ -164,12 +170,12 @@ def _penalties() -> Floats:
     """Rows of the least-squares problem that hold the priors, per second of a typical step."""
     rows = []
     span = np.full(len(_KNOTS), _SPAN)
-    shrink = np.concatenate(([1.0], span, [1e5, 20.0]))
+    shrink = np.concatenate(([1.0], span, [_SPAN, 1e5, 20.0]))
     for i in range(_SIZE):
         row = np.zeros(_SIZE)
         row[i] = np.sqrt(_SHRINK) * shrink[i] * 0.05 ** (i > 0)
         rows.append(row)
-    for i in range(2, _CONTEXT):
+    for i in range(2, _PROMPT):
         row = np.zeros(_SIZE)
         row[i], row[i - 1] = np.sqrt(_SMOOTH) * span[i - 1], -np.sqrt(_SMOOTH) * span[i - 1]
         rows.append(row)
@@ -198,7 +204,7 @@ def _pass(tokens: int) -> Floats:
     """Features of one pass."""
     features = np.zeros(_SIZE)
     features[0] = 1.0
-    features[1:_CONTEXT] = np.clip(tokens - _KNOTS, 0.0, _WIDTHS)
+    features[1:_PROMPT] = np.clip(tokens - _KNOTS, 0.0, _WIDTHS)
     return features
 
 
@@ -206,13 +212,20 @@ def _features(work: Work) -> Floats:
     features = _pass(work.tokens).copy()
     if work.steps > 1:
         features += (work.steps - 1) * _pass(work.rows)
-    features[_CONTEXT] = work.context * work.steps
-    features[_RAGGED] = work.tokens > work.rows
+    features[_PROMPT:] = work.prompt, work.context * work.steps, _is_ragged(work)
     return features
 
 
-def _size(work: Work) -> tuple[int, int, bool]:
-    """What steps of about the same size share: tokens (eight ranges to each doubling), passes, raggedness."""
+def _is_ragged(work: Work) -> bool:
+    return work.tokens > work.rows or work.prompt > 0
+
+
+def _size(work: Work) -> tuple[int, int, int, bool]:
+    """What steps of about the same size share: tokens (eight ranges to each doubling, two of a prompt's)."""
     tokens = work.tokens + (work.steps - 1) * work.rows
-    shift = max(0, tokens.bit_length() - 4)
-    return (tokens >> shift) + (shift << 16), work.steps, work.tokens > work.rows
+    return _range(tokens, 4), work.steps, _range(work.prompt, 2), _is_ragged(work)
+
+
+def _range(tokens: int, bits: int) -> int:
+    shift = max(0, tokens.bit_length() - bits)
+    return (tokens >> shift) + (shift << 16)

@@ -110,7 +110,7 @@ class Harness:
         plan = self.core.plan(self.now)
         if plan is not None:
             self.unanswered.append(plan)
-            assert len(self.unanswered) <= self.config.max_in_flight
+            assert len(self.unanswered) <= max(1, self.config.max_in_flight)
             self._check(plan)
         self.core.check_integrity()
         return plan
@@ -241,7 +241,7 @@ class Harness:
         for cache_id in plan.releases:
             del self.owner[cache_id]  # every cache that was opened is released once
         if len(self.unanswered) > 1:
-            self._check_cohorts()
+            self._check_ahead()
         opened: list[Fork | Opening] = [*plan.forks, *plan.openings]
         for cache_id in sorted(part.cache_id for part in opened):
             assert cache_id > self._last_cache_id, "cache ids rise and are never used again"
@@ -263,10 +263,17 @@ class Harness:
         assert all(len(row.drafts) <= capacity.max_drafts for row in plan.rows)
         assert tokens <= budget, f"{tokens} tokens in a step of {budget}: {plan}"
 
-    def _check_cohorts(self) -> None:
-        """Nobody has a row in two unanswered steps."""
-        rows = [{part.cache_id for part in parts(plan)} for plan in self.unanswered]
-        assert not set.intersection(*rows)
+    def _check_ahead(self) -> None:
+        """Who has a row in an unanswered step gets another only if it is sure where that one leads."""
+        leads_to: dict[int, int | None] = {}
+        for plan in self.unanswered:
+            for part in parts(plan):
+                if part.cache_id in leads_to:
+                    assert isinstance(part, Row)
+                    assert part.kv_length == leads_to[part.cache_id]
+                    assert not part.drafts
+                plain = isinstance(part, Row) and not (part.limit or part.tokens or part.drafts)
+                leads_to[part.cache_id] = part.kv_length + 1 if plain else None
 
     def _who(self, cache_id: int) -> tuple[str, int]:
         for sequence in self.core._roster.running:

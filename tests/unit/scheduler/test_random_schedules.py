@@ -139,7 +139,7 @@ def schedules(draw: st.DrawFn, backend: str = "oracle", *, speculate: bool = Fal
         prefill_chunk_tokens=draw(st.sampled_from([2, 3, 7, 32])),
         max_running=draw(st.sampled_from([1, 3, 8])),
         failover_timeout_s=1e6,
-        max_in_flight=draw(st.sampled_from([1, 1, 2])),
+        max_in_flight=draw(st.sampled_from([1, 1, 2, 2, 3])),
     )
     kinds = KINDS + DRAFT_KINDS if speculate else KINDS
     happening = st.builds(

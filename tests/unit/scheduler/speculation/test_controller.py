@@ -89,7 +89,7 @@ def test_fewer_drafts_the_fuller_the_step() -> None:
 def test_prompt_chunks_do_not_make_drafts_look_cheap() -> None:
     candidates = [Candidate(0.3, 0.3, 8)]
     alone = controller().lengths(Work(32, 32), candidates)
-    beside = controller().lengths(Work(32, 32 + 256), candidates)
+    beside = controller().lengths(Work(32, 32, prompt=256), candidates)
     assert sum(beside) <= sum(alone)
 
 

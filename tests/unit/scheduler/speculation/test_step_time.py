@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -121,6 +122,23 @@ def test_a_slower_path_for_ragged_steps_is_told_from_the_cost_of_a_token() -> No
     assert added[32] == pytest.approx(6e-3, rel=0.25)
 
 
+def test_prompts_that_cost_less_a_token_do_not_make_drafts_look_cheap() -> None:
+    """A chunk needs no logits, and many tokens of one sequence are cheaper than as many rows."""
+
+    def with_prompts(work: Work) -> float:
+        return cpu(work) + 1e-3 * work.prompt
+
+    chunks = [
+        Work(n, n, 200 * n, prompt=size) for n in (0, 4, 15) for size in (40, 100, 256) for _ in range(10)
+    ]
+    verifications = [Work(16, 16 + drafts, 3200) for drafts in (4, 16, 30) for _ in range(10)]
+    fit = fitted(with_prompts, ramp(1, 4, 8, 16) + chunks + verifications, noise=0.03)
+    assert fit.seconds(Work(8, 8, 1600, prompt=128)) == pytest.approx(
+        with_prompts(Work(8, 8, 1600, prompt=128)), rel=0.1
+    )
+    assert marginal(fit.seconds, 16, 24) == pytest.approx(marginal(cpu, 16, 24), rel=0.2)
+
+
 def test_sizes_that_were_seen_are_known() -> None:
     fit = fitted(cpu, ramp(32))
     assert fit.known(decode(32))
@@ -130,7 +148,14 @@ def test_sizes_that_were_seen_are_known() -> None:
     assert not StepTime().known(decode(1))
 
 
-works = st.builds(Work, st.integers(1, 64), st.integers(1, 6000), st.integers(0, 10**6), st.integers(1, 8))
+works = st.builds(
+    Work,
+    st.integers(1, 64),
+    st.integers(1, 6000),
+    st.integers(0, 10**6),
+    st.integers(1, 8),
+    st.integers(0, 1) | st.integers(0, 6000),
+)
 
 
 @settings(max_examples=40)
@@ -142,9 +167,10 @@ def test_whatever_was_measured_more_work_is_never_cheaper(seen: list[tuple[Work,
     seconds = fit.seconds(work)
     assert seconds > 0
     for more in (
-        Work(work.rows, work.tokens + 1, work.context, work.steps),
-        Work(work.rows, work.tokens, work.context + 1000, work.steps),
-        Work(work.rows, work.tokens, work.context, work.steps + 1),
+        replace(work, tokens=work.tokens + 1),
+        replace(work, prompt=work.prompt + 1),
+        replace(work, context=work.context + 1000),
+        replace(work, steps=work.steps + 1),
     ):
         assert fit.seconds(more) >= seconds * (1 - 1e-9)
     added = fit.added(Work(work.rows, work.tokens), 40)

@@ -1,0 +1,198 @@
+"""How much of the time an executor idles between two steps, by the number of steps in flight.
+
+    python -m tests.bench.steps_in_flight [--cases 2:1,2:32,10:256] [--depths 1,2] [--seconds 5] [--check]
+
+A case is milliseconds of a step and sequences. The executor is the oracle in a process of its own, with
+that step time; the scheduler's loop runs here, with its core and a real link, and drops what it is told
+to deliver. With --generate the requests go through a scheduler process and its public Generate instead.
+Idle is what the executor did not compute of the time between the first and the last answer, all
+sequences decoding. Tokens are compared between the depths. --check fails above 5 % at a depth of two or more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from paceline import aio
+from paceline.channel import PLAINTEXT
+from paceline.service.process import collect_garbage_rarely
+
+from scheduler_service.config import SchedulerSettings
+from scheduler_service.core.events import Event, Tokens
+from scheduler_service.core.request import Request, Sampling
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.draft_loop import DraftLoop
+from scheduler_service.link.drafts import DraftPool
+from scheduler_service.link.pool import ExecutorPool
+from scheduler_service.loop import Loop
+from scheduler_service.wake import Wake
+from tests.support.stack import oracle_stack
+
+GOAL = 0.05
+PROMPT = 8  # tokens
+SETTLE = 10  # steps at the beginning and at the end that are left out
+
+Outputs = dict[tuple[str, int], list[int]]
+
+
+class Sink:
+    """Takes the loop's events instead of streams, and its step times instead of metrics."""
+
+    def __init__(self) -> None:
+        self.tokens: Outputs = defaultdict(list)
+        self.steps: list[tuple[float, float, int]] = []  # answered at, computed for, rows
+
+    def __len__(self) -> int:
+        return 1
+
+    def post(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Tokens):
+                self.tokens[event.request_id, event.index] += event.ids
+
+    def deliver(self) -> None: ...
+
+    def step(self, elapsed_s: float, compute_s: float, rows: int) -> None:
+        self.steps.append((time.perf_counter(), compute_s, rows))
+
+
+@dataclass
+class Outcome:
+    """Of one case at one depth."""
+
+    idle: float
+    step_s: float  # median
+    tokens: Outputs = field(repr=False)
+
+
+async def at_the_loop(address: str, depth: int, sequences: int, seconds: float) -> Outcome:
+    """Drive the executor by the loop alone."""
+    settings = SchedulerSettings(executor=(address,), steps_in_flight=depth)
+    core, wake, sink = Scheduler(settings.core), Wake(), Sink()
+    pool = ExecutorPool(
+        settings.executor, PLAINTEXT, settings.timing, settings.request_limits, changed=wake.set
+    )
+    anything: Any = sink  # quacks like LiveRequests and Metrics
+    drafts = DraftLoop(
+        core, DraftPool((), PLAINTEXT, settings.timing, lambda: None, wake.set), anything, Wake(), wake.set
+    )
+    loop = Loop(core, pool, drafts, anything, anything, wake)
+    tasks = [asyncio.create_task(pool.run()), asyncio.create_task(loop.run())]
+    try:
+        while not core.connected:  # noqa: ASYNC110  # the loop's business
+            await asyncio.sleep(0.01)
+        for i in range(sequences):
+            prompt = tuple((i + j) % 250 for j in range(PROMPT))
+            core.add(Request(f"r{i}", prompt, Sampling(temperature=1.0, seed=i)), time.monotonic())
+        wake.set()
+        await asyncio.sleep(seconds)
+        await pool.leave()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    full = [step for step in sink.steps if step[2] == sequences][SETTLE:-SETTLE]
+    waits = [b[0] - a[0] for a, b in itertools.pairwise(full)]
+    idle = 1 - sum(step[1] for step in full[1:]) / (full[-1][0] - full[0][0])
+    return Outcome(idle, statistics.median(waits), sink.tokens)
+
+
+async def through_generate(address: str, executor: str, sequences: int, seconds: float) -> Outcome:
+    """Stream everything to clients in this process; what the executor computed is asked of itself."""
+    tokens: Outputs = defaultdict(list)
+
+    async def stream(client: aio.Client, i: int) -> None:
+        prompt = [(i + j) % 250 for j in range(PROMPT)]
+        generation = client.generate(
+            token_ids=prompt, temperature=1.0, seed=i, ignore_eos=True, speculation="off"
+        )
+        async for event in generation:
+            tokens[f"r{i}", 0] += getattr(event, "token_ids", ())
+
+    async with aio.Client(address) as client, aio.ExecutorClient(executor) as device:
+        streams = [asyncio.create_task(stream(client, i)) for i in range(sequences)]
+        while len(tokens) < sequences:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        began, before = time.perf_counter(), await device.get_status()
+        await asyncio.sleep(seconds)
+        ended, after = time.perf_counter(), await device.get_status()
+        for task in streams:
+            task.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+    took, steps = ended - began, after.steps - before.steps
+    return Outcome(1 - (after.compute_s - before.compute_s) / took, took / steps, tokens)
+
+
+@contextlib.contextmanager
+def executor(step_ms: float, depth: int | None) -> Iterator[tuple[str, str]]:
+    """Addresses of a scheduler ("" without a depth) and of the executor behind it."""
+    flags = ("--step-ms", str(step_ms), "--context-length", "100000", "--pages", "65536")
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        oracle_stack(
+            Path(directory), executor=flags, scheduler=("--steps-in-flight", str(depth or 1))
+        ) as stack,
+    ):
+        (address,) = stack.addresses
+        if depth is None:
+            stack.scheduler.kill()
+        else:
+            stack.scheduler.wait_serving()
+        yield "" if depth is None else stack.scheduler.address, address
+
+
+def equal(one: Outputs, other: Outputs) -> bool:
+    """The same as far as both went."""
+    return all(tokens[: len(other[key])] == other[key][: len(tokens)] for key, tokens in one.items())
+
+
+def main() -> int:
+    """Measure and print; exit 1 if tokens differ, or with --check when the goal is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--cases", default="2:1,2:32,10:256", help="milliseconds:sequences")
+    parser.add_argument("--depths", default="1,2")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--generate", action="store_true", help="through a scheduler process")
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    collect_garbage_rarely()
+    failed = False
+    for case in arguments.cases.split(","):
+        step_ms, sequences = float(case.split(":")[0]), int(case.split(":")[1])
+        first: Outputs | None = None
+        for depth in map(int, arguments.depths.split(",")):
+            with executor(step_ms, depth if arguments.generate else None) as (scheduler, address):
+                run = (
+                    through_generate(scheduler, address, sequences, arguments.seconds)
+                    if arguments.generate
+                    else at_the_loop(address, depth, sequences, arguments.seconds)
+                )
+                outcome = uvloop.run(run)
+            same = first is None or equal(first, outcome.tokens)
+            first = first or outcome.tokens
+            failed |= not same or (arguments.check and depth > 1 and outcome.idle >= GOAL)
+            print(
+                f"steps of {step_ms:g} ms, {sequences} sequences, {depth} in flight: "
+                f"idle {outcome.idle:.1%}, a step every {outcome.step_s * 1e3:.2f} ms"
+                + ("" if same else ", TOKENS DIFFER"),
+                flush=True,
+            )
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
