@@ -46,7 +46,9 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._checked_steps, self._next_check_s = 0, 0.0
         self._busy_since: float | None = None
+        self._answers: queue.SimpleQueue[tuple[asyncio.Future[Any], Any, bool] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+        self._answering = threading.Thread(target=self._answer, name="answers", daemon=True)
 
     @property
     def queued(self) -> int:
@@ -63,6 +65,7 @@ class Worker:
         """Start the thread with its first job, loading the model; the future is that job's."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        self._answering.start()
 
         def run() -> Engine:
             self._engine = load()
@@ -86,6 +89,7 @@ class Worker:
         """Finish what is queued and end the thread; False if that took too long."""
         self._inbox.put(None)
         self._thread.join(timeout_s)
+        self._answers.put(None)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -130,7 +134,20 @@ class Worker:
         except StepRefused as refused:
             outcome, failed = refused, True
         self._busy_since = None
-        self._loop.call_soon_threadsafe(_settle, job.future, outcome, failed)
+        if self.queued:
+            self._answers.put((job.future, outcome, failed))
+        else:
+            self._loop.call_soon_threadsafe(_settle, job.future, outcome, failed)
+
+    def _answer(self) -> None:
+        """Settle what was done while more is queued.
+
+        Waking the event loop is a system call, in which the device thread would lose the interpreter to it
+        with the next job at hand; here that waits until the device thread computes without the interpreter.
+        """
+        assert self._loop is not None
+        while (answer := self._answers.get()) is not None:
+            self._loop.call_soon_threadsafe(_settle, *answer)
 
     def _check(self, engine: Engine) -> None:
         """Balance the books while idle if anything was done; never more than 1 % of the time."""
