@@ -28,11 +28,12 @@ def random_prompt(rng: random.Random, tokens: int, vocab_size: int) -> list[int]
 async def run_stream(
     stub: rpc.SchedulerServiceAsyncStub, prompt: list[int], new: int, sampling: pb.SamplingParams
 ) -> Stream:
-    """One request of exactly `new` tokens."""
+    """One request of exactly `new` tokens, decoded plainly."""
     request = pb.GenerateRequest(
         token_ids=pb.TokenIds(ids=prompt),
         sampling=sampling,
         stop=pb.StopConditions(max_tokens=new, ignore_eos=True),
+        speculation=pb.Speculation(mode=pb.SPECULATION_MODE_OFF),
     )
     stream = Stream(time.monotonic())
     async for event in stub.Generate(request):
