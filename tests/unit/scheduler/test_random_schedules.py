@@ -118,8 +118,14 @@ _draft_capacities = st.none() | st.builds(
 
 
 @st.composite
-def schedules(draw: st.DrawFn, backend: str = "oracle", *, speculate: bool = False) -> Schedule:
-    """A pool that holds the largest request and hardly more."""
+def schedules(
+    draw: st.DrawFn,
+    backend: str = "oracle",
+    *,
+    speculate: bool = False,
+    depths: tuple[int, ...] = (1, 1, 2, 2, 3),
+) -> Schedule:
+    """A pool that holds the largest request and hardly more; `depths`: steps in flight."""
     count = draw(st.integers(2, 8))
     speculation = _speculations if speculate else st.just(Speculation())
     wanted = tuple(draw(requests(number, speculation)) for number in range(count))
@@ -139,7 +145,7 @@ def schedules(draw: st.DrawFn, backend: str = "oracle", *, speculate: bool = Fal
         prefill_chunk_tokens=draw(st.sampled_from([2, 3, 7, 32])),
         max_running=draw(st.sampled_from([1, 3, 8])),
         failover_timeout_s=1e6,
-        max_in_flight=draw(st.sampled_from([1, 1, 2, 2, 3])),
+        max_in_flight=draw(st.sampled_from(depths)),
     )
     kinds = KINDS + DRAFT_KINDS if speculate else KINDS
     happening = st.builds(
@@ -344,10 +350,11 @@ def test_every_output_equals_its_solo_run(schedule: Schedule) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, 2])
 @settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(schedules())
-def test_every_output_equals_its_solo_run_1000_times(schedule: Schedule) -> None:
-    check(schedule)
+@given(data=st.data())
+def test_every_output_equals_its_solo_run_1000_times(depth: int, data: st.DataObject) -> None:
+    check(data.draw(schedules(depths=(depth,))))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -358,10 +365,11 @@ def test_every_speculated_output_equals_its_plain_solo_run(backend: str, data: s
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_every_speculated_output_equals_its_plain_solo_run_1000_times(
-    backend: str, data: st.DataObject
+    backend: str, depth: int, data: st.DataObject
 ) -> None:
-    check(data.draw(schedules(backend, speculate=True)))
+    check(data.draw(schedules(backend, speculate=True, depths=(depth,))))
