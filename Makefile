@@ -10,7 +10,7 @@ STUBS ?= clients/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-node test-triton lint format protos bench model install clean
+.PHONY: help demo serve test test-slow test-node test-triton lint format protos bench bench-gpu model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ protos: $(STAMP) ## Write the Python stubs anew (STUBS=directory)
 
 bench: $(STAMP) $(MODEL) ## Measure the default model on this machine (ARGS="-c 1,8,32" ...)
 	@$(BIN)/paceline bench --serve torch $(ARGS)
+
+# Where the GPU is there may be no network: a python3 that has torch will do.
+bench-gpu: ## Check and measure the CUDA worker in 9 minutes (ARGS="--dry": on CPU, in one)
+	PYTHONPATH=.:clients/python $(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.gpu $(ARGS)
 
 model: $(MODEL) ## Fetch the default model (98 MB, checksum verified)
 

@@ -4,7 +4,8 @@ usage: python -m tests.bench.beside ADDRESS --peer NAME='COMMAND' [--streams 1,8
 
 ADDRESS is a running scheduler (`paceline serve`). COMMAND is run with `--rows N` appended, once per
 pair, and prints a JSON line with `decode_tok_s` for those rows; give several peers or none.
-Prompts of 64 random tokens, 64 new ones, speculation off. Ratios are of each pair, so a drifting machine cancels.
+Prompts of 64 random tokens, 64 new ones, speculation off. Ratios are of each pair, so a drifting
+machine cancels.
 """
 
 from __future__ import annotations

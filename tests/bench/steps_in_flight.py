@@ -78,9 +78,18 @@ class Outcome:
     tokens: Outputs = field(repr=False)
 
 
-async def at_the_loop(address: str, depth: int, sequences: int, seconds: float) -> Outcome:
+async def at_the_loop(
+    address: str,
+    depth: int,
+    sequences: int,
+    seconds: float,
+    *,
+    prompt: int = PROMPT,
+    temperature: float = 1.0,
+    step_tokens: int = 512,
+) -> Outcome:
     """Drive the executor by the loop alone."""
-    settings = SchedulerSettings(executor=(address,), steps_in_flight=depth)
+    settings = SchedulerSettings(executor=(address,), steps_in_flight=depth, max_step_tokens=step_tokens)
     core, wake, sink = Scheduler(settings.core), Wake(), Sink()
     pool = ExecutorPool(
         settings.executor, PLAINTEXT, settings.timing, settings.request_limits, changed=wake.set
@@ -95,8 +104,8 @@ async def at_the_loop(address: str, depth: int, sequences: int, seconds: float) 
         while not core.connected:  # noqa: ASYNC110  # the loop's business
             await asyncio.sleep(0.01)
         for i in range(sequences):
-            prompt = tuple((i + j) % 250 for j in range(PROMPT))
-            core.add(Request(f"r{i}", prompt, Sampling(temperature=1.0, seed=i)), time.monotonic())
+            ids = tuple((i + j) % 250 for j in range(prompt))
+            core.add(Request(f"r{i}", ids, Sampling(temperature=temperature, seed=i)), time.monotonic())
         wake.set()
         await asyncio.sleep(seconds)
         await pool.leave()
@@ -105,6 +114,8 @@ async def at_the_loop(address: str, depth: int, sequences: int, seconds: float) 
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     full = [step for step in sink.steps if step[2] == sequences][SETTLE:-SETTLE]
+    if len(full) < 2:
+        raise RuntimeError(f"{len(sink.steps)} steps in {seconds} s are too few to measure")
     waits = [b[0] - a[0] for a, b in itertools.pairwise(full)]
     idle = 1 - sum(step[1] for step in full[1:]) / (full[-1][0] - full[0][0])
     return Outcome(idle, statistics.median(waits), sink.tokens)

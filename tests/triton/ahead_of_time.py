@@ -86,14 +86,15 @@ def compiled(launch: Launch, architecture: int) -> Compiled:
     signature, constants, hints = {}, dict(launch.constants), {}
     for i, name in enumerate(launch.kernel.arg_names):
         value = launch.arguments.get(name)
-        if value is None or (isinstance(value, int) and value == 1):
+        known = not launch.kernel.params[i].do_not_specialize
+        if value is None or (known and isinstance(value, int) and value == 1):
             signature[name] = "constexpr"
             constants.setdefault(name, 1)
         elif isinstance(value, float):
             signature[name] = "fp32"
         else:
             signature[name] = "*" + _TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"
-            if isinstance(value, torch.Tensor) or value % 16 == 0:
+            if isinstance(value, torch.Tensor) or (known and value % 16 == 0):
                 hints[(i,)] = [["tt.divisibility", 16]]
     log = io.StringIO()
     with contextlib.redirect_stdout(log), tempfile.TemporaryDirectory() as cache, triton.knobs.cache.scope():

@@ -188,6 +188,8 @@ class TorchBackend:
             # Only here: torch brings Triton along where it is built for CUDA.
             from executor_service.backends.torch_backend.cuda_kernels import CudaKernels
 
+            if device.index is not None:
+                torch.cuda.set_device(device)  # of this thread: Triton launches on the current one
             return CudaKernels(device, dtype)
         return PlainKernels(device, dtype)
 
@@ -237,6 +239,8 @@ class TorchBackend:
         with torch.inference_mode(), kernels.step():
             tokens = np.zeros(8, np.int32)
             logits = self._forward_alone(tokens, frozenset({"logits"})).logits
+            if kernels.device.type == "cuda":  # more tokens than a verification has are another kernel
+                self._forward_alone(np.zeros(min(16, self.info.context_length), np.int32), frozenset())
             for sampling in (Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
                 sampler.sample(torch.from_numpy(logits), [_prompt_row(tokens, 2, sampling)], kernels)
 

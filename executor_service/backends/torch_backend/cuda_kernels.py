@@ -10,7 +10,13 @@ import torch
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.batch import Batch
-from executor_service.backends.torch_backend.kernels import AttentionWeights, LayerCache, PlainKernels
+from executor_service.backends.torch_backend.kernels import (
+    AttentionWeights,
+    LayerCache,
+    Linear,
+    PlainKernels,
+    PlainLinear,
+)
 from executor_service.backends.torch_backend.triton_attention import MAX_HEAD_DIM, paged_attention
 from executor_service.backends.torch_backend.triton_rotary import rotary_launch
 from executor_service.backends.torch_backend.triton_rows import SHORT_TOKENS, AttentionRows, cut
@@ -22,8 +28,25 @@ class _CudaBatch:
     classes: tuple[AttentionRows, ...]
 
 
+class WideLinear(PlainLinear):
+    """x W^T as the fp32 sums it is made of: rounded to bf16, the best logits would often be equal."""
+
+    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Linear`."""
+        out = torch.mm(x, self.weight.T, out_dtype=torch.float32)
+        return out if add_to is None else add_to.add_(out)
+
+
 class CudaKernels(PlainKernels):
     """`Kernels` whose attention reads the pages in place: a row's attention is independent of its batch."""
+
+    groups = True
+
+    def head(self, weight: torch.Tensor) -> Linear:
+        """See `Kernels`."""
+        if self.device.type != "cuda" or self.dtype == torch.float32:  # interpreted; wide already
+            return super().head(weight)
+        return WideLinear(self._put(weight), None)
 
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
         """See `Kernels`. Raises ModelError when the kernels do not take this head_dim."""

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
-from gguf import quants
 from numpy.typing import NDArray
 
 from executor_service.backends.base import ModelError
@@ -68,6 +66,9 @@ class GgufFile:
 
     def read(self, name: str, index: int | None = None) -> NDArray[np.float32]:
         """A tensor as fp32, or the part `index` of its first dimension; outermost dimension first."""
+        import gguf  # only here: directories of safetensors are read without it
+        from gguf import quants
+
         tensor = self.tensors[name]
         kind = gguf.GGMLQuantizationType(tensor.kind)
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
@@ -150,6 +151,8 @@ class GgufFile:
         return name, shape[::-1], kind, self._scalar("<Q", f"offset of tensor {name!r}")
 
     def _tensor_size(self, name: str, shape: tuple[int, ...], kind: int) -> int:
+        import gguf
+
         try:
             block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
         except (ValueError, KeyError):

@@ -74,6 +74,7 @@ class Kernels(Protocol):
 
     device: torch.device
     dtype: torch.dtype
+    groups: bool  # the products of all experts of a layer are faster together
 
     def step(self) -> AbstractContextManager[None]:
         """Around the operations of one step: what makes them fast is at hand inside."""
@@ -83,6 +84,9 @@ class Kernels(Protocol):
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
         """A linear layer whose weight is the parts [n_i, k], one after the other."""
+
+    def head(self, weight: torch.Tensor) -> Linear:
+        """The output layer; its results may be wider than the dtype."""
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
         """The first half of a SwiGLU MLP."""
@@ -129,6 +133,7 @@ class CpuKernels:
 
     device = torch.device("cpu")
     dtype = torch.float32
+    groups = False
 
     def __init__(self, threads: int) -> None:
         self.pool = Pool(threads)
@@ -144,6 +149,10 @@ class CpuKernels:
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
         """See `Kernels`."""
         return PackedLinear(parts, bias, self.pool)
+
+    def head(self, weight: torch.Tensor) -> Linear:
+        """See `Kernels`."""
+        return self.linear([weight])
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
         """See `Kernels`."""
@@ -242,19 +251,19 @@ class PlainLinear:
     """x W^T + b through F.linear."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight, self._bias = weight, bias
+        self.weight, self._bias = weight, bias
 
     def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
-        out = functional.linear(x, self._weight, self._bias)
+        out = functional.linear(x, self.weight, self._bias)
         return out if add_to is None else add_to.add_(out)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """See `Linear`."""
-        return self._weight[ids]
+        return self.weight[ids]
 
     def bytes(self) -> int:
         """See `Linear`."""
-        return self._weight.nbytes
+        return self.weight.nbytes
 
 
 class PlainGated:
@@ -275,6 +284,8 @@ class PlainGated:
 class PlainKernels:
     """Any device and dtype in plain torch: attention gathers each row's pages. Correct, not fast."""
 
+    groups = False
+
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
 
@@ -288,6 +299,10 @@ class PlainKernels:
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
         """See `Kernels`."""
         return PlainLinear(self._put(torch.cat(list(parts))), None if bias is None else self._put(bias))
+
+    def head(self, weight: torch.Tensor) -> Linear:
+        """See `Kernels`."""
+        return self.linear([weight])
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
         """See `Kernels`."""

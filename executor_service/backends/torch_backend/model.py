@@ -14,6 +14,7 @@ import torch
 
 from executor_service.backends.base import Progress
 from executor_service.backends.torch_backend.batch import Batch
+from executor_service.backends.torch_backend.experts import experts
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
     Gated,
@@ -52,25 +53,25 @@ class MixtureMlp:
     ) -> None:
         self.moe, self._shard = moe, shard
         self.router: Linear = kernels.linear([checkpoint.read(prefix + "gate.weight")])
-        part = Whole()  # of a shard each expert gives a part: one sum over all of them will do
-        self.experts = [Mlp(kernels, checkpoint, f"{prefix}experts.{j}.", part) for j in range(moe.experts)]
+
+        def read(expert: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            names = (f"{prefix}experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
+            gate, up, down = map(checkpoint.read, names)
+            return gate, up, down
+
+        self.experts = experts(kernels, moe, checkpoint.spec.hidden_size, read)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         """residual += sum of the weighted experts of each token."""
         shares, chosen = torch.softmax(self.router(x).float(), dim=-1).topk(self.moe.experts_per_token)
         if self.moe.norm_topk_prob:
             shares = shares / shares.sum(-1, keepdim=True)
-        total = torch.zeros_like(x)
-        for expert in sorted(set(chosen.flatten().tolist())):
-            tokens, place = (chosen == expert).nonzero(as_tuple=True)
-            mlp = self.experts[expert]
-            out = mlp.down(mlp.gated(x[tokens]))
-            total.index_add_(0, tokens, out * shares[tokens, place, None].to(out.dtype))
-        residual += self._shard.sum(total)
+        # Of a shard each expert gives a part: one sum over all of them will do.
+        residual += self._shard.sum(self.experts(x, shares, chosen))
 
     def bytes(self) -> int:
         """Memory of the weights."""
-        return self.router.bytes() + sum(expert.bytes() for expert in self.experts)
+        return self.router.bytes() + self.experts.bytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class Model:
         embedding = checkpoint.read(EMBEDDING)
         # Tied, the embedding is read out of the output layer's weights: they exist once.
         tied = self.spec.tied_embeddings
-        self.head: Linear = kernels.linear([embedding if tied else checkpoint.read(HEAD)])
+        self.head: Linear = kernels.head(embedding if tied else checkpoint.read(HEAD))
         self.embedding = None if tied else embedding.to(device=kernels.device, dtype=kernels.dtype)
         progress("loading weights", 1.0)
 

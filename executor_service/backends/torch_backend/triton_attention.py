@@ -34,6 +34,8 @@ _SERIAL_SPLITS = 8  # of one program at most, or one long row would be the last 
 _LOG2_E = 1.4426950408889634
 
 _MASKED = tl.constexpr(-1e30)  # below every score, yet finite: -inf - -inf is not a number
+# They change from step to step: a kernel that knew them would be compiled anew while requests wait.
+_CHANGING = ("table_stride", "most_tokens", "most_splits")
 
 
 @triton.jit
@@ -75,7 +77,7 @@ def _attend(
     return sums, total, highest
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _attention_kernel(
     out, partial_out, partial_lse, q, k_pages, v_pages, block_table, slots, q_starts, q_lens, kv_lens,
     block_rows, block_firsts, score_scale, q_stride, table_stride, most_tokens, most_splits,
@@ -138,7 +140,7 @@ def _attention_kernel(
             tl.store(partial_lse + place, highest + tl.log2(total), mask=real & shared)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING[1:])
 def _merge_kernel(
     out, partial_out, partial_lse, q_starts, q_lens, kv_lens, most_tokens, most_splits,
     group: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, columns: tl.constexpr,

@@ -1,71 +1,17 @@
-"""Triton's interpreter, made to work: collected only where TRITON_INTERPRET=1, see test_without_a_gpu.py.
-
-Three things are mended, for Triton 3.6: numpy 2.4 no longer turns arrays of one element into numbers, which
-loop bounds need; bfloat16, which lies in uint16 here, was multiplied as if it were integers; and a product's
-lines differed in their last bits with their place in the matrix, as no matrix instruction's do. Also,
-a function called from a kernel patches the language once, not at every call: this halves the time.
-"""
+"""These tests are collected only where TRITON_INTERPRET=1, see test_without_a_gpu.py."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from tests.triton.mended import INTERPRETED, mended_interpreter
+
 collect_ignore_glob = [] if INTERPRETED else ["test_*.py"]
-
-
-def _cast(from_bits: np.ndarray, source: Any, target: Any) -> np.ndarray:
-    """bfloat16 bits to fp32 or back, rounded to nearest even."""
-    if source.name == "bf16":
-        return (from_bits.astype(np.uint32) << 16).view(np.float32)
-    return torch.from_numpy(from_bits).bfloat16().view(torch.uint16).numpy()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _mended_interpreter() -> Iterator[None]:
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    builder = interpreter.InterpreterBuilder
-    patch_tensor, cast = interpreter._patch_lang_tensor, builder.cast_impl
-
-    patched: set[Any] = set()
-
-    def with_index(tensor: Any, scope: Any) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if function.fn not in patched:
-            patched.add(function.fn)
-            interpreter._patch_lang(function.fn)
-        return function.rewrite()(*args, **kwargs)
-
-    def exact_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
-        wide = [
-            _cast(x.data, x.dtype.scalar, tl.float32) if x.dtype.scalar == tl.bfloat16 else x.data
-            for x in (a, b)
-        ]
-        product = wide[0].astype(np.float64) @ wide[1].astype(np.float64) + d.data
-        return interpreter.TensorHandle(product.astype(np.float32), tl.float32)
-
-    def rounded(self: Any, handle: Any, target: Any, *rounding: Any) -> Any:
-        if {handle.dtype.scalar, target.scalar} == {tl.bfloat16, tl.float32}:
-            return interpreter.TensorHandle(
-                _cast(handle.data, handle.dtype.scalar, target.scalar), target.scalar
-            )
-        return cast(self, handle, target)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter, "_patch_lang_tensor", with_index)
-        patch.setattr(interpreter.InterpretedFunction, "__call__", call)
-        patch.setattr(builder, "create_dot", exact_dot)
-        for name in ("cast_impl", "create_fp_ext", "create_fp_trunc", "create_fp_to_fp"):
-            patch.setattr(builder, name, rounded)
+    with mended_interpreter():
         yield

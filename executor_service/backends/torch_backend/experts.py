@@ -1,0 +1,101 @@
+"""The experts of a mixture: one after the other, or all of them in two grouped products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from executor_service.backends.torch_backend.kernels import Gated, Kernels, Linear
+from executor_service.backends.torch_backend.spec import MoeSpec
+
+Read = Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""The weights of one SwiGLU expert: gate and up [inner, hidden], down [hidden, inner]."""
+
+_ALIGNMENT = 16  # bytes: of every line that a grouped product reads
+
+
+class Experts(Protocol):
+    """All experts of a layer."""
+
+    def __call__(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """Each token's experts, weighted and summed in the order of their numbers, [tokens, hidden].
+
+        x [tokens, hidden]; shares fp32 and chosen int64 [tokens, experts of a token].
+        """
+
+    def bytes(self) -> int:
+        """Memory of the weights."""
+
+
+def experts(kernels: Kernels, moe: MoeSpec, hidden: int, read: Read) -> Experts:
+    """The experts in the form that suits the kernels; weights are read one expert at a time."""
+    aligned = all(size * kernels.dtype.itemsize % _ALIGNMENT == 0 for size in (moe.intermediate_size, hidden))
+    if kernels.groups and aligned:
+        return GroupedExperts(kernels, moe, hidden, read)
+    return EachExpert(kernels, moe, read)
+
+
+class EachExpert:
+    """Those that some token chose, one after the other: each has few tokens, and the host waits for which."""
+
+    def __init__(self, kernels: Kernels, moe: MoeSpec, read: Read) -> None:
+        self._experts: list[tuple[Gated, Linear]] = []
+        for i in range(moe.experts):
+            gate, up, down = read(i)
+            self._experts.append((kernels.gated(gate, up), kernels.linear([down])))
+
+    def __call__(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """See `Experts`."""
+        total = torch.zeros_like(x)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            tokens, place = (chosen == expert).nonzero(as_tuple=True)
+            gated, down = self._experts[expert]
+            out = down(gated(x[tokens]))
+            total.index_add_(0, tokens, out * shares[tokens, place, None].to(out.dtype))
+        return total
+
+    def bytes(self) -> int:
+        """See `Experts`."""
+        return sum(gated.bytes() + down.bytes() for gated, down in self._experts)
+
+
+class GroupedExperts:
+    """Tokens sorted by expert, then `grouped_mm` twice.
+
+    Nothing is read back: on GPUs whose grouped product is a kernel (bf16 from sm_90 on), a CUDA graph may
+    capture it. Elsewhere torch takes the experts one by one.
+    """
+
+    def __init__(self, kernels: Kernels, moe: MoeSpec, hidden: int, read: Read) -> None:
+        count, inner = moe.experts, moe.intermediate_size
+        device, dtype = kernels.device, kernels.dtype
+        self._gate_up = torch.empty(count, 2 * inner, hidden, device=device, dtype=dtype)
+        self._down = torch.empty(count, hidden, inner, device=device, dtype=dtype)
+        for i in range(count):
+            gate, up, down = read(i)
+            self._gate_up[i, :inner], self._gate_up[i, inner:], self._down[i] = gate, up, down
+
+    def __call__(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """See `Experts`."""
+        chosen, order = chosen.sort(-1)
+        shares = shares.gather(-1, order)
+        ids, places = chosen.flatten().sort(stable=True)
+        numbers = torch.arange(len(self._down), device=x.device)
+        ends = torch.searchsorted(ids, numbers, right=True, out_int32=True)
+        gate, up = self._product(x[places // chosen.shape[1]], self._gate_up, ends).chunk(2, dim=-1)
+        out = x.new_empty(len(places), x.shape[1])
+        out[places] = self._product(functional.silu(gate) * up, self._down, ends)
+        weighted = out.view(*chosen.shape, -1).float() * shares[..., None]
+        return weighted.sum(1).to(x.dtype)
+
+    def bytes(self) -> int:
+        """See `Experts`."""
+        size: int = self._gate_up.nbytes + self._down.nbytes
+        return size
+
+    @staticmethod
+    def _product(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return functional.grouped_mm(x, weights.transpose(-2, -1), offs=ends)

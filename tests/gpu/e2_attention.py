@@ -1,0 +1,204 @@
+"""E2: paged attention of the 8B shape: our Triton kernel, SDPA on dense keys, FlashInfer if it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch.nn import functional
+
+from executor_service.backends.torch_backend.spec import ModelSpec
+from tests.gpu.bench import PAGE, Bench, Case
+from tests.gpu.shapes import spec_of
+from tests.gpu.timing import device_ms
+from tests.triton.mended import INTERPRETED, mended_interpreter
+
+_POOL = 128  # sequences of the same length, 4 MiB each at 1,024 tokens: more than the L2 cache holds
+Attend = Callable[[int], torch.Tensor]
+"""The n-th set of rows, to the result [rows * q_len, heads * head_dim]."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Sets of `count` sequences out of a pool, each with `context` keys, whose last `q_len` tokens attend."""
+
+    spec: ModelSpec
+    device: torch.device
+    pool: int
+    count: int
+    context: int
+    q_len: int
+    q: torch.Tensor  # [count, heads, q_len, head_dim]
+    k: torch.Tensor  # [pool, kv_heads, context, head_dim]
+    v: torch.Tensor
+
+    @classmethod
+    def random(
+        cls, spec: ModelSpec, device: torch.device, pool: int, count: int, context: int, q_len: int
+    ) -> Rows:
+        def tensor(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, device=device, dtype=torch.bfloat16)
+
+        keys = (pool, spec.kv_heads, context, spec.head_dim)
+        q = tensor(count, spec.heads, q_len, spec.head_dim)
+        return cls(spec, device, pool, count, context, q_len, q, tensor(*keys), tensor(*keys))
+
+    @property
+    def sets(self) -> int:
+        return self.pool // self.count
+
+    @property
+    def pages_of_a_row(self) -> int:
+        return self.context // PAGE
+
+    def flat_q(self) -> torch.Tensor:
+        """[count * q_len, heads, head_dim]."""
+        return self.q.transpose(1, 2).flatten(0, 1).contiguous()
+
+    def paged(self, dense: torch.Tensor) -> torch.Tensor:
+        """[1 + pool * pages_of_a_row, PAGE, kv_heads, head_dim]; page 0 is scratch."""
+        pages = dense.transpose(1, 2).reshape(-1, PAGE, self.spec.kv_heads, self.spec.head_dim)
+        return torch.cat([torch.full_like(pages[:1], torch.nan), pages])
+
+    def tables(self) -> torch.Tensor:
+        """Block tables of the pool, int32 [pool, pages_of_a_row]."""
+        pages = torch.arange(1, 1 + self.pool * self.pages_of_a_row, dtype=torch.int32, device=self.device)
+        return pages.view(self.pool, -1)
+
+
+def run(bench: Bench) -> Iterator[Case]:
+    """A case for each way and size; `error` is the largest difference from SDPA in fp32."""
+    with mended_interpreter() if INTERPRETED else nullcontext():
+        yield from _cases(bench)
+
+
+def _cases(bench: Bench) -> Iterator[Case]:
+    spec = spec_of("Qwen3-8B", dry=bench.dry)
+    context = bench.pick(1024, 64)
+    sizes = [(count, context, 1) for count in bench.pick((1, 32, 128), (1, 4))]
+    sizes += [(32, context, 5), (1, 2 * context, 2 * context)] if not bench.dry else [(1, 32, 32)]
+    for count, length, q_len in sizes:
+        pool = bench.pick(_POOL if q_len == 1 else max(32, count), 4)
+        rows = Rows.random(spec, bench.device, pool, count, length, q_len)
+        exact = _sdpa(rows, torch.float32)(0)
+        for name, make in _WAYS.items():
+            case: Case = {"way": name, "rows": count, "context": length, "q_len": q_len}
+            if reason := _missing(name, bench):
+                yield case | {"skipped": reason}
+                continue
+            try:
+                yield case | _measured(bench, rows, make(rows), exact)
+            except Exception as error:  # one way that fails leaves the others
+                yield case | {"failed": f"{type(error).__name__}: {error}"[:1000]}
+
+
+def _measured(bench: Bench, rows: Rows, attend: Attend, exact: torch.Tensor) -> Case:
+    error = (attend(0).float() - exact).abs().max().item()
+    sets = min(rows.sets, 32)
+    ms = device_ms([lambda n=n: attend(n) for n in range(sets)], bench.device)  # type: ignore[misc]
+    spec, tokens = rows.spec, rows.count * rows.q_len
+    read = 2 * 2 * rows.count * rows.context * spec.kv_heads * spec.head_dim + 4 * rows.q.numel()
+    pairs = tokens * (rows.context - (rows.q_len - 1) / 2)
+    flops = 4 * pairs * spec.heads * spec.head_dim
+    floor_ms = 1e3 * max(read / bench.machine.bytes_per_s, flops / bench.machine.flop_per_s)
+    return {
+        "ms": ms,
+        "gb_s": read / ms / 1e6,
+        "tflop_s": flops / ms / 1e9,
+        "fraction": floor_ms / ms,
+        "error": error,
+    }
+
+
+def _missing(way: str, bench: Bench) -> str:
+    if way == "flashinfer" and (find_spec("flashinfer") is None or bench.device.type != "cuda"):
+        return "flashinfer is not installed, or there is no GPU"
+    if way == "triton" and find_spec("triton") is None:
+        return "triton is not installed"
+    if way == "triton" and bench.device.type != "cuda" and not INTERPRETED:
+        return "no GPU, and TRITON_INTERPRET is not 1"
+    return ""
+
+
+def _sdpa(rows: Rows, dtype: torch.dtype = torch.bfloat16) -> Attend:
+    """torch's own on contiguous keys."""
+    q, mask = rows.q.to(dtype), None
+    if 1 < rows.q_len < rows.context:
+        mask = torch.ones(rows.q_len, rows.context, dtype=torch.bool, device=rows.device)
+        mask = mask.tril(rows.context - rows.q_len)
+
+    def attend(n: int) -> torch.Tensor:
+        part = slice(n * rows.count, (n + 1) * rows.count)
+        out = functional.scaled_dot_product_attention(
+            q,
+            rows.k[part].to(dtype),
+            rows.v[part].to(dtype),
+            attn_mask=mask,
+            is_causal=rows.q_len == rows.context,
+            enable_gqa=True,
+        )
+        return out.transpose(1, 2).reshape(-1, rows.spec.heads * rows.spec.head_dim)
+
+    return attend
+
+
+def _triton(rows: Rows) -> Attend:
+    """Ours: pages read in place."""
+    from executor_service.backends.torch_backend.triton_attention import paged_attention
+    from executor_service.backends.torch_backend.triton_rows import cut
+
+    q, k_pages, v_pages = rows.flat_q(), rows.paged(rows.k), rows.paged(rows.v)
+    tables = rows.tables()
+
+    def numbers(start: int, step: int) -> torch.Tensor:
+        return start + step * torch.arange(rows.count, dtype=torch.int32, device=rows.device)
+
+    classes = cut(
+        numbers(0, 1),
+        numbers(0, rows.q_len),
+        numbers(rows.q_len, 0),
+        numbers(rows.context, 0),
+        tokens=rows.count * rows.q_len,
+        most_tokens=rows.q_len,
+        group=rows.spec.heads // rows.spec.kv_heads,
+        dtype=torch.bfloat16,
+    )
+    return lambda n: paged_attention(
+        q, k_pages, v_pages, tables[n * rows.count : (n + 1) * rows.count], [classes]
+    )
+
+
+def _flashinfer(rows: Rows) -> Attend:
+    """FlashInfer's wrapper of paged prefill, which takes decodes too; planned before the clock starts."""
+    import flashinfer
+
+    spec, q = rows.spec, rows.flat_q()
+    pages = rows.paged(rows.k), rows.paged(rows.v)
+
+    def numbers(count: int, step: int) -> torch.Tensor:
+        return step * torch.arange(count, dtype=torch.int32, device=rows.device)
+
+    wrappers = []
+    for n in range(min(rows.sets, 32)):
+        workspace = torch.empty(64 << 20, dtype=torch.uint8, device=rows.device)
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+        wrapper.plan(
+            numbers(rows.count + 1, rows.q_len),
+            numbers(rows.count + 1, rows.pages_of_a_row),
+            rows.tables()[n * rows.count : (n + 1) * rows.count].flatten(),
+            numbers(rows.count, 0) + PAGE,
+            spec.heads,
+            spec.kv_heads,
+            spec.head_dim,
+            PAGE,
+            causal=True,
+            q_data_type=torch.bfloat16,
+        )
+        wrappers.append(wrapper)
+    return lambda n: wrappers[n].run(q, pages).flatten(1)
+
+
+_WAYS: dict[str, Callable[[Rows], Attend]] = {"triton": _triton, "sdpa": _sdpa, "flashinfer": _flashinfer}

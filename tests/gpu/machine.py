@@ -1,0 +1,67 @@
+"""Where a run ran: the device, the driver, the libraries, the commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.gpu.bench import Bench, Case
+
+ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = ("torch", "triton", "transformers", "numpy", "grpcio", "flashinfer-python")
+
+
+def describe() -> dict[str, Any]:
+    """All that is known without touching the device."""
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "cuda": torch.version.cuda,
+        "driver": _output(
+            "nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"
+        ),
+        "cpus": os.cpu_count(),
+        "commit": _output("git", "rev-parse", "HEAD"),
+        "changed_files": len(_output("git", "status", "--porcelain").splitlines()),
+        "arguments": sys.argv[1:],
+    }
+
+
+def probe(bench: Bench) -> Iterator[Case]:
+    """An experiment: whether there is a device, and which."""
+    if bench.device.type != "cuda":
+        yield {"device": str(bench.device)}
+        return
+    properties = torch.cuda.get_device_properties(bench.device)
+    torch.ones(8, device=bench.device).sum().item()
+    yield {
+        "device": properties.name,
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "capability": f"{properties.major}.{properties.minor}",
+        "bf16": torch.cuda.is_bf16_supported(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _output(*command: str) -> str:
+    """What a command says; "" where there is no such command, or it fails."""
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
