@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import sys
 
 from paceline.service import logs
-from paceline.service.process import collect_garbage_rarely, new_event_loop
+from paceline.service.process import new_event_loop
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_factory import follow, follower_rank
@@ -17,6 +18,7 @@ from executor_service.fatal import EXIT_MODEL
 from executor_service.server import EXIT_PORT, StartError, run
 
 _SWITCH_S = 0.0005  # the event loop gets the interpreter back from the device thread this fast
+_GC_YOUNG = 50_000  # a step makes thousands of short-lived objects, and no cycles
 
 log = logs.Log("executor_service")
 
@@ -26,7 +28,7 @@ def main() -> int:
     config = ExecutorConfig.from_command_line(sys.argv[1:], "python -m executor_service")
     logs.configure(config.log_format, config.log_level)
     sys.setswitchinterval(_SWITCH_S)
-    collect_garbage_rarely()
+    gc.set_threshold(_GC_YOUNG)
     try:
         if (rank := follower_rank(config)) is not None:
             follow(config, rank)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from paceline.service import logs
-from paceline.service.process import collect_garbage_rarely, new_event_loop
+from paceline.service.process import new_event_loop
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.server import main as serve
@@ -18,7 +18,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     settings = SchedulerSettings.from_command_line(given, "python -m scheduler_service")
     logs.configure(settings.log_format, settings.log_level)
-    collect_garbage_rarely()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(serve(settings))
 

@@ -16,8 +16,6 @@ import statistics
 import sys
 import time
 
-from paceline.service.process import collect_garbage_rarely
-
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import Drafter, Request, Sampling, Speculation
 from scheduler_service.core.scheduler import Scheduler
@@ -103,7 +101,6 @@ def main() -> int:
     parser.add_argument("--edits", type=int, default=8, help="one token of so many is not foreseen")
     parser.add_argument("--check-ms", type=float, help="fail when the median of plan + apply is above this")
     arguments = parser.parse_args()
-    collect_garbage_rarely()  # as the service does
     plans, applies, counters = measure(
         arguments.sequences,
         arguments.steps,

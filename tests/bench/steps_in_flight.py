@@ -28,7 +28,6 @@ from typing import Any
 import uvloop
 from paceline import aio
 from paceline.channel import PLAINTEXT
-from paceline.service.process import collect_garbage_rarely
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.events import Event, Tokens
@@ -180,7 +179,6 @@ def main() -> int:
     parser.add_argument("--generate", action="store_true", help="through a scheduler process")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    collect_garbage_rarely()
     failed = False
     for case in arguments.cases.split(","):
         step_ms, sequences = float(case.split(":")[0]), int(case.split(":")[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 from pathlib import Path
@@ -41,11 +40,6 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-def collect_garbage_rarely() -> None:
-    """Once in many steps: a step makes thousands of short-lived objects, and no cycles."""
-    gc.set_threshold(50_000)
 
 
 def write_port_file(path: Path, port: int) -> None:
