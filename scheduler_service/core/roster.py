@@ -60,7 +60,9 @@ class Roster:
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         self.suspects.discard(sequence)
-        self.speculating -= sequence.track is not None
+        if sequence.track is not None:
+            self.speculating -= 1
+            sequence.track.retire()
         sequence.happen(Trigger.END)
         if sequence.index == 0:
             self.unhold(sequence.live)

@@ -49,6 +49,14 @@ class Track:
         self._drafted: list[int] = []
         self._accepted: list[int] = []
 
+    def retire(self) -> None:
+        """The sequence has ended: let go of what only a live one needs, and keep what its usage tells.
+
+        An ended request is a cycle, which the collector finds late; the index is most of its size.
+        """
+        self.ngram = self.executor = None
+        self.drafts = ()
+
     def offer(self, drafts: tuple[int, ...], known: int, maker: Drafter) -> None:
         """These drafts follow the first `known` tokens."""
         self.drafts, self.known, self.maker = drafts, known, maker
