@@ -118,6 +118,8 @@ def test_a_left_stream_releases_nothing_and_its_steps_are_replayed(client: Clien
 def test_metrics_are_served_on_their_port(client: Client, process: ServiceProcess) -> None:
     client.open(2, [1, 2, 3])
     client.release(2)
+    with pytest.raises(grpc.RpcError):
+        client.stub.Decode(pb.DecodeRequest(step=pb.Step(rows=row(2, 3))), timeout=5)
     port = next(
         line.split('"metrics_port": ')[1].split(",")[0]
         for line in process.log.splitlines()
