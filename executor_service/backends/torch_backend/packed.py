@@ -13,6 +13,13 @@ from executor_service.backends.torch_backend.tile import LANES
 _CLAIMS_PER_THREAD = 8  # chunks of a product: enough to even out a thread that is held up
 
 
+def plus_bias(bias: torch.Tensor | None, rows: int, add_to: torch.Tensor | None) -> torch.Tensor | None:
+    """What a product of `rows` rows is added to, the bias [n] included; None: nothing, it is put."""
+    if bias is None:
+        return add_to
+    return bias.repeat(rows, 1) if add_to is None else add_to.add_(bias)
+
+
 class PackedLinear:
     """x W^T + b, with W [n, k] given as parts that follow each other in n."""
 
@@ -26,11 +33,7 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
         """[rows, k] to [rows, n]; with `add_to` [rows, n] the result is added to it, in place."""
-        if self._bias is not None:
-            if add_to is None:
-                add_to = self._bias.repeat(x.shape[0], 1)
-            else:
-                add_to += self._bias
+        add_to = plus_bias(self._bias, x.shape[0], add_to)
         rows, add = x.shape[0], add_to is not None
         out = torch.empty(rows, self._n) if add_to is None else add_to
         self._pool.run(

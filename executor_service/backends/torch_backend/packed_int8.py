@@ -9,7 +9,7 @@ import torch
 
 from executor_service.backends.torch_backend import cpu_int8, cpu_jobs
 from executor_service.backends.torch_backend.cpu_pool import Pool
-from executor_service.backends.torch_backend.packed import chunk_size
+from executor_service.backends.torch_backend.packed import chunk_size, plus_bias
 from executor_service.backends.torch_backend.tile_int8 import LANES, LARGEST_WEIGHT, largest_activation
 
 _PACKED_AT_ONCE = 256 * LANES  # columns: packing takes little memory beside the result
@@ -45,11 +45,7 @@ class Int8Linear:
 
     def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
         """[rows, k] to [rows, n]; with `add_to` [rows, n] the result is added to it, in place."""
-        if self._bias is not None:
-            if add_to is None:
-                add_to = self._bias.repeat(x.shape[0], 1)
-            else:
-                add_to += self._bias
+        add_to = plus_bias(self._bias, x.shape[0], add_to)
         rows, kind = x.shape[0], cpu_int8.PUT if add_to is None else cpu_int8.ADD
         out = torch.empty(rows, self._n) if add_to is None else add_to
         self._pool.run(

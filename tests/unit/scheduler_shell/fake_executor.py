@@ -16,6 +16,10 @@ from paceline.executor.v1.executor_pb2_grpc import (
     add_ExecutorServiceServicer_to_server,
 )
 
+LIMITS = pb.Limits(
+    page_size=16, total_pages=10, max_sequences=4, max_rows=4, max_step_tokens=64, max_drafts=8, max_steps=6
+)
+
 
 class FakeExecutor(ExecutorServiceServicer):
     """Answers each row with one token; what goes wrong is set from outside."""
@@ -39,15 +43,7 @@ class FakeExecutor(ExecutorServiceServicer):
         return pb.GetInfoResponse(
             epoch=self.epoch,
             model=pb.ModelInfo(name="fake", vocab_size=10, context_length=64),
-            limits=pb.Limits(
-                page_size=16,
-                total_pages=10,
-                max_sequences=4,
-                max_rows=4,
-                max_step_tokens=64,
-                max_drafts=8,
-                max_steps=6,
-            ),
+            limits=LIMITS,
             capabilities=self.capabilities,
             fingerprints=pb.Fingerprints(model=self.model, vocabulary=self.vocabulary, sampler="s"),
         )

@@ -11,6 +11,7 @@ from scheduler_service.codec.handshake import decode_capacity, decode_model
 from scheduler_service.codec.steps import decode_result, encode_step
 from scheduler_service.core.request import Sampling
 from scheduler_service.core.step import Code, Fork, Opening, Plan, Row, TopLogprobs, Truncate
+from tests.unit.scheduler_shell import fake_executor
 from tests.unit.scheduler_shell.models_made_here import LIMITS
 
 HEADER = pb.StepHeader(session_id=3, step_id=9, epoch=77)
@@ -85,18 +86,7 @@ def test_plain_decode_rows_carry_ids_and_lengths_alone() -> None:
 
 
 def test_what_an_executor_does_not_advertise_it_is_not_asked_for() -> None:
-    info = pb.GetInfoResponse(
-        model=pb.ModelInfo(context_length=64),
-        limits=pb.Limits(
-            page_size=16,
-            total_pages=10,
-            max_sequences=4,
-            max_rows=4,
-            max_step_tokens=64,
-            max_drafts=8,
-            max_steps=6,
-        ),
-    )
+    info = pb.GetInfoResponse(model=pb.ModelInfo(context_length=64), limits=fake_executor.LIMITS)
     assert (decode_capacity(info).max_drafts, decode_capacity(info).max_steps) == (0, 1)
     assert decode_model(info, pb.GetTokenizerResponse(), LIMITS).max_draft_tokens == 0
     info.capabilities.extend([pb.CAPABILITY_VERIFY, pb.CAPABILITY_MULTI_STEP])
