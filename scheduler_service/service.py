@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 
 from paceline.service.logs import Log
 
@@ -118,10 +119,9 @@ class SchedulerService:
         log.info("draining", live=len(self.live), timeout_s=timeout_s)
         deadline = time.monotonic() + timeout_s
         while len(self.live) and not force.is_set() and (left := deadline - time.monotonic()) > 0:
-            try:
-                await asyncio.wait_for(force.wait(), min(left, 0.05))
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, 0.05)):
+                    await force.wait()
         if len(self.live):
             log.warning("ending live requests", live=len(self.live))
             why = "the scheduler is shutting down"

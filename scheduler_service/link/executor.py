@@ -18,6 +18,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -207,10 +208,9 @@ class ExecutorLink:
                 self.lose(f"a step made no progress for {timing.step_timeout_s:g} s")
                 return
             self._changed()
-            try:
-                await asyncio.wait_for(self._lost.wait(), timing.heartbeat_interval_s)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timing.heartbeat_interval_s):
+                    await self._lost.wait()
 
     def lose(self, detail: str) -> None:
         """The executor is gone, as far as we can tell; `run` will greet it again."""

@@ -37,6 +37,11 @@ class Pool:
                 await self._changed.wait()
                 self._changed.clear()
 
+    async def heartbeat(self) -> None:
+        """Wait for the next one that is answered."""
+        self._changed.clear()
+        await self._changed.wait()
+
     async def active(self) -> ExecutorLink:
         """The active link, with its stream open."""
         await self.until(lambda: self.pool.choose() is not None)
@@ -128,6 +133,22 @@ async def test_a_step_that_makes_no_progress_loses_the_executor() -> None:
         with pytest.raises(ExecutorLostError, match="progress"):
             await exchange(link)
         fake.steps.set()
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_pool_that_is_stopped_in_the_moment_of_a_loss_stops(turns: int) -> None:
+    async with serving(FakeExecutor()) as port:
+        pool = Pool([port])
+        running = asyncio.create_task(pool.pool.run())
+        link = await pool.active()
+        await pool.heartbeat()
+        link.lose("for the test")
+        for _ in range(turns):  # of the event loop: how far the link has noticed
+            await asyncio.sleep(0)
+        running.cancel()
+        async with asyncio.timeout(10):
+            await asyncio.wait([running])
+        assert running.cancelled()
 
 
 async def test_a_step_behind_others_that_progress_is_waited_for() -> None:

@@ -75,7 +75,8 @@ class Child:
         assert self._process is not None
         while not self._port_file.exists():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), _POLL_S)
+                async with asyncio.timeout(_POLL_S):
+                    await self._process.wait()
                 raise ChildFailed(await self.last_words())
         self.port = int(self._port_file.read_text())
 
