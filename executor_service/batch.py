@@ -1,6 +1,11 @@
-"""The rows of one step: check and reserve each, compute all side by side, commit each.
+"""The rows of one step: check and reserve each, launch all side by side, commit each.
 
 A row that is refused, before the forward or after it, leaves its sequence as it was.
+
+A batch may be prepared and launched while the one before it, `ahead`, is under way. A sequence changes only
+when its row is committed; until then a row behind it goes by what its `Job` foresees (`overlap.py` says which
+rows can be foreseen). Device memory follows the order of launches: pages that are let go of here may
+be written by what was launched before, and whoever gets them writes them later.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from executor_service.backends.base import Backend, ForwardRow, RowOutput
+from executor_service.backends.base import Backend, Flight, ForwardRow, RowOutput
 from executor_service.kv_cache import KvCache, OutOfPages
 from executor_service.limits import Limits
 from executor_service.plan import (
@@ -36,17 +41,26 @@ class Job:
     """An accepted row on its way through the device; its sequence changes only when it is committed."""
 
     __slots__ = (
-        "drafts", "fed", "hit", "index", "known", "left", "opened", "output", "outputs", "overwritten",
-        "parts", "sequence", "start", "tokens", "top_k",
+        "drafts", "end", "fed", "follows", "hit", "index", "known", "left", "opened", "output", "outputs",
+        "overwritten", "parts", "sequence", "start", "tokens", "top_k",
     )  # fmt: skip
 
     def __init__(
-        self, index: int, sequence: Sequence, fed: int, known: int, output: OutputMode, top_k: int
+        self,
+        index: int,
+        sequence: Sequence,
+        start: int,
+        fed: int,
+        end: int,
+        known: int,
+        output: OutputMode,
+        top_k: int,
     ) -> None:
         self.index = index  # in the step's results
         self.sequence = sequence
-        self.start = sequence.length  # of the next forward
+        self.start = start  # of the next forward
         self.fed = fed  # tokens in the next forward, drafts included
+        self.end = end  # what is reserved: the KV length if all drafts are accepted and all steps taken
         self.known = known  # tokens known once this row is done, but for what it samples
         self.output, self.top_k = output, top_k
         self.outputs = 0  # positions to bring back
@@ -56,6 +70,15 @@ class Job:
         self.parts: list[RowOutput] = []  # one per forward, where the row has several
         self.overwritten = -1  # the sampled token whose place given tokens took
         self.opened = self.hit = 0  # an opening's cache id and prefix hit
+        self.follows = -1  # the place in the batch ahead of the row that samples what this one feeds
+
+    @property
+    def foreseen(self) -> int:
+        """Tokens known once this row is done, what it samples included; of a row with at most one output."""
+        return self.known + self.outputs
+
+
+_NO_JOBS: frozenset[Job] = frozenset()
 
 
 class Tally(NamedTuple):
@@ -68,18 +91,40 @@ class Tally(NamedTuple):
 
 
 class Batch:
-    """One step's rows. `prepare`, then `compute`; `results` then has one entry per row."""
+    """One step's rows. `prepare`, `launch`, `commit`; `results` then has one entry per row."""
 
     def __init__(
-        self, session: Session, plan: StepPlan, cache: KvCache, backend: Backend, limits: Limits, now_s: float
+        self,
+        session: Session,
+        plan: StepPlan,
+        cache: KvCache,
+        backend: Backend,
+        limits: Limits,
+        now_s: float,
+        ahead: Batch | None = None,
     ) -> None:
         self._session, self._plan, self._cache, self._backend = session, plan, cache, backend
         self._limits, self._now_s = limits, now_s
         self._budget = limits.max_step_tokens
-        self._jobs: list[Job] = []
+        self._ahead = ahead  # under way, until this one is launched
+        self._behind: Batch | None = None  # launched behind this one, which is under way
+        self._places: dict[Sequence, int] | None = None  # in `jobs`, once that was asked
+        self._lost: frozenset[Job] = _NO_JOBS  # went by what was foreseen and did not come
         self._computed = self._sampled = self._verified = self._accepted = 0
+        self.jobs: list[Job] = []  # accepted rows, in the order of the launch
         self.opened = 0  # sequences that this step added
+        self.flight: Flight | None = None  # what is under way
         self.results: list[RowResult] = []
+
+    @property
+    def refused(self) -> bool:
+        """Whether `prepare` refused any row."""
+        return len(self.jobs) < len(self.results)
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one forward is needed."""
+        return any(job.left > 1 for job in self.jobs)
 
     @property
     def tally(self) -> Tally:
@@ -88,7 +133,7 @@ class Batch:
 
     def prepare(self, live: int, draining: bool) -> None:
         """Check all rows and reserve their pages, rows first, then openings; `live` caches exist."""
-        plan, accept = self._plan, self._jobs.append
+        plan, accept = self._plan, self.jobs.append
         twice = self._named_twice()
         for index, row in enumerate(plan.rows):
             if isinstance(row, Refusal):
@@ -125,14 +170,53 @@ class Batch:
                 accept(job)
                 self.results.append(_UNANSWERED)
 
-    def compute(self) -> None:
-        """Forward all accepted rows at once; then the multi-step rows again, until none is left."""
-        jobs = self._jobs
-        while jobs:
-            outputs = self._backend.forward([self._forward_row(job) for job in jobs])
+    def cancel(self) -> None:
+        """Take back what `prepare` did; nothing was launched."""
+        for job in reversed(self.jobs):
+            self._undo(job, job.start)
+
+    def launch(self) -> None:
+        """Begin to compute all accepted rows at once."""
+        jobs = self.jobs
+        if not jobs:
+            return
+        if self.opened:
+            for job in jobs[-self.opened :]:
+                self._cache.count_hit(job.known, job.hit)
+        self.flight = self._backend.launch([self._forward_row(job) for job in jobs])
+        if self._ahead is not None:
+            self._ahead._behind = self
+            self._ahead = None
+
+    def commit(self) -> None:
+        """Wait, answer every row; then forward the multi-step rows again, until none is left."""
+        jobs, lost, absorb = self.jobs, self._lost, self._absorb
+        while self.flight is not None:
+            outputs = self.flight.outputs()
             if len(outputs) != len(jobs):
                 raise RuntimeError(f"the backend answered {len(outputs)} of {len(jobs)} rows")
-            jobs = [job for job, output in zip(jobs, outputs, strict=True) if self._absorb(job, output)]
+            answers = zip(jobs, outputs, strict=True)
+            jobs = [job for job, output in answers if job not in lost and absorb(job, output)]
+            self.flight = self._backend.launch([self._forward_row(job) for job in jobs]) if jobs else None
+
+    def job_of(self, sequence: Sequence) -> Job | None:
+        """The sequence's row, if it has one."""
+        place = self._place_of(sequence)
+        return None if place is None else self.jobs[place]
+
+    def lost(self, job: Job) -> bool:
+        """Whether a row under way is refused already, as the one that it followed was undone."""
+        return job in self._lost
+
+    def new_prefix(self, job: Job) -> int:
+        """How long the first prefix is that may become public when the row is committed; 0: none will."""
+        end = (len(job.sequence.table.hashes) + 1) * self._cache.page_size
+        return end if job.outputs and end <= job.end else 0
+
+    def _place_of(self, sequence: Sequence) -> int | None:
+        if self._places is None:
+            self._places = {job.sequence: place for place, job in enumerate(self.jobs)}
+        return self._places.get(sequence)
 
     def _named_twice(self) -> set[int]:
         plan = self._plan
@@ -146,24 +230,23 @@ class Batch:
         """Check one row against its sequence, reserve its pages, put its tokens in place."""
         sequence = self._session.caches.get(row.cache_id)
         if sequence is None:
-            return Refusal(
-                Reason.NOT_FOUND, f"rows.cache_ids[{index}]: unknown or released cache {row.cache_id}"
-            )
+            return _unknown(index, row)
         sequence.renewed_s = self._now_s
-        start = sequence.length
+        start, known, follows = sequence.length, sequence.known, -1
+        if self._ahead is not None and (place := self._ahead._place_of(sequence)) is not None:
+            job = self._ahead.jobs[place]
+            start, known = job.end, job.foreseen
+            if job.outputs:
+                follows = place
         if row.kv_length != start:
-            return Refusal(
-                Reason.FAILED_PRECONDITION, f"rows.kv_lengths[{index}]: expected {row.kv_length}, is {start}"
-            )
+            return _unexpected(index, row, start)
         given, drafts, steps = len(row.tokens), len(row.drafts), row.steps
         if given:
-            if sequence.known > start and not sequence.sampled:
-                return _invalid(
-                    f"rows.tokens[{index}]: {sequence.known - start} tokens of the prompt are pending"
-                )
+            if known > start and not sequence.sampled:
+                return _invalid(f"rows.tokens[{index}]: {known - start} tokens of the prompt are pending")
             pending = given
         else:
-            pending = sequence.known - start
+            pending = known - start
             if not pending:
                 return _invalid(f"rows.tokens[{index}]: required, nothing is pending")
         feeds = pending
@@ -189,7 +272,8 @@ class Batch:
         if copy:
             self._backend.copy_page(*copy)
         self._budget -= end - start
-        job = Job(index, sequence, fed, start + pending, row.output, row.top_k)
+        job = Job(index, sequence, start, fed, end, start + pending, row.output, row.top_k)
+        job.follows = follows
         sequence.make_room(start + pending + drafts + steps)
         if given:
             if sequence.sampled:
@@ -226,7 +310,6 @@ class Batch:
         if refusal:
             self._cache.cut(table, 0)
             return refusal
-        self._cache.count_hit(total, hit)
         self._budget -= fed
         sequence = Sequence(
             table,
@@ -239,7 +322,8 @@ class Batch:
         )
         session.caches[cache_id] = sequence
         self.opened += 1
-        job = Job(len(self._plan.rows) + index, sequence, fed, total, opening.output, opening.top_k)
+        index += len(self._plan.rows)
+        job = Job(index, sequence, hit, fed, hit + fed, total, opening.output, opening.top_k)
         job.opened, job.hit = cache_id, hit
         if fed == pending and opening.output is not _NONE:
             job.outputs = 1
@@ -267,6 +351,7 @@ class Batch:
             sequence.sampling,
             job.top_k,
             sequence.salt,
+            job.follows,
         )
 
     def _absorb(self, job: Job, output: RowOutput) -> bool:
@@ -301,7 +386,7 @@ class Batch:
         job.left -= 1
         if job.left and emitted[-1] not in sequence.sampling.stop_token_ids:
             job.parts.append(output)
-            job.start, job.fed, job.outputs = end, 1, 1
+            job.start, job.fed, job.outputs, job.follows = end, 1, 1, -1
             return True
         if job.parts:
             output = _joined([*job.parts, output])
@@ -318,26 +403,56 @@ class Batch:
         full = length // cache.page_size
         # Pages become public only behind an output that was finite: it attended to all of them, so
         # a chunk that brings nothing back leaves its pages to the row that does.
-        if job.outputs and full > len(table.hashes):
+        if job.outputs and full > len(table.hashes) and table.count:  # 0: it was released meanwhile
             cache.publish(table, sequence.ids, length)
-        if (table.count - 1) * cache.page_size >= length:
+        if length < job.end:
             cache.cut(table, length)  # reserved for drafts or steps that were not taken
         self.results[job.index] = RowResult(
             length, job.hit, job.tokens, output.logprobs, output.top_ids, output.top_logprobs, output.logits
         )
 
     def _abandon(self, job: Job) -> None:
-        """Undo a row whose logits were not finite."""
-        sequence = job.sequence
-        if job.overwritten >= 0:
-            sequence.ids[sequence.length] = job.overwritten
-        self._cache.cut(sequence.table, 0 if job.opened else sequence.length)
-        if job.opened:
-            del self._session.caches[job.opened]
-            self.opened -= 1
+        """Undo a row whose logits were not finite, and with it the row that follows it."""
+        self._undo(job, job.sequence.length)
+        if self._behind is not None:
+            self._behind._lose(job)
         self.results[job.index] = RowResult(
             refusal=Refusal(Reason.INTERNAL, "the logits were NaN or infinite")
         )
+
+    def _undo(self, job: Job, length: int) -> None:
+        """Make the sequence what it was with `length` tokens cached, before this row."""
+        sequence = job.sequence
+        if job.overwritten >= 0:
+            sequence.ids[length] = job.overwritten
+        self._cache.cut(sequence.table, 0 if job.opened else length)
+        if job.opened:
+            del self._session.caches[job.opened]
+            self.opened -= 1
+
+    def _lose(self, undone: Job) -> None:
+        """Refuse the row behind one that was undone as it would be now; its pages are gone already."""
+        job = self.job_of(undone.sequence)
+        if job is None:
+            return
+        row = self._plan.rows[job.index]
+        assert isinstance(row, Row)
+        self._lost |= {job}
+        if undone.opened:
+            refusal = _unknown(job.index, row)
+        else:
+            refusal = _unexpected(job.index, row, undone.sequence.length)
+        self.results[job.index] = RowResult(refusal=refusal)
+
+
+def _unknown(index: int, row: Row) -> Refusal:
+    return Refusal(Reason.NOT_FOUND, f"rows.cache_ids[{index}]: unknown or released cache {row.cache_id}")
+
+
+def _unexpected(index: int, row: Row, length: int) -> Refusal:
+    return Refusal(
+        Reason.FAILED_PRECONDITION, f"rows.kv_lengths[{index}]: expected {row.kv_length}, is {length}"
+    )
 
 
 def _invalid(message: str) -> Refusal:

@@ -25,8 +25,13 @@ class ExecutorConfig(ServiceSettings):
     backend: BackendName = Field("torch", description="what computes")
     model: Path | None = Field(None, description="a Hugging Face directory or a GGUF file (torch)")
     device: str = Field("auto", description="auto, cpu or cuda[:index] (torch)")
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
-        "auto", description="of weights; int8: on CPU, twice as fast and nearly as good (torch)"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"] = Field(
+        "auto",
+        description="of weights; int8: on CPU, twice as fast and nearly as good; int8, fp8 on CUDA: of the"
+        " products' inputs too, for models without experts (torch)",
+    )
+    graphs: Literal["on", "off"] = Field(
+        "on", description="replay captured steps on CUDA; off: launch each kernel, for debugging (torch)"
     )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of the model; 0: one per core (torch)")
     tensor_parallel: int = Field(

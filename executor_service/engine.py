@@ -1,20 +1,28 @@
-"""`Engine.execute`: a step plan in, its result out. One thread, no I/O, no gRPC.
+"""`Engine`: step plans in, their results out. One thread, no I/O, no gRPC.
 
 A step is: the header's checks (whole or not at all), the ops in order, then the rows (`batch.py`).
+
+    begin(plan)     all of that, up to the launch of its forward
+    step.finish()   wait for the forward, commit the rows, make the reply
+
+With a backend that computes by itself, one more step may be begun while one is under way; the results are
+those of one step after another (`overlap.py` says when one has to wait for that). With any other backend a
+step is done once it is begun.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from executor_service.backends.base import Backend, ForwardOutput
+from executor_service.backends.base import Backend, Flight, ForwardOutput
 from executor_service.batch import Batch
 from executor_service.kv_cache import KvCache
 from executor_service.limits import Limits
+from executor_service.overlap import must_wait
 from executor_service.plan import (
     Fork,
     Op,
@@ -31,6 +39,8 @@ from executor_service.plan import (
 )
 from executor_service.sequence import Sequence
 from executor_service.session import LeaseClock, Session, Sessions
+
+_MOST_FLIGHTS = 2  # one computes, one waits behind it; more would only be more rows for sequences that ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,40 @@ class Counters:
     refused: Counter[Reason] = field(default_factory=Counter)  # rows and ops
 
 
+class Step:
+    """A step that was begun."""
+
+    __slots__ = (
+        "_engine", "batch", "began_s", "cached", "free", "ops", "plan", "queue_us", "result", "session",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        engine: Engine,
+        session: Session,
+        plan: StepPlan,
+        queue_us: int,
+        result: StepResult | None = None,
+    ) -> None:
+        self._engine, self.session, self.plan, self.queue_us = engine, session, plan, queue_us
+        self.began_s = time.perf_counter()
+        self.ops: list[OpResult] = []
+        self.batch: Batch | None = None
+        self.free = self.cached = 0  # pages of each kind once it was begun, commits left out
+        self.result = result  # once it is done
+
+    @property
+    def flight(self) -> Flight | None:
+        """What it waits for; None once it is done."""
+        return None if self.batch is None else self.batch.flight
+
+    def finish(self) -> StepResult:
+        """Wait for it, and for what was begun before it. Again: the same result."""
+        while self.result is None:
+            self._engine.finish_one()
+        return self.result
+
+
 class Engine:
     """Sequences, sessions and pages of one loaded backend. All methods but properties: worker thread."""
 
@@ -78,37 +122,97 @@ class Engine:
         self.draining = False  # set by any thread
         self.sequences = 0  # live caches of all sessions
         self._backend = backend
+        self._flights = min(backend.max_flights, _MOST_FLIGHTS)
+        self._under_way: deque[Step] = deque()  # launched and not finished
+        self._finished_s = 0.0  # when the last step was
+        self._free_by_commits = self._cached_by_commits = 0  # by how much all of them changed those pages
 
     def execute(self, plan: StepPlan, queue_us: int = 0) -> StepResult:
-        """Do one step that waited `queue_us`, or find the reply it got before.
+        """Begin a step and finish it."""
+        return self.begin(plan, queue_us).finish()
 
-        Raises StepRefused when nothing was done; any other exception is fatal.
+    def begin(self, plan: StepPlan, queue_us: int = 0) -> Step:
+        """Begin one step that waited `queue_us`, or find the reply it got before.
+
+        Finishes what is under way as far as it must. Raises StepRefused when nothing was done; any other
+        exception is fatal.
         """
         self.check_epoch(plan.epoch)
         session = self.sessions.get(plan.session_id)
+        while len(self._under_way) >= self._flights:
+            self.finish_one()
+        ahead = self._ahead
+        if ahead is not None and (not session.is_next(plan) or must_wait(plan, session, ahead)):
+            self.settle()
         stored = session.replay(plan)
+        step = Step(self, session, plan, queue_us, stored)
         if stored is not None:
-            return stored
-        started = time.perf_counter()
+            return step
+        session.advance(plan)
         now_s = session.renewed_s
-        ops = [self._apply(session, op, now_s) for op in plan.ops]
-        rows: list[RowResult] = []
+        step.ops = [self._apply(session, op, now_s) for op in plan.ops]
         if plan.rows or plan.openings:
-            batch = Batch(session, plan, self.cache, self._backend, self.limits, now_s)
-            batch.prepare(self.sequences, self.draining)
-            batch.compute()
-            self.sequences += batch.opened
+            step.batch = self._launch(session, plan, now_s)
+        step.free = self.cache.free - self._free_by_commits
+        step.cached = self.cache.cached - self._cached_by_commits
+        if self._flights == 1 or step.flight is None:
+            self._complete(step)
+        else:
+            self._under_way.append(step)
+        return step
+
+    def settle(self) -> None:
+        """Finish all that is under way."""
+        while self._under_way:
+            self.finish_one()
+
+    def finish_one(self) -> None:
+        """Finish the oldest step that is under way."""
+        self._complete(self._under_way.popleft())
+
+    @property
+    def _ahead(self) -> Batch | None:
+        """The rows that were launched last, while they are under way."""
+        return self._under_way[-1].batch if self._under_way else None
+
+    def _launch(self, session: Session, plan: StepPlan, now_s: float) -> Batch:
+        batch = self._prepare(session, plan, now_s)
+        if batch.refused and self._under_way:  # perhaps only because of what it finds there
+            batch.cancel()
+            self.settle()
+            batch = self._prepare(session, plan, now_s)
+        self.sequences += batch.opened
+        batch.launch()
+        return batch
+
+    def _prepare(self, session: Session, plan: StepPlan, now_s: float) -> Batch:
+        batch = Batch(session, plan, self.cache, self._backend, self.limits, now_s, self._ahead)
+        batch.prepare(self.sequences, self.draining)
+        return batch
+
+    def _complete(self, step: Step) -> None:
+        """Commit a step's rows and make its reply, which knows nothing of what was begun behind it."""
+        rows: list[RowResult] = []
+        if (batch := step.batch) is not None:
+            opened, free, cached = batch.opened, self.cache.free, self.cache.cached
+            batch.commit()
+            self.sequences += batch.opened - opened
+            self._free_by_commits += self.cache.free - free
+            self._cached_by_commits += self.cache.cached - cached
             rows = batch.results
             self._count(batch)
-        elapsed_s = time.perf_counter() - started
+            step.batch = None
+        now_s = time.perf_counter()
+        elapsed_s = now_s - max(step.began_s, self._finished_s)
+        self._finished_s = now_s
         self.counters.steps += 1
         self.counters.compute_s += elapsed_s
-        for refusal in [op.refusal for op in ops] + [row.refusal for row in rows]:
+        for refusal in [op.refusal for op in step.ops] + [row.refusal for row in rows]:
             if refusal is not None:
                 self.counters.refused[refusal.reason] += 1
-        result = StepResult(ops, rows, self.cache.free, self.cache.cached, queue_us, int(elapsed_s * 1e6))
-        session.remember(plan, result, self.limits.max_in_flight)
-        return result
+        free, cached = step.free + self._free_by_commits, step.cached + self._cached_by_commits
+        step.result = StepResult(step.ops, rows, free, cached, step.queue_us, int(elapsed_s * 1e6))
+        step.session.remember(step.plan, step.result, self.limits.max_in_flight)
 
     def check_epoch(self, epoch: int) -> None:
         """Raises StepRefused when a request means another life of this executor. Any thread."""
@@ -142,21 +246,23 @@ class Engine:
 
         In session 0 each cache has a lease of its own.
         """
-        now_s, before = self.clock(), self.sequences
+        now_s, released = self.clock(), 0
         for session in self.sessions:
             if session.id:
                 if now_s - session.renewed_s > session.lease_s:
                     self.counters.sessions_expired += 1
-                    self._end(session, fence=False)
+                    released += self._end(session, fence=False)
                 continue
             for cache_id, sequence in tuple(session.caches.items()):
                 if now_s - sequence.renewed_s > session.lease_s:
                     self.counters.caches_expired += 1
-                    self._release(session, cache_id)
-        return before - self.sequences
+                    self.settle()
+                    released += self._release(session, cache_id)
+        return released
 
     def forward_once(self, inputs: Items[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
         """The non-autoregressive forward; no cache is involved."""
+        self.settle()
         return self._backend.forward_once(inputs, want)
 
     def check(self) -> None:
@@ -178,7 +284,7 @@ class Engine:
         sequence = session.caches.pop(cache_id, None)
         if sequence is None:
             return False
-        self.cache.cut(sequence.table, 0)
+        self.cache.cut(sequence.table, 0)  # its row under way finds it without pages
         session.remember_released(cache_id)
         self.sequences -= 1
         return True
@@ -225,6 +331,7 @@ class Engine:
 
     def _end(self, session: Session, *, fence: bool) -> int:
         """Release everything of a session and forget it."""
+        self.settle()
         released = sum(self._release(session, cache_id) for cache_id in tuple(session.caches))
         self.sessions.remove(session, fence=fence)
         return released

@@ -52,6 +52,13 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether the next token depends on which tokens were there before, beyond the model's logits."""
+        return bool(
+            self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Opening:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from paceline.service.logs import Log
 
 from executor_service.backends.base import Backend, ModelError, ModelInfo, TokenizerFiles
-from executor_service.backends.factory import default_kv_bytes, make_backend
+from executor_service.backends.factory import make_backend
 from executor_service.config import ExecutorConfig
 from executor_service.engine import Engine, Leases
 from executor_service.limits import Limits
@@ -25,7 +25,6 @@ from executor_service.worker import Worker
 
 log = Log(__name__)
 
-_DEFAULT_PAGES = 4096  # of the backends whose KV costs next to nothing
 _STOP_S = 5.0
 _DRAIN_POLL_S = 0.02
 _MAX_PAGES = (1 << 31) - 2  # page numbers are int32, and page 0 is scratch
@@ -157,6 +156,7 @@ class Runtime:
         )
         self._progress("KV pages", 1.0)
         backend.allocate(pages + 1, config.page_size)  # page 0 is scratch
+        backend.capture(config.max_rows, config.max_step_tokens, self._progress)
         engine = Engine(backend, limits, self.epoch, Leases(default_s=config.lease_ms / 1000))
         self._memory_bytes = backend.memory_bytes()
         vocabulary = vocabulary_fingerprint(tokenizer.tokenizer_json) if tokenizer else b""
@@ -172,11 +172,12 @@ class Runtime:
         config = self.config
         if config.pages is not None:
             return min(config.pages, _MAX_PAGES)
-        if config.kv_memory is None and config.backend != "torch":
-            return _DEFAULT_PAGES
-        budget = config.kv_memory or default_kv_bytes(info)
-        page_bytes = config.page_size * info.kv_bytes_per_token
-        pages = min(budget // page_bytes - 1, _MAX_PAGES)
+        if config.kv_memory is None:
+            pages = self.backend.default_pages(config.page_size, config.max_rows, config.max_step_tokens)
+        else:
+            pages = config.kv_memory // (config.page_size * info.kv_bytes_per_token) - 1
         if pages < 1:
-            raise ModelError(f"--kv-memory: {budget} bytes are not two pages of {page_bytes} bytes")
-        return pages
+            page_bytes = config.page_size * info.kv_bytes_per_token
+            room = "the memory left" if config.kv_memory is None else f"--kv-memory {config.kv_memory}"
+            raise ModelError(f"{room} does not hold two KV pages of {page_bytes} bytes")
+        return min(pages, _MAX_PAGES)

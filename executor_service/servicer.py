@@ -17,6 +17,7 @@ from paceline.executor.v1 import executor_pb2_grpc as rpc
 from paceline.service.logs import Log
 
 from executor_service import codec
+from executor_service.engine import Step
 from executor_service.info import encode_info, encode_status, encode_tokenizer
 from executor_service.metrics import Metrics
 from executor_service.plan import Reason, StepPlan, StepRefused, StepResult
@@ -221,10 +222,10 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
     def _submit(self, loaded: Loaded, plan: StepPlan) -> asyncio.Future[Answer]:
         arrived = time.perf_counter()
 
-        def work() -> Answer:
-            return plan, loaded.engine.execute(plan, int(1e6 * (time.perf_counter() - arrived)))
+        def begin() -> Step:
+            return loaded.engine.begin(plan, int(1e6 * (time.perf_counter() - arrived)))
 
-        return self._runtime.worker.submit(work, plan.session_id)
+        return self._runtime.worker.submit_step(begin, plan.session_id)
 
     def _encode(self, response: R, answer: Answer) -> R:
         """Fill a response's `result`."""

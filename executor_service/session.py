@@ -59,11 +59,20 @@ class Session:
         if len(self._released) > REMEMBERED_IDS:
             self._released.popitem(last=False)
 
+    def is_next(self, plan: StepPlan) -> bool:
+        """Whether the step is the one behind all that were begun, as far as its session has an order."""
+        return plan.step_id in (0, self._last_step_id + 1)
+
+    def advance(self, plan: StepPlan) -> None:
+        """A step is begun: from now on its reply can be asked for again."""
+        if plan.step_id:
+            self._last_step_id = plan.step_id
+
     def replay(self, plan: StepPlan) -> StepResult | None:
         """The stored reply if this step was done before, None if it is the next one.
 
-        Raises StepRefused when it is neither. A replay of a step that is still running waits behind
-        it in the worker's queue and then finds the reply here.
+        Raises StepRefused when it is neither. All steps before it are done: a replay of one that is under
+        way waits for it first.
         """
         step_id = plan.step_id
         if step_id == 0:
@@ -95,7 +104,6 @@ class Session:
         """Store the reply of a done step, and forget the oldest beyond `window`."""
         if plan.step_id == 0:
             return
-        self._last_step_id = plan.step_id
         self._replies[plan.step_id] = (plan.digest, result)
         if len(self._replies) > window:
             self._replies.popitem(last=False)

@@ -4,6 +4,10 @@ The event loop submits and awaits; it never waits for the device. Between two jo
 whatever else is queued (which renews leases), then lets leases expire. A job that raises anything but
 a refusal leaves the device or the books in an unknown state, so it ends the process: a client loses
 nothing that it can't compute again, and wrong tokens would be worse.
+
+A step that was begun may be under way on the device. The next one is begun behind it as soon as it comes:
+the worker waits for that and for the device at once, with the help of a thread that waits for the device
+alone. All other jobs find nothing under way.
 """
 
 from __future__ import annotations
@@ -19,13 +23,16 @@ from typing import Any, TypeVar
 
 from paceline.service.logs import Log
 
-from executor_service.engine import Engine
+from executor_service.backends.base import Flight
+from executor_service.engine import Engine, Step
 from executor_service.fatal import die
-from executor_service.plan import Reason, StepRefused
+from executor_service.plan import Reason, StepPlan, StepRefused, StepResult
 
 log = Log(__name__)
 
 T = TypeVar("T")
+
+_MOST_BEGUN = 2  # steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,13 @@ class _Job:
     work: Callable[[], Any]
     future: asyncio.Future[Any]
     session_id: int
+    is_step: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    step: Step
+    future: asyncio.Future[tuple[StepPlan, StepResult]]
 
 
 class Worker:
@@ -40,14 +54,19 @@ class Worker:
 
     def __init__(self, max_queued: int = 1024, tick_s: float = 0.25, check_s: float = 1.0) -> None:
         self._max_queued, self._tick_s, self._check_s = max_queued, tick_s, check_s
-        self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Job | Step | None] = queue.SimpleQueue()  # a step: it has landed
         self._pending: deque[_Job] = deque()
+        self._begun: deque[_Begun] = deque()
+        self._watched: Step | None = None  # the oldest of them, where the inbox will be told that it landed
+        self._landed = False  # it was told
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._checked_steps, self._next_check_s = 0, 0.0
         self._busy_since: float | None = None
         self._answers: queue.SimpleQueue[tuple[asyncio.Future[Any], Any, bool] | None] = queue.SimpleQueue()
+        self._flights: queue.SimpleQueue[tuple[Step, Flight] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+        self._waiting = threading.Thread(target=self._wait, name="flights", daemon=True)
         self._answering = threading.Thread(target=self._answer, name="answers", daemon=True)
 
     @property
@@ -57,15 +76,15 @@ class Worker:
 
     @property
     def busy_s(self) -> float:
-        """For how long the running job has been running; 0 when idle."""
+        """For how long the running job, or the oldest step under way, has been running; 0 when idle."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
     def start(self, load: Callable[[], Engine]) -> asyncio.Future[Engine]:
         """Start the thread with its first job, loading the model; the future is that job's."""
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
-        self._answering.start()
+        for thread in (self._thread, self._waiting, self._answering):
+            thread.start()
 
         def run() -> Engine:
             self._engine = load()
@@ -78,11 +97,20 @@ class Worker:
 
         Cancelling the future does not cancel the job: a step that was accepted is done.
         """
+        return self._submit(work, session_id, is_step=False)
+
+    def submit_step(
+        self, begin: Callable[[], Step], session_id: int
+    ) -> asyncio.Future[tuple[StepPlan, StepResult]]:
+        """The same for a job that begins a step; the future is the step's."""
+        return self._submit(begin, session_id, is_step=True)
+
+    def _submit(self, work: Callable[[], Any], session_id: int, *, is_step: bool) -> asyncio.Future[Any]:
         assert self._loop is not None
         if self.queued >= self._max_queued:
             raise StepRefused(Reason.RESOURCE_EXHAUSTED, f"{self._max_queued} steps are queued; wait")
-        future: asyncio.Future[T] = self._loop.create_future()
-        self._inbox.put(_Job(work, future, session_id))
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._inbox.put(_Job(work, future, session_id, is_step))
         return future
 
     def stop(self, timeout_s: float) -> bool:
@@ -90,6 +118,7 @@ class Worker:
         self._inbox.put(None)
         self._thread.join(timeout_s)
         self._answers.put(None)
+        self._flights.put(None)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -100,44 +129,91 @@ class Worker:
             die(error)
 
     def _turn(self) -> bool:
-        """Read what is queued, expire, do one job; False when told to stop and nothing is left."""
-        stopping = not self._read(wait=not self._pending)
+        """Read what has come, expire, do one thing; False when told to stop and nothing is left."""
+        stopping = not self._read()
         if self._engine is not None and (expired := self._engine.expire()):
             log.warning("leases ran out", released_sequences=expired)
-        if self._pending:
+        self._answer_done()
+        begun = len(self._begun)
+        if self._pending and (not begun or (self._pending[0].is_step and begun < _MOST_BEGUN)):
             self._do(self._pending.popleft())
+        elif begun and (self._landed or self._pending or begun == _MOST_BEGUN or stopping):
+            self._begun[0].step.finish()
+            self._answer_done()
+        elif begun:
+            self._watch(self._begun[0].step)  # and then wait for whatever comes first
         elif self._engine is not None:
             self._check(self._engine)
         if stopping:
             self._inbox.put(None)  # for the next turn
-        return bool(self._pending) or not stopping
+        return bool(self._pending or self._begun) or not stopping
 
-    def _read(self, *, wait: bool) -> bool:
-        """Move the inbox to `_pending`, renewing the leases of all who asked; False at the stop mark."""
+    def _read(self) -> bool:
+        """Move the inbox to `_pending`, renewing the leases of all who asked; False at the stop mark.
+
+        Waits when there is nothing else to do.
+        """
+        idle = not self._pending and (not self._begun or self._watched is self._begun[0].step)
         try:
-            job = self._inbox.get(timeout=self._tick_s) if wait else self._inbox.get_nowait()
-            while job is not None:
-                if self._engine is not None and job.session_id:
-                    self._engine.touch(job.session_id)
-                self._pending.append(job)
-                job = self._inbox.get_nowait()
+            item = self._inbox.get(timeout=self._tick_s) if idle else self._inbox.get_nowait()
+            while item is not None:
+                if isinstance(item, Step):
+                    self._landed = self._landed or item is self._watched
+                else:
+                    if self._engine is not None and item.session_id:
+                        self._engine.touch(item.session_id)
+                    self._pending.append(item)
+                item = self._inbox.get_nowait()
         except queue.Empty:
             return True
         return False
 
     def _do(self, job: _Job) -> None:
-        assert self._loop is not None
-        self._busy_since = time.monotonic()
+        if self._busy_since is None:
+            self._busy_since = time.monotonic()
         try:
             outcome: Any = job.work()
             failed = False
         except StepRefused as refused:
             outcome, failed = refused, True
-        self._busy_since = None
-        if self.queued:
-            self._answers.put((job.future, outcome, failed))
+        if job.is_step and not failed:
+            self._begun.append(_Begun(outcome, job.future))
+            self._answer_done()
+            return
+        if not self._begun:
+            self._busy_since = None
+        self._post(job.future, outcome, failed)
+
+    def _answer_done(self) -> None:
+        """Answer the steps that are done; some are because another one had to find them so."""
+        while self._begun and (result := self._begun[0].step.result) is not None:
+            done = self._begun.popleft()
+            self._landed, self._watched = False, None
+            self._busy_since = time.monotonic() if self._begun else None  # now that one has the device
+            self._post(done.future, (done.step.plan, result), failed=False)
+
+    def _post(self, future: asyncio.Future[Any], outcome: Any, failed: bool) -> None:
+        assert self._loop is not None
+        if self.queued or self._begun:
+            self._answers.put((future, outcome, failed))
         else:
-            self._loop.call_soon_threadsafe(_settle, job.future, outcome, failed)
+            self._loop.call_soon_threadsafe(_settle, future, outcome, failed)
+
+    def _watch(self, step: Step) -> None:
+        """Have the inbox told when the step has landed."""
+        if step is not self._watched and step.flight is not None:
+            self._watched = step
+            self._flights.put((step, step.flight))
+
+    def _wait(self) -> None:
+        """Wait for the device, so that the device thread can wait for what comes meanwhile."""
+        try:
+            while (watched := self._flights.get()) is not None:
+                step, flight = watched
+                flight.wait()
+                self._inbox.put(step)
+        except BaseException as error:
+            die(error)
 
     def _answer(self) -> None:
         """Settle what was done while more is queued.

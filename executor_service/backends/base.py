@@ -6,6 +6,7 @@ weights and the KV storage, and keeps nothing per sequence: a row carries all it
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.plan import OutputMode, Sampling, TokenIds
+
+_DEFAULT_PAGES = 4096
 
 
 class ModelError(Exception):
@@ -61,6 +64,9 @@ class ForwardRow:
     positions (0 to q) are brought back as `output` says. The output of position p is the token
     at index p + 1 of the sequence: its noise is keyed by (seed, p + 1, id), and its penalties
     see history[: p + 1].
+
+    With `follows` >= 0 the row's one token is not known on the host yet: it is what row `follows` of the
+    launch before this one, with one output, samples. `tokens` and the end of `history` are then no tokens.
     """
 
     start: int
@@ -73,6 +79,7 @@ class ForwardRow:
     sampling: Sampling
     top_k: int = 0  # for OutputMode.TOP_K
     salt: bytes = b""
+    follows: int = -1
 
 
 @dataclass(slots=True)
@@ -100,6 +107,30 @@ class ForwardOutput:
     logits: NDArray[np.float32] | None = None  # [q, vocabulary]
 
 
+class Flight(Protocol):
+    """A forward that was launched."""
+
+    def wait(self) -> None:
+        """Return when `outputs` need not wait. The one call that another thread may make, at any time."""
+
+    def outputs(self) -> list[RowOutput]:
+        """Wait for it: one result a row, in their order. Called once, in the order of the launches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """The flight of a forward that is done."""
+
+    results: list[RowOutput]
+
+    def wait(self) -> None:
+        """See `Flight`."""
+
+    def outputs(self) -> list[RowOutput]:
+        """See `Flight`."""
+        return self.results
+
+
 Progress = Callable[[str, float], None]
 """Called with (what is being done, fraction done in 0..1)."""
 
@@ -108,6 +139,7 @@ class Backend(Protocol):
     """What an engine needs. All calls come from one thread, `load` first, then `allocate`."""
 
     info: ModelInfo  # readable once `load` has returned
+    max_flights: int  # launches that may be unanswered at once; rows can follow others where it is above 1
 
     def load(self, progress: Progress) -> None:
         """Read the model. Raises ModelError."""
@@ -115,11 +147,23 @@ class Backend(Protocol):
     def tokenizer(self) -> TokenizerFiles:
         """The tokenizer's files. Raises ModelError when the model has none."""
 
+    def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
+        """How many pages there is memory for beside steps of up to so many rows and tokens."""
+
     def allocate(self, pages: int, page_size: int) -> None:
         """Make KV storage for `pages` pages of `page_size` tokens each; page 0 is never used."""
 
+    def capture(self, rows: int, tokens: int, progress: Progress) -> None:
+        """Prepare what makes steps of up to so many rows and tokens fast, once there is KV storage."""
+
+    def launch(self, rows: Sequence[ForwardRow]) -> Flight:
+        """Begin to compute all rows in one pass, behind all launches and copies before it.
+
+        Rows and their arrays, which are views of what changes, are read before it returns.
+        """
+
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
-        """Compute all rows in one pass; the result is in their order."""
+        """Launch and wait; the result is in the order of the rows."""
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page's KV."""
@@ -132,3 +176,27 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go of everything."""
+
+
+class Synchronous(ABC):
+    """A backend whose forward computes before it returns: one flight at a time, and that has landed.
+
+    Its KV is in the host's memory and small, unless it says otherwise.
+    """
+
+    max_flights = 1
+
+    def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
+        """See `Backend`."""
+        return _DEFAULT_PAGES
+
+    def capture(self, rows: int, tokens: int, progress: Progress) -> None:  # noqa: B027  # not abstract
+        """There is nothing to prepare."""
+
+    def launch(self, rows: Sequence[ForwardRow]) -> Flight:
+        """See `Backend`."""
+        return Landed(self.forward(rows))
+
+    @abstractmethod
+    def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
+        """See `Backend`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor_service.backends.base import Backend, ModelError, ModelInfo
+from executor_service.backends.base import Backend, ModelError
 from executor_service.config import ExecutorConfig
 
 
@@ -16,16 +16,6 @@ def make_backend(config: ExecutorConfig) -> Backend:
         return _torch(config)
     except ValueError as error:
         raise ModelError(str(error)) from error
-
-
-def default_kv_bytes(info: ModelInfo) -> int:
-    """KV memory where the configuration names none: 1 GiB, or 60 % of what a CUDA device has free."""
-    if info.device.startswith("cuda"):
-        import torch
-
-        free, _ = torch.cuda.mem_get_info(info.device)
-        return int(0.6 * free)
-    return 1 << 30
 
 
 def _oracle(config: ExecutorConfig) -> Backend:

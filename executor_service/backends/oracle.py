@@ -36,6 +36,7 @@ from executor_service.backends.base import (
     ModelInfo,
     Progress,
     RowOutput,
+    Synchronous,
     TokenizerFiles,
 )
 from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
@@ -86,7 +87,7 @@ class OracleConfig:
                 raise ValueError(f"{name} must not be negative")
 
 
-class OracleBackend:
+class OracleBackend(Synchronous):
     """The oracle behind the `Backend` protocol; KV is a uint64 array [pages, page_size]."""
 
     def __init__(self, config: OracleConfig | None = None) -> None:

@@ -25,6 +25,7 @@ from executor_service.backends.base import (
     ModelInfo,
     Progress,
     RowOutput,
+    Synchronous,
     TokenizerFiles,
 )
 from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
@@ -51,7 +52,7 @@ class PagedAttentionConfig:
             raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
 
 
-class PagedAttentionBackend:
+class PagedAttentionBackend(Synchronous):
     """The reference model behind the `Backend` protocol; KV in fp32 pages."""
 
     def __init__(self, config: PagedAttentionConfig | None = None) -> None:

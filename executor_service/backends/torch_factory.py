@@ -101,7 +101,9 @@ def _torch_config(config: ExecutorConfig, rank: Rank | None = None) -> TorchConf
             raise ModelError(f"--tensor-parallel: {rank.local_ranks} ranks here, but {devices} CUDA devices")
     if device == "cuda":
         device = f"cuda:{rank.local_number if rank else 0}"
-    return TorchConfig(config.model, device=device, dtype=dtype, threads=threads)
+    return TorchConfig(
+        config.model, device=device, dtype=dtype, threads=threads, graphs=config.graphs == "on"
+    )
 
 
 def _follower_command(config: ExecutorConfig) -> list[str]:

@@ -261,8 +261,6 @@ class ExecutorLink:
             await stream.send(step)
         except errors.PacelineError as error:
             self._fail(stream, f"the stream broke: {error}")
-        except asyncio.CancelledError:
-            self._uncancel(stream)
 
     async def receive(self) -> Result:
         """The answer to the oldest unanswered step. Raises ExecutorLostError."""
@@ -279,17 +277,9 @@ class ExecutorLink:
             self._fail(stream, f"the stream broke: {error}")
         except (ValueError, IndexError) as error:
             self._fail(stream, f"an answer that does not fit its step: {error}")
-        except asyncio.CancelledError:
-            self._uncancel(stream)
 
     def _fail(self, stream: StepStream, detail: str) -> NoReturn:
-        if self._stream is stream:  # else it was lost before, and may be there again
-            self.lose(detail)
-        raise ExecutorLostError(detail)
-
-    def _uncancel(self, stream: StepStream) -> NoReturn:
-        """A closed stream answers with CancelledError too: tell it from our own task's."""
-        task = asyncio.current_task()
-        if self._stream is not stream and not (task is not None and task.cancelling()):
+        if self._stream is not stream:  # lost before, and maybe there again
             raise ExecutorLostError(self.detail)
-        raise asyncio.CancelledError
+        self.lose(detail)
+        raise ExecutorLostError(detail)

@@ -20,7 +20,7 @@ import torch
 
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig, sampler
-from executor_service.backends.torch_backend.batch import lay_out
+from executor_service.backends.torch_backend.batch import Batch
 from executor_service.plan import OutputMode, Sampling
 
 PAGE = 16
@@ -73,8 +73,8 @@ def measure(backend: TorchBackend, count: int, context: int, steps: int) -> dict
     result: dict[str, float] = {}
     for name in rows:
         result[name] = median_ms(lambda name=name: backend.forward(rows[name]), steps)  # type: ignore[misc]
-    batch = lay_out(rows["greedy"], PAGE, kernels.device)
-    prepared = kernels.prepare(batch, spec.heads // spec.kv_heads)
+    batch = Batch.of(rows["greedy"], PAGE, kernels.device)
+    prepared = model.prepare(batch)
     caches = model.new_caches(int(batch.tables.max()) + 1, PAGE)
     x = torch.randn(count, spec.hidden_size)
     qkv = torch.randn(count, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
@@ -91,7 +91,7 @@ def measure(backend: TorchBackend, count: int, context: int, steps: int) -> dict
             kernels.attention(qkv, cache, prepared, layer.attention)
 
     with torch.inference_mode(), kernels.step():
-        logits = model.logits(model.hidden(batch, caches))
+        logits = model.logits(model.hidden(batch.tokens, batch.outputs, prepared, caches))
         result["linears"] = median_ms(linears, steps)
         result["attention"] = median_ms(attention, steps)
         for name in rows:

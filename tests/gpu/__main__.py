@@ -40,7 +40,7 @@ def _experiments() -> list[Experiment]:
         ("E2", "attention beside SDPA and FlashInfer", "e2_attention", 40),
         ("E7", "a mixture of experts", "e7_experts", 60),
         ("E4", "cold start, compile time and memory", "e4_loading", 60),
-        ("E1", "linear layers", "e1_linears", 30),
+        ("E1", "linear layers: bf16, int8, fp8", "e1_linears", 45),
     )
     return [
         Experiment(name, title, importlib.import_module(f"tests.gpu.{module}").run, most_s)

@@ -8,12 +8,14 @@ import numpy as np
 import torch
 
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.quantized import LEAST_FP8
 from executor_service.plan import OutputMode
 from tests.gpu.bench import PAGE, Bench, Case
 from tests.model.driver import Driver, logits_of, pages_from
 
 _PROMPTS = (5, 47, 130)  # tokens; one of them longer than a tile of attention
-_ROUNDING = {"float32": 1e-3, "bfloat16": 0.3}  # of a logit, in standard deviations of the logits
+# Of a logit, in standard deviations of the logits.
+_ROUNDING = {"float32": 1e-3, "bfloat16": 0.3, "int8": 0.4, "fp8": 0.8}
 _FAMILIES = ("qwen3", "llama3-rope", "qwen2", "qwen3-moe")
 
 
@@ -45,8 +47,7 @@ def run(bench: Bench) -> Iterator[Case]:
         ]
         yield {"family": family, "compared": "CPU fp32, transformers fp32", "tokens_equal": all(equal)}
         differ += [] if all(equal) else [f"{family} in transformers"]
-        dtypes = ("float32", "bfloat16") if bench.device.type == "cuda" else ("bfloat16",)
-        for dtype in dtypes:
+        for dtype in _dtypes(bench.device, family):
             backend = TorchBackend(TorchConfig(path, str(bench.device), dtype, bench.threads))
             ours, _ = _greedy(backend, prompts, new, follow=tokens)
             agreement = _agreement(expected, ours)
@@ -55,6 +56,16 @@ def run(bench: Bench) -> Iterator[Case]:
             differ += [f"{family} {dtype}"] if agreement["largest_logit_given_up"] > rounding else []
     if differ:
         raise AssertionError(f"tokens differ from the CPU's: {', '.join(differ)}")
+
+
+def _dtypes(device: torch.device, family: str) -> Iterator[str]:
+    if device.type == "cuda":
+        yield "float32"
+    yield "bfloat16"
+    if "moe" not in family:
+        yield "int8"
+        if device.type == "cpu" or torch.cuda.get_device_capability(device) >= LEAST_FP8:
+            yield "fp8"
 
 
 def _greedy(

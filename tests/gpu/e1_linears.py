@@ -1,4 +1,4 @@
-"""E1: the linear layers of the 8B shape by the number of rows: weights read per second."""
+"""E1: the linear layers of the 8B shape by dtype and number of rows: weights read per second, and bits."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend.kernels import PlainLinear
+from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8, QuantizedLinear
 from tests.gpu.bench import Bench, Case
 from tests.gpu.shapes import spec_of
 from tests.gpu.timing import device_ms
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _COLD_BYTES = 400 << 20  # of weights in a round: several times the L2 cache
+_FORMATS: dict[str, Format | None] = {"bfloat16": None, "int8": Int8(), "fp8": Fp8()}
+_FASTER = 2  # the rate of products of 8 bits, to that of bf16; a number of two digits takes two
 
 
 def run(bench: Bench) -> Iterator[Case]:
-    """A case for each layer and number of rows; `fraction` is of the roofline through E0's ceilings."""
+    """A case for each dtype, layer and number of rows; `fraction` is of the roofline through E0's ceilings.
+
+    Of int8 and fp8 `ms` has the rounding of the rows in it, `product_ms` has not. `bits_of_all`: whether the
+    rows' results are those of all rows together.
+    """
     spec, device = spec_of("Qwen3-8B", dry=bench.dry), bench.device
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     layers = {
@@ -25,28 +34,66 @@ def run(bench: Bench) -> Iterator[Case]:
         "output": (spec.hidden_size, queries),
         "head": (spec.vocab_size, spec.hidden_size),
     }
-    for name, (n, k) in layers.items():
-        copies = bench.pick(max(-(-_COLD_BYTES // (2 * n * k)), 2), 2)
-        weights = [_random(n, k, device) * k**-0.5 for _ in range(copies)]
-        for rows in bench.pick(_ROWS, (1, 4)):
-            x = _random(rows, k, device)
-            ms = device_ms([_product(x, w) for w in weights], device)
-            moved, flops = 2 * (n * k + rows * (n + k)), 2 * n * k * rows
-            floor_ms = 1e3 * max(moved / bench.machine.bytes_per_s, flops / bench.machine.flop_per_s)
-            yield {
-                "layer": name,
+    for dtype, form in _FORMATS.items():
+        for name, (n, k) in layers.items():
+            if name == "head" and form is not None:
+                continue  # stays wide
+            for case in _layer(bench, form, n, k):
+                yield {"dtype": dtype, "layer": name, **case}
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+def _layer(bench: Bench, form: Format | None, n: int, k: int) -> Iterator[Case]:
+    device, item_bytes = bench.device, 2 if form is None else 1
+    copies = bench.pick(max(-(-_COLD_BYTES // (item_bytes * n * k)), 2), 2)
+    try:
+        linears = [_linear(form, n, k, device) for _ in range(copies)]
+        counts = bench.pick(_ROWS, (1, 4))
+        everything = _random(counts[-1], k, device)
+        together = linears[0](everything)
+        for rows in counts:
+            x = everything[:rows]
+            ms = device_ms([_call(linear, x) for linear in linears], device)
+            moved, flops = item_bytes * n * k + 2 * rows * (n + k), 2 * n * k * rows
+            rate = bench.machine.flop_per_s * (1 if form is None else _FASTER / form.digits)
+            floor_ms = 1e3 * max(moved / bench.machine.bytes_per_s, flops / rate)
+            case = {
                 "rows": rows,
                 "ms": ms,
                 "gb_s": moved / ms / 1e6,
                 "tflop_s": flops / ms / 1e9,
                 "fraction": floor_ms / ms,
+                "bits_of_all": torch.equal(linears[0](x), together[:rows]),
             }
-        del weights
+            if form is not None:
+                case["product_ms"] = device_ms([_product(linear, x) for linear in linears], device)
+            yield case
+    except (RuntimeError, ModelError) as error:  # of this dtype: the others go on
+        yield {"rows": 0, "failed": f"{type(error).__name__}: {error}"[:1000]}
 
 
 def _random(rows: int, columns: int, device: torch.device) -> torch.Tensor:
     return torch.randn(rows, columns, device=device, dtype=torch.bfloat16)
 
 
-def _product(x: torch.Tensor, w: torch.Tensor) -> Callable[[], torch.Tensor]:
-    return lambda: torch.nn.functional.linear(x, w)
+def _linear(form: Format | None, n: int, k: int, device: torch.device) -> PlainLinear | QuantizedLinear:
+    weight = _random(n, k, device) * k**-0.5
+    if form is None:
+        return PlainLinear(weight, None)
+    form.check(device)
+    if device.type == "cuda":
+        from executor_service.backends.torch_backend.triton_quantized import fused
+
+        form = fused(form)
+    return QuantizedLinear([weight], None, form, device, torch.bfloat16)
+
+
+def _call(linear: PlainLinear | QuantizedLinear, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: linear(x)
+
+
+def _product(linear: PlainLinear | QuantizedLinear, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    assert isinstance(linear, QuantizedLinear)
+    rounded, scales = linear.form.round(x)
+    return lambda: linear.product(rounded, scales)

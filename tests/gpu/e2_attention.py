@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -148,27 +149,22 @@ def _sdpa(rows: Rows, dtype: torch.dtype = torch.bfloat16) -> Attend:
 def _triton(rows: Rows) -> Attend:
     """Ours: pages read in place."""
     from executor_service.backends.torch_backend.triton_attention import paged_attention
-    from executor_service.backends.torch_backend.triton_rows import cut
+    from executor_service.backends.torch_backend.triton_rows import SHORT_TOKENS, AttentionRows, Tiling, cut
 
     q, k_pages, v_pages = rows.flat_q(), rows.paged(rows.k), rows.paged(rows.v)
     tables = rows.tables()
-
-    def numbers(start: int, step: int) -> torch.Tensor:
-        return start + step * torch.arange(rows.count, dtype=torch.int32, device=rows.device)
-
-    classes = cut(
-        numbers(0, 1),
-        numbers(0, rows.q_len),
-        numbers(rows.q_len, 0),
-        numbers(rows.context, 0),
-        tokens=rows.count * rows.q_len,
-        most_tokens=rows.q_len,
-        group=rows.spec.heads // rows.spec.kv_heads,
-        dtype=torch.bfloat16,
-    )
-    return lambda n: paged_attention(
-        q, k_pages, v_pages, tables[n * rows.count : (n + 1) * rows.count], [classes]
-    )
+    counts = np.full(rows.count, rows.q_len, np.int32)
+    tiling = Tiling.of(rows.spec.heads // rows.spec.kv_heads, torch.bfloat16)
+    arrays = cut(rows.context - counts, counts, tiling)
+    arrays["table_starts"] = np.arange(rows.count, dtype=np.int32) * np.int32(rows.pages_of_a_row)
+    tensors = {name: torch.from_numpy(array.copy()).to(rows.device) for name, array in arrays.items()}
+    sets = [
+        AttentionRows(
+            tables[n * rows.count : (n + 1) * rows.count].flatten(), most_tokens=SHORT_TOKENS, **tensors
+        )
+        for n in range(rows.sets)
+    ]
+    return lambda n: paged_attention(q, k_pages, v_pages, sets[n])
 
 
 def _flashinfer(rows: Rows) -> Attend:

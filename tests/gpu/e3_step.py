@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from unittest import mock
+from dataclasses import replace
 
 import torch
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend.batch import lay_out
 from executor_service.plan import Sampling
 from tests.bench.step_time import rows_of
 from tests.gpu.bench import PAGE, Bench, Case
 from tests.gpu.floors import decode_floor_s, prefill_floor_s
 from tests.gpu.random_weights import RandomBackend
-from tests.gpu.timing import device_ms, kernels_of, wall_ms
+from tests.gpu.timing import kernels_of, wall_ms
 
 Rows = list[ForwardRow]
+_GREEDY = Sampling()
 _SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=1)
 
 
@@ -29,9 +30,10 @@ def run(bench: Bench) -> Iterator[Case]:
 def steps_of(bench: Bench, name: str, counts: tuple[int, ...]) -> Iterator[Case]:
     """Decode steps of so many rows, then a prompt alone.
 
-    `step_ms` is what `forward` takes with all the host does; `kernel_ms` what the device computes in it, so
-    that 1 - kernel_ms / step_ms is its idle share; `replay_ms` the same kernels, from embedding to argmax,
-    replayed from a CUDA graph made here (the executor makes none): what is left without the host.
+    `eager_ms` is what `forward` takes with all the host does where each kernel is launched on its own,
+    `step_ms` the same where steps are captured and replayed; `ahead_ms` is a step's time where the next one
+    is always launched before it is waited for. `kernel_ms` is what the device computes in a step: 1 -
+    kernel_ms / ahead_ms is its idle share.
     """
     context, prompt = bench.pick(1024, 32), bench.pick(2048, 48)
     repeats = bench.pick(20, 2)
@@ -39,13 +41,22 @@ def steps_of(bench: Bench, name: str, counts: tuple[int, ...]) -> Iterator[Case]
     backend = bench.backend(name, tokens=room)
     try:
         spec = backend.model.spec
+        eager = {
+            count: _step_ms(bench, backend, _decodes(backend, count, context), repeats) for count in counts
+        }
+        began = time.perf_counter()
+        backend.capture(max(counts), 2 * prompt, lambda what, done: None)
+        capture_s = time.perf_counter() - began
+        yield {"shape": name, "kind": "capture", "capture_s": capture_s, **backend.memory_bytes()}
         for count in counts:
-            rows, drawn = (rows_of(count, 1, context, s, spec.vocab_size) for s in (Sampling(), _SAMPLED))
+            rows, drawn = (_decodes(backend, count, context, s) for s in (_GREEDY, _SAMPLED))
             floor_ms = 1e3 * decode_floor_s(spec, count, context, bench.machine)
-            case = _timed(bench, backend, rows, floor_ms, repeats)
+            case = {"eager_ms": eager[count], **_timed(bench, backend, rows, floor_ms, repeats)}
+            case["ahead_ms"] = _ahead_ms(bench, backend, rows, 2 * repeats)
+            case["ahead_fraction"] = floor_ms / case["ahead_ms"]
             case["sampled_ms"] = _step_ms(bench, backend, drawn, repeats)
             yield {"shape": name, "kind": "decode", "rows": count, "context": context, **case}
-        rows = rows_of(1, prompt, 0, Sampling(), spec.vocab_size)
+        rows = rows_of(1, prompt, 0, _GREEDY, spec.vocab_size)
         floor_ms = 1e3 * prefill_floor_s(spec, prompt, bench.machine)
         case = _timed(bench, backend, rows, floor_ms, repeats)
         yield {"shape": name, "kind": "prefill", "rows": 1, "tokens": prompt, **case}
@@ -59,26 +70,26 @@ def _step_ms(bench: Bench, backend: RandomBackend, rows: Rows, repeats: int) -> 
     return wall_ms(lambda: backend.forward(rows), bench.device, repeats)
 
 
+def _ahead_ms(bench: Bench, backend: RandomBackend, rows: Rows, steps: int) -> float:
+    """Each step goes on with the tokens of the one before, which nobody has read yet."""
+    going_on = [replace(row, follows=index) for index, row in enumerate(rows)]
+
+    def run() -> None:
+        flight = backend.launch(rows)
+        for _ in range(steps):
+            following = backend.launch(going_on if backend.max_flights > 1 else rows)
+            flight.outputs()
+            flight = following
+        flight.outputs()
+
+    return wall_ms(run, bench.device, 3) / (steps + 1)
+
+
+def _decodes(backend: RandomBackend, count: int, context: int, sampling: Sampling = _GREEDY) -> Rows:
+    return rows_of(count, 1, context, sampling, backend.info.vocab_size)
+
+
 def _timed(bench: Bench, backend: RandomBackend, rows: Rows, floor_ms: float, repeats: int) -> Case:
     step_ms = _step_ms(bench, backend, rows, repeats)
     case: Case = {"step_ms": step_ms, "floor_ms": floor_ms, "fraction": floor_ms / step_ms}
-    case |= kernels_of(lambda: backend.forward(rows), bench.device)
-    return case | _replayed(bench, backend, rows, floor_ms)
-
-
-def _replayed(bench: Bench, backend: RandomBackend, rows: Rows, floor_ms: float) -> Case:
-    model, kernels = backend.model, backend.model.kernels
-    with torch.inference_mode(), kernels.step():
-        batch = lay_out(rows, PAGE, bench.device)
-        prepared = kernels.prepare(batch, model.spec.heads // model.spec.kv_heads)
-
-        def step() -> torch.Tensor:
-            return kernels.argmax(model.logits(model.hidden(batch, backend._caches)))
-
-        # It copies from the host, which a capture refuses.
-        with mock.patch.object(kernels, "prepare", return_value=prepared):
-            try:
-                replay_ms = device_ms([step], bench.device)
-            except Exception as error:
-                return {"replay_failed": f"{type(error).__name__}: {error}"[:1000]}
-    return {"replay_ms": replay_ms, "replay_fraction": floor_ms / replay_ms}
+    return case | kernels_of(lambda: backend.forward(rows), bench.device)

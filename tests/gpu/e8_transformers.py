@@ -99,6 +99,6 @@ def _static(model: Any, prompts: list[list[int]], new: int) -> float:
 def _beside(bench: Bench, rows: int, tokens_per_s: float) -> Case:
     for case in bench.found.get("E3", []):
         if case["shape"] == _NAME and case["kind"] == "decode" and case["rows"] == rows:
-            ours = 1e3 * rows / case["step_ms"]
+            ours = 1e3 * rows / case["ahead_ms"]
             return {"ours_tokens_per_s": ours, "ours_to_theirs": ours / tokens_per_s}
     return {}

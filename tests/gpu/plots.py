@@ -36,7 +36,7 @@ def _roofline(decodes: Sequence[Case], generated: Sequence[Case], title: str, st
     figure, axes = _figure("rows in a step", "share of the floor", f"Decode steps: {title}")
     for shape, cases in _by_shape(decodes).items():
         _line(axes, cases, "fraction", shape, f"{shape}, forward", "-o")
-        _line(axes, cases, "replay_fraction", shape, f"{shape}, its kernels as a CUDA graph", ":o")
+        _line(axes, cases, "ahead_fraction", shape, f"{shape}, the next one launched ahead", ":o")
     for shape, cases in _by_shape(generated).items():
         _line(axes, cases, "fraction", shape, f"{shape}, through Generate", "--s")
     axes.axhline(0.75, color="#999999", linewidth=0.8, label="75 %")

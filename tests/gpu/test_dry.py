@@ -57,7 +57,9 @@ def test_a_dry_run_writes_results_and_plots(tmp_path: Path) -> None:
     )
     [ceilings] = experiments["E0"]["cases"]
     assert ceilings["copy_tb_s"] > 0
-    for case in experiments["E3"]["cases"]:
+    steps = [case for case in experiments["E3"]["cases"] if case["kind"] != "capture"]
+    assert len(steps) == 3 * (2 + 1)
+    for case in steps:
         assert case["fraction"] == pytest.approx(case["floor_ms"] / case["step_ms"], rel=1e-4)
     for name in ("roofline.png", "roofline.svg", "steps.png", "steps.svg"):
         assert (tmp_path / name).stat().st_size > 0

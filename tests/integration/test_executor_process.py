@@ -261,7 +261,7 @@ def test_a_model_that_can_not_be_served_is_said_so(tmp_path: Path) -> None:
     process = executor(*arguments, directory=tmp_path)
     try:
         assert process.wait(20) == 78
-        assert "--kv-memory: 1 bytes are not two pages" in process.log
+        assert "--kv-memory 1 does not hold two KV pages of" in process.log
     finally:
         process.kill()
 

@@ -69,7 +69,7 @@ def test_it_says_what_it_is(backends: tuple[TorchBackend, TorchBackend]) -> None
     assert rounded.memory_bytes()["weights"] < 0.5 * exact.memory_bytes()["weights"]
 
 
-def test_only_the_cpu_has_it(tmp_path: Path) -> None:
+def test_other_devices_do_not_have_it(tmp_path: Path) -> None:
     save("llama", tmp_path)
-    with pytest.raises(ModelError, match="dtype int8 runs on the device cpu only, not on 'meta'"):
+    with pytest.raises(ModelError, match="dtype int8 runs on cpu and cuda only, not on 'meta'"):
         TorchBackend(TorchConfig(tmp_path, device="meta", dtype="int8")).load(lambda what, done: None)

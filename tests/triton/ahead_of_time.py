@@ -19,33 +19,40 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from executor_service.backends.torch_backend.quantized import Fp8, Int8
 from executor_service.backends.torch_backend.triton_attention import attention_launches
 from executor_service.backends.torch_backend.triton_launch import Launch
+from executor_service.backends.torch_backend.triton_pick import PickRows, pick_launches
+from executor_service.backends.torch_backend.triton_quantized import round_launch, scale_launch
 from executor_service.backends.torch_backend.triton_rotary import rotary_launch
-from executor_service.backends.torch_backend.triton_rows import cut
+from executor_service.backends.torch_backend.triton_rows import AttentionRows
 
 ARCHITECTURES = (80, 90)
 SHARED_BYTES = 99 * 1024  # of one block, on the smallest GPUs from sm_80 on
-_TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32"}
+_TYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32",
+    torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv",
+}  # fmt: skip
 _MATRIX = re.compile(r"^\s*(?:@\S+ )?(wgmma\.mma_async|mma\.sync)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The heads of a model that the worker serves."""
+    """The heads and the vocabulary of a model that the worker serves."""
 
     heads: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype = torch.bfloat16
+    vocabulary: int = 151_936
 
 
 # SmolLM2; Qwen3-8B and -4B, Llama-3-8B
-SHAPES = [Shape(9, 3, 64), Shape(32, 8, 128)]
+SHAPES = [Shape(9, 3, 64, vocabulary=49_152), Shape(32, 8, 128)]
 # Qwen3-0.6B, -14B and -MoE; Qwen2-7B; multi-head attention; fp16
 MORE_SHAPES = [
     Shape(16, 8, 128), Shape(40, 8, 128), Shape(32, 4, 128), Shape(28, 4, 128), Shape(32, 32, 64),
-    Shape(32, 32, 128), Shape(9, 3, 64, torch.float16), Shape(32, 8, 128, torch.float16),
+    Shape(32, 32, 128), Shape(9, 3, 64, torch.float16, 50_257), Shape(32, 8, 128, torch.float16),
     Shape(32, 8, 128, torch.float32),
 ]  # fmt: skip
 
@@ -60,25 +67,30 @@ class Compiled:
     matrix_instructions: int
 
 
-def launches(shape: Shape) -> Iterator[tuple[str, Launch]]:
-    """All kernels of one step of this model, with pages of 16 tokens and a context of 32,768."""
-    group, width = shape.heads // shape.kv_heads, shape.heads + 2 * shape.kv_heads
+def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
+    """All kernels of one step of this model, with pages of 16 tokens."""
+    width = shape.heads + 2 * shape.kv_heads
     numbers = torch.zeros(8, dtype=torch.int32, device="meta")
     pages = torch.empty(9, 16, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device="meta")
-    table = torch.empty(8, 2048, dtype=torch.int32, device="meta")
     qkv = torch.empty(4096, width * shape.head_dim, dtype=shape.dtype, device="meta")
     q = qkv.view(4096, width, shape.head_dim)[:, : shape.heads]
     out = torch.empty(4096, shape.heads * shape.head_dim, dtype=shape.dtype, device="meta")
-    for name, most in (("short", 5), ("long", 2048)):
-        rows = cut(*[numbers] * 4, tokens=4096, most_tokens=most, group=group, dtype=shape.dtype)
-        names = iter((f"attention, {name}", "merge"))
-        for launch in attention_launches(out, q, pages, pages, table, rows):
-            yield next(names), launch
+    rows = AttentionRows(*[numbers] * 13, most_tokens=5)
+    names = ("attention, short", "merge", "attention, long")
+    yield from zip(names, attention_launches(out, q, pages, pages, rows), strict=True)
     angles, norm = torch.empty(32768, shape.head_dim // 2), torch.empty(shape.head_dim)
     yield (
         "rotary",
         rotary_launch(qkv, pages, pages, numbers, numbers, numbers, angles, angles, norm, norm, 1e-6),
     )
+    logits, shares = torch.empty(8, shape.vocabulary, device="meta"), torch.empty(8, device="meta")
+    picks = PickRows(shares, numbers, numbers, numbers, shares, shares)
+    yield from zip(("survey", "pick"), pick_launches(logits, picks, numbers, numbers), strict=True)
+    for form in (Int8(), Fp8()) if architecture >= 89 else (Int8(),):
+        rounded = torch.empty(out.shape, dtype=form.dtype, device="meta")
+        yield f"round, {type(form).__name__.lower()}", round_launch(out, rounded, shares, form)
+    sums = torch.empty(out.shape, dtype=torch.int32, device="meta")
+    yield "scale, int8", scale_launch(sums, out, shares, shares)
 
 
 def compiled(launch: Launch, architecture: int) -> Compiled:
@@ -94,7 +106,7 @@ def compiled(launch: Launch, architecture: int) -> Compiled:
             signature[name] = "fp32"
         else:
             signature[name] = "*" + _TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"
-            if isinstance(value, torch.Tensor) or (known and value % 16 == 0):
+            if known and (isinstance(value, torch.Tensor) or value % 16 == 0):
                 hints[(i,)] = [["tt.divisibility", 16]]
     log = io.StringIO()
     with contextlib.redirect_stdout(log), tempfile.TemporaryDirectory() as cache, triton.knobs.cache.scope():
@@ -120,7 +132,7 @@ def main(shapes: list[Shape]) -> int:
     bad = 0
     for architecture in ARCHITECTURES:
         for shape in shapes:
-            for name, launch in launches(shape):
+            for name, launch in launches(shape, architecture):
                 made = compiled(launch, architecture)
                 # fp32, for tests, has no matrix instruction of its precision.
                 needs_matrix = name.startswith("attention") and shape.dtype != torch.float32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import (
+    Flight,
     ForwardOutput,
     ForwardRow,
     ModelError,
@@ -21,15 +22,13 @@ from executor_service.backends.base import (
     TokenizerFiles,
 )
 from executor_service.backends.torch_backend import sampler
-from executor_service.backends.torch_backend.batch import lay_out
-from executor_service.backends.torch_backend.kernels import (
-    CpuInt8Kernels,
-    CpuKernels,
-    Kernels,
-    LayerCache,
-    PlainKernels,
-)
+from executor_service.backends.torch_backend.batch import LOGITS_ROWS, Batch
+from executor_service.backends.torch_backend.cpu_kernels import CpuInt8Kernels, CpuKernels
+from executor_service.backends.torch_backend.host_runner import HostRunner
+from executor_service.backends.torch_backend.kernels import Kernels, LayerCache, PlainKernels
 from executor_service.backends.torch_backend.model import Model
+from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8
+from executor_service.backends.torch_backend.runner import Runner
 from executor_service.backends.torch_backend.shard import Shard, Whole
 from executor_service.backends.torch_backend.tokenizer_files import (
     tokenizer_from_directory,
@@ -48,10 +47,13 @@ _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-    "int8": torch.float32,  # of all but the weights
+    "int8": torch.float32,  # on CPU, of all but the weights
+    "fp8": torch.bfloat16,  # of all but the linear layers
 }
+_FORMATS: dict[str, Format] = {"int8": Int8(), "fp8": Fp8()}
 _WARMUP_PAGE = 16  # tokens
-_LOGITS_ROWS = 256  # output positions whose logits exist at once
+_CPU_KV_BYTES = 1 << 30
+_SPARE = 0.05  # of a device's memory: what graphs and libraries take beside tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class TorchConfig:
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 0  # of CPU arithmetic; 0: one a core
+    graphs: bool = True  # on CUDA, steps are captured and replayed
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
@@ -79,7 +82,8 @@ class TorchBackend:
         self._config, self._shard = config, shard or Whole()
         self._model: Model | None = None
         self._caches: list[LayerCache] = []
-        self._page_size = 0
+        self._runner: Runner | None = None
+        self.max_flights = 1
 
     def load(self, progress: Progress) -> None:
         """Read, check and pack the weights, and compile the kernels. Raises ModelError."""
@@ -95,6 +99,9 @@ class TorchBackend:
         try:
             progress("compiling kernels", 0.0)  # or reading them, after the first start
             kernels = self._kernels()
+            if checkpoint.spec.moe and isinstance(kernels, PlainKernels) and kernels.form is not None:
+                # torch has no grouped product of int8, and most of such a model is experts.
+                raise ModelError(f"dtype {self._config.dtype} is not for mixtures of experts on this device")
             answers = self._shard.rank == 0
             digest = fingerprint(checkpoint, self._config.dtype, progress) if answers else b""
             with torch.inference_mode():
@@ -113,27 +120,34 @@ class TorchBackend:
         finally:
             checkpoint.close()
 
+    def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
+        """How many pages there is memory for: on CUDA what is free beside the largest step; else 1 GiB."""
+        device, free = self.model.kernels.device, _CPU_KV_BYTES
+        if device.type == "cuda":
+            peak = self._step_bytes(rows, tokens)
+            torch.cuda.empty_cache()
+            free, total = torch.cuda.mem_get_info(device)
+            free -= peak + int(_SPARE * total)
+        return free // (page_size * self.info.kv_bytes_per_token) - 1  # page 0 is scratch
+
     def allocate(self, pages: int, page_size: int) -> None:
         """Make KV storage; page 0 is never used by a sequence."""
-        self._page_size = page_size
         self._caches = self.model.new_caches(pages, page_size)
+        self._runner = self._new_runner(page_size)
+        self.max_flights = self._runner.max_flights
+
+    def capture(self, rows: int, tokens: int, progress: Progress) -> None:
+        """Capture the steps that are worth it as CUDA graphs, if there is CUDA."""
+        if self._config.graphs:
+            self.runner.capture(rows, tokens, progress)
+
+    def launch(self, rows: Sequence[ForwardRow]) -> Flight:
+        """Begin to compute all rows in one pass."""
+        return self.runner.launch(rows)
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
         """Compute all rows in one pass; the result is in their order."""
-        model = self.model
-        with torch.inference_mode(), model.kernels.step():
-            batch = lay_out(rows, self._page_size, model.kernels.device)
-            hidden = model.hidden(batch, self._caches)
-            results: list[RowOutput] = []
-            begin = 0
-            for part in _parts(rows):
-                end = begin + sum(row.outputs for row in part)
-                if end > begin:
-                    results += self._shard.answer(model.logits(hidden[begin:end]), part, model.kernels)
-                else:
-                    results += [RowOutput() for _ in part]
-                begin = end
-            return results
+        return self.runner.launch(rows).outputs()
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page's KV in every layer."""
@@ -161,7 +175,14 @@ class TorchBackend:
         """Let go of weights, KV storage and threads."""
         if self._model is not None:
             self._model.kernels.close()
-        self._model, self._caches = None, []
+        self._model, self._caches, self._runner = None, [], None
+
+    @property
+    def runner(self) -> Runner:
+        """What runs the steps, once there is KV storage."""
+        if self._runner is None:
+            raise RuntimeError("no KV storage was allocated")
+        return self._runner
 
     @property
     def model(self) -> Model:
@@ -170,19 +191,28 @@ class TorchBackend:
             raise RuntimeError("the model is not loaded")
         return self._model
 
+    def _new_runner(self, page_size: int) -> Runner:
+        if self.model.kernels.device.type == "cuda" and isinstance(self._shard, Whole):
+            # Only here: torch brings Triton along where it is built for CUDA.
+            from executor_service.backends.torch_backend.device_runner import DeviceRunner
+
+            return DeviceRunner(self.model, self._caches, page_size)
+        return HostRunner(self.model, self._shard, self._caches, page_size)
+
     def _kernels(self) -> Kernels:
         threads = self._config.threads or os.cpu_count() or 1
-        dtype = _DTYPES[self._config.dtype]
+        dtype, form = _DTYPES[self._config.dtype], _FORMATS.get(self._config.dtype)
         try:
             device = torch.device(self._config.device)
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:
             raise ModelError(f"device {self._config.device!r} can't be used: {error}") from None
-        if self._config.dtype == "int8" and device.type != "cpu":
-            raise ModelError(f"dtype int8 runs on the device cpu only, not on {self._config.device!r}")
         if device.type == "cpu" and dtype == torch.float32:
             torch.set_num_threads(1)  # the kernels' own threads do what is large
-            return CpuInt8Kernels(threads) if self._config.dtype == "int8" else CpuKernels(threads)
+            return CpuKernels(threads) if form is None else CpuInt8Kernels(threads)
+        if form is not None:
+            form.check(device)
+            dtype = torch.bfloat16
         torch.set_num_threads(threads)
         if device.type == "cuda":
             # Only here: torch brings Triton along where it is built for CUDA.
@@ -190,12 +220,12 @@ class TorchBackend:
 
             if device.index is not None:
                 torch.cuda.set_device(device)  # of this thread: Triton launches on the current one
-            return CudaKernels(device, dtype)
-        return PlainKernels(device, dtype)
+            return CudaKernels(device, dtype, form)
+        return PlainKernels(device, dtype, form)
 
     def _describe(self, checkpoint: Checkpoint, digest: bytes) -> ModelInfo:
         spec = checkpoint.spec
-        item_bytes = _DTYPES[self._config.dtype].itemsize
+        item_bytes = self.model.kernels.dtype.itemsize
         return ModelInfo(
             name=checkpoint.name,
             architecture=spec.architecture,
@@ -218,19 +248,39 @@ class TorchBackend:
             return "tokenizer.ggml.model" in checkpoint.file.metadata
         return (self._config.model / "tokenizer.json").is_file()
 
-    def _forward_alone(self, tokens: TokenIds, want: frozenset[str]) -> ForwardOutput:
+    def _step_bytes(self, rows: int, tokens: int) -> int:
+        """Memory that a step takes beside weights and KV: prompts of so many tokens, so many rows' logits."""
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        longest = min(tokens, self.info.context_length)
+        lengths = [longest] * (tokens // longest) + [tokens % longest] * (tokens % longest > 0)
+        with torch.inference_mode():
+            hidden = self._hidden_alone([np.zeros(length, np.int32) for length in lengths])
+            self.model.logits(hidden[: min(rows, LOGITS_ROWS)])
+        return torch.cuda.max_memory_allocated() - before
+
+    def _hidden_alone(self, prompts: Sequence[TokenIds]) -> torch.Tensor:
+        """Final hidden states of all prompts' tokens, computed beside the KV pages."""
         model, spec = self.model, self.model.spec
-        pages = -(-len(tokens) // _WARMUP_PAGE) + 1
+        rows, pages = [], 1
+        for tokens in prompts:
+            count = -(-len(tokens) // _WARMUP_PAGE)
+            rows.append(_prompt_row(tokens, pages, pages + count, Sampling()))
+            pages += count
         # One layer's storage serves all: no layer reads what another wrote.
         scratch = model.kernels.new_cache(pages, _WARMUP_PAGE, spec.kv_heads, spec.head_dim)
-        row = _prompt_row(tokens, pages, Sampling())
-        batch = lay_out([row], _WARMUP_PAGE, model.kernels.device)
-        hidden = model.hidden(batch, [scratch] * spec.layers)
+        batch = Batch.of(rows, _WARMUP_PAGE, model.kernels.device)
+        return model.hidden(batch.tokens, batch.outputs, model.prepare(batch), [scratch] * spec.layers)
+
+    def _forward_alone(self, tokens: TokenIds, want: frozenset[str]) -> ForwardOutput:
+        hidden = self._hidden_alone([tokens])
         mean = hidden.float().mean(0)
         return ForwardOutput(
             hidden=hidden.float().cpu().numpy() if "hidden" in want else None,
             embedding=(mean / mean.norm().clamp_min(1e-12)).cpu().numpy() if "embedding" in want else None,
-            logits=self._shard.whole_logits(model.logits(hidden)).cpu().numpy() if "logits" in want else None,
+            logits=self._shard.whole_logits(self.model.logits(hidden)).cpu().numpy()
+            if "logits" in want
+            else None,
         )
 
     def _warm_up(self) -> None:
@@ -242,30 +292,16 @@ class TorchBackend:
             if kernels.device.type == "cuda":  # more tokens than a verification has are another kernel
                 self._forward_alone(np.zeros(min(16, self.info.context_length), np.int32), frozenset())
             for sampling in (Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
-                sampler.sample(torch.from_numpy(logits), [_prompt_row(tokens, 2, sampling)], kernels)
+                sampler.sample(torch.from_numpy(logits), [_prompt_row(tokens, 1, 2, sampling)], kernels)
 
 
-def _parts(rows: Sequence[ForwardRow]) -> Iterator[list[ForwardRow]]:
-    """The rows in runs of some _LOGITS_ROWS outputs: logits are the largest thing in a step."""
-    part: list[ForwardRow] = []
-    outputs = 0
-    for row in rows:
-        part.append(row)
-        outputs += row.outputs
-        if outputs >= _LOGITS_ROWS:
-            yield part
-            part, outputs = [], 0
-    if part:
-        yield part
-
-
-def _prompt_row(tokens: TokenIds, pages: int, sampling: Sampling) -> ForwardRow:
+def _prompt_row(tokens: TokenIds, first_page: int, end_page: int, sampling: Sampling) -> ForwardRow:
     return ForwardRow(
         start=0,
         tokens=tokens,
         history=tokens,
         prompt_length=len(tokens),
-        block_table=np.arange(1, pages, dtype=np.int32),
+        block_table=np.arange(first_page, end_page, dtype=np.int32),
         outputs=len(tokens),
         output=OutputMode.SAMPLE,
         sampling=sampling,

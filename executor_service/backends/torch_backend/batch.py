@@ -1,8 +1,8 @@
-"""`Batch`: one step's rows laid out for the model, on the model's device."""
+"""One step's rows laid out for the model: as numbers (`Layout`), and on the model's device (`Batch`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,49 +11,98 @@ from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow
 
+LOGITS_ROWS = 256
+"""Output positions whose logits exist at once: they are the largest thing in a step."""
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rows end to end."""
+
+    tokens: Ints  # [tokens]
+    positions: Ints  # [tokens]
+    pages: Ints  # [tokens]: where each token's K and V go
+    slots: Ints  # [tokens]: and the slot in that page
+    counts: Ints  # [rows]: tokens of each row
+    starts: Ints  # [rows]: positions of their first tokens
+    tables: Ints  # block tables end to end, of as many pages as the row has tokens for
+    table_starts: Ints  # [rows]
+    output_counts: Ints  # [rows]
+    outputs: Ints  # [outputs]: the tokens whose logits are wanted
+
+
+def lay_out(rows: Sequence[ForwardRow], page_size: int) -> Layout:
+    """The rows in their order."""
+    sizes = np.array([(row.start, len(row.tokens), row.outputs) for row in rows], np.int32)
+    starts, counts, output_counts = np.ascontiguousarray(sizes.T)
+    ends = np.cumsum(counts, dtype=np.int32)
+    lengths = -(-(starts + counts) // np.int32(page_size))
+    table_ends = np.cumsum(lengths, dtype=np.int32)
+    tables = np.concatenate([row.block_table[:n] for row, n in zip(rows, lengths.tolist(), strict=True)])
+    positions = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts - ends + counts, counts)
+    page_numbers, slots = np.divmod(positions, np.int32(page_size))
+    output_ends = np.cumsum(output_counts, dtype=np.int32)
+    return Layout(
+        tokens=np.concatenate([row.tokens for row in rows]),
+        positions=positions,
+        pages=tables[page_numbers + np.repeat(table_ends - lengths, counts)],
+        slots=slots,
+        counts=counts,
+        starts=starts,
+        tables=tables,
+        table_starts=table_ends - lengths,
+        output_counts=output_counts,
+        outputs=np.arange(output_ends[-1], dtype=np.int32) + np.repeat(ends - output_ends, output_counts),
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows end to end; every array int32 but the ids that index.
-
-    `counts`, `starts` and `tables` are per row, the rest per token.
-    """
+    """A layout on a device; every array int32 but the ids that index. `counts`, `starts`: on the host."""
 
     tokens: torch.Tensor  # int64 [tokens]
     positions: torch.Tensor  # [tokens]
-    pages: torch.Tensor  # [tokens]: where each token's K and V go
-    slots: torch.Tensor  # [tokens]: and the slot in that page
-    counts: NDArray[np.int32]  # [rows]: tokens of each row
-    starts: NDArray[np.int32]  # [rows]: positions of their first tokens
+    pages: torch.Tensor  # [tokens]
+    slots: torch.Tensor  # [tokens]
+    counts: Ints  # [rows]
+    starts: Ints  # [rows]
     tables: torch.Tensor  # [rows, most pages of a row]: block tables, filled up with page 0
-    outputs: torch.Tensor  # int64 [outputs]: the tokens whose logits are wanted
+    outputs: torch.Tensor  # int64 [outputs]
+
+    @classmethod
+    def of(cls, rows: Sequence[ForwardRow], page_size: int, device: torch.device) -> Batch:
+        """The batch of these rows, in their order."""
+        layout = lay_out(rows, page_size)
+        lengths = np.append(layout.table_starts[1:], len(layout.tables)) - layout.table_starts
+        tables = np.zeros((len(rows), lengths.max()), np.int32)
+        tables[np.arange(tables.shape[1]) < lengths[:, None]] = layout.tables
+
+        def put(values: NDArray[np.integer]) -> torch.Tensor:
+            return torch.from_numpy(values).to(device)
+
+        return cls(
+            tokens=put(layout.tokens.astype(np.int64)),
+            positions=put(layout.positions),
+            pages=put(layout.pages),
+            slots=put(layout.slots),
+            counts=layout.counts,
+            starts=layout.starts,
+            tables=put(tables),
+            outputs=put(layout.outputs.astype(np.int64)),
+        )
 
 
-def lay_out(rows: Sequence[ForwardRow], page_size: int, device: torch.device) -> Batch:
-    """The batch of these rows, in their order."""
-    counts = np.array([len(row.tokens) for row in rows], np.int32)
-    starts = np.array([row.start for row in rows], np.int32)
-    ends = np.cumsum(counts)
-    positions = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts - (ends - counts), counts).astype(
-        np.int32
-    )
-    lengths = [-(-(row.start + len(row.tokens)) // page_size) for row in rows]
-    tables = np.zeros((len(rows), max(lengths)), np.int32)
-    for table, row, length in zip(tables, rows, lengths, strict=True):
-        table[:length] = row.block_table[:length]
-    pages = tables[np.repeat(np.arange(len(rows)), counts), positions // page_size]
-    outputs = [np.arange(end - row.outputs, end) for row, end in zip(rows, ends, strict=True)]
-
-    def put(values: NDArray[np.integer]) -> torch.Tensor:
-        return torch.from_numpy(values).to(device)
-
-    return Batch(
-        tokens=put(np.concatenate([row.tokens for row in rows]).astype(np.int64)),
-        positions=put(positions),
-        pages=put(pages),
-        slots=put(positions % np.int32(page_size)),
-        counts=counts,
-        starts=starts,
-        tables=put(tables),
-        outputs=put(np.concatenate(outputs).astype(np.int64)),
-    )
+def parts(rows: Sequence[ForwardRow]) -> Iterator[list[ForwardRow]]:
+    """The rows in runs of some LOGITS_ROWS outputs."""
+    part: list[ForwardRow] = []
+    outputs = 0
+    for row in rows:
+        part.append(row)
+        outputs += row.outputs
+        if outputs >= LOGITS_ROWS:
+            yield part
+            part, outputs = [], 0
+    if part:
+        yield part

@@ -17,7 +17,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.atomic import carray, ints, load, matrix, pointer
+from executor_service.backends.torch_backend.atomic import carray, floats, ints, load, matrix, pointer
+from executor_service.backends.torch_backend.cpu_rows import ROWS_AT_ONCE, inverse_norm
 from executor_service.backends.torch_backend.tile import (
     LANES,
     PANEL_ROW_BYTES,
@@ -26,7 +27,7 @@ from executor_service.backends.torch_backend.tile import (
     put_tile,
     tile_rows,
 )
-from executor_service.backends.torch_backend.vector_math import FLAGS, exp32
+from executor_service.backends.torch_backend.vector_math import FLAGS, exp32, float_of_bits
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -38,17 +39,20 @@ _MASKED = np.float32(-1e30)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
+@njit(nogil=True)
+def _norm_head(head: Array, norm: Array, eps: np.float32) -> None:
+    """RMSNorm of one head's vector, in place, where `norm` is not empty."""
+    if norm.shape[0]:
+        scale = inverse_norm(head, eps)
+        for d in range(head.shape[0]):
+            head[d] = head[d] * scale * norm[d]
+
+
 @njit(nogil=True, fastmath=FLAGS)
 def _rotate_head(head: Array, cos: Array, sin: Array, norm: Array, eps: np.float32) -> None:
-    """RMSNorm (where `norm` is not empty) and rotation of one head's vector, in place."""
-    dim, half = head.shape[0], cos.shape[0]
-    if norm.shape[0]:
-        total = _ZERO
-        for d in range(dim):
-            total += head[d] * head[d]
-        scale = _ONE / np.sqrt(total / np.float32(dim) + eps)
-        for d in range(dim):
-            head[d] = head[d] * scale * norm[d]
+    """RMSNorm and rotation of one head's vector, in place."""
+    _norm_head(head, norm, eps)
+    half = cos.shape[0]
     for d in range(half):
         a, b = head[d], head[d + half]
         head[d] = a * cos[d] - b * sin[d]
@@ -80,32 +84,46 @@ def _store_token(
             v_page[h, d // LANES, slot, d % LANES] = value[d]
 
 
-@njit(nogil=True, cache=True, fastmath=FLAGS)
-def rotate_and_store(
-    qkv: Array,
-    positions: Ints,
-    pages: Ints,
-    slots: Ints,
-    cos: Array,
-    sin: Array,
-    q_norm: Array,
-    k_norm: Array,
-    eps: np.float32,
-    k_cache: Array,
-    v_cache: Array,
-) -> None:
-    """Rotate q and k of every token in place (after their norms, if any); write k and v into the cache.
+@njit(nogil=True, fastmath=FLAGS)
+def rotate_chunk(arguments: int, chunk: int) -> None:
+    """Some tokens' q and k are rotated in place (after their norms, if any), k and v written into the cache.
 
-    qkv [tokens, (heads + 2 kv_heads) * head_dim]; positions, pages, slots [tokens]; cos, sin
-    [context, head_dim / 2]; the norms [head_dim] or [0].
+    Arguments: tokens; the batch, see `attend_chunk`; K and V caches, their pages and page_size; qkv [tokens,
+    (heads + 2 kv_heads) * head_dim]; kv_heads, heads per KV head, head_dim; cos, sin [context, head_dim / 2];
+    context; the norms of q and k [size]; size: head_dim, or 0 where there are none; the bits of eps.
     """
-    kv_heads, dim = k_cache.shape[1], k_cache.shape[3]
-    heads = qkv.shape[1] // dim - 2 * kv_heads
-    for t in range(qkv.shape[0]):
+    tokens, batch, pages, page_size = (
+        load(arguments),
+        load(arguments + 8),
+        load(arguments + 32),
+        load(arguments + 40),
+    )
+    kv_heads, group, dim = load(arguments + 56), load(arguments + 64), load(arguments + 72)
+    qkv = matrix(load(arguments + 48), tokens, (group + 2) * kv_heads * dim)
+    context, size = load(arguments + 96), load(arguments + 120)
+    cos = matrix(load(arguments + 80), context, dim // 2)
+    sin = matrix(load(arguments + 88), context, dim // 2)
+    q_norm, k_norm = floats(load(arguments + 104), size), floats(load(arguments + 112), size)
+    eps = float_of_bits(np.int32(load(arguments + 128)))
+    k_cache, v_cache = _caches(arguments, pages, kv_heads, dim, page_size)
+    positions, page_of = ints(load(batch), tokens), ints(load(batch + 8), tokens)
+    slots = ints(load(batch + 16), tokens)
+    for t in range(chunk * ROWS_AT_ONCE, min((chunk + 1) * ROWS_AT_ONCE, tokens)):
         p = positions[t]
-        for h in range(heads):
+        for h in range(group * kv_heads):
             _rotate_head(qkv[t, h * dim : (h + 1) * dim], cos[p], sin[p], q_norm, eps)
-        _store_token(qkv[t], cos[p], sin[p], k_norm, eps, k_cache[pages[t]], v_cache[pages[t]], slots[t])
+        page = page_of[t]
+        _store_token(qkv[t], cos[p], sin[p], k_norm, eps, k_cache[page], v_cache[page], slots[t])
+
+
+@njit(nogil=True)
+def _caches(arguments: int, pages: int, kv_heads: int, dim: int, page_size: int) -> tuple[Array, Array]:
+    tiles, dim_tiles = (page_size + LANES - 1) // LANES, (dim + LANES - 1) // LANES
+    k_shape, v_shape = (pages, kv_heads, tiles, dim, LANES), (pages, kv_heads, dim_tiles, page_size, LANES)
+    return (
+        carray(pointer(load(arguments + 16)), k_shape, np.float32),
+        carray(pointer(load(arguments + 24)), v_shape, np.float32),
+    )
 
 
 @njit(nogil=True, fastmath=FLAGS)
@@ -202,26 +220,24 @@ def _attend_item(
 def attend_chunk(arguments: int, chunk: int) -> None:
     """One item and KV head of the causal attention of rotated queries over their sequences' pages.
 
-    Arguments: qkv [tokens, (heads + 2 kv_heads) * head_dim], K and V caches, block tables int32 [rows,
-    width], items int32 [4, items] (row, first flat token, its position, count), out [tokens, heads *
-    head_dim], tokens, width, items, pages, kv_heads, heads per KV head, head_dim, page_size, most rows of
-    an item.
+    Arguments: as of `rotate_chunk` up to head_dim; out [tokens, heads * head_dim]. The batch is int64: int32
+    [tokens] each, the tokens' positions, pages and slots; block tables int32 [rows, width]; width; items
+    int32 [4, items] (row, first flat token, its position, count); items; most query vectors of an item.
     """
-    tokens, width, items = load(arguments + 48), load(arguments + 56), load(arguments + 64)
-    pages, kv_heads, group = load(arguments + 72), load(arguments + 80), load(arguments + 88)
-    dim, page_size, most = load(arguments + 96), load(arguments + 104), load(arguments + 112)
-    tiles, dim_tiles = (page_size + LANES - 1) // LANES, (dim + LANES - 1) // LANES
-    qkv = matrix(load(arguments), tokens, (group + 2) * kv_heads * dim)
-    k_shape, v_shape = (pages, kv_heads, tiles, dim, LANES), (pages, kv_heads, dim_tiles, page_size, LANES)
-    k_cache = carray(pointer(load(arguments + 8)), k_shape, np.float32)
-    v_cache = carray(pointer(load(arguments + 16)), v_shape, np.float32)
-    out = matrix(load(arguments + 40), tokens, group * kv_heads * dim)
+    tokens, batch = load(arguments), load(arguments + 8)
+    pages, page_size = load(arguments + 32), load(arguments + 40)
+    kv_heads, group, dim = load(arguments + 56), load(arguments + 64), load(arguments + 72)
+    width, items, most = load(batch + 32), load(batch + 48), load(batch + 56)
+    dim_tiles = (dim + LANES - 1) // LANES
+    qkv = matrix(load(arguments + 48), tokens, (group + 2) * kv_heads * dim)
+    k_cache, v_cache = _caches(arguments, pages, kv_heads, dim, page_size)
+    out = matrix(load(arguments + 80), tokens, group * kv_heads * dim)
     # From the end: the later items of a long chunk see more keys.
     item, head = items - 1 - chunk // kv_heads, chunk % kv_heads
-    described = ints(load(arguments + 32), 4 * items)
+    described = ints(load(batch + 40), 4 * items)
     row, token = described[item], described[items + item]
     position, rows = described[2 * items + item], described[3 * items + item] * group
-    table = ints(load(arguments + 24) + 4 * row * width, width)
+    table = ints(load(batch + 24) + 4 * row * width, width)
     queries = np.empty((most, dim), np.float32)
     scores = np.empty((most, _BLOCK), np.float32)
     acc = np.empty((most, dim_tiles * LANES), np.float32)

@@ -1,10 +1,10 @@
 """Linear layers with int8 weights on CPU: rows are quantized as they come, `tile_int8` adds up products.
 
 A row of X becomes int16 with one scale, a row of W lies as int8 with one scale; what is between is exact.
-Arguments of all chunks: X [rows, k]; room for it quantized: scales fp32 [rows], then int16 [rows, k, one more
-where k is odd]; W packed; its scales fp32 [panels * 16]; out [rows, n]; rows, k, n; the largest activation;
-columns of out in a chunk / 16; the kind: out = X W^T (PUT), out += X W^T (ADD), or out = silu(X G^T) *
-(X U^T) (GATED), where in W the panels of G and U take turns.
+Arguments of all chunks: rows; X [rows, k]; room for it quantized: scales fp32 [rows], then int16 [rows, k,
+one more where k is odd]; k; the largest activation. Of products also: W packed; its scales fp32
+[panels * 16]; out [rows, n]; n; columns of out in a chunk / 16; the kind: out = X W^T (PUT), out += X W^T
+(ADD), or out = silu(X G^T) * (X U^T) (GATED), where in W the panels of G and U take turns.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numba import carray, njit  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend.atomic import floats, load, matrix, pointer
+from executor_service.backends.torch_backend.cpu_rows import ROWS_AT_ONCE
 from executor_service.backends.torch_backend.tile import tile_rows
 from executor_service.backends.torch_backend.tile_int8 import LANES, PANEL_ROW_BYTES, put_sums
 from executor_service.backends.torch_backend.vector_math import FLAGS, float_of_bits, silu32
@@ -24,15 +25,8 @@ PUT, ADD, GATED = 0, 1, 2
 
 _TILE_ROWS, _TOGETHER = 6, 4  # the largest tile, and how many panels share a pass over the rows at most
 _BLOCK_ROWS = 96  # of X, that stay in the second-level cache while a chunk of W passes by
-_QUANTIZED_ROWS = 8  # that one chunk quantizes
 _INFINITY, _NO_SIGN = np.int32(0x7F800000), np.int32(0x7FFFFFFF)  # bits of fp32
 _NEGLIGIBLE = np.float32(1e-30)  # a row of less is zero: the inverse of its scale would overflow
-
-
-@njit(nogil=True)
-def quantizing_chunks(arguments: int) -> int:
-    """How many chunks `quantize_chunk` has."""
-    return (load(arguments + 40) + _QUANTIZED_ROWS - 1) // _QUANTIZED_ROWS
 
 
 @njit(nogil=True)
@@ -41,11 +35,11 @@ def quantize_chunk(arguments: int, chunk: int) -> None:
 
     A row with a NaN or an infinity gets the scale NaN, and so a result of NaN.
     """
-    rows, k, largest = load(arguments + 40), load(arguments + 48), np.float32(load(arguments + 64))
-    x, bits = matrix(load(arguments), rows, k), carray(pointer(load(arguments)), (rows, k), np.int32)
-    scales, width = floats(load(arguments + 8), rows), k + k % 2
-    quantized = carray(pointer(load(arguments + 8) + 4 * rows), (rows, width), np.int16)
-    for r in range(chunk * _QUANTIZED_ROWS, min((chunk + 1) * _QUANTIZED_ROWS, rows)):
+    rows, k, largest = load(arguments), load(arguments + 24), np.float32(load(arguments + 32))
+    x, bits = matrix(load(arguments + 8), rows, k), carray(pointer(load(arguments + 8)), (rows, k), np.int32)
+    scales, width = floats(load(arguments + 16), rows), k + k % 2
+    quantized = carray(pointer(load(arguments + 16) + 4 * rows), (rows, width), np.int16)
+    for r in range(chunk * ROWS_AT_ONCE, min((chunk + 1) * ROWS_AT_ONCE, rows)):
         # Without signs, floats are ordered as their bits are, NaN above all: a maximum of integers.
         most = np.int32(0)
         for i in range(k):
@@ -70,13 +64,13 @@ def quantize_chunk(arguments: int, chunk: int) -> None:
 @njit(nogil=True)
 def int8_product_chunk(arguments: int, chunk: int) -> None:
     """Some columns of the product, for all rows, a block of rows after the other."""
-    rows, k, n = load(arguments + 40), load(arguments + 48), load(arguments + 56)
+    rows, k, n = load(arguments), load(arguments + 24), load(arguments + 64)
     size, kind, pairs = load(arguments + 72), load(arguments + 80), (k + 1) // 2
     each = 2 if kind == GATED else 1  # panels for 16 columns of out
     low, high = chunk * size * each, min((chunk + 1) * size, (n + LANES - 1) // LANES) * each
-    x, x_stride, x_scales = load(arguments + 8) + 4 * rows, 4 * pairs, floats(load(arguments + 8), rows)
-    w, w_scales = load(arguments + 16), floats(load(arguments + 24), high * LANES)
-    out = matrix(load(arguments + 32), rows, n)
+    x, x_stride, x_scales = load(arguments + 16) + 4 * rows, 4 * pairs, floats(load(arguments + 16), rows)
+    w, w_scales = load(arguments + 40), floats(load(arguments + 48), high * LANES)
+    out = matrix(load(arguments + 56), rows, n)
     sums = np.empty((_TILE_ROWS, _TOGETHER * LANES), np.int32)
     values = np.empty(LANES, np.float32)
     for block in range(0, rows, _BLOCK_ROWS):

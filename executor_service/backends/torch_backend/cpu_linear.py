@@ -32,10 +32,10 @@ _BLOCK_ROWS = 96  # of X, that stay in the second-level cache while a chunk of W
 def multiply_chunk(arguments: int, chunk: int) -> None:
     """A chunk of out (+)= X W^T.
 
-    Arguments: X [rows, k], W packed [panels, k, 16], out [rows, n], rows, k, n, panels a chunk, add.
+    Arguments: rows, X [rows, k], W packed [panels, k, 16], out [rows, n], k, n, panels a chunk, add.
     """
-    x, w, out = load(arguments), load(arguments + 8), load(arguments + 16)
-    rows, k, n = load(arguments + 24), load(arguments + 32), load(arguments + 40)
+    rows, x, w, out = load(arguments), load(arguments + 8), load(arguments + 16), load(arguments + 24)
+    k, n = load(arguments + 32), load(arguments + 40)
     size, add = load(arguments + 48), load(arguments + 56) != 0
     panels, low = n // LANES, chunk * size
     count = min(size, panels - low)
@@ -92,12 +92,12 @@ def _multiply_ragged(x: int, w: int, out: int, rows: int, k: int, n: int, add: b
 def gated_chunk(arguments: int, chunk: int) -> None:
     """A chunk of out = silu(X G^T) * (X U^T).
 
-    Arguments: X [rows, k], W packed with the panels of G and U taking turns, out [rows, n], rows, k, n, pairs
+    Arguments: rows, X [rows, k], W packed with the panels of G and U taking turns, out [rows, n], k, n, pairs
     of panels a chunk.
     """
-    x, w = load(arguments), load(arguments + 8)
-    rows, k, n, size = load(arguments + 24), load(arguments + 32), load(arguments + 40), load(arguments + 48)
-    out = matrix(load(arguments + 16), rows, n)
+    rows, x, w = load(arguments), load(arguments + 8), load(arguments + 16)
+    k, n, size = load(arguments + 32), load(arguments + 40), load(arguments + 48)
+    out = matrix(load(arguments + 24), rows, n)
     buffer = np.empty((6, 4 * LANES), np.float32)
     low, high = chunk * size, min((chunk + 1) * size, (n + LANES - 1) // LANES)
     for block in range(0, rows, _BLOCK_ROWS):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend import cpu_jobs
 
@@ -40,9 +41,13 @@ class Pool:
         finally:
             self._state[cpu_jobs.OVER] = 1
 
-    def run(self, kind: int, chunks: int, *arguments: int) -> None:
-        """Do a job; the arguments are those of its kind's chunk function."""
-        cpu_jobs.work(self._address, kind, chunks, np.array(arguments, np.int64))
+    def run(self, *jobs: cpu_jobs.Job) -> None:
+        """Do jobs one after the other."""
+        cpu_jobs.work(self._address, cpu_jobs.table(jobs))
+
+    def run_table(self, jobs: NDArray[np.int64]) -> None:
+        """The same with jobs in the form of `cpu_jobs.table`."""
+        cpu_jobs.work(self._address, jobs)
 
     def close(self) -> None:
         """End the helpers."""
@@ -61,4 +66,4 @@ class Pool:
             self._help_out()
 
     def _help_out(self) -> None:
-        cpu_jobs.work(self._address, cpu_jobs.HELP, 0, np.empty(0, np.int64))
+        cpu_jobs.work(self._address, cpu_jobs.table([]))

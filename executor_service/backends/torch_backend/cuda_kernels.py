@@ -1,9 +1,11 @@
-"""`CudaKernels`: bf16, fp16 or fp32 on CUDA; attention in Triton, everything else in plain torch."""
+"""`CudaKernels`: bf16, fp16 or fp32 on CUDA; attention in Triton, everything else in plain torch.
+
+Linear layers of int8 and fp8 are those of `quantized`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,15 +19,21 @@ from executor_service.backends.torch_backend.kernels import (
     PlainKernels,
     PlainLinear,
 )
+from executor_service.backends.torch_backend.quantized import Format
 from executor_service.backends.torch_backend.triton_attention import MAX_HEAD_DIM, paged_attention
+from executor_service.backends.torch_backend.triton_quantized import fused
 from executor_service.backends.torch_backend.triton_rotary import rotary_launch
-from executor_service.backends.torch_backend.triton_rows import SHORT_TOKENS, AttentionRows, cut
+from executor_service.backends.torch_backend.triton_rows import SHORT_TOKENS, AttentionRows, Tiling, cut
 
 
 @dataclass(frozen=True, slots=True)
-class _CudaBatch:
-    batch: Batch
-    classes: tuple[AttentionRows, ...]
+class CudaStep:
+    """What attention needs of a step's tokens, [tokens] each, and rows; all int32 on the device."""
+
+    positions: torch.Tensor
+    pages: torch.Tensor
+    slots: torch.Tensor
+    rows: AttentionRows
 
 
 class WideLinear(PlainLinear):
@@ -42,6 +50,9 @@ class CudaKernels(PlainKernels):
 
     groups = True
 
+    def __init__(self, device: torch.device, dtype: torch.dtype, form: Format | None = None) -> None:
+        super().__init__(device, dtype, None if form is None else fused(form))
+
     def head(self, weight: torch.Tensor) -> Linear:
         """See `Kernels`."""
         if self.device.type != "cuda" or self.dtype == torch.float32:  # interpreted; wide already
@@ -54,33 +65,25 @@ class CudaKernels(PlainKernels):
             raise ModelError(f"head_dim {head_dim} is odd or above {MAX_HEAD_DIM}: not supported on CUDA")
         return super().new_cache(pages, page_size, kv_heads, head_dim)
 
-    def prepare(self, batch: Batch, heads_per_kv_head: int) -> Any:
+    def prepare(self, batch: Batch, heads_per_kv_head: int) -> CudaStep:
         """See `Kernels`."""
-        ends = np.cumsum(batch.counts, dtype=np.int32)
-        numbers = np.arange(len(ends), dtype=np.int32)
-        rows = np.stack([numbers, ends - batch.counts, batch.counts, batch.starts + batch.counts])
-        short = batch.counts <= SHORT_TOKENS
-        classes = []
-        for chosen in (short, ~short):
-            if chosen.any():
-                mine = torch.from_numpy(np.ascontiguousarray(rows[:, chosen])).to(self.device)
-                classes.append(
-                    cut(
-                        *mine,
-                        tokens=int(rows[2, chosen].sum()), most_tokens=int(rows[2, chosen].max()),
-                        group=heads_per_kv_head, dtype=self.dtype,
-                    )
-                )  # fmt: skip
-        return _CudaBatch(batch, tuple(classes))
+        width = batch.tables.shape[1]
+        arrays = cut(batch.starts, batch.counts, Tiling.of(heads_per_kv_head, self.dtype))
+        arrays["table_starts"] = np.arange(len(batch.counts), dtype=np.int32) * np.int32(width)
+        rows = AttentionRows(
+            tables=batch.tables.flatten(),
+            most_tokens=SHORT_TOKENS,
+            **{name: torch.from_numpy(a.copy()).to(self.device) for name, a in arrays.items()},
+        )
+        return CudaStep(batch.positions, batch.pages, batch.slots, rows)
 
     def attention(
-        self, qkv: torch.Tensor, cache: LayerCache, prepared: Any, w: AttentionWeights
+        self, qkv: torch.Tensor, cache: LayerCache, prepared: CudaStep, w: AttentionWeights
     ) -> torch.Tensor:
         """See `Kernels`."""
-        batch: Batch = prepared.batch
         rotary_launch(
-            qkv, cache.k, cache.v, batch.positions, batch.pages, batch.slots,
+            qkv, cache.k, cache.v, prepared.positions, prepared.pages, prepared.slots,
             w.cos, w.sin, w.q_norm, w.k_norm, w.eps,
         ).run()  # fmt: skip
         q = qkv.view(qkv.shape[0], -1, w.head_dim)[:, : w.heads]
-        return paged_attention(q, cache.k, cache.v, batch.tables, prepared.classes)
+        return paged_attention(q, cache.k, cache.v, prepared.rows)

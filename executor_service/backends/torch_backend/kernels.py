@@ -1,6 +1,6 @@
-"""`Kernels`: the operations a model is made of, for fp32 and int8 on CPU and once in plain torch.
+"""`Kernels`: the operations a model is made of, and once in plain torch.
 
-The model above them is the same everywhere; `PlainKernels` also is what the tests hold `CpuKernels` against.
+The model above them is the same everywhere; `PlainKernels` also is what the tests hold the others against.
 """
 
 from __future__ import annotations
@@ -15,13 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from executor_service.backends.torch_backend import cpu_attention, cpu_jobs, cpu_norm
 from executor_service.backends.torch_backend.batch import Batch
-from executor_service.backends.torch_backend.cpu_pool import Pool
 from executor_service.backends.torch_backend.drawing import Filters, draw
-from executor_service.backends.torch_backend.packed import PackedGated, PackedLinear
-from executor_service.backends.torch_backend.packed_int8 import Int8Gated, Int8Linear, Scratch
-from executor_service.backends.torch_backend.tile import LANES
+from executor_service.backends.torch_backend.quantized import Format, QuantizedGated, QuantizedLinear
 
 
 class Linear(Protocol):
@@ -69,6 +65,28 @@ class AttentionWeights:
     k_norm: torch.Tensor  # the same
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one transformer block with a SwiGLU MLP is made of."""
+
+    attention_norm: torch.Tensor
+    qkv: Linear
+    attention: AttentionWeights
+    output: Linear
+    mlp_norm: torch.Tensor
+    gated: Gated
+    down: Linear
+
+
+class Stack(Protocol):
+    """All blocks of a model, for batches of up to `most_tokens` tokens."""
+
+    most_tokens: int
+
+    def __call__(self, x: torch.Tensor, prepared: Any, caches: Sequence[LayerCache]) -> torch.Tensor:
+        """x [tokens, hidden] through all blocks, the same bits as one by one. Valid until the next call."""
+
+
 class Kernels(Protocol):
     """One set of operations for one device and dtype."""
 
@@ -108,6 +126,9 @@ class Kernels(Protocol):
         qkv [tokens, (heads + 2 kv_heads) * head_dim] is overwritten; returns [tokens, heads * head_dim].
         """
 
+    def stack(self, blocks: Sequence[Block], eps: float) -> Stack | None:
+        """The blocks as one, where that is faster than one operation after the other."""
+
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """The lowest id among the largest logits of each row, int64 [rows]."""
 
@@ -119,132 +140,6 @@ class Kernels(Protocol):
         filters: Filters,
     ) -> torch.Tensor:
         """One token a row, int64 [rows]; see `drawing.draw`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _CpuBatch:
-    batch: Batch
-    item_rows: int
-    items: NDArray[np.int32]  # [4, items]: rows, first tokens, positions and counts of attention's items
-
-
-class CpuKernels:
-    """fp32 on CPU through numba: every row's result is bitwise independent of its batch."""
-
-    device = torch.device("cpu")
-    dtype = torch.float32
-    groups = False
-
-    def __init__(self, threads: int) -> None:
-        self.pool = Pool(threads)
-
-    def step(self) -> AbstractContextManager[None]:
-        """See `Kernels`."""
-        return self.pool.step()
-
-    def close(self) -> None:
-        """See `Kernels`."""
-        self.pool.close()
-
-    def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
-        """See `Kernels`."""
-        return PackedLinear(parts, bias, self.pool)
-
-    def head(self, weight: torch.Tensor) -> Linear:
-        """See `Kernels`."""
-        return self.linear([weight])
-
-    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
-        """See `Kernels`."""
-        return PackedGated(gate, up, self.pool)
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """See `Kernels`."""
-        out = torch.empty_like(x)
-        cpu_norm.rms_norm(x.numpy(), weight.numpy(), np.float32(eps), out.numpy())
-        return out
-
-    def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
-        """See `Kernels`."""
-        tiles, dim_tiles = -(-page_size // LANES), -(-head_dim // LANES)
-        return LayerCache(
-            torch.zeros(pages, kv_heads, tiles, head_dim, LANES),
-            torch.zeros(pages, kv_heads, dim_tiles, page_size, LANES),
-        )
-
-    def prepare(self, batch: Batch, heads_per_kv_head: int) -> _CpuBatch:
-        """See `Kernels`."""
-        most = max(cpu_attention.ITEM_ROWS // heads_per_kv_head, 1)
-        ends = np.cumsum(batch.counts)
-        rows, tokens, positions, counts = [], [], [], []
-        for row, (start, count, end) in enumerate(zip(batch.starts, batch.counts, ends, strict=True)):
-            for first in range(0, count, most):
-                rows.append(row)
-                tokens.append(end - count + first)
-                positions.append(start + first)
-                counts.append(min(most, count - first))
-        return _CpuBatch(
-            batch, most * heads_per_kv_head, np.array([rows, tokens, positions, counts], np.int32)
-        )
-
-    def attention(
-        self, qkv: torch.Tensor, cache: LayerCache, prepared: _CpuBatch, w: AttentionWeights
-    ) -> torch.Tensor:
-        """See `Kernels`."""
-        batch, k, v = prepared.batch, cache.k.numpy(), cache.v.numpy()
-        out = torch.empty(qkv.shape[0], w.heads * w.head_dim)
-        q = qkv.numpy()
-        cpu_attention.rotate_and_store(
-            q, batch.positions.numpy(), batch.pages.numpy(), batch.slots.numpy(), w.cos.numpy(),
-            w.sin.numpy(), w.q_norm.numpy(), w.k_norm.numpy(), np.float32(w.eps), k, v,
-        )  # fmt: skip
-        kv_heads, page_size = v.shape[1], v.shape[3]
-        tokens, items = qkv.shape[0], prepared.items.shape[1]
-        self.pool.run(
-            cpu_jobs.ATTEND, items * kv_heads, qkv.data_ptr(), cache.k.data_ptr(), cache.v.data_ptr(),
-            batch.tables.data_ptr(), prepared.items.ctypes.data, out.data_ptr(), tokens,
-            batch.tables.shape[1], items, k.shape[0], kv_heads, w.heads // kv_heads, w.head_dim, page_size,
-            prepared.item_rows,
-        )  # fmt: skip
-        return out
-
-    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """See `Kernels`."""
-        tokens = torch.zeros(logits.shape[0], dtype=torch.int64)
-        self.pool.run(cpu_jobs.ARGMAX, len(tokens), logits.data_ptr(), tokens.data_ptr(), logits.shape[1])
-        return tokens
-
-    def draw(
-        self,
-        logits: torch.Tensor,
-        temperatures: NDArray[np.float32],
-        keys: NDArray[np.uint64],
-        filters: Filters,
-    ) -> torch.Tensor:
-        """See `Kernels`."""
-        tokens = torch.zeros(logits.shape[0], dtype=torch.int64)
-        arrays = (temperatures, keys, filters.top_k, filters.top_p, filters.min_p, filters.totals)
-        self.pool.run(
-            cpu_jobs.DRAW, len(tokens), logits.data_ptr(), *[array.ctypes.data for array in arrays],
-            tokens.data_ptr(), len(tokens), logits.shape[1],
-        )  # fmt: skip
-        return tokens
-
-
-class CpuInt8Kernels(CpuKernels):
-    """The same with int8 weights: fp32 between the products, sums of integers in them."""
-
-    def __init__(self, threads: int) -> None:
-        super().__init__(threads)
-        self._scratch = Scratch()
-
-    def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
-        """See `Kernels`."""
-        return Int8Linear(parts, bias, self.pool, self._scratch)
-
-    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
-        """See `Kernels`."""
-        return Int8Gated(gate, up, self.pool, self._scratch)
 
 
 class PlainLinear:
@@ -282,12 +177,15 @@ class PlainGated:
 
 
 class PlainKernels:
-    """Any device and dtype in plain torch: attention gathers each row's pages. Correct, not fast."""
+    """Any device and dtype in plain torch: attention gathers each row's pages. Correct, not fast.
+
+    With `form` the linear layers, but for the output layer, have weights and inputs of 8 bits.
+    """
 
     groups = False
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype = device, dtype
+    def __init__(self, device: torch.device, dtype: torch.dtype, form: Format | None = None) -> None:
+        self.device, self.dtype, self.form = device, dtype, form
 
     def step(self) -> AbstractContextManager[None]:
         """See `Kernels`."""
@@ -298,14 +196,18 @@ class PlainKernels:
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
         """See `Kernels`."""
+        if self.form is not None:
+            return QuantizedLinear(parts, bias, self.form, self.device, self.dtype)
         return PlainLinear(self._put(torch.cat(list(parts))), None if bias is None else self._put(bias))
 
     def head(self, weight: torch.Tensor) -> Linear:
         """See `Kernels`."""
-        return self.linear([weight])
+        return PlainLinear(self._put(weight), None)
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
         """See `Kernels`."""
+        if self.form is not None:
+            return QuantizedGated(gate, up, self.form, self.device, self.dtype)
         return PlainGated(self._put(torch.cat([gate, up])))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -321,12 +223,12 @@ class PlainKernels:
             torch.zeros(shape, dtype=self.dtype, device=self.device),
         )
 
-    def prepare(self, batch: Batch, heads_per_kv_head: int) -> Batch:
+    def prepare(self, batch: Batch, heads_per_kv_head: int) -> Any:
         """See `Kernels`."""
         return batch
 
     def attention(
-        self, qkv: torch.Tensor, cache: LayerCache, prepared: Batch, w: AttentionWeights
+        self, qkv: torch.Tensor, cache: LayerCache, prepared: Any, w: AttentionWeights
     ) -> torch.Tensor:
         """See `Kernels`."""
         heads = qkv.view(qkv.shape[0], -1, w.head_dim)
@@ -349,6 +251,10 @@ class PlainKernels:
             outs.append(out[0].transpose(0, 1).flatten(1))
             first += count
         return torch.cat(outs)
+
+    def stack(self, blocks: Sequence[Block], eps: float) -> Stack | None:
+        """See `Kernels`."""
+        return None
 
     def _rotate(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: torch.Tensor, eps: float

@@ -17,6 +17,7 @@ from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.experts import experts
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
+    Block,
     Gated,
     Kernels,
     LayerCache,
@@ -105,6 +106,16 @@ class Model:
         tied = self.spec.tied_embeddings
         self.head: Linear = kernels.head(embedding if tied else checkpoint.read(HEAD))
         self.embedding = None if tied else embedding.to(device=kernels.device, dtype=kernels.dtype)
+        blocks = [
+            Block(
+                layer.attention_norm, layer.qkv, layer.attention, layer.output, layer.mlp_norm,
+                layer.mlp.gated, layer.mlp.down,
+            )
+            for layer in self.layers
+            if isinstance(layer.mlp, Mlp)
+        ]  # fmt: skip
+        dense = len(blocks) == len(self.layers)
+        self._stack = kernels.stack(blocks, self.spec.norm_eps) if dense else None
         progress("loading weights", 1.0)
 
     def new_caches(self, pages: int, page_size: int) -> list[LayerCache]:
@@ -112,16 +123,26 @@ class Model:
         s = self.spec
         return [self.kernels.new_cache(pages, page_size, s.kv_heads, s.head_dim) for _ in self.layers]
 
-    def hidden(self, batch: Batch, caches: Sequence[LayerCache]) -> torch.Tensor:
-        """The final hidden states [outputs, hidden] of the batch's output tokens, after the norm."""
+    def prepare(self, batch: Batch) -> Any:
+        """What the layers' attention needs of a batch."""
+        return self.kernels.prepare(batch, self.spec.heads // self.spec.kv_heads)
+
+    def hidden(
+        self, tokens: torch.Tensor, outputs: torch.Tensor, prepared: Any, caches: Sequence[LayerCache]
+    ) -> torch.Tensor:
+        """The final hidden states [outputs, hidden] of the tokens that `outputs` names, after the norm.
+
+        tokens int64 [tokens] and what `prepare` made of their batch; outputs int64 [outputs].
+        """
         kernels, eps = self.kernels, self.spec.norm_eps
-        prepared: Any = kernels.prepare(batch, self.spec.heads // self.spec.kv_heads)
-        x = self._shard.embed(self._embedding_rows, batch.tokens)
+        x = self._shard.embed(self._embedding_rows, tokens)
+        if self._stack is not None and len(x) <= self._stack.most_tokens:
+            return kernels.rms_norm(self._stack(x, prepared, caches)[outputs], self.norm, eps)
         for layer, cache in zip(self.layers, caches, strict=True):
             qkv = layer.qkv(kernels.rms_norm(x, layer.attention_norm, eps))
             layer.output(kernels.attention(qkv, cache, prepared, layer.attention), add_to=x)
             layer.mlp.add(kernels.rms_norm(x, layer.mlp_norm, eps), x)
-        return kernels.rms_norm(x[batch.outputs], self.norm, eps)
+        return kernels.rms_norm(x[outputs], self.norm, eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """fp32 logits [rows, vocabulary], of a shard its part of the vocabulary."""

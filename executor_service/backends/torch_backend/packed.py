@@ -7,17 +7,18 @@ from collections.abc import Sequence
 import torch
 
 from executor_service.backends.torch_backend import cpu_jobs
+from executor_service.backends.torch_backend.cpu_jobs import Job
 from executor_service.backends.torch_backend.cpu_pool import Pool
 from executor_service.backends.torch_backend.tile import LANES
 
 _CLAIMS_PER_THREAD = 8  # chunks of a product: enough to even out a thread that is held up
 
 
-def plus_bias(bias: torch.Tensor | None, rows: int, add_to: torch.Tensor | None) -> torch.Tensor | None:
-    """What a product of `rows` rows is added to, the bias [n] included; None: nothing, it is put."""
+def bias_jobs(bias: torch.Tensor | None, rows: int, out: int, add: bool) -> list[Job]:
+    """What comes before a product that is then added to `out`: its bias [n], put or itself added."""
     if bias is None:
-        return add_to
-    return bias.repeat(rows, 1) if add_to is None else add_to.add_(bias)
+        return []
+    return [cpu_jobs.by_rows(cpu_jobs.BIAS, rows, bias.data_ptr(), out, len(bias), int(add))]
 
 
 class PackedLinear:
@@ -33,14 +34,16 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
         """[rows, k] to [rows, n]; with `add_to` [rows, n] the result is added to it, in place."""
-        add_to = plus_bias(self._bias, x.shape[0], add_to)
-        rows, add = x.shape[0], add_to is not None
-        out = torch.empty(rows, self._n) if add_to is None else add_to
-        self._pool.run(
-            cpu_jobs.MULTIPLY, self._chunks, x.data_ptr(), self._panels.data_ptr(), out.data_ptr(),
-            rows, self._k, self._n, self._size, int(add),
-        )  # fmt: skip
+        out = torch.empty(x.shape[0], self._n) if add_to is None else add_to
+        self._pool.run(*self.jobs(x.shape[0], x.data_ptr(), out.data_ptr(), add_to is not None))
         return out
+
+    def jobs(self, rows: int, x: int, out: int, add: bool) -> list[Job]:
+        """The jobs that compute out = x W^T + b, or out += that with `add`; x and out are addresses."""
+        w, bias = self._panels.data_ptr(), self._bias
+        put = bias_jobs(bias, rows, out, add)
+        added = int(add or bias is not None)
+        return [*put, (cpu_jobs.MULTIPLY, self._chunks, rows, x, w, out, self._k, self._n, self._size, added)]
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of W, [ids, k]: an embedding that shares the output layer's weights."""
@@ -55,7 +58,7 @@ class PackedGated:
     """silu(x G^T) * (x U^T): the first half of a SwiGLU MLP (Shazeer 2020)."""
 
     def __init__(self, gate: torch.Tensor, up: torch.Tensor, pool: Pool) -> None:
-        self._n, self._k = gate.shape
+        self.width, self._k = gate.shape
         self._pool = pool
         self._panels = torch.stack([_pack(gate.float()), _pack(up.float())], 1).flatten(0, 1)
         pairs = len(self._panels) // 2
@@ -64,13 +67,14 @@ class PackedGated:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, k] to [rows, n]."""
-        rows = x.shape[0]
-        out = torch.empty(rows, self._n)
-        self._pool.run(
-            cpu_jobs.GATED, self._chunks, x.data_ptr(), self._panels.data_ptr(), out.data_ptr(),
-            rows, self._k, self._n, self._size,
-        )  # fmt: skip
+        out = torch.empty(x.shape[0], self.width)
+        self._pool.run(*self.jobs(x.shape[0], x.data_ptr(), out.data_ptr()))
         return out
+
+    def jobs(self, rows: int, x: int, out: int) -> list[Job]:
+        """The jobs that compute it; x and out are addresses."""
+        w = self._panels.data_ptr()
+        return [(cpu_jobs.GATED, self._chunks, rows, x, w, out, self._k, self.width, self._size)]
 
     def bytes(self) -> int:
         """Memory of the weights."""

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from executor_service.backends.torch_backend import cpu_int8, cpu_jobs
+from executor_service.backends.torch_backend.cpu_jobs import Job
 from executor_service.backends.torch_backend.cpu_pool import Pool
-from executor_service.backends.torch_backend.packed import chunk_size, plus_bias
+from executor_service.backends.torch_backend.packed import bias_jobs, chunk_size
 from executor_service.backends.torch_backend.tile_int8 import LANES, LARGEST_WEIGHT, largest_activation
 
 _PACKED_AT_ONCE = 256 * LANES  # columns: packing takes little memory beside the result
@@ -19,14 +20,15 @@ class Scratch:
     """Where a product's quantized rows lie; all products of one thread share it."""
 
     def __init__(self) -> None:
-        self._bytes = np.empty(0, np.uint8)
+        self._rooms = [np.empty(0, np.uint8)]
 
     def address(self, rows: int, k: int) -> int:
-        """Room for `rows` scales and rows of k int16, valid until the next call."""
+        """Room for `rows` scales and rows of k int16, whose content lasts until the next product."""
         needed = rows * (4 + 2 * (k + k % 2))
-        if needed > len(self._bytes):
-            self._bytes = np.empty(needed, np.uint8)
-        return self._bytes.ctypes.data
+        if needed > len(self._rooms[-1]):
+            # Smaller ones stay: tables of jobs hold their addresses. All of them are no more than the last.
+            self._rooms.append(np.empty(max(needed, 2 * len(self._rooms[-1])), np.uint8))
+        return self._rooms[-1].ctypes.data
 
 
 class Int8Linear:
@@ -45,15 +47,20 @@ class Int8Linear:
 
     def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
         """[rows, k] to [rows, n]; with `add_to` [rows, n] the result is added to it, in place."""
-        add_to = plus_bias(self._bias, x.shape[0], add_to)
-        rows, kind = x.shape[0], cpu_int8.PUT if add_to is None else cpu_int8.ADD
-        out = torch.empty(rows, self._n) if add_to is None else add_to
-        self._pool.run(
-            cpu_jobs.INT8_PRODUCT, self._chunks, x.data_ptr(), self._scratch.address(rows, self._k),
-            self._panels.data_ptr(), self._scales.data_ptr(), out.data_ptr(),
-            rows, self._k, self._n, self._largest, self._size, kind,
-        )  # fmt: skip
+        out = torch.empty(x.shape[0], self._n) if add_to is None else add_to
+        self._pool.run(*self.jobs(x.shape[0], x.data_ptr(), out.data_ptr(), add_to is not None))
         return out
+
+    def jobs(self, rows: int, x: int, out: int, add: bool) -> list[Job]:
+        """See `PackedLinear.jobs`."""
+        quantized = rows, x, self._scratch.address(rows, self._k), self._k, self._largest
+        kind = cpu_int8.ADD if add or self._bias is not None else cpu_int8.PUT
+        w, scales = self._panels.data_ptr(), self._scales.data_ptr()
+        return [
+            *bias_jobs(self._bias, rows, out, add),
+            cpu_jobs.by_rows(cpu_jobs.QUANTIZE, *quantized),
+            (cpu_jobs.INT8_PRODUCT, self._chunks, *quantized, w, scales, out, self._n, self._size, kind),
+        ]
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of W as they were rounded, fp32 [ids, k]."""
@@ -69,7 +76,7 @@ class Int8Gated:
     """silu(x G^T) * (x U^T), with G and U rounded to int8."""
 
     def __init__(self, gate: torch.Tensor, up: torch.Tensor, pool: Pool, scratch: Scratch) -> None:
-        self._n, self._k = gate.shape
+        self.width, self._k = gate.shape
         self._pool, self._scratch, self._largest = pool, scratch, largest_activation(self._k)
         packed = [pack(gate), pack(up)]
         self._panels = torch.stack([panels for panels, _ in packed], 1).flatten(0, 1)
@@ -80,14 +87,18 @@ class Int8Gated:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, k] to [rows, n]."""
-        rows = x.shape[0]
-        out = torch.empty(rows, self._n)
-        self._pool.run(
-            cpu_jobs.INT8_PRODUCT, self._chunks, x.data_ptr(), self._scratch.address(rows, self._k),
-            self._panels.data_ptr(), self._scales.data_ptr(), out.data_ptr(),
-            rows, self._k, self._n, self._largest, self._size, cpu_int8.GATED,
-        )  # fmt: skip
+        out = torch.empty(x.shape[0], self.width)
+        self._pool.run(*self.jobs(x.shape[0], x.data_ptr(), out.data_ptr()))
         return out
+
+    def jobs(self, rows: int, x: int, out: int) -> list[Job]:
+        """See `PackedGated.jobs`."""
+        quantized = rows, x, self._scratch.address(rows, self._k), self._k, self._largest
+        w, scales, kind = self._panels.data_ptr(), self._scales.data_ptr(), cpu_int8.GATED
+        return [
+            cpu_jobs.by_rows(cpu_jobs.QUANTIZE, *quantized),
+            (cpu_jobs.INT8_PRODUCT, self._chunks, *quantized, w, scales, out, self.width, self._size, kind),
+        ]
 
     def bytes(self) -> int:
         """Memory of the weights."""

@@ -48,17 +48,21 @@ class _Position:
     length: int
 
 
-def is_greedy(row: ForwardRow) -> bool:
-    """Whether the row wants the best id of each position and nothing else of the logits, as they are."""
+def is_plain(row: ForwardRow) -> bool:
+    """Whether the row wants nothing of its logits, as they are, but a token for each position, or nothing."""
     s = row.sampling
-    return (
+    return row.output == OutputMode.NONE or (
         row.output == OutputMode.SAMPLE
-        and s.temperature == 0
         and s.logprobs is None
         and not _penalizes(s)
         and not s.logit_bias
         and not (s.stop_token_ids and s.min_tokens > 0)
     )
+
+
+def is_greedy(row: ForwardRow) -> bool:
+    """Whether the row wants the best id of each position and nothing else of the logits, as they are."""
+    return row.output == OutputMode.SAMPLE and row.sampling.temperature == 0 and is_plain(row)
 
 
 def finite_rows(logits: torch.Tensor) -> torch.Tensor:

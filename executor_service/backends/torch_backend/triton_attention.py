@@ -15,27 +15,22 @@ and the order of every sum follows from positions alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 import triton
 import triton.language as tl
 
-from executor_service.backends.torch_backend.triton_launch import Launch, power_of_two
-from executor_service.backends.torch_backend.triton_rows import AttentionRows
+from executor_service.backends.torch_backend.triton_launch import Arguments, Launch, power_of_two
+from executor_service.backends.torch_backend.triton_rows import SPLIT_TOKENS, AttentionRows, Tiling
 
-SPLIT_TOKENS = 512
 MAX_HEAD_DIM = 128  # more does not fit into registers with these tiles
 _LEAST = 16  # lines and columns of a matrix instruction
 _SHORT_TILE_BYTES, _LONG_TILE_BYTES = 8192, 16384  # of K, and as much of V
-_MERGE_SPLITS = 16  # read at once
-_PROGRAMS = 1024  # fill a GPU of some 130 multiprocessors
-_SERIAL_SPLITS = 8  # of one program at most, or one long row would be the last to end
+_MERGE_PIECES = 16  # read at once
 _LOG2_E = 1.4426950408889634
 
 _MASKED = tl.constexpr(-1e30)  # below every score, yet finite: -inf - -inf is not a number
-# They change from step to step: a kernel that knew them would be compiled anew while requests wait.
-_CHANGING = ("table_stride", "most_tokens", "most_splits")
 
 
 @triton.jit
@@ -77,28 +72,26 @@ def _attend(
     return sums, total, highest
 
 
-@triton.jit(do_not_specialize=_CHANGING)
+# Its last size changes from step to step: a kernel that knew it would be compiled anew while requests wait.
+@triton.jit(do_not_specialize=("partial_tokens",))
 def _attention_kernel(
-    out, partial_out, partial_lse, q, k_pages, v_pages, block_table, slots, q_starts, q_lens, kv_lens,
-    block_rows, block_firsts, score_scale, q_stride, table_stride, most_tokens, most_splits,
+    out, partial_out, partial_lse, q, k_pages, v_pages, tables, table_starts, q_starts, q_lens, kv_lens,
+    item_rows, item_firsts, item_pieces, score_scale, q_stride, partial_tokens,
     group: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr,
     block_tokens: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr,
     split_tokens: tl.constexpr,
 ):  # fmt: skip
-    """Program (block, KV head, s): the pieces s, s + programs, ... of the block's keys; all if not split."""
-    block, kv_head = tl.program_id(0), tl.program_id(1)
-    row = tl.load(block_rows + block)
+    """Program (item, KV head): one piece of a block's keys, or all of them where they are not split."""
+    item, kv_head = tl.program_id(0), tl.program_id(1)
+    row = tl.load(item_rows + item)
     if row < 0:
         return
     q_len, kv_len = tl.load(q_lens + row), tl.load(kv_lens + row)
-    q_start, first = tl.load(q_starts + row), tl.load(block_firsts + block)
-    end = tl.minimum(kv_len, kv_len - q_len + first + block_tokens)  # what the block's last token sees
-    pieces = 1
+    q_start, first = tl.load(q_starts + row), tl.load(item_firsts + item)
+    begin, end = 0, tl.minimum(kv_len, kv_len - q_len + first + block_tokens)  # what its last token sees
     if split_tokens > 0:
-        pieces = tl.maximum(tl.cdiv(end, split_tokens), 1)
-    if tl.program_id(2) >= pieces:
-        return
-    table = block_table + tl.load(slots + row).to(tl.int64) * table_stride
+        begin = tl.load(item_pieces + item) * split_tokens
+        end = tl.minimum(end, begin + split_tokens)
 
     line, d = tl.arange(0, lines), tl.arange(0, columns)
     token = first + line // group
@@ -108,61 +101,50 @@ def _attention_kernel(
     mask = real[:, None] & (d < head_dim)[None, :]
     q_offset = (q_start + token) * q_stride + head * head_dim
     queries = tl.load(q + q_offset[:, None] + d[None, :], mask=mask, other=0.0)
+    sums, total, highest = _attend(
+        queries, k_pages, v_pages, tables + tl.load(table_starts + row), positions, begin, end, score_scale,
+        kv_head, kv_heads, head_dim, page_size, lines, columns, tile,
+    )  # fmt: skip
+    total = tl.where(total > 0, total, 1.0)  # a line that is no token's, or comes before the piece
+    result = sums / total[:, None]
     out_offset = (q_start + token) * (group * kv_heads * head_dim) + head * head_dim
-    if split_tokens == 0:
-        sums, total, _ = _attend(
-            queries, k_pages, v_pages, table, positions, 0, end, score_scale, kv_head,
-            kv_heads, head_dim, page_size, lines, columns, tile,
-        )  # fmt: skip
-        result = sums / tl.where(total > 0, total, 1.0)[:, None]  # a padding row has seen nothing: zeros
-        tl.store(out + out_offset[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=mask)
-    else:
-        partial = ((row * most_tokens + token).to(tl.int64) * (group * kv_heads) + head) * most_splits
-        for piece in range(tl.program_id(2), pieces, tl.num_programs(2)):
-            begin = piece * split_tokens
-            sums, total, highest = _attend(
-                queries, k_pages, v_pages, table, positions, begin, tl.minimum(end, begin + split_tokens),
-                score_scale, kv_head, kv_heads, head_dim, page_size, lines, columns, tile,
-            )  # fmt: skip
-            total = tl.where(total > 0, total, 1.0)
-            result = sums / total[:, None]
-            # Tokens whose keys are one piece are done; the others, from the pieces they see, are merged.
-            alone = (positions < split_tokens) & (piece == 0)
-            tl.store(
-                out + out_offset[:, None] + d[None, :], result.to(out.dtype.element_ty),
-                mask=mask & alone[:, None],
-            )  # fmt: skip
-            shared = (positions >= split_tokens) & (positions >= begin)
-            place = partial + piece
-            tl.store(
-                partial_out + place[:, None] * head_dim + d[None, :], result, mask=mask & shared[:, None]
-            )
-            tl.store(partial_lse + place, highest + tl.log2(total), mask=real & shared)
+    done = mask
+    if split_tokens > 0:
+        # Tokens whose keys are one piece are done; the others, from the pieces they see, are merged.
+        done = mask & ((positions < split_tokens) & (begin == 0))[:, None]
+        shared = (positions >= split_tokens) & (positions >= begin)
+        place = (item.to(tl.int64) * (group * kv_heads) + head) * partial_tokens + line // group
+        tl.store(partial_out + place[:, None] * head_dim + d[None, :], result, mask=mask & shared[:, None])
+        tl.store(partial_lse + place, highest + tl.log2(total), mask=real & shared)
+    tl.store(out + out_offset[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=done)
 
 
-@triton.jit(do_not_specialize=_CHANGING[1:])
+@triton.jit(do_not_specialize=("partial_tokens",))
 def _merge_kernel(
-    out, partial_out, partial_lse, q_starts, q_lens, kv_lens, most_tokens, most_splits,
+    out, partial_out, partial_lse, q_starts, q_lens, kv_lens, item_firsts,
+    merge_rows, merge_tokens, merge_items, partial_tokens,
     group: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, columns: tl.constexpr,
     split_tokens: tl.constexpr, at_once: tl.constexpr,
 ):  # fmt: skip
-    """Program (row x token, head): the mean of the token's pieces, each by its share of the weights."""
-    row, token = tl.program_id(0) // most_tokens, tl.program_id(0) % most_tokens
-    q_len = tl.load(q_lens + row)
-    position = tl.load(kv_lens + row) - q_len + token
-    if (token >= q_len) | (position < split_tokens):
+    """Program (merge, head): the mean of a token's pieces, each by its share of the weights."""
+    row = tl.load(merge_rows + tl.program_id(0))
+    if row < 0:
         return
+    token, item = tl.load(merge_tokens + tl.program_id(0)), tl.load(merge_items + tl.program_id(0))
     head, heads = tl.program_id(1), group * kv_heads
-    partial = ((row * most_tokens + token).to(tl.int64) * heads + head) * most_splits
+    position = tl.load(kv_lens + row) - tl.load(q_lens + row) + token
     pieces = position // split_tokens + 1
+    step = heads * partial_tokens  # from one item to the next
+    partial = (item.to(tl.int64) * heads + head) * partial_tokens + token - tl.load(item_firsts + item)
     d = tl.arange(0, columns)
     highest, total, sums = _MASKED, 0.0, tl.zeros([columns], tl.float32)
     for first in range(0, pieces, at_once):
         piece = first + tl.arange(0, at_once)
         live = piece < pieces
-        lse = tl.load(partial_lse + partial + piece, mask=live, other=float("-inf"))
+        place = partial + piece.to(tl.int64) * step
+        lse = tl.load(partial_lse + place, mask=live, other=float("-inf"))
         results = tl.load(
-            partial_out + (partial + piece)[:, None] * head_dim + d[None, :],
+            partial_out + place[:, None] * head_dim + d[None, :],
             mask=live[:, None] & (d < head_dim)[None, :], other=0.0,
         )  # fmt: skip
         higher = tl.maximum(highest, tl.max(lse, 0))
@@ -179,8 +161,7 @@ def paged_attention(
     q: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
-    block_table: torch.Tensor,
-    classes: Sequence[AttentionRows],
+    rows: AttentionRows,
     *,
     split_tokens: int = SPLIT_TOKENS,
 ) -> torch.Tensor:
@@ -188,13 +169,11 @@ def paged_attention(
 
     q [tokens, heads, head_dim] bf16, fp16 or fp32: a view with any distance between tokens (of a multiple
     of 16 elements, for speed); k_pages, v_pages [pages, page_size, kv_heads, head_dim], contiguous, of q's
-    dtype, the step's own K and V already in them; block_table int32 [slots, width]; `classes`: the rows,
-    see `triton_rows.cut`. Scores are scaled by head_dim ** -0.5 and summed in fp32. A result is left
-    undefined where a token belongs to no row. Raises ValueError.
+    dtype, the step's own K and V already in them. Scores are scaled by head_dim ** -0.5 and summed in fp32.
+    A result is left undefined where a token belongs to no row. Raises ValueError.
 
-    All arguments live on the device, nothing is read back, and every grid follows from shapes and the
-    fields of `classes` that are Python numbers: a CUDA graph may capture this, once each kernel has
-    been compiled by a call of the same shapes outside of it.
+    All arguments live on the device, nothing is read back, and every grid follows from shapes: a CUDA graph
+    may capture this, once each kernel has been compiled by a call outside of it.
     """
     tokens, heads, head_dim = q.shape
     kv_heads = k_pages.shape[2]
@@ -204,12 +183,9 @@ def paged_attention(
         raise ValueError(f"{heads} query heads do not share {kv_heads} KV heads evenly")
     if q.stride()[1:] != (head_dim, 1) or not (k_pages.is_contiguous() and v_pages.is_contiguous()):
         raise ValueError("k_pages, v_pages and the heads of each token in q have to be contiguous")
-    if block_table.dtype != torch.int32 or block_table.stride(1) != 1:
-        raise ValueError("block_table has to be int32 with contiguous rows")
     out = torch.empty(tokens, heads * head_dim, dtype=q.dtype, device=q.device)
-    for rows in classes:
-        for launch in attention_launches(out, q, k_pages, v_pages, block_table, rows, split_tokens):
-            launch.run()
+    for launch in attention_launches(out, q, k_pages, v_pages, rows, split_tokens):
+        launch.run()
     return out
 
 
@@ -218,55 +194,75 @@ def attention_launches(
     q: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
-    block_table: torch.Tensor,
     rows: AttentionRows,
     split_tokens: int = SPLIT_TOKENS,
 ) -> Iterator[Launch]:
-    """What `paged_attention` launches, one after the other."""
+    """What `paged_attention` launches, one after the other: short rows, their merge, long rows."""
     heads, head_dim = q.shape[1:]
     _, page_size, kv_heads, _ = k_pages.shape
     group = heads // kv_heads
-    blocks = rows.block_rows.shape[0]
-    lines = max(power_of_two(rows.block_tokens * group), _LEAST)
+    tiling = Tiling.of(group, q.dtype)
     columns = max(power_of_two(head_dim), _LEAST)
-    tile = min(64, (_SHORT_TILE_BYTES if rows.short else _LONG_TILE_BYTES) // (columns * q.element_size()))
-    splits = max(-(-block_table.shape[1] * page_size // split_tokens), 1) if rows.short else 1
-    programs = min(splits, max(-(-_PROGRAMS // (blocks * kv_heads)), -(-splits // _SERIAL_SPLITS)))
-    partial_out, partial_lse = out, out  # not touched
-    if splits > 1:
-        places = (rows.slots.shape[0] * rows.most_tokens, heads, splits)
-        partial_out = torch.empty(*places, head_dim, dtype=torch.float32, device=q.device)
-        partial_lse = torch.empty(places, dtype=torch.float32, device=q.device)
-    shape = {
-        "group": group, "kv_heads": kv_heads, "head_dim": head_dim,
-        "columns": columns, "split_tokens": split_tokens if rows.short else 0,
+    shape = {"group": group, "kv_heads": kv_heads, "head_dim": head_dim, "columns": columns}
+    common: Arguments = {"q_starts": rows.q_starts, "q_lens": rows.q_lens, "kv_lens": rows.kv_lens}
+    inputs = common | {
+        "out": out, "q": q, "k_pages": k_pages, "v_pages": v_pages, "tables": rows.tables,
+        "table_starts": rows.table_starts, "score_scale": head_dim**-0.5 * _LOG2_E, "q_stride": q.stride(0),
     }  # fmt: skip
-    yield Launch(
-        _attention_kernel,
-        (blocks, kv_heads, programs),
-        {
-            "out": out, "partial_out": partial_out, "partial_lse": partial_lse, "q": q, "k_pages": k_pages,
-            "v_pages": v_pages, "block_table": block_table, "slots": rows.slots, "q_starts": rows.q_starts,
-            "q_lens": rows.q_lens, "kv_lens": rows.kv_lens, "block_rows": rows.block_rows,
-            "block_firsts": rows.block_firsts, "score_scale": head_dim**-0.5 * _LOG2_E,
-            "q_stride": q.stride(0), "table_stride": block_table.stride(0),
-            "most_tokens": rows.most_tokens, "most_splits": splits,
-        },
-        shape
-        | {"page_size": page_size, "block_tokens": rows.block_tokens, "lines": lines, "tile": tile},
-        warps=4 if rows.short else 8,
-        stages=5 if rows.short else 3,
-    )  # fmt: skip
-    if splits > 1:
+
+    def tiles(block_tokens: int, tile_bytes: int) -> dict[str, int]:
+        return shape | {
+            "page_size": page_size,
+            "block_tokens": block_tokens,
+            "lines": max(power_of_two(block_tokens * group), _LEAST),
+            "tile": min(64, tile_bytes // (columns * q.element_size())),
+        }
+
+    if items := rows.item_rows.shape[0]:
+        merges = rows.merge_rows.shape[0]
+        partial_tokens = min(rows.most_tokens, tiling.short)
+        partial_out, partial_lse = out, out  # not touched
+        if merges:
+            places = (items, heads, partial_tokens)
+            partial_out = torch.empty(*places, head_dim, dtype=torch.float32, device=q.device)
+            partial_lse = torch.empty(places, dtype=torch.float32, device=q.device)
+        partial: Arguments = {
+            "partial_out": partial_out,
+            "partial_lse": partial_lse,
+            "partial_tokens": partial_tokens,
+        }
+        work: Arguments = {
+            "item_rows": rows.item_rows,
+            "item_firsts": rows.item_firsts,
+            "item_pieces": rows.item_pieces,
+        }
         yield Launch(
-            _merge_kernel,
-            (rows.slots.shape[0] * rows.most_tokens, heads, 1),
-            {
-                "out": out, "partial_out": partial_out, "partial_lse": partial_lse, "q_starts": rows.q_starts,
-                "q_lens": rows.q_lens, "kv_lens": rows.kv_lens, "most_tokens": rows.most_tokens,
-                "most_splits": splits,
-            },
-            shape | {"at_once": _MERGE_SPLITS},
+            _attention_kernel,
+            (items, kv_heads, 1),
+            inputs | partial | work,
+            tiles(tiling.short, _SHORT_TILE_BYTES) | {"split_tokens": split_tokens},
             warps=4,
-            stages=1,
-        )  # fmt: skip
+            stages=5,
+        )
+        if merges:
+            which: Arguments = {
+                name: getattr(rows, name) for name in ("merge_rows", "merge_tokens", "merge_items")
+            }
+            yield Launch(
+                _merge_kernel,
+                (merges, heads, 1),
+                common | partial | which | {"out": out, "item_firsts": rows.item_firsts},
+                shape | {"split_tokens": split_tokens, "at_once": _MERGE_PIECES},
+                warps=4,
+                stages=1,
+            )
+    if blocks := rows.long_rows.shape[0]:
+        work = {"item_rows": rows.long_rows, "item_firsts": rows.long_firsts, "item_pieces": rows.long_firsts}
+        yield Launch(
+            _attention_kernel,
+            (blocks, kv_heads, 1),
+            inputs | {"partial_out": out, "partial_lse": out, "partial_tokens": 0} | work,
+            tiles(tiling.long, _LONG_TILE_BYTES) | {"split_tokens": 0},
+            warps=8,
+            stages=3,
+        )

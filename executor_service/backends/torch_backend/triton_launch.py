@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+Arguments = dict[str, torch.Tensor | int | float]
+"""What a kernel is given, by name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:

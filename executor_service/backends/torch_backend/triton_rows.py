@@ -1,87 +1,115 @@
-"""`AttentionRows`: the rows of one class, cut into query blocks; built on the device by `cut`."""
+"""`AttentionRows`: a step's rows, and the pieces of work that attention has with them.
+
+The host cuts them (`cut`), for it knows every length; on the device nothing is derived and nothing is read
+back, so a CUDA graph that was captured with one step's rows runs another's.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
 
 SHORT_TOKENS = 8  # of a short row at most: a decode, or a verify of up to 7 drafts
+SPLIT_TOKENS = 512  # keys of a piece of a short row's work
 # Lines of a query block's matrix: its tokens times the query heads that share a KV head. fp32, which no
 # matrix instruction takes whole, would not fit into the registers with more.
 _SHORT_LINES, _LONG_LINES, _LONG_LINES_FP32 = 32, 128, 32
 
 
+class Tiling(NamedTuple):
+    """How many tokens of a row are a query block; it follows from the model alone."""
+
+    short: int  # of rows of up to SHORT_TOKENS
+    long: int
+
+    @classmethod
+    def of(cls, group: int, dtype: torch.dtype) -> Tiling:
+        """For `group` query heads that share a KV head, and q of that dtype."""
+        long = _LONG_LINES_FP32 if dtype == torch.float32 else _LONG_LINES
+        return cls(min(max(_SHORT_LINES // group, 1), SHORT_TOKENS), max(long // group, 1))
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionRows:
-    """Rows of one class. All tensors are int32 and lie on the device of q.
+    """Rows and work, all int32 on the device of q; -1 in `item_rows`, `merge_rows`, `long_rows`: padding.
 
-    A row is `q_lens[r]` tokens from `q_starts[r]` of the step's flat tokens. They are the last ones of its
-    `kv_lens[r]` keys, which lie in the pages that `block_table[slots[r]]` names. A padding row has kv_len 0:
-    it reads nothing, and the results of its tokens, if any, are zeros. Rows may come in any order.
+    Row r is `q_lens[r]` tokens from `q_starts[r]` of the step's flat tokens. They are the last ones of its
+    `kv_lens[r]` keys, which lie in the pages `tables[table_starts[r]:]`. Rows may come in any order.
     """
 
-    slots: torch.Tensor  # [rows]
+    tables: torch.Tensor  # pages of all rows, end to end
+    table_starts: torch.Tensor  # [rows]
     q_starts: torch.Tensor  # [rows]
-    q_lens: torch.Tensor  # [rows]: 0 to most_tokens
-    kv_lens: torch.Tensor  # [rows], this step's tokens included: at least q_lens, or 0
-    block_rows: torch.Tensor  # [blocks]: the row of each query block, -1 where there is none
-    block_firsts: torch.Tensor  # [blocks]: which of its row's tokens is the block's first
-    block_tokens: int  # tokens of a block at most
-    most_tokens: int  # of a row
+    q_lens: torch.Tensor  # [rows]
+    kv_lens: torch.Tensor  # [rows], this step's tokens included
+    # Short rows: a query block and SPLIT_TOKENS of its keys are an item; a block's items lie side by side.
+    item_rows: torch.Tensor  # [items]
+    item_firsts: torch.Tensor  # [items]: which of its row's tokens is the block's first
+    item_pieces: torch.Tensor  # [items]: which SPLIT_TOKENS of the keys
+    # Tokens whose keys are several pieces, which are to be merged.
+    merge_rows: torch.Tensor  # [merges]
+    merge_tokens: torch.Tensor  # [merges]: which of the row's
+    merge_items: torch.Tensor  # [merges]: the first of its items
+    # Long rows: a query block and all its keys.
+    long_rows: torch.Tensor  # [blocks]
+    long_firsts: torch.Tensor  # [blocks]
+    most_tokens: int  # of a short row
 
     def __post_init__(self) -> None:
-        for name in ("slots", "q_starts", "q_lens", "kv_lens", "block_rows", "block_firsts"):
-            tensor: torch.Tensor = getattr(self, name)
-            if tensor.dtype != torch.int32 or not tensor.is_contiguous():
+        for name in self.__slots__:
+            tensor = getattr(self, name)
+            if isinstance(tensor, torch.Tensor) and (
+                tensor.dtype != torch.int32 or not tensor.is_contiguous()
+            ):
                 raise ValueError(f"{name} has to be int32 and contiguous")
 
-    @property
-    def short(self) -> bool:
-        """Whether the rows are decodes and verifies, rather than chunks and whole prompts."""
-        return self.most_tokens <= SHORT_TOKENS
 
+def cut(starts: Ints, counts: Ints, tiling: Tiling, split_tokens: int = SPLIT_TOKENS) -> dict[str, Ints]:
+    """Rows that feed `counts` tokens behind `starts` cached ones, [rows] each, and their work.
 
-def cut(
-    slots: torch.Tensor,
-    q_starts: torch.Tensor,
-    q_lens: torch.Tensor,
-    kv_lens: torch.Tensor,
-    *,
-    tokens: int,
-    most_tokens: int,
-    group: int,
-    dtype: torch.dtype,
-) -> AttentionRows:
-    """Rows of at most `most_tokens` tokens each and `tokens` in all, cut for the attention of a model.
-
-    `group` is the number of query heads that share a KV head, `dtype` that of q. `most_tokens` tells the
-    class. Put a row into a call by its own length: one of at most SHORT_TOKENS into a call with most_tokens
-    <= SHORT_TOKENS, one of more into a call with more; else its result depends on its company. Raises
-    ValueError where a tensor is not int32 or not contiguous.
-
-    Nothing is read back, and the number of blocks is a bound that follows from shapes and the Python
-    numbers: a CUDA graph may capture this. Blocks that the bound has too many are marked and cost little.
+    What `AttentionRows` wants, but for the tables. A row's items depend on the row alone: so do the sums, and
+    their order.
     """
-    short, rows = most_tokens <= SHORT_TOKENS, slots.shape[0]
-    lines = _SHORT_LINES if short else _LONG_LINES_FP32 if dtype == torch.float32 else _LONG_LINES
-    block_tokens = max(lines // group, 1)
-    if short:
-        block_tokens = min(block_tokens, SHORT_TOKENS)
-    blocks = min(tokens // block_tokens + rows, rows * -(-most_tokens // block_tokens))
-    counts = (q_lens + (block_tokens - 1)) // block_tokens
-    ends = counts.cumsum(0, dtype=torch.int32)
-    # The last blocks of a long row see the most keys: they start first.
-    numbers = torch.arange(blocks - 1, -1, -1, dtype=torch.int32, device=slots.device)
-    owners = torch.searchsorted(ends, numbers, right=True, out_int32=True)
-    begins = (ends - counts)[owners.clamp(max=rows - 1)]
-    return AttentionRows(
-        slots=slots,
-        q_starts=q_starts,
-        q_lens=q_lens,
-        kv_lens=kv_lens,
-        block_rows=torch.where(owners < rows, owners, -1),
-        block_firsts=(numbers - begins) * block_tokens,
-        block_tokens=block_tokens,
-        most_tokens=most_tokens,
-    )
+    short = counts <= SHORT_TOKENS
+    numbers = np.arange(len(counts), dtype=np.int32)
+    rows, firsts, begins = _blocks(numbers[short], counts[short], tiling.short)
+    keys = starts[rows] + np.minimum(firsts + tiling.short, counts[rows])  # what the block's last token sees
+    items, pieces, item_begins = _spread(-(-keys // split_tokens))
+    tokens_of, tokens, _ = _spread(counts[short])
+    merged = starts[short][tokens_of] + tokens >= split_tokens
+    tokens_of, tokens = tokens_of[merged], tokens[merged]
+    long_rows, long_firsts, _ = _blocks(numbers[~short], counts[~short], tiling.long)
+    return {
+        "q_starts": np.cumsum(counts, dtype=np.int32) - counts,
+        "q_lens": counts,
+        "kv_lens": starts + counts,
+        "item_rows": rows[items],
+        "item_firsts": firsts[items],
+        "item_pieces": pieces,
+        "merge_rows": numbers[short][tokens_of],
+        "merge_tokens": tokens,
+        "merge_items": item_begins[begins[tokens_of] + tokens // tiling.short],
+        # The last blocks of a row see the most keys: they start first.
+        "long_rows": long_rows[::-1],
+        "long_firsts": long_firsts[::-1],
+    }
+
+
+def _blocks(rows: Ints, counts: Ints, tokens: int) -> tuple[Ints, Ints, Ints]:
+    """The row and first token of every block of so many tokens, and where each row's blocks begin."""
+    owners, numbers, begins = _spread(-(-counts // tokens))
+    return rows[owners], numbers * np.int32(tokens), begins
+
+
+def _spread(counts: Ints) -> tuple[Ints, Ints, Ints]:
+    """i, counts[i] times, for each i; the numbers 0 .. counts[i] - 1 beside them; where each i begins."""
+    ends = np.cumsum(counts, dtype=np.int32)
+    begins = ends - counts.astype(np.int32)
+    owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    return owners, np.arange(len(owners), dtype=np.int32) - begins[owners], begins

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from executor_service.backends.torch_backend.triton_attention import paged_attention
-from executor_service.backends.torch_backend.triton_rows import SHORT_TOKENS, cut
+from executor_service.backends.torch_backend.triton_rows import SHORT_TOKENS, AttentionRows, Tiling, cut
 
 
 @dataclass(frozen=True)
@@ -58,35 +58,29 @@ class Paged:
             self.k.append(k)
             self.v.append(v)
 
-    def attend(self, rows: Sequence[Row], split_tokens: int = 512, spare: int = 0) -> list[torch.Tensor]:
-        """Each row's result [q_len, heads * head_dim], of one step; `spare` tokens belong to no row."""
-        queries = [self.q[r.sequence][r.kv_len - r.q_len : r.kv_len] if r.kv_len else None for r in rows]
-        filled = [
-            torch.ones(r.q_len, self.heads, self.head_dim, dtype=self.dtype) if q is None else q
-            for q, r in zip(queries, rows, strict=True)
-        ]
+    def attend(
+        self, rows: Sequence[Row], split_tokens: int = 512, spare: int = 0, padding: int = 0
+    ) -> list[torch.Tensor]:
+        """Each row's result [q_len, heads * head_dim], of one step.
+
+        `spare` tokens belong to no row, and `padding` items of each kind are none.
+        """
+        queries = [self.q[r.sequence][r.kv_len - r.q_len : r.kv_len] for r in rows]
         tokens = sum(r.q_len for r in rows) + spare
         # As in the model: q is a view into rows that also hold k and v.
         qkv = torch.full((tokens, self.heads + 2 * self.kv_heads, self.head_dim), torch.nan, dtype=self.dtype)
-        qkv[: tokens - spare, : self.heads] = torch.cat(filled)
-        ends = np.cumsum([r.q_len for r in rows])
-        classes = []
-        for short in (True, False):
-            mine = [i for i, r in enumerate(rows) if (r.q_len <= SHORT_TOKENS) == short]
-            if mine:
-                fields = [
-                    (rows[i].sequence, ends[i] - rows[i].q_len, rows[i].q_len, rows[i].kv_len) for i in mine
-                ]
-                most = max(rows[i].q_len for i in mine) + (not short) * 40  # a capture's bound is a bound
-                classes.append(
-                    cut(
-                        *torch.tensor(fields, dtype=torch.int32).T.contiguous(),
-                        tokens=tokens, most_tokens=max(most, 1),
-                        group=self.heads // self.kv_heads, dtype=self.dtype,
-                    )
-                )  # fmt: skip
+        qkv[: tokens - spare, : self.heads] = torch.cat(queries)
+        counts = np.array([r.q_len for r in rows], np.int32)
+        starts = np.array([r.kv_len - r.q_len for r in rows], np.int32)
+        tiling = Tiling.of(self.heads // self.kv_heads, self.dtype)
+        arrays = cut(starts, counts, tiling, split_tokens)
+        padded = [name for name in arrays if name.startswith(("item", "merge", "long"))]
+        arrays |= {name: np.append(arrays[name], [-1] * padding) for name in padded}
+        arrays["table_starts"] = np.array([r.sequence for r in rows]) * self.table.shape[1]
+        tensors = {name: torch.from_numpy(array.astype(np.int32)) for name, array in arrays.items()}
+        work = AttentionRows(self.table.flatten(), most_tokens=SHORT_TOKENS, **tensors)
         out = paged_attention(
-            qkv[:, : self.heads], self.k_pages, self.v_pages, self.table, classes, split_tokens=split_tokens
+            qkv[:, : self.heads], self.k_pages, self.v_pages, work, split_tokens=split_tokens
         )
         return list(out.split([*(r.q_len for r in rows), spare])[:-1])
 

@@ -11,7 +11,7 @@ import torch
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.batch import lay_out
+from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cuda_kernels import CudaKernels
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
@@ -44,7 +44,7 @@ def test_attention_equals_plain_torch(
     tolerance = 1e-5 if dtype == torch.float32 else 0.03
     for step in steps:
         rows = [make_row([1] * (s + q), t, start=s) for (s, q), t in zip(step, tables, strict=True)]
-        batch = lay_out(rows, 16, CPU)
+        batch = Batch.of(rows, 16, CPU)
         qkv = torch.randn(sum(q for _, q in step), (heads + 2 * kv_heads) * dim).to(dtype)
         ours, theirs = (
             k.attention(qkv.clone(), cache, k.prepare(batch, heads // kv_heads), w)

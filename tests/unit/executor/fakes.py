@@ -12,6 +12,7 @@ from executor_service.backends.base import (
     ModelInfo,
     Progress,
     RowOutput,
+    Synchronous,
     TokenizerFiles,
 )
 from executor_service.limits import Limits
@@ -41,7 +42,7 @@ def continuation(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
     return history[len(prompt) :]
 
 
-class FakeBackend:
+class FakeBackend(Synchronous):
     """Asserts that every position it reads holds the token that the row's history says."""
 
     def __init__(self, context_length: int = 256) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from executor_service.engine import Engine, Leases
+from executor_service.engine import Engine, Leases, Step
 from executor_service.limits import Limits
 from executor_service.plan import (
     Fork,
@@ -39,9 +39,9 @@ class Clock:
 class Harness:
     """One engine; its methods are single-item steps of session 0 unless told otherwise."""
 
-    def __init__(self, bounds: Limits | None = None) -> None:
+    def __init__(self, bounds: Limits | None = None, backend: FakeBackend | None = None) -> None:
         bounds = bounds or limits()
-        self.backend = FakeBackend(bounds.context_length)
+        self.backend = backend or FakeBackend(bounds.context_length)
         self.backend.allocate(bounds.total_pages + 1, bounds.page_size)
         self.clock = Clock()
         self.engine = Engine(self.backend, bounds, EPOCH, Leases(default_s=10.0), self.clock)
@@ -57,18 +57,18 @@ class Harness:
     ) -> StepResult:
         """A step; rows are put before openings."""
         result = self.engine.execute(
-            StepPlan(
-                session,
-                step_id,
-                epoch,
-                digest,
-                ops,
-                tuple(item for item in items if isinstance(item, Row)),
-                tuple(item for item in items if isinstance(item, Opening)),
-            )
+            plan(*items, ops=ops, session=session, step_id=step_id, digest=digest, epoch=epoch)
         )
         self.engine.check()
         return result
+
+    def begin(
+        self, *items: Row | Opening, ops: tuple[Op, ...] = (), session: int = 0, step_id: int = 0
+    ) -> Step:
+        """A step that may be under way for a while."""
+        step = self.engine.begin(plan(*items, ops=ops, session=session, step_id=step_id))
+        self.engine.check()
+        return step
 
     def row(self, item: Row | Opening, session: int = 0) -> RowResult:
         """One row's answer."""
@@ -98,6 +98,20 @@ class Harness:
                 for cache_id, sequence in session.caches.items()
             ],
         )
+
+
+def plan(
+    *items: Row | Opening,
+    ops: tuple[Op, ...] = (),
+    session: int = 0,
+    step_id: int = 0,
+    digest: bytes = b"",
+    epoch: int = 0,
+) -> StepPlan:
+    """A plan; rows are put before openings."""
+    rows = tuple(item for item in items if isinstance(item, Row))
+    openings = tuple(item for item in items if isinstance(item, Opening))
+    return StepPlan(session, step_id, epoch, digest, ops, rows, openings)
 
 
 def opening(
@@ -142,4 +156,4 @@ def fork(source_id: int, cache_id: int, length: int, seed: int = 0) -> Fork:
     return Fork(source_id, cache_id, length, Sampling(seed=seed))
 
 
-__all__ = ["EPOCH", "Clock", "Harness", "Reason", "Release", "Truncate", "fork", "opening", "row"]
+__all__ = ["EPOCH", "Clock", "Harness", "Reason", "Release", "Truncate", "fork", "opening", "plan", "row"]

@@ -11,10 +11,10 @@ import torch
 from torch.nn import functional
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend.batch import lay_out
+from executor_service.backends.torch_backend.batch import Batch
+from executor_service.backends.torch_backend.cpu_kernels import CpuKernels
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
-    CpuKernels,
     Kernels,
     LayerCache,
     PlainKernels,
@@ -104,7 +104,7 @@ class Attention:
     def run(
         self, kernels: Kernels, cache: LayerCache, rows: Sequence[ForwardRow], qkv: torch.Tensor
     ) -> torch.Tensor:
-        batch = lay_out(rows, self.page_size, torch.device("cpu"))
+        batch = Batch.of(rows, self.page_size, torch.device("cpu"))
         prepared = kernels.prepare(batch, self.w.heads // self.w.kv_heads)
         return kernels.attention(qkv.clone(), cache, prepared, self.w)
 

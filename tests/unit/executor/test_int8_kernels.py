@@ -13,7 +13,7 @@ from llvmlite import binding  # type: ignore[import-untyped]
 from numba import njit
 from torch.nn import functional
 
-from executor_service.backends.torch_backend.kernels import CpuInt8Kernels
+from executor_service.backends.torch_backend.cpu_kernels import CpuInt8Kernels
 from executor_service.backends.torch_backend.packed_int8 import pack
 from executor_service.backends.torch_backend.tile_int8 import LARGEST_WEIGHT, largest_activation, make_tile
 

@@ -13,7 +13,7 @@ from executor_service import noise as reference_noise
 from executor_service.backends import numpy_sampler
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend import cpu_sampler, drawing, noise, sampler
-from executor_service.backends.torch_backend.kernels import CpuKernels
+from executor_service.backends.torch_backend.cpu_kernels import CpuKernels
 from executor_service.plan import OutputMode, Sampling
 
 VOCABULARY = 97

@@ -7,15 +7,18 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.fatal import EXIT_FAULT, EXIT_MODEL
-from executor_service.plan import Reason, StepRefused
+from executor_service.plan import Reason, Release, StepPlan, StepRefused, StepResult
 from executor_service.worker import Worker
 from tests.support.processes import ROOT
-from tests.unit.executor.harness import Harness, opening
+from tests.unit.executor.deferred import DeferredBackend, DeferredFlight
+from tests.unit.executor.fakes import continuation
+from tests.unit.executor.harness import Harness, opening, plan, row
 
 
 @pytest.fixture
@@ -118,6 +121,177 @@ async def test_an_idle_worker_lets_leases_expire(worker: Worker) -> None:
     while harness.engine.sequences:
         await idle.submit(lambda: None)
     assert idle.stop(5)
+
+
+PROMPT = [5, 6, 7]
+
+
+class Device(DeferredBackend):
+    """Lands a flight when told, oldest first; counts launches for a test that waits for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.landing = threading.Semaphore(0)
+        self.launched = threading.Semaphore(0)
+
+    def launch(self, rows: Sequence[ForwardRow]) -> DeferredFlight:
+        flight = Flight(self, super().launch(rows))
+        self.launched.release()
+        return flight  # type: ignore[return-value]
+
+
+class Flight:
+    """Waits until its device lands it, in whatever thread asks first."""
+
+    def __init__(self, device: Device, flight: DeferredFlight) -> None:
+        self._device, self._flight, self._landed, self._lock = device, flight, False, threading.Lock()
+
+    def wait(self) -> None:
+        with self._lock:
+            if not self._landed:
+                assert self._device.landing.acquire(timeout=10)
+                self._landed = True
+
+    def outputs(self) -> list[RowOutput]:
+        self.wait()
+        return self._flight.outputs()
+
+
+class Overlapped:
+    """A worker whose engine has a device."""
+
+    def __init__(self) -> None:
+        self.device = Device()
+        self.harness = Harness(backend=self.device)
+        self.worker = Worker(tick_s=0.01)
+
+    def step(self, what: StepPlan) -> asyncio.Future[tuple[StepPlan, StepResult]]:
+        """Submit a step; its launch is not waited for."""
+        return self.worker.submit_step(lambda: self.harness.engine.begin(what), 0)
+
+    async def launched(self) -> None:
+        assert await asyncio.to_thread(self.device.launched.acquire, timeout=10)
+
+    def land(self) -> None:
+        self.device.landing.release()
+
+
+@pytest.fixture
+async def overlapped() -> AsyncIterator[Overlapped]:
+    case = Overlapped()
+    await case.worker.start(lambda: case.harness.engine)
+    yield case
+    assert case.worker.stop(5)
+    case.harness.engine.check()
+
+
+async def test_a_step_is_launched_behind_one_that_is_under_way(overlapped: Overlapped) -> None:
+    case = overlapped
+    first = case.step(plan(opening(1, PROMPT)))
+    await case.launched()
+    for n in range(3, 8):
+        second = case.step(plan(row(1, n)))
+        await case.launched()
+        assert not first.done()
+        case.land()
+        assert (await first)[1].rows[0].tokens == [continuation(PROMPT, n - 2)[-1]]
+        assert not second.done()
+        first = second
+    case.land()
+    await first
+    assert case.worker.busy_s == 0
+
+
+async def test_a_third_step_waits_for_the_first(overlapped: Overlapped) -> None:
+    case = overlapped
+    steps = [case.step(plan(opening(1, PROMPT) if n == 2 else row(1, n))) for n in range(2, 6)]
+    await case.launched()
+    await case.launched()
+    assert not case.device.launched.acquire(blocking=False)
+    assert case.worker.queued == 2
+    case.land()
+    await case.launched()
+    for _ in range(3):
+        case.land()
+    await asyncio.gather(*steps)
+    assert [step.result()[1].rows[0].kv_length for step in steps] == [3, 4, 5, 6]
+
+
+async def test_another_job_runs_when_nothing_is_under_way_and_in_its_turn(overlapped: Overlapped) -> None:
+    case = overlapped
+    steps = [case.step(plan(opening(1, PROMPT))), case.step(plan(row(1, 3)))]
+    seen: list[tuple[int, int]] = []
+    job = case.worker.submit(lambda: seen.append((case.device.launches, len(case.device.unanswered))))
+    behind = case.step(plan(row(1, 4)))
+    for _ in range(3):
+        case.land()
+    await asyncio.gather(*steps, job, behind)
+    assert seen == [(2, 0)]
+
+
+async def test_a_refused_step_disturbs_nothing_under_way(overlapped: Overlapped) -> None:
+    case = overlapped
+    step = case.step(plan(opening(1, PROMPT)))
+    await case.launched()
+    with pytest.raises(StepRefused):
+        await case.step(plan(row(1, 3), session=99))
+    assert case.worker.busy_s > 0
+    assert not step.done()
+    case.land()
+    await step
+
+
+async def test_a_step_that_was_waited_for_is_answered_before_the_one_that_waited(
+    overlapped: Overlapped,
+) -> None:
+    case = overlapped
+    first = case.step(plan(opening(1, PROMPT)))
+    await case.launched()
+    second = case.step(plan(row(1, 3, tokens=[1])))
+    case.land()
+    await first
+    await case.launched()
+    assert not second.done()
+    case.land()
+    await second
+
+
+async def test_the_age_of_a_step_under_way_is_known(overlapped: Overlapped) -> None:
+    case = overlapped
+    step = case.step(plan(opening(1, PROMPT)))
+    await case.launched()
+    first = case.worker.busy_s
+    assert case.worker.busy_s > first > 0
+    case.land()
+    await step
+    assert case.worker.busy_s == 0
+
+
+async def test_leases_expire_while_a_step_is_under_way(overlapped: Overlapped) -> None:
+    case = overlapped
+    step = case.step(plan(opening(1, PROMPT)))
+    await case.launched()
+    case.harness.clock.now_s = 100.0
+    case.land()
+    assert (await step)[1].rows[0].refusal is None
+    while case.harness.engine.sequences:
+        await case.worker.submit(lambda: None)
+
+
+async def test_stopping_finishes_what_is_under_way() -> None:
+    case = Overlapped()
+    await case.worker.start(lambda: case.harness.engine)
+    steps = [
+        case.step(plan(opening(1, PROMPT))),
+        case.step(plan(row(1, 3))),
+        case.step(plan(ops=(Release((1,)),))),
+    ]
+    case.land()
+    case.land()
+    assert await asyncio.to_thread(case.worker.stop, 5)
+    results = [result for _, result in await asyncio.gather(*steps)]
+    assert [answer.refusal for result in results for answer in result.rows] == [None, None]
+    assert case.harness.engine.cache.owned == 0
 
 
 FAULTS = [

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from paceline.aio.executor import ExecutorClient
 from paceline.channel import PLAINTEXT
+from paceline.errors import Unavailable
 from paceline.executor.v1 import executor_pb2 as pb
 
 from scheduler_service.core.step import Plan, Row
@@ -123,6 +125,23 @@ async def test_a_hanging_event_loop_loses_the_executor_in_the_middle_of_a_step()
         with pytest.raises(ExecutorLostError, match="heartbeat"):
             await exchange(link)
         fake.heartbeats.set()
+
+
+async def test_a_call_whose_channel_is_closed_by_another_task_is_unavailable_and_no_cancellation() -> None:
+    fake = FakeExecutor()
+    fake.heartbeats.clear()
+    async with serving(fake) as port:
+        client = ExecutorClient(f"127.0.0.1:{port}")
+        call = asyncio.create_task(client.get_status(1))
+        await asyncio.sleep(0)  # it is under way
+        await client.close()
+        with pytest.raises(Unavailable, match="closed"):
+            await call
+        cancelled = asyncio.create_task(ExecutorClient(f"127.0.0.1:{port}").get_status(1))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
 
 
 async def test_a_step_that_makes_no_progress_loses_the_executor() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Self, TypeVar, Unpack
 
@@ -10,6 +9,7 @@ import grpc
 import grpc.aio
 
 from paceline import errors, requests, responses
+from paceline.aio.calls import reply_of
 from paceline.channel import PLAINTEXT, SCHEDULER_ADDRESS, Link, Security, open_aio_channel
 from paceline.requests import Options
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -119,10 +119,7 @@ class Client:
         request: _Request,
         timeout_s: float | None,
     ) -> _Reply:
-        try:
-            return await method(request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from None
+        return await reply_of(method(request, timeout=timeout_s, metadata=self._metadata))
 
 
 class Generation:
@@ -149,12 +146,9 @@ class Generation:
         if self._closed:
             raise StopAsyncIteration
         try:
-            message = await self._call.read()
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._closed and not (task and task.cancelling()):  # closed meanwhile, by another task
+            message = await reply_of(self._call.read())
+        except errors.Unavailable:
+            if self._closed:  # meanwhile, by another task
                 raise StopAsyncIteration from None
             raise
         if not isinstance(message, pb.GenerateResponse):  # the end of the stream

@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from paceline import errors
+from paceline.aio.calls import reply_of
 from paceline.channel import PLAINTEXT, Link, Security, open_aio_channel
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1.executor_pb2_grpc import ExecutorServiceStub
@@ -182,10 +183,7 @@ class ExecutorClient:
         request: _Request,
         timeout_s: float | None,
     ) -> _Reply:
-        try:
-            return await method(request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from None
+        return await reply_of(method(request, timeout=timeout_s, metadata=self._metadata))
 
 
 class StepStream:
@@ -226,9 +224,7 @@ class StepStream:
 
     async def _guard(self, operation: Awaitable[_Reply]) -> _Reply:
         try:
-            return await operation
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from None
+            return await reply_of(operation)
         except asyncio.InvalidStateError:  # a write after the call has ended: say how it ended
             call = self._call
             code, message, trailers = await call.code(), await call.details(), await call.trailing_metadata()

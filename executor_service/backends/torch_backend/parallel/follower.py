@@ -45,5 +45,7 @@ def _obey(backend: TorchBackend, call: Call, body: Body) -> None:
         backend.copy_page(int(body[0]), int(body[1]))
     elif call is Call.ALLOCATE:
         backend.allocate(int(body[0]), int(body[1]))
+    elif call is Call.DEFAULT_PAGES:
+        backend.default_pages(*body.tolist())
     else:
         backend.forward_once(*unpack_inputs(body))

@@ -15,6 +15,7 @@ from executor_service.backends.base import (
     ModelInfo,
     Progress,
     RowOutput,
+    Synchronous,
     TokenizerFiles,
 )
 from executor_service.backends.followers import Followers
@@ -30,7 +31,7 @@ from executor_service.plan import TokenIds
 _NOTHING = np.empty(0, np.int32)
 
 
-class LeaderBackend:
+class LeaderBackend(Synchronous):
     """Implements `Backend`. A call that fails leaves the ranks in different places: it is the group's end."""
 
     info: ModelInfo
@@ -66,6 +67,12 @@ class LeaderBackend:
     def tokenizer(self) -> TokenizerFiles:
         """See `Backend`."""
         return self._backend.tokenizer()
+
+    def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
+        """See `Backend`; all ranks measure the largest step together, and rank 0 answers."""
+        with self._all_or_none():
+            self._group.send_plan(Call.DEFAULT_PAGES, np.array([page_size, rows, tokens], np.int32))
+            return self._backend.default_pages(page_size, rows, tokens)
 
     def allocate(self, pages: int, page_size: int) -> None:
         """See `Backend`; every rank has the same pages, with its heads in them."""

@@ -30,6 +30,7 @@ class Call(enum.IntEnum):
     COPY_PAGE = 2  # source, target
     FORWARD = 3
     FORWARD_ONCE = 4
+    DEFAULT_PAGES = 5  # page size, rows, tokens
 
 
 def pack_rows(rows: Sequence[ForwardRow]) -> Body:

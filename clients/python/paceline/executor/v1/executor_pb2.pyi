@@ -801,7 +801,7 @@ class StepResult(_message.Message):
     queue_us: _builtins.int
     """arrival to start"""
     compute_us: _builtins.int
-    """start to end"""
+    """start to end, or since the end of the step before where that came later"""
     @_builtins.property
     def rows(self) -> Global___RowResults: ...
     @_builtins.property

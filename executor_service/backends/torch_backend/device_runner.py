@@ -1,0 +1,131 @@
+"""`DeviceRunner`: steps on a device that computes by itself while the host goes on.
+
+    launch   rows ─► HostStep ─► one copy ─► look up tokens, layers, logits, pick ─► one copy back
+    outputs  wait for the copy
+
+Between the copies the host reads nothing back, so the next step can be launched before this one has been
+computed: the tokens that it goes on with are looked up on the device, in `_sampled`. The exception are rows
+that want more of their logits than a token drawn from them (penalties, biases, logprobs, the logits):
+`sampler` picks theirs, and the launch waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from executor_service.backends.base import Flight, ForwardRow, Progress, RowOutput
+from executor_service.backends.torch_backend import sampler
+from executor_service.backends.torch_backend.batch import LOGITS_ROWS, parts
+from executor_service.backends.torch_backend.graphs import Graphs, Picked, shapes_of
+from executor_service.backends.torch_backend.kernels import LayerCache
+from executor_service.backends.torch_backend.model import Model
+from executor_service.backends.torch_backend.step_buffer import HostStep, StepBuffer, numbers_of
+from executor_service.backends.torch_backend.triton_pick import pick
+from executor_service.backends.torch_backend.triton_rows import Tiling
+
+_MOST_ROWS = 1 << 16  # of a step
+
+
+class DeviceRunner:
+    """Launches the steps of one model over its caches; all calls from one thread."""
+
+    max_flights = 2
+
+    def __init__(self, model: Model, caches: Sequence[LayerCache], page_size: int) -> None:
+        self._model, self._caches, self._page_size = model, caches, page_size
+        self._device = model.kernels.device
+        self._tiling = Tiling.of(model.spec.heads // model.spec.kv_heads, model.kernels.dtype)
+        self._graphs = Graphs(self._device)
+        # What each row of the last step sampled last, by the row's place in that step.
+        self._sampled = torch.zeros(_MOST_ROWS, dtype=torch.int32, device=self._device)
+
+    def capture(self, rows: int, tokens: int, progress: Progress) -> None:
+        """See `Backend`."""
+        pages = self._caches[0].k.shape[0]
+        shapes = shapes_of(rows, tokens, pages, self._page_size, self._tiling)
+        with torch.inference_mode():
+            self._graphs.capture(self._compute, shapes, progress)
+
+    def launch(self, rows: Sequence[ForwardRow]) -> Flight:
+        """See `Backend`."""
+        with torch.inference_mode():
+            step = HostStep(rows, self._page_size, self._tiling)
+            found = self._graphs.find(step.shape)
+            shape = found[0] if found else step.shape
+            host = torch.empty(numbers_of(shape), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+            used = step.write(shape, host.numpy())
+            if found:
+                self._graphs.buffer[:used].copy_(host[:used], non_blocking=True)
+                found[1].replay()
+                picked = found[1].picked
+            else:
+                buffer = host.to(self._device, non_blocking=True)
+                picked = self._compute(StepBuffer(buffer, shape))
+            return LaunchedStep(rows, picked.picks, self._by_sampler(rows, picked.hidden))
+
+    def _compute(self, step: StepBuffer) -> Picked:
+        """All that the device does in a step. Nothing is read back: this may be captured."""
+        tokens = torch.where(step.tokens < 0, self._sampled[(-1 - step.tokens).clamp(min=0)], step.tokens)
+        hidden = self._model.hidden(tokens, step.outputs, step.attention, self._caches)
+        picks = torch.empty(2, len(hidden), dtype=torch.int32, device=self._device)
+        for first in range(0, len(hidden), LOGITS_ROWS):
+            part = slice(first, first + LOGITS_ROWS)
+            pick(self._model.logits(hidden[part]), step.pick(part), picks[0, part], picks[1, part])
+        if len(hidden):
+            self._sampled[: len(step.last_outputs)] = picks[0][step.last_outputs]
+        return Picked(hidden, picks)
+
+    def _by_sampler(self, rows: Sequence[ForwardRow], hidden: torch.Tensor) -> dict[int, RowOutput]:
+        """The outputs of the rows that `pick` is not enough for, by their places in the step."""
+        special = [index for index, row in enumerate(rows) if not sampler.is_plain(row)]
+        answered: dict[int, RowOutput] = {}
+        ends = np.cumsum([row.outputs for row in rows]).tolist()
+        for part in parts([rows[index] for index in special]):
+            mine = special[len(answered) : len(answered) + len(part)]
+            places = np.concatenate([np.arange(ends[i] - rows[i].outputs, ends[i]) for i in mine])
+            logits = self._model.logits(hidden[torch.from_numpy(places).to(self._device)])
+            answered |= zip(mine, sampler.sample(logits, part, self._model.kernels), strict=True)
+        for index, output in answered.items():
+            if output.finite and output.tokens is not None:
+                self._sampled[index] = int(output.tokens[-1])
+        return answered
+
+
+class LaunchedStep:
+    """A step on its way: the `Flight` of a `DeviceRunner`."""
+
+    def __init__(
+        self, rows: Sequence[ForwardRow], picks: torch.Tensor, answered: dict[int, RowOutput]
+    ) -> None:
+        self._rows, self._answered = rows, answered
+        cuda = picks.device.type == "cuda"
+        self._picks = torch.empty(picks.shape, dtype=torch.int32, pin_memory=cuda)
+        self._picks.copy_(picks, non_blocking=True)
+        # Blocking: who waits sleeps, and does not take the core from who launches the next step.
+        self._done = torch.cuda.Event(blocking=True) if cuda else None  # type: ignore[no-untyped-call]
+        if self._done is not None:
+            self._done.record()
+
+    def wait(self) -> None:
+        """See `Flight`."""
+        if self._done is not None:
+            self._done.synchronize()
+
+    def outputs(self) -> list[RowOutput]:
+        """See `Flight`."""
+        self.wait()
+        tokens, finite = self._picks.numpy()
+        results = []
+        end = 0
+        for index, row in enumerate(self._rows):
+            begin, end = end, end + row.outputs
+            if index in self._answered:
+                results.append(self._answered[index])
+            elif not finite[begin:end].all():
+                results.append(RowOutput(finite=False))
+            else:
+                results.append(RowOutput(tokens=tokens[begin:end]) if row.outputs else RowOutput())
+        return results

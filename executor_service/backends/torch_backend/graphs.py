@@ -1,0 +1,129 @@
+"""`Graphs`: steps captured once for each of some shapes, and replayed with other numbers.
+
+A CUDA graph launches a step's thousand kernels at once. It repeats addresses, so what changes from step to
+step lies in one buffer, at places that follow from the shape; a smaller step is padded. Steps that no shape
+holds (long prompts, which keep the device busy for longer than their launches take) run without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from executor_service.backends.base import Progress
+from executor_service.backends.torch_backend.step_buffer import StepBuffer, StepShape, numbers_of
+from executor_service.backends.torch_backend.triton_rows import SHORT_TOKENS, SPLIT_TOKENS, Tiling
+
+_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_VERIFIED = (1, 4, SHORT_TOKENS)  # tokens of a row
+_MOST_OUTPUTS = 512  # of a captured step: its logits are what takes memory
+_CHUNKS, _CHUNK_ROWS = (128, 512), (8, 32, 128)  # tokens of prompts, and rows beside them
+_OPENINGS = 8  # rows that such a chunk may be cut into
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """What a step leaves on the device."""
+
+    hidden: torch.Tensor  # [outputs, hidden], after the final norm
+    picks: torch.Tensor  # int32 [2, outputs]: the token of each output, and whether its logits were finite
+
+
+Step = Callable[[StepBuffer], Picked]
+
+
+class Captured(Protocol):
+    """A captured step."""
+
+    picked: Picked
+
+    def replay(self) -> None:
+        """Enqueue it again; `picked` then holds what this run left."""
+
+
+class CudaGraph:
+    """A step as a CUDA graph. All share one memory pool: each may overwrite what another one left."""
+
+    def __init__(self, step: Step, buffer: StepBuffer, pool: Any) -> None:
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step(buffer)  # compiles what was not yet, and lets libraries allocate
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool, stream=side):
+            self.picked = step(buffer)
+
+    def replay(self) -> None:
+        """See `Captured`."""
+        self._graph.replay()
+
+
+class Rerun:
+    """What stands for a CUDA graph where there is none: the same step on the same buffer, computed again."""
+
+    def __init__(self, step: Step, buffer: StepBuffer) -> None:
+        self._step, self._buffer = step, buffer
+        self.picked = step(buffer)
+
+    def replay(self) -> None:
+        """See `Captured`."""
+        self.picked = self._step(self._buffer)
+
+
+class Graphs:
+    """Captured steps by shape, and the buffer that they all read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._captured: dict[StepShape, Captured] = {}
+        self.buffer = torch.zeros(0, dtype=torch.int32, device=device)
+
+    def capture(self, step: Step, shapes: Sequence[StepShape], progress: Progress) -> None:
+        """Capture the step for each shape, the largest first, for the others then fit into its memory."""
+        self.buffer = torch.zeros(max(map(numbers_of, shapes)), dtype=torch.int32, device=self._device)
+        cuda = self._device.type == "cuda"
+        pool = torch.cuda.graph_pool_handle() if cuda else None
+        for done, shape in enumerate(sorted(shapes, key=lambda s: (s.tokens, s.rows), reverse=True)):
+            progress("capturing CUDA graphs", done / len(shapes))
+            numbers = StepBuffer.padding(self.buffer, shape)
+            self._captured[shape] = CudaGraph(step, numbers, pool) if cuda else Rerun(step, numbers)
+        # The cheapest that holds a step comes first.
+        self._captured = dict(sorted(self._captured.items(), key=lambda item: (item[0].tokens, item[0].rows)))
+        progress("capturing CUDA graphs", 1.0)
+
+    def find(self, shape: StepShape) -> tuple[StepShape, Captured] | None:
+        """The cheapest captured step that can hold one of this shape."""
+        for candidate, captured in self._captured.items():
+            if candidate.holds(shape):
+                return candidate, captured
+        return None
+
+
+def shapes_of(rows: int, tokens: int, pages: int, page_size: int, tiling: Tiling) -> list[StepShape]:
+    """What is worth capturing where steps have up to so many rows and tokens, on so many pages in all."""
+
+    def shape(count: int, each: int, chunk: int, chunk_rows: int) -> StepShape:
+        short, longs = count * each, chunk // tiling.long + chunk_rows
+        blocks = count * -(-each // tiling.short)
+        # Every block has a last piece, and whole ones before it as far as the pages go, shared ones aside.
+        pieces = blocks + -(-each // tiling.short) * (pages * page_size // SPLIT_TOKENS)
+        return StepShape(
+            tokens=short + chunk,
+            rows=count + chunk_rows,
+            outputs=short + chunk_rows,
+            items=pieces,
+            merges=short,
+            long_blocks=longs if chunk else 0,
+            pages=2 * pages + count + chunk_rows,
+            most_tokens=each,
+        )
+
+    counts = sorted({min(count, rows) for count in _ROWS})
+    shapes = [shape(n, each, 0, 0) for each in _VERIFIED for n in counts if n * each <= _MOST_OUTPUTS]
+    for chunk in _CHUNKS:
+        shapes += [shape(min(n, rows), 1, chunk, _OPENINGS) for n in _CHUNK_ROWS if n + _OPENINGS <= rows]
+    return list(dict.fromkeys(s for s in shapes if s.tokens <= tokens))

@@ -1,0 +1,42 @@
+"""`HostRunner`: steps that the host computes, or waits for at once; on any device, and with several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from executor_service.backends.base import Flight, ForwardRow, Landed, Progress, RowOutput
+from executor_service.backends.torch_backend.batch import Batch, parts
+from executor_service.backends.torch_backend.kernels import LayerCache
+from executor_service.backends.torch_backend.model import Model
+from executor_service.backends.torch_backend.shard import Shard
+
+
+class HostRunner:
+    """Computes the steps of one rank's part of a model over its caches."""
+
+    max_flights = 1
+
+    def __init__(self, model: Model, shard: Shard, caches: Sequence[LayerCache], page_size: int) -> None:
+        self._model, self._shard, self._caches, self._page_size = model, shard, caches, page_size
+
+    def capture(self, rows: int, tokens: int, progress: Progress) -> None:
+        """There is nothing to capture."""
+
+    def launch(self, rows: Sequence[ForwardRow]) -> Flight:
+        """See `Backend`."""
+        model = self._model
+        with torch.inference_mode(), model.kernels.step():
+            batch = Batch.of(rows, self._page_size, model.kernels.device)
+            hidden = model.hidden(batch.tokens, batch.outputs, model.prepare(batch), self._caches)
+            results: list[RowOutput] = []
+            begin = 0
+            for part in parts(rows):
+                end = begin + sum(row.outputs for row in part)
+                if end > begin:
+                    results += self._shard.answer(model.logits(hidden[begin:end]), part, model.kernels)
+                else:
+                    results += [RowOutput() for _ in part]
+                begin = end
+            return Landed(results)

@@ -1,0 +1,20 @@
+"""`Runner`: what runs a backend's steps; `HostRunner` waits for each, `DeviceRunner` goes ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from executor_service.backends.base import Flight, ForwardRow, Progress
+
+
+class Runner(Protocol):
+    """Runs the steps of one model over its caches; all calls from one thread."""
+
+    max_flights: int  # as in `Backend`
+
+    def capture(self, rows: int, tokens: int, progress: Progress) -> None:
+        """See `Backend`."""
+
+    def launch(self, rows: Sequence[ForwardRow]) -> Flight:
+        """See `Backend`."""

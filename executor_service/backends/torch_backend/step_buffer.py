@@ -1,0 +1,168 @@
+"""`StepBuffer`: all that the device has to know of a step, in one int32 array that crosses in one copy.
+
+The host derives everything, as it knows every length: page and slot of each token, attention's work, the
+noise keys. The one thing it may not know is a token that the step before this one samples; in its place
+stands the row that samples it, as -1 - row, and the device looks it up.
+
+Steps of one shape have their parts in the same places, padded: what was captured with one of them in a CUDA
+graph can be replayed with another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from executor_service import noise
+from executor_service.backends.base import ForwardRow
+from executor_service.backends.torch_backend.batch import Layout, lay_out
+from executor_service.backends.torch_backend.cuda_kernels import CudaStep
+from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE
+from executor_service.backends.torch_backend.triton_pick import PickRows
+from executor_service.backends.torch_backend.triton_rows import (
+    SHORT_TOKENS,
+    AttentionRows,
+    Ints,
+    Tiling,
+    cut,
+)
+
+_ALIGNMENT = 4  # numbers: Triton compiles anew for a pointer that is not to a multiple of 16 bytes
+_FLOATS = ("temperatures", "top_ps", "min_ps")
+_PADDING = {"item_rows": -1, "merge_rows": -1, "long_rows": -1}  # everywhere else zeros harm nobody
+
+
+class StepShape(NamedTuple):
+    """How many there are of each kind of thing in a step, or at most."""
+
+    tokens: int
+    rows: int
+    outputs: int
+    items: int  # of attention's work, see `AttentionRows`
+    merges: int
+    long_blocks: int
+    pages: int  # in all block tables
+    most_tokens: int  # of a short row
+
+    def holds(self, other: StepShape) -> bool:
+        """Whether a step of that shape, padded, can be one of this shape."""
+        return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
+
+
+# Where each part's length comes from, in the order in which they lie. Block tables come last: their room is
+# large, and the part of it that is not used need not be copied.
+_PARTS: Mapping[str, str] = {
+    **dict.fromkeys(("tokens", "positions", "page_of_token", "slots"), "tokens"),
+    **dict.fromkeys(("q_starts", "q_lens", "kv_lens", "table_starts", "last_outputs"), "rows"),
+    **dict.fromkeys(
+        ("outputs", "temperatures", "key_lows", "key_highs", "top_ks", "top_ps", "min_ps"), "outputs"
+    ),
+    **dict.fromkeys(("item_rows", "item_firsts", "item_pieces"), "items"),
+    **dict.fromkeys(("merge_rows", "merge_tokens", "merge_items"), "merges"),
+    **dict.fromkeys(("long_rows", "long_firsts"), "long_blocks"),
+    "tables": "pages",
+}
+
+
+def numbers_of(shape: StepShape) -> int:
+    """The length of a buffer for steps of this shape."""
+    ends: list[int] = [place.stop for _, place in _places(shape)]
+    return max(ends)
+
+
+def _places(shape: StepShape) -> Iterator[tuple[str, slice]]:
+    begin = 0
+    for name, kind in _PARTS.items():
+        length: int = getattr(shape, kind)
+        yield name, slice(begin, begin + length)
+        begin += -(-length // _ALIGNMENT) * _ALIGNMENT
+
+
+class HostStep:
+    """One step's numbers on the host."""
+
+    def __init__(self, rows: Sequence[ForwardRow], page_size: int, tiling: Tiling) -> None:
+        layout = lay_out(rows, page_size)
+        tokens, counts = layout.tokens, layout.output_counts
+        follows = np.array([row.follows for row in rows], np.int32)
+        if (follows >= 0).any():
+            places = np.cumsum(layout.counts) - 1
+            tokens[places[follows >= 0]] = -1 - follows[follows >= 0]
+        arrays: dict[str, NDArray[np.generic]] = {
+            **cut(layout.starts, layout.counts, tiling),
+            **_picked(rows, layout),
+            "tokens": tokens,
+            "positions": layout.positions,
+            "page_of_token": layout.pages,
+            "slots": layout.slots,
+            "tables": layout.tables,
+            "table_starts": layout.table_starts,
+            "outputs": layout.outputs,
+            "last_outputs": np.maximum(np.cumsum(counts, dtype=np.int32) - 1, 0),
+        }
+        self._arrays = arrays
+        most = int(layout.counts[layout.counts <= SHORT_TOKENS].max(initial=1))
+        lengths = {kind: len(arrays[name]) for name, kind in _PARTS.items()}
+        self.shape = StepShape(**lengths, most_tokens=most)
+
+    def write(self, shape: StepShape, buffer: Ints) -> int:
+        """Lay the numbers out in `buffer` as in a step of `shape`; how much of it is used."""
+        used = 0
+        for name, place in _places(shape):
+            array = self._arrays[name]
+            end = used = place.start + len(array)
+            buffer[place.start : end] = array if array.dtype == np.int32 else array.view(np.int32)
+            if name != "tables":
+                buffer[end : place.stop] = _PADDING.get(name, 0)
+        return used
+
+
+def _picked(rows: Sequence[ForwardRow], layout: Layout) -> dict[str, NDArray[np.generic]]:
+    """How the token of each output is picked."""
+    counts, samplings = layout.output_counts, [row.sampling for row in rows]
+
+    def each(values: list[float], dtype: type[np.generic]) -> NDArray[np.generic]:
+        return np.repeat(np.array(values, dtype), counts)
+
+    # The output of position p is the token at index p + 1.
+    seeds = np.repeat(np.array([s.seed for s in samplings], np.uint64), counts)
+    halves = noise.keys(seeds, layout.positions[layout.outputs] + 1).view(np.int32).reshape(-1, 2)
+    warm = [max(s.temperature, MIN_TEMPERATURE) if s.temperature else 0.0 for s in samplings]
+    return {
+        "temperatures": each(warm, np.float32),
+        "key_lows": np.ascontiguousarray(halves[:, 0]),
+        "key_highs": np.ascontiguousarray(halves[:, 1]),
+        "top_ks": each([s.top_k for s in samplings], np.int32),
+        "top_ps": each([s.top_p for s in samplings], np.float32),
+        "min_ps": each([min(s.min_p, 1.0) for s in samplings], np.float32),
+    }
+
+
+class StepBuffer:
+    """The same on the device: a view for each part of a buffer that holds a step of `shape`."""
+
+    def __init__(self, buffer: torch.Tensor, shape: StepShape) -> None:
+        part = {name: buffer[place] for name, place in _places(shape)}
+        self.tokens, self.outputs, self.last_outputs = part["tokens"], part["outputs"], part["last_outputs"]
+        names = set(AttentionRows.__slots__) & set(part)
+        rows = AttentionRows(most_tokens=shape.most_tokens, **{name: part[name] for name in names})
+        self.attention = CudaStep(part["positions"], part["page_of_token"], part["slots"], rows)
+        self._pick = {
+            name: part[name].view(torch.float32) if name in _FLOATS else part[name]
+            for name in PickRows.__slots__
+        }
+
+    @classmethod
+    def padding(cls, buffer: torch.Tensor, shape: StepShape) -> StepBuffer:
+        """A step of nothing but padding, written into the buffer."""
+        for name, place in _places(shape):
+            buffer[place] = _PADDING.get(name, 0)
+        return cls(buffer, shape)
+
+    def pick(self, part: slice) -> PickRows:
+        """How some of the outputs are picked."""
+        return PickRows(**{name: tensor[part] for name, tensor in self._pick.items()})

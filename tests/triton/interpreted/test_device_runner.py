@@ -1,0 +1,240 @@
+"""`DeviceRunner`, interpreted on CPU, computes what the host's runner does: ahead of it, padded or not."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from executor_service.backends.base import ForwardRow, RowOutput
+from executor_service.backends.torch_backend import TorchBackend, TorchConfig, graphs
+from executor_service.backends.torch_backend.cuda_kernels import CudaKernels
+from executor_service.backends.torch_backend.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.graphs import shapes_of
+from executor_service.backends.torch_backend.step_buffer import StepShape
+from executor_service.backends.torch_backend.triton_rows import Tiling, cut
+from executor_service.engine import Engine, Step
+from executor_service.limits import Limits
+from executor_service.plan import OutputMode, Release, Sampling, StepResult
+from tests.conformance.kit.tiny_model import write_tiny_model
+from tests.unit.executor.harness import opening, plan
+from tests.unit.executor.harness import row as row_of
+from tests.unit.executor.rows import make_row
+
+CPU = torch.device("cpu")
+PAGES, PAGE = 64, 16
+TABLES = {name: list(range(1 + 8 * i, 9 + 8 * i)) for i, name in enumerate("abcdefg")}
+TOKENS = {name: np.random.default_rng(i).integers(0, 250, 120).tolist() for i, name in enumerate("abcdefg")}
+DRAWN = Sampling(temperature=0.9, top_k=20, top_p=0.9, seed=7)
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchBackend]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchBackend, "_kernels", lambda self: CudaKernels(CPU, torch.float32))
+        backend = TorchBackend(TorchConfig(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny", 128)))
+        backend.load(lambda what, done: None)
+        yield backend
+        backend.close()
+
+
+@pytest.fixture
+def runner(backend: TorchBackend) -> DeviceRunner:
+    """On KV storage of its own."""
+    return DeviceRunner(backend.model, backend.model.new_caches(PAGES, PAGE), PAGE)
+
+
+@pytest.fixture
+def capturing(runner: DeviceRunner, monkeypatch: pytest.MonkeyPatch) -> DeviceRunner:
+    """With three graphs: decodes, verifies, and a chunk beside decodes."""
+    sizes = {"_ROWS": (4,), "_VERIFIED": (1, 5), "_CHUNKS": (20,), "_CHUNK_ROWS": (2,), "_OPENINGS": 2}
+    for name, size in sizes.items():
+        monkeypatch.setattr(graphs, name, size)
+    told: list[float] = []
+    runner.capture(4, 160, lambda what, done: told.append(done))
+    assert told == [0, 1 / 3, 2 / 3, 1]
+    return runner
+
+
+@pytest.fixture(params=["eager", "captured"])
+def either(request: pytest.FixtureRequest) -> DeviceRunner:
+    fixture: DeviceRunner = request.getfixturevalue("runner" if request.param == "eager" else "capturing")
+    return fixture
+
+
+def row(
+    name: str,
+    start: int,
+    count: int,
+    outputs: int = 1,
+    sampling: Sampling = DRAWN,
+    output: OutputMode = OutputMode.SAMPLE,
+) -> ForwardRow:
+    return make_row(
+        TOKENS[name][: start + count], TABLES[name],
+        start=start, outputs=outputs, output=output, sampling=sampling, top_k=3,
+    )  # fmt: skip
+
+
+def fill(runner: DeviceRunner, **lengths: int) -> None:
+    for name, length in lengths.items():
+        runner.launch([row(name, 0, length, outputs=0, output=OutputMode.NONE)]).outputs()
+
+
+def following(name: str, start: int, row_before: int, sampling: Sampling = DRAWN) -> ForwardRow:
+    return replace_tokens(row(name, start, 1, sampling=sampling), row_before)
+
+
+def replace_tokens(row: ForwardRow, row_before: int) -> ForwardRow:
+    """The row as the engine has it while its token is not known."""
+    unknown = np.full(1, -1, np.int32)
+    return replace(row, tokens=unknown, history=np.append(row.history[:-1], unknown), follows=row_before)
+
+
+def same(ours: Sequence[RowOutput], theirs: Sequence[RowOutput]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.finite == b.finite
+        for name in ("tokens", "top_ids"):
+            x, y = getattr(a, name), getattr(b, name)
+            assert (x is None) == (y is None), name
+            assert x is None or x.tolist() == y.tolist(), name
+        for name in ("logprobs", "top_logprobs", "logits"):
+            x, y = getattr(a, name), getattr(b, name)
+            assert (x is None) == (y is None), name
+            if x is not None:
+                np.testing.assert_allclose(x, y, atol=1e-5)
+
+
+MIXED = [
+    [row("a", 0, 9), row("b", 0, 3, sampling=Sampling()), row("c", 0, 2, outputs=0, output=OutputMode.NONE)],
+    [
+        row("a", 9, 1),
+        row("b", 3, 5, outputs=5),
+        row("c", 2, 9, outputs=3, output=OutputMode.FULL),
+        row("d", 0, 4, outputs=2, output=OutputMode.TOP_K),
+    ],
+    [
+        row("a", 10, 1, sampling=Sampling(temperature=0.7, logprobs=2, seed=3)),
+        row("b", 8, 2, outputs=2, sampling=replace(DRAWN, repetition_penalty=1.3)),
+        row("d", 4, 1, sampling=Sampling(logit_bias=((5, 50.0),))),
+        row("c", 11, 1, sampling=Sampling(min_p=0.2, temperature=1.0, seed=9)),
+    ],
+]
+
+
+def test_steps_of_every_kind_give_what_the_hosts_runner_gives(
+    backend: TorchBackend, either: DeviceRunner
+) -> None:
+    backend.allocate(PAGES, PAGE)
+    for rows in MIXED:
+        same(either.launch(rows).outputs(), backend.forward(rows))
+
+
+def test_a_step_that_is_launched_before_the_last_one_is_read_goes_on_with_its_tokens(
+    either: DeviceRunner,
+) -> None:
+    runner = either
+    fill(runner, a=3, b=5)
+    biased = replace(DRAWN, logit_bias=((5, 50.0),))  # its token comes from the host's sampler
+    first = runner.launch([row("a", 3, 1), row("c", 0, 2), row("b", 5, 1, sampling=biased)])
+    second = runner.launch([following("b", 6, 2), following("c", 2, 1), following("a", 4, 0)])
+    a, c, b = (int(out.tokens[0]) for out in first.outputs() if out.tokens is not None)
+    ahead = second.outputs()
+    rows = [
+        replace(row(name, start, 1), tokens=np.full(1, token, np.int32))
+        for name, start, token in (("b", 6, b), ("c", 2, c), ("a", 4, a))
+    ]
+    assert b == 5
+    same(ahead, runner.launch(rows).outputs())
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_a_row_that_is_not_finite_harms_nobody_and_nobody_who_follows(capturing: DeviceRunner) -> None:
+    fill(capturing, a=4, b=4)
+    for cache in capturing._caches:
+        cache.k[TABLES["a"][0], 3] = torch.nan
+    first = capturing.launch([row("a", 4, 1), row("b", 4, 1)])
+    second = capturing.launch([following("a", 5, 0), following("b", 5, 1)])
+    assert [out.finite for out in first.outputs()] == [False, True]
+    assert [out.finite for out in second.outputs()] == [False, True]
+
+
+class ReadsBack(TorchDispatchMode):
+    """Fails where the host would wait for the device, or would send it something: a graph has neither."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        name = func.name()
+        assert name not in ("aten::_local_scalar_dense", "aten::nonzero", "aten::item"), name
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_captured_step_reads_nothing_back(capturing: DeviceRunner) -> None:
+    fill(capturing, a=3)
+    with ReadsBack():
+        capturing.launch([row("a", 3, 1), row("b", 0, 9)]).outputs()
+
+
+def test_a_step_that_no_graph_holds_runs_all_the_same(capturing: DeviceRunner, backend: TorchBackend) -> None:
+    backend.allocate(PAGES, PAGE)
+    rows = [row(name, 0, 9) for name in "abcde"]
+    same(capturing.launch(rows).outputs(), backend.forward(rows))
+
+
+def test_an_engine_with_two_steps_under_way_answers_like_one_that_waits_for_each(
+    backend: TorchBackend, capturing: DeviceRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(320, 128, PAGE, PAGES - 1, max_sequences=4, max_rows=4, max_step_tokens=64)
+    openings = [opening(1, TOKENS["a"][:5], seed=3), opening(2, TOKENS["b"][:9], seed=4)]
+
+    def answers(depth: int) -> list[StepResult]:
+        engine, steps, results = Engine(backend, limits, 1), deque[Step](), []
+        for n in range(7):
+            rows = [row_of(1, 5 + n - 1), row_of(2, 9 + n - 1)] if n else []
+            ops = (Release((2,)),) if n == 4 else ()
+            steps.append(engine.begin(plan(*rows[: 1 if n >= 4 else 2], *(() if n else openings), ops=ops)))
+            while len(steps) >= depth:
+                results.append(steps.popleft().finish())
+        results += [step.finish() for step in steps]
+        engine.check()
+        return results
+
+    backend.allocate(PAGES, PAGE)
+    expected = answers(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "_runner", capturing)
+        patch.setattr(backend, "max_flights", 2)
+        found = answers(2)
+    assert [[r.tokens for r in result.rows] for result in found] == [
+        [r.tokens for r in result.rows] for result in expected
+    ]
+    assert all(len(r.tokens) == 1 for result in found for r in result.rows)
+
+
+@given(
+    starts=st.lists(st.integers(0, 4000), min_size=1, max_size=40),
+    counts=st.lists(st.integers(1, 9), min_size=40, max_size=40),
+)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_the_shape_for_so_many_rows_holds_every_step_that_fits_the_pages(
+    starts: list[int], counts: list[int]
+) -> None:
+    fed = np.array(counts[: len(starts)], np.int32)
+    cached = np.array(starts, np.int32)
+    tiling = Tiling.of(4, torch.bfloat16)
+    pages = int((-(-(cached + fed) // PAGE)).sum())
+    work = cut(cached, fed, tiling)
+    each = int(fed.max())
+    assume(each <= 8)
+    shapes = shapes_of(len(fed), 10_000, pages, PAGE, tiling)
+    need = StepShape(
+        tokens=int(fed.sum()), rows=len(fed), outputs=int(fed.sum()), items=len(work["item_rows"]),
+        merges=len(work["merge_rows"]), long_blocks=0, pages=pages, most_tokens=each,
+    )  # fmt: skip
+    assert any(shape.holds(need) for shape in shapes)

@@ -1,0 +1,113 @@
+"""A backend that is as late as a device can be: nothing is computed before its outputs are asked for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from executor_service.backends.base import ForwardRow, RowOutput
+from executor_service.plan import OutputMode
+from tests.unit.executor.fakes import FakeBackend
+
+
+class DeferredFlight:
+    """One launch of a `DeferredBackend`; its rows were read when it was launched."""
+
+    def __init__(
+        self, backend: DeferredBackend, rows: list[ForwardRow], before: DeferredFlight | None
+    ) -> None:
+        self._backend, self.rows, self._before = backend, rows, before
+        self.results: list[RowOutput] | None = None
+
+    def wait(self) -> None:
+        """It computes when it is asked."""
+
+    def outputs(self) -> list[RowOutput]:
+        return self._backend.land(self)
+
+    def compute(self) -> None:
+        """What its rows follow is known by now: the order of the launches is the device's."""
+        before = self._before
+        self.results = self._backend.compute([self._resolved(row, before) for row in self.rows])
+        self._before = None
+
+    @staticmethod
+    def _resolved(row: ForwardRow, before: DeferredFlight | None) -> ForwardRow:
+        if row.follows < 0:
+            return row
+        assert before is not None
+        assert before.results is not None
+        ahead = before.results[row.follows]
+        # After a row that was not finite comes whatever the device finds there.
+        row.history[-1] = ahead.tokens[0] if ahead.tokens is not None else 96
+        return replace(row, tokens=row.history[row.start :])
+
+
+class DeferredBackend(FakeBackend):
+    """Two flights at a time; asserts the rules of the border besides those of its parent."""
+
+    max_flights = 2
+
+    def __init__(self, context_length: int = 256) -> None:
+        super().__init__(context_length)
+        self.launches = 0
+        self.followed = 0  # rows that followed another
+        self.unanswered: deque[DeferredFlight] = deque()
+        self._stream: deque[DeferredFlight | partial[None]] = deque()  # launches and copies, in their order
+        self._last: DeferredFlight | None = None
+
+    def launch(self, rows: Sequence[ForwardRow]) -> DeferredFlight:
+        assert rows
+        assert len(self.unanswered) < self.max_flights, "too many launches are unanswered"
+        for row in rows:
+            assert len(row.history) == row.start + len(row.tokens)
+            if row.follows >= 0:
+                self._check_following(row)
+        assert len({row.follows for row in rows if row.follows >= 0}) == sum(row.follows >= 0 for row in rows)
+        copies = [
+            replace(
+                row, tokens=row.tokens.copy(), history=row.history.copy(), block_table=row.block_table.copy()
+            )
+            for row in rows
+        ]
+        flight = DeferredFlight(self, copies, self._last if self.unanswered else None)
+        self._last = flight
+        self._stream.append(flight)
+        self.unanswered.append(flight)
+        self.launches += 1
+        return flight
+
+    def _check_following(self, row: ForwardRow) -> None:
+        assert self.unanswered, "the row follows what was answered"
+        assert self._last is self.unanswered[-1]
+        ahead = self._last.rows[row.follows]
+        assert (ahead.outputs, ahead.output) == (1, OutputMode.SAMPLE)
+        assert (len(row.tokens), row.start) == (1, ahead.start + len(ahead.tokens))
+        assert row.sampling is ahead.sampling
+        assert not row.sampling.looks_back, "the host does not know the history"
+        self.followed += 1
+
+    def land(self, flight: DeferredFlight) -> list[RowOutput]:
+        assert flight is self.unanswered.popleft(), "answers are asked for out of order"
+        while flight.results is None:
+            item = self._stream.popleft()
+            if isinstance(item, DeferredFlight):
+                item.compute()
+            else:
+                item()
+        return flight.results
+
+    def compute(self, rows: list[ForwardRow]) -> list[RowOutput]:
+        return super().forward(rows)
+
+    def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
+        return self.launch(rows).outputs()
+
+    def copy_page(self, source: int, target: int) -> None:
+        copy = partial(super().copy_page, source, target)
+        if self.unanswered:
+            self._stream.append(copy)
+        else:
+            copy()

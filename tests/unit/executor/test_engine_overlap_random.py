@@ -1,0 +1,231 @@
+"""Random plans, one step after another and two at a time: every answer is the same, the books balance."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from executor_service.engine import Step
+from executor_service.limits import Limits
+from executor_service.plan import (
+    Fork,
+    Op,
+    Opening,
+    OutputMode,
+    Reason,
+    Refusal,
+    Release,
+    Row,
+    Sampling,
+    StepPlan,
+    StepRefused,
+    StepResult,
+    Truncate,
+)
+from tests.unit.executor.deferred import DeferredBackend
+from tests.unit.executor.fakes import EMPTY, continuation, ids, limits
+from tests.unit.executor.harness import Harness
+
+SAMPLINGS = (Sampling(), Sampling(logprobs=0), Sampling(seed=3))
+PREFIXES = ([1] * 8, [1] * 4 + [2] * 9, [3] * 13, [4, 5])
+POISON = frozenset(range(0, 90, 15))  # one in fifteen of what is sampled
+
+
+class Client:
+    """Makes plans as one who has not seen the last answers: lengths are the expected ones, or wrong."""
+
+    def __init__(self, random: Random, serial: Harness, *, share: bool) -> None:
+        self.random, self.serial, self.share = random, serial, share
+        self.session = serial.engine.sessions.get(0)
+        self.foreseen: dict[int, int] = {}
+        self.next_id = 1
+        self.failed: list[int] = []
+        self.odd = random.choice((2, 5, 25))  # percent of the rows, and of the steps that have ops
+
+    def likely(self, percent: int) -> bool:
+        return self.random.randrange(100) < percent
+
+    def plan(self) -> StepPlan:
+        ops = tuple(self.op() for _ in range(self.random.choice((1, 1, 2)) if self.likely(self.odd) else 0))
+        if self.failed and self.likely(60):
+            ops = (*ops, Release(tuple(self.failed)))
+            self.failed = []
+        rows = [self.row(cache_id) for cache_id in sorted(self.session.caches) if self.likely(70)]
+        if self.likely(1):
+            rows.append(self.row(self.random.randrange(1, self.next_id + 1)))
+        openings = [self.opening() for _ in range(0 if self.session.caches and self.likely(85) else 2)]
+        return StepPlan(ops=ops, rows=tuple(rows), openings=tuple(openings))
+
+    def learn(self, plan: StepPlan, result: StepResult) -> None:
+        """Remember whom to release."""
+        for item, row in zip((*plan.rows, *plan.openings), result.rows, strict=True):
+            if row.refusal is not None and row.refusal.reason is Reason.INTERNAL:
+                assert not isinstance(item, Refusal)
+                self.failed.append(item.cache_id)
+
+    def some(self) -> int:
+        live = sorted(self.session.caches)
+        return self.random.choice(live) if live and self.likely(95) else self.random.randrange(1, 9)
+
+    def op(self) -> Op:
+        if self.likely(70):
+            return Release(tuple(self.some() for _ in range(self.random.choice((1, 1, 2)))))
+        cache_id = self.some()
+        sequence = self.session.caches.get(cache_id)
+        length = self.random.randint(0, sequence.length if sequence else 3)
+        if self.likely(50):
+            return Truncate(cache_id, length)
+        return Fork(cache_id, self.new_id(), length, self.sampling())
+
+    def sampling(self) -> Sampling:
+        sampling = self.random.choice(SAMPLINGS)
+        return replace(sampling, presence_penalty=0.5) if self.likely(self.odd) else sampling
+
+    def new_id(self) -> int:
+        if self.likely(95):
+            self.next_id += 1
+        return self.next_id
+
+    def row(self, cache_id: int) -> Row:
+        sequence = self.session.caches.get(cache_id)
+        length = self.foreseen.get(cache_id, sequence.length if sequence else 0)
+        if sequence and self.likely(90):
+            length = sequence.length
+        item = Row(cache_id, length + self.likely(self.odd) * self.likely(20), EMPTY, EMPTY)
+        kind = self.random.randrange(6) if self.likely(self.odd) else -1
+        if sequence and kind == 0:
+            known = sequence.ids[: sequence.known].tolist()
+            right = continuation(known, 3, sequence.sampling.seed)[: self.random.randrange(4)]
+            item.drafts = ids(*right, *[95] * self.random.randrange(1, 8))
+        elif kind == 1:
+            item.steps = self.random.randint(2, 4)
+        elif kind == 2:
+            item.tokens = ids(*(self.random.randint(1, 2) for _ in range(self.random.randint(1, 5))))
+        elif kind == 3:
+            item.output = self.random.choice((OutputMode.NONE, OutputMode.TOP_K, OutputMode.FULL))
+            item.top_k = 2 * (item.output is OutputMode.TOP_K)
+        elif kind in (4, 5):
+            item.limit = self.random.randint(1, 3)
+        self.foreseen[cache_id] = length + 1
+        return item
+
+    def opening(self) -> Opening:
+        cache_id = self.new_id()
+        prompt = self.random.choice(PREFIXES)
+        prompt = prompt[: self.random.randint(1, len(prompt))] + [6] * self.random.randrange(6)
+        limit = self.random.choice((0, 0, 2, 5))
+        output = OutputMode.NONE if self.likely(5) else OutputMode.SAMPLE
+        salt = self.random.choice((b"", b"", b"s")) if self.share else b"%d" % cache_id
+        tokens = np.array(prompt, np.int32)
+        return Opening(cache_id, tokens, len(prompt), limit, self.sampling(), output, 0, salt)
+
+
+def seen(result: StepResult | StepRefused, *, exact: bool) -> Any:
+    """What the client sees, but for times."""
+    if isinstance(result, StepRefused):
+        return result.refusal
+    rows = []
+    for row in result.rows:
+        arrays = (row.logprobs, row.top_ids, row.top_logprobs, row.logits)
+        rows.append(
+            (
+                row.kv_length,
+                row.cached_length,
+                row.tokens,
+                [None if array is None else array.tolist() for array in arrays],
+                row.refusal,
+            )
+        )
+    pages = (result.free_pages, result.evictable_pages) if exact else None
+    return result.ops, rows, pages
+
+
+def counted(harness: Harness) -> tuple[object, ...]:
+    counters, cache = harness.engine.counters, harness.engine.cache
+    return replace(counters, compute_s=0.0), cache.query_tokens, cache.hit_tokens, harness.engine.sequences
+
+
+class TwoWays:
+    """One engine that does one step after another, and one that has two under way."""
+
+    def __init__(self, seed: int, bounds: Limits, poison: frozenset[int], *, share: bool) -> None:
+        self.random = Random(seed)
+        self.serial = Harness(bounds)
+        self.device = DeferredBackend(bounds.context_length)
+        self.overlapped = Harness(bounds, self.device)
+        for harness in (self.serial, self.overlapped):
+            harness.backend.poisoned = set(poison)
+        self.exact = share and not poison
+        self.client = Client(self.random, self.serial, share=share)
+        self.waiting: deque[tuple[Step, StepResult]] = deque()
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            plan = self.client.plan()
+            expected = self.serial.engine.execute(plan)
+            self.serial.engine.check()
+            self.client.learn(plan, expected)
+            step = self.overlapped.engine.begin(plan)
+            self.overlapped.engine.check()
+            self.waiting.append((step, expected))
+            while len(self.waiting) > self.random.choice((0, 1, 1, 1)):
+                self.finish()
+        while self.waiting:
+            self.finish()
+        self.compare_at_rest()
+
+    def finish(self) -> None:
+        step, expected = self.waiting.popleft()
+        assert seen(step.finish(), exact=self.exact) == seen(expected, exact=self.exact)
+        self.overlapped.engine.check()
+
+    def compare_at_rest(self) -> None:
+        assert not self.device.unanswered
+        states = []
+        for harness in (self.serial, self.overlapped):
+            engine = harness.engine
+            caches = engine.sessions.get(0).caches
+            sequences = {
+                i: (s.length, s.known, s.sampled, s.ids[: s.known].tolist()) for i, s in caches.items()
+            }
+            states.append((sequences, engine.cache.owned, counted(harness)))
+        assert states[0] == states[1]
+
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@given(seed=SEEDS, steps=st.integers(1, 25))
+@settings(max_examples=150, deadline=None)
+def test_two_at_a_time_answer_like_one_after_another(seed: int, steps: int) -> None:
+    TwoWays(seed, limits(total_pages=600, context_length=48), frozenset(), share=True).run(steps)
+
+
+@given(seed=SEEDS, steps=st.integers(1, 25))
+@settings(max_examples=100, deadline=None)
+def test_so_they_do_where_rows_fail(seed: int, steps: int) -> None:
+    TwoWays(seed, limits(total_pages=600, context_length=48), POISON, share=True).run(steps)
+
+
+@given(seed=SEEDS, steps=st.integers(1, 25), pages=st.integers(6, 30), poison=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_so_they_do_where_pages_sequences_and_tokens_are_short(
+    seed: int, steps: int, pages: int, poison: bool
+) -> None:
+    bounds = limits(total_pages=pages, context_length=48, max_sequences=6, max_step_tokens=24)
+    TwoWays(seed, bounds, POISON if poison else frozenset(), share=False).run(steps)
+
+
+def test_rows_do_follow_others_in_these_plans() -> None:
+    followed = launches = 0
+    for seed in range(20):
+        ways = TwoWays(seed, limits(total_pages=600, context_length=48), frozenset(), share=True)
+        ways.run(25)
+        followed, launches = followed + ways.device.followed, launches + ways.device.launches
+    assert followed > launches / 2
