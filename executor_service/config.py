@@ -27,8 +27,8 @@ class ExecutorConfig(ServiceSettings):
     device: str = Field("auto", description="auto, cpu or cuda[:index] (torch)")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"] = Field(
         "auto",
-        description="of weights; int8: on CPU, twice as fast and nearly as good; int8, fp8 on CUDA: of the"
-        " products' inputs too, for models without experts (torch)",
+        description="of weights; int8: on CPU twice as fast and nearly as good; fp8: of CUDA products' inputs"
+        " too; neither is for experts on CUDA (torch)",
     )
     graphs: Literal["on", "off"] = Field(
         "on", description="replay captured steps on CUDA; off: launch each kernel, for debugging (torch)"

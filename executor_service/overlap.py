@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from executor_service.batch import Batch, Job
+from executor_service.batch import Batch
+from executor_service.job import Job
 from executor_service.plan import Fork, Op, Opening, OutputMode, Refusal, Release, Row, StepPlan
 from executor_service.session import Session
 

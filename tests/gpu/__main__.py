@@ -33,7 +33,7 @@ def _experiments() -> list[Experiment]:
     table = (
         ("check", "tokens on the device, on CPU and in transformers", "check_tokens", 45),
         ("E0", "ceilings: copy and bf16 matmul", "e0_ceilings", 20),
-        ("E3", "whole steps of the backend", "e3_step", 90),
+        ("E3", "whole steps of the backend", "e3_step", 120),
         ("E5", "through gRPC, one and two steps in flight", "e5_service", 120),
         ("E8", "the same model in transformers", "e8_transformers", 110),
         ("E6", "bits: decode and verify, alone and in a batch", "e6_bits", 30),
