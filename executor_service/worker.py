@@ -153,7 +153,8 @@ class Worker:
 
         Waits when there is nothing else to do.
         """
-        idle = not self._pending and (not self._begun or self._watched is self._begun[0].step)
+        waiting = not self._begun or (self._watched is self._begun[0].step and not self._landed)
+        idle = not self._pending and waiting
         try:
             item = self._inbox.get(timeout=self._tick_s) if idle else self._inbox.get_nowait()
             while item is not None:

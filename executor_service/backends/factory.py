@@ -19,9 +19,10 @@ def make_backend(config: ExecutorConfig) -> Backend:
 
 
 def _oracle(config: ExecutorConfig) -> Backend:
-    from executor_service.backends.oracle import OracleBackend, OracleConfig
+    from executor_service.backends.clocked_oracle import oracle_of
+    from executor_service.backends.oracle import OracleConfig
 
-    return OracleBackend(
+    return oracle_of(
         OracleConfig(
             vocab_size=config.vocab_size,
             context_length=config.context_length,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from executor_service.backends.base import Backend
 from executor_service.engine import Engine, Leases, Step
 from executor_service.limits import Limits
 from executor_service.plan import (
@@ -39,9 +42,9 @@ class Clock:
 class Harness:
     """One engine; its methods are single-item steps of session 0 unless told otherwise."""
 
-    def __init__(self, bounds: Limits | None = None, backend: FakeBackend | None = None) -> None:
+    def __init__(self, bounds: Limits | None = None, backend: Backend | None = None) -> None:
         bounds = bounds or limits()
-        self.backend = backend or FakeBackend(bounds.context_length)
+        self.backend: Any = backend or FakeBackend(bounds.context_length)
         self.backend.allocate(bounds.total_pages + 1, bounds.page_size)
         self.clock = Clock()
         self.engine = Engine(self.backend, bounds, EPOCH, Leases(default_s=10.0), self.clock)

@@ -7,17 +7,21 @@ import os
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import pytest
 
 from executor_service.backends.base import ForwardRow, RowOutput
+from executor_service.backends.clocked_oracle import oracle_of
+from executor_service.backends.oracle import OracleConfig
 from executor_service.fatal import EXIT_FAULT, EXIT_MODEL
 from executor_service.plan import Reason, Release, StepPlan, StepRefused, StepResult
 from executor_service.worker import Worker
 from tests.support.processes import ROOT
 from tests.unit.executor.deferred import DeferredBackend, DeferredFlight
-from tests.unit.executor.fakes import continuation
+from tests.unit.executor.fakes import continuation, limits
 from tests.unit.executor.harness import Harness, opening, plan, row
 
 
@@ -276,6 +280,22 @@ async def test_leases_expire_while_a_step_is_under_way(overlapped: Overlapped) -
     assert (await step)[1].rows[0].refusal is None
     while case.harness.engine.sequences:
         await case.worker.submit(lambda: None)
+
+
+async def test_no_landing_is_missed_however_it_meets_the_next_step() -> None:
+    harness = Harness(limits(context_length=512, total_pages=99), oracle_of(OracleConfig(step_ms=0.5)))
+    worker = Worker(tick_s=60)  # what is missed stays so
+    await worker.start(lambda: harness.engine)
+    plans = [plan(opening(1, PROMPT)), *(plan(row(1, n)) for n in range(len(PROMPT), 300))]
+    steps: deque[asyncio.Future[tuple[StepPlan, StepResult]]] = deque()
+    async with asyncio.timeout(30):
+        for one in plans:  # as the scheduler sends them: the next one when the last but one is answered
+            steps.append(worker.submit_step(partial(harness.engine.begin, one), 0))
+            if len(steps) == 2:
+                assert (await steps.popleft())[1].rows[0].refusal is None
+        await steps.popleft()
+    assert worker.stop(5)
+    harness.backend.close()
 
 
 async def test_stopping_finishes_what_is_under_way() -> None:
