@@ -78,4 +78,3 @@ class ClockedOracle(OracleBackend):
 def oracle_of(config: OracleConfig) -> OracleBackend:
     """The oracle, on a device of its own if its steps take time. Raises ValueError."""
     return ClockedOracle(config) if config.step_ms or config.token_us else OracleBackend(config)
-

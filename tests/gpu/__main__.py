@@ -38,7 +38,7 @@ def _experiments() -> list[Experiment]:
         ("E8", "the same model in transformers", "e8_transformers", 110),
         ("E6", "bits: decode and verify, alone and in a batch", "e6_bits", 30),
         ("E2", "attention beside SDPA and FlashInfer", "e2_attention", 40),
-        ("E7", "a mixture of experts", "e7_experts", 60),
+        ("E7", "a mixture of experts", "e7_experts", 75),
         ("E4", "cold start, compile time and memory", "e4_loading", 60),
         ("E1", "linear layers: bf16, int8, fp8", "e1_linears", 45),
     )

@@ -56,14 +56,16 @@ def test_a_captured_step_waits_for_nothing(bench: Bench) -> None:
 
 
 def _generated(bench: Bench, *, graphs: bool) -> list[list[int]]:
-    """Tokens of five sequences; with graphs, each step is launched before the one before it is read."""
+    """Tokens of eight sequences; with graphs, each step is launched before the one before it is read."""
     backend = bench.backend("Qwen3-0.6B", tokens=1024)
     try:
         if graphs:
             backend.capture(8, 128, lambda what, done: None)
         sampling = Sampling(temperature=0.8, top_p=0.95, seed=4)
         pages = pages_from(1)
-        drivers = [Driver(pages, PAGE) for _ in range(5)]
+        drivers = [
+            Driver(pages, PAGE) for _ in range(8)
+        ]  # as many as its graph has rows: products of one shape
         rows = [d.feed(range(3, 30 + n), output=_SAMPLE, sampling=sampling) for n, d in enumerate(drivers)]
         flight, tokens = backend.launch(rows), []
         for _ in range(24):

@@ -23,6 +23,7 @@ from executor_service.backends.torch_backend.quantized import Fp8, Int8
 from executor_service.backends.torch_backend.triton_attention import attention_launches
 from executor_service.backends.torch_backend.triton_launch import Launch
 from executor_service.backends.torch_backend.triton_pick import PickRows, pick_launches
+from executor_service.backends.torch_backend.triton_pointwise import norm_launch, swiglu_launch
 from executor_service.backends.torch_backend.triton_quantized import round_launch, scale_launch
 from executor_service.backends.torch_backend.triton_rotary import rotary_launch
 from executor_service.backends.torch_backend.triton_rows import AttentionRows
@@ -83,6 +84,9 @@ def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
         "rotary",
         rotary_launch(qkv, pages, pages, numbers, numbers, numbers, angles, angles, norm, norm, 1e-6),
     )
+    hidden = torch.empty(4096, 4096, dtype=shape.dtype, device="meta")
+    yield "norm", norm_launch(hidden, torch.empty(4096, device="meta"), hidden, 1e-6)
+    yield "swiglu", swiglu_launch(hidden, hidden[:, :2048])
     logits, shares = torch.empty(8, shape.vocabulary, device="meta"), torch.empty(8, device="meta")
     picks = PickRows(shares, numbers, numbers, numbers, shares, shares)
     yield from zip(("survey", "pick"), pick_launches(logits, picks, numbers, numbers), strict=True)

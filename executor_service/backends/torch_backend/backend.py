@@ -53,7 +53,7 @@ _DTYPES = {
 _FORMATS: dict[str, Format] = {"int8": Int8(), "fp8": Fp8()}
 _WARMUP_PAGE = 16  # tokens
 _CPU_KV_BYTES = 1 << 30
-_SPARE = 0.05  # of a device's memory: what graphs and libraries take beside tensors
+_SPARE, _LEAST_SPARE_BYTES = 0.05, 2 << 30  # of a device's memory: for graphs and libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class TorchBackend:
             peak = self._step_bytes(rows, tokens)
             torch.cuda.empty_cache()
             free, total = torch.cuda.mem_get_info(device)
-            free -= peak + int(_SPARE * total)
+            free -= peak + max(int(_SPARE * total), _LEAST_SPARE_BYTES)
         return free // (page_size * self.info.kv_bytes_per_token) - 1  # page 0 is scratch
 
     def allocate(self, pages: int, page_size: int) -> None:
@@ -290,7 +290,7 @@ class TorchBackend:
             tokens = np.zeros(8, np.int32)
             logits = self._forward_alone(tokens, frozenset({"logits"})).logits
             if kernels.device.type == "cuda":  # more tokens than a verification has are another kernel
-                self._forward_alone(np.zeros(min(16, self.info.context_length), np.int32), frozenset())
+                self._forward_alone(np.zeros(min(32, self.info.context_length), np.int32), frozenset())
             for sampling in (Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
                 sampler.sample(torch.from_numpy(logits), [_prompt_row(tokens, 1, 2, sampling)], kernels)
 

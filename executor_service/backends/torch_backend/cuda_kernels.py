@@ -1,16 +1,18 @@
-"""`CudaKernels`: bf16, fp16 or fp32 on CUDA; attention in Triton, everything else in plain torch.
+"""`CudaKernels`: bf16, fp16 or fp32 on CUDA; products in torch, everything else in Triton.
 
 Linear layers of int8 and fp8 are those of `quantized`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend import triton_pointwise
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
@@ -36,6 +38,16 @@ class CudaStep:
     rows: AttentionRows
 
 
+class CudaLinear(PlainLinear):
+    """x W^T + b; what it is added to is the product's own first summand, where there is no b."""
+
+    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Linear`."""
+        if add_to is None or self._bias is not None:
+            return super().__call__(x, add_to)
+        return add_to.addmm_(x, self.weight.T)
+
+
 class WideLinear(PlainLinear):
     """x W^T as the fp32 sums it is made of: rounded to bf16, the best logits would often be equal."""
 
@@ -52,6 +64,20 @@ class CudaKernels(PlainKernels):
 
     def __init__(self, device: torch.device, dtype: torch.dtype, form: Format | None = None) -> None:
         super().__init__(device, dtype, None if form is None else fused(form))
+
+    def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
+        """See `Kernels`."""
+        if self.form is not None:
+            return super().linear(parts, bias)
+        return CudaLinear(self._put(torch.cat(list(parts))), None if bias is None else self._put(bias))
+
+    def swiglu(self, both: torch.Tensor) -> torch.Tensor:
+        """See `PlainKernels`."""
+        return triton_pointwise.swiglu(both)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Kernels`."""
+        return triton_pointwise.rms_norm(x, weight, eps)
 
     def head(self, weight: torch.Tensor) -> Linear:
         """See `Kernels`."""

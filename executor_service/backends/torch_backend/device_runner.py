@@ -44,8 +44,11 @@ class DeviceRunner:
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         """See `Backend`."""
+        if not self._model.capturable:
+            return
         pages = self._caches[0].k.shape[0]
-        shapes = shapes_of(rows, tokens, pages, self._page_size, self._tiling)
+        spec, page_size = self._model.spec, self._page_size
+        shapes = shapes_of(rows, tokens, pages, page_size, spec.context_length, self._tiling)
         with torch.inference_mode():
             self._graphs.capture(self._compute, shapes, progress)
 
@@ -80,7 +83,7 @@ class DeviceRunner:
 
     def _by_sampler(self, rows: Sequence[ForwardRow], hidden: torch.Tensor) -> dict[int, RowOutput]:
         """The outputs of the rows that `pick` is not enough for, by their places in the step."""
-        special = [index for index, row in enumerate(rows) if not sampler.is_plain(row)]
+        special = [index for index, row in enumerate(rows) if row.outputs and not sampler.is_plain(row)]
         answered: dict[int, RowOutput] = {}
         ends = np.cumsum([row.outputs for row in rows]).tolist()
         for part in parts([rows[index] for index in special]):
@@ -100,7 +103,7 @@ class LaunchedStep:
     def __init__(
         self, rows: Sequence[ForwardRow], picks: torch.Tensor, answered: dict[int, RowOutput]
     ) -> None:
-        self._rows, self._answered = rows, answered
+        self._rows, self._answered, self._device = rows, answered, picks.device
         cuda = picks.device.type == "cuda"
         self._picks = torch.empty(picks.shape, dtype=torch.int32, pin_memory=cuda)
         self._picks.copy_(picks, non_blocking=True)
@@ -112,7 +115,8 @@ class LaunchedStep:
     def wait(self) -> None:
         """See `Flight`."""
         if self._done is not None:
-            self._done.synchronize()
+            with torch.cuda.device(self._device):  # a thread's own affair
+                self._done.synchronize()
 
     def outputs(self) -> list[RowOutput]:
         """See `Flight`."""

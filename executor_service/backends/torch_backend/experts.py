@@ -26,6 +26,10 @@ class Experts(Protocol):
         x [tokens, hidden]; shares fp32 and chosen int64 [tokens, experts of a token].
         """
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph may capture a call: nothing is read back."""
+
     def bytes(self) -> int:
         """Memory of the weights."""
 
@@ -40,6 +44,8 @@ def experts(kernels: Kernels, moe: MoeSpec, hidden: int, read: Read) -> Experts:
 
 class EachExpert:
     """Those that some token chose, one after the other: each has few tokens, and the host waits for which."""
+
+    capturable = False
 
     def __init__(self, kernels: Kernels, moe: MoeSpec, read: Read) -> None:
         self._experts: list[tuple[Gated, Linear]] = []
@@ -65,13 +71,15 @@ class EachExpert:
 class GroupedExperts:
     """Tokens sorted by expert, then `grouped_mm` twice.
 
-    Nothing is read back: on GPUs whose grouped product is a kernel (bf16 from sm_90 on), a CUDA graph may
-    capture it. Elsewhere torch takes the experts one by one.
+    Nothing is read back where the grouped product is a kernel: in bf16, on GPUs of compute capability 9 and
+    10. Elsewhere torch takes the experts one by one, and the host waits for how many tokens each has.
     """
 
     def __init__(self, kernels: Kernels, moe: MoeSpec, hidden: int, read: Read) -> None:
         count, inner = moe.experts, moe.intermediate_size
         device, dtype = kernels.device, kernels.dtype
+        a_kernel = dtype == torch.bfloat16 and device.type == "cuda"
+        self.capturable = a_kernel and torch.cuda.get_device_capability(device)[0] in (9, 10)
         self._gate_up = torch.empty(count, 2 * inner, hidden, device=device, dtype=dtype)
         self._down = torch.empty(count, hidden, inner, device=device, dtype=dtype)
         for i in range(count):

@@ -15,13 +15,14 @@ import torch
 
 from executor_service.backends.base import Progress
 from executor_service.backends.torch_backend.step_buffer import StepBuffer, StepShape, numbers_of
-from executor_service.backends.torch_backend.triton_rows import SHORT_TOKENS, SPLIT_TOKENS, Tiling
+from executor_service.backends.torch_backend.triton_rows import SPLIT_TOKENS, Tiling
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_VERIFIED = (1, 4, SHORT_TOKENS)  # tokens of a row
+_VERIFIED = (1, 4, 9)  # tokens of a row: the last one and up to 8 drafts
 _MOST_OUTPUTS = 512  # of a captured step: its logits are what takes memory
-_CHUNKS, _CHUNK_ROWS = (128, 512), (8, 32, 128)  # tokens of prompts, and rows beside them
+_CHUNKS, _CHUNK_ROWS = (64, 128, 256, 384, 512), (8, 32, 128)  # tokens of prompts, rows beside them
 _OPENINGS = 8  # rows that such a chunk may be cut into
+_SHARED = 4  # by how much the keys of rows that share prefixes may exceed all that there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +46,15 @@ class Captured(Protocol):
 
 
 class CudaGraph:
-    """A step as a CUDA graph. All share one memory pool: each may overwrite what another one left."""
+    """A step as a CUDA graph. All of a stream and pool share memory: each may overwrite what another left."""
 
-    def __init__(self, step: Step, buffer: StepBuffer, pool: Any) -> None:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+    def __init__(self, step: Step, buffer: StepBuffer, stream: torch.cuda.Stream, pool: Any) -> None:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             step(buffer)  # compiles what was not yet, and lets libraries allocate
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool, stream=side):
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
             self.picked = step(buffer)
 
     def replay(self) -> None:
@@ -86,13 +86,16 @@ class Graphs:
         """Capture the step for each shape, the largest first, for the others then fit into its memory."""
         self.buffer = torch.zeros(max(map(numbers_of, shapes)), dtype=torch.int32, device=self._device)
         cuda = self._device.type == "cuda"
+        # The allocator gives memory back to the stream that it came from alone: one stream for all.
+        stream = torch.cuda.Stream() if cuda else None  # type: ignore[no-untyped-call]
         pool = torch.cuda.graph_pool_handle() if cuda else None
-        for done, shape in enumerate(sorted(shapes, key=lambda s: (s.tokens, s.rows), reverse=True)):
+        for done, shape in enumerate(sorted(shapes, key=_cost, reverse=True)):
             progress("capturing CUDA graphs", done / len(shapes))
             numbers = StepBuffer.padding(self.buffer, shape)
-            self._captured[shape] = CudaGraph(step, numbers, pool) if cuda else Rerun(step, numbers)
+            graph = CudaGraph(step, numbers, stream, pool) if stream is not None else Rerun(step, numbers)
+            self._captured[shape] = graph
         # The cheapest that holds a step comes first.
-        self._captured = dict(sorted(self._captured.items(), key=lambda item: (item[0].tokens, item[0].rows)))
+        self._captured = dict(sorted(self._captured.items(), key=lambda item: _cost(item[0])))
         progress("capturing CUDA graphs", 1.0)
 
     def find(self, shape: StepShape) -> tuple[StepShape, Captured] | None:
@@ -103,27 +106,38 @@ class Graphs:
         return None
 
 
-def shapes_of(rows: int, tokens: int, pages: int, page_size: int, tiling: Tiling) -> list[StepShape]:
-    """What is worth capturing where steps have up to so many rows and tokens, on so many pages in all."""
+def _cost(shape: StepShape) -> tuple[int, int, int]:
+    return shape.tokens, shape.rows, shape.items
 
-    def shape(count: int, each: int, chunk: int, chunk_rows: int) -> StepShape:
-        short, longs = count * each, chunk // tiling.long + chunk_rows
-        blocks = count * -(-each // tiling.short)
-        # Every block has a last piece, and whole ones before it as far as the pages go, shared ones aside.
-        pieces = blocks + -(-each // tiling.short) * (pages * page_size // SPLIT_TOKENS)
+
+def shapes_of(
+    rows: int, tokens: int, pages: int, page_size: int, context_length: int, tiling: Tiling
+) -> list[StepShape]:
+    """What is worth capturing where steps have up to so many rows and tokens, on so many pages in all.
+
+    Attention's work is bounded by the pages there are; for decodes of many rows, which may share
+    prefixes, there is a second shape with more.
+    """
+
+    def shape(count: int, each: int, chunk: int = 0, openings: int = 0, shared: int = 1) -> StepShape:
+        every_row = (count + openings) * -(-context_length // page_size)
+        readable = min(shared * pages + count + openings, every_row)  # with a started page each
+        short, blocks = count * each, -(-each // tiling.short)
         return StepShape(
             tokens=short + chunk,
-            rows=count + chunk_rows,
-            outputs=short + chunk_rows,
-            items=pieces,
+            rows=count + openings,
+            outputs=short + openings,
+            # Every block has a last piece, and whole ones before it.
+            items=blocks * (count + readable * page_size // SPLIT_TOKENS),
             merges=short,
-            long_blocks=longs if chunk else 0,
-            pages=2 * pages + count + chunk_rows,
+            long_blocks=chunk // tiling.long + openings,
+            pages=readable,
             most_tokens=each,
         )
 
     counts = sorted({min(count, rows) for count in _ROWS})
-    shapes = [shape(n, each, 0, 0) for each in _VERIFIED for n in counts if n * each <= _MOST_OUTPUTS]
-    for chunk in _CHUNKS:
-        shapes += [shape(min(n, rows), 1, chunk, _OPENINGS) for n in _CHUNK_ROWS if n + _OPENINGS <= rows]
+    shapes = [shape(n, each) for each in _VERIFIED for n in counts if n * each <= _MOST_OUTPUTS]
+    shapes += [shape(n, 1, shared=_SHARED) for n in counts]
+    besides = [n for n in _CHUNK_ROWS if n + _OPENINGS <= rows]
+    shapes += [shape(n, 1, chunk, _OPENINGS) for chunk in _CHUNKS for n in besides]
     return list(dict.fromkeys(s for s in shapes if s.tokens <= tokens))

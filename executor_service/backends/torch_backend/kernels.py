@@ -5,7 +5,7 @@ The model above them is the same everywhere; `PlainKernels` also is what the tes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.drawing import Filters, draw
-from executor_service.backends.torch_backend.quantized import Format, QuantizedGated, QuantizedLinear
+from executor_service.backends.torch_backend.quantized import Format, QuantizedLinear
 
 
 class Linear(Protocol):
@@ -162,18 +162,17 @@ class PlainLinear:
 
 
 class PlainGated:
-    """silu(x G^T) * (x U^T) through F.linear."""
+    """silu(x G^T) * (x U^T), of one linear layer, gate above up, and what joins its halves."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        self._weight = weight  # gate above up
+    def __init__(self, both: Linear, swiglu: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._both, self._swiglu = both, swiglu
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = functional.linear(x, self._weight).chunk(2, dim=-1)
-        return functional.silu(gate) * up
+        return self._swiglu(self._both(x))
 
     def bytes(self) -> int:
         """See `Linear`."""
-        return self._weight.nbytes
+        return self._both.bytes()
 
 
 class PlainKernels:
@@ -206,9 +205,12 @@ class PlainKernels:
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
         """See `Kernels`."""
-        if self.form is not None:
-            return QuantizedGated(gate, up, self.form, self.device, self.dtype)
-        return PlainGated(self._put(torch.cat([gate, up])))
+        return PlainGated(self.linear([gate, up]), self.swiglu)
+
+    def swiglu(self, both: torch.Tensor) -> torch.Tensor:
+        """silu of the left half of each row times its right half."""
+        gate, up = both.chunk(2, dim=-1)
+        return functional.silu(gate) * up
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Kernels`."""

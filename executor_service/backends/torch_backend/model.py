@@ -118,6 +118,11 @@ class Model:
         self._stack = kernels.stack(blocks, self.spec.norm_eps) if dense else None
         progress("loading weights", 1.0)
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph may capture a step: nothing is read back."""
+        return all(isinstance(layer.mlp, Mlp) or layer.mlp.experts.capturable for layer in self.layers)
+
     def new_caches(self, pages: int, page_size: int) -> list[LayerCache]:
         """KV storage of every layer."""
         s = self.spec

@@ -193,21 +193,3 @@ class QuantizedLinear:
     def bytes(self) -> int:
         """Memory of the weights."""
         return self._weight.nbytes + self._scales.nbytes
-
-
-class QuantizedGated:
-    """silu(x G^T) * (x U^T)."""
-
-    def __init__(
-        self, gate: torch.Tensor, up: torch.Tensor, form: Format, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self._both = QuantizedLinear([gate, up], None, form, device, dtype)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, k] to [rows, n]."""
-        gate, up = self._both(x).chunk(2, dim=-1)
-        return functional.silu(gate) * up
-
-    def bytes(self) -> int:
-        """Memory of the weights."""
-        return self._both.bytes()

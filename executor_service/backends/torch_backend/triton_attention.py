@@ -99,7 +99,10 @@ def _attention_kernel(
     real = (token < q_len) & (line < block_tokens * group)
     positions = kv_len - q_len + token
     mask = real[:, None] & (d < head_dim)[None, :]
-    q_offset = (q_start + token) * q_stride + head * head_dim
+    # Wide where the row begins: inside of it no number is large.
+    q += q_start.to(tl.int64) * q_stride
+    out += q_start.to(tl.int64) * (group * kv_heads * head_dim)
+    q_offset = token * q_stride + head * head_dim
     queries = tl.load(q + q_offset[:, None] + d[None, :], mask=mask, other=0.0)
     sums, total, highest = _attend(
         queries, k_pages, v_pages, tables + tl.load(table_starts + row), positions, begin, end, score_scale,
@@ -107,7 +110,7 @@ def _attention_kernel(
     )  # fmt: skip
     total = tl.where(total > 0, total, 1.0)  # a line that is no token's, or comes before the piece
     result = sums / total[:, None]
-    out_offset = (q_start + token) * (group * kv_heads * head_dim) + head * head_dim
+    out_offset = token * (group * kv_heads * head_dim) + head * head_dim
     done = mask
     if split_tokens > 0:
         # Tokens whose keys are one piece are done; the others, from the pieces they see, are merged.
@@ -153,7 +156,7 @@ def _merge_kernel(
         total = total * rescale + tl.sum(shares, 0)
         sums = sums * rescale + tl.sum(results * shares[:, None], 0)
         highest = higher
-    place = ((tl.load(q_starts + row) + token) * heads + head) * head_dim
+    place = ((tl.load(q_starts + row) + token).to(tl.int64) * heads + head) * head_dim
     tl.store(out + place + d, (sums / total).to(out.dtype.element_ty), mask=d < head_dim)
 
 
@@ -221,7 +224,7 @@ def attention_launches(
     if items := rows.item_rows.shape[0]:
         merges = rows.merge_rows.shape[0]
         partial_tokens = min(rows.most_tokens, tiling.short)
-        partial_out, partial_lse = out, out  # not touched
+        partial_out = partial_lse = q.new_empty(0, dtype=torch.float32)  # not touched
         if merges:
             places = (items, heads, partial_tokens)
             partial_out = torch.empty(*places, head_dim, dtype=torch.float32, device=q.device)
@@ -257,11 +260,12 @@ def attention_launches(
                 stages=1,
             )
     if blocks := rows.long_rows.shape[0]:
+        none = q.new_empty(0, dtype=torch.float32)
         work = {"item_rows": rows.long_rows, "item_firsts": rows.long_firsts, "item_pieces": rows.long_firsts}
         yield Launch(
             _attention_kernel,
             (blocks, kv_heads, 1),
-            inputs | {"partial_out": out, "partial_lse": out, "partial_tokens": 0} | work,
+            inputs | {"partial_out": none, "partial_lse": none, "partial_tokens": 0} | work,
             tiles(tiling.long, _LONG_TILE_BYTES) | {"split_tokens": 0},
             warps=8,
             stages=3,

@@ -36,8 +36,11 @@ CHUNK = 4096  # tokens of one program of the survey
 _SURVEY_TILE, _PICK_TILE = 1024, 4096  # tokens read at once
 _SCALE, _HALF, _MOST = tl.constexpr(2.0**-32), tl.constexpr(2.0**-33), tl.constexpr(1.0 - 2.0**-24)
 _LOWEST = tl.constexpr(-0x7F800001)  # _ordered(-inf)
-# Views into a packed buffer: their alignment says nothing, and may change from step to step.
-_PLANNED = ("temperatures", "key_lows", "key_highs", "top_ks", "top_ps", "min_ps")
+# Views into larger tensors: their alignment says nothing, and may change from step to step.
+_PLANNED = (
+    "temperatures", "key_lows", "key_highs", "top_ks", "top_ps", "min_ps",
+    "best_values", "best_tokens", "highest_logits", "finites", "out_tokens", "out_finite",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

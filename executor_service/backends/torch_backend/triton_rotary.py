@@ -19,7 +19,7 @@ def _rotary_kernel(
     token, kv_head = tl.program_id(0), tl.program_id(1)
     half: tl.constexpr = head_dim // 2
     heads: tl.constexpr = group * kv_heads
-    source = qkv + token * qkv_stride
+    source = qkv + token.to(tl.int64) * qkv_stride
     line, d = tl.arange(0, lines), tl.arange(0, columns)
     is_key, in_half = line == group, d < half
     mask = (line <= group)[:, None] & in_half[None, :]

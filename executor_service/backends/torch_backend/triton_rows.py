@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
 
-SHORT_TOKENS = 8  # of a short row at most: a decode, or a verify of up to 7 drafts
+SHORT_TOKENS = 16  # of a short row at most: a decode, or a verify of up to 15 drafts
 SPLIT_TOKENS = 512  # keys of a piece of a short row's work
 # Lines of a query block's matrix: its tokens times the query heads that share a KV head. fp32, which no
 # matrix instruction takes whole, would not fit into the registers with more.
 _SHORT_LINES, _LONG_LINES, _LONG_LINES_FP32 = 32, 128, 32
+_SHORT_BLOCK = 8  # tokens
 
 
 class Tiling(NamedTuple):
@@ -32,7 +33,7 @@ class Tiling(NamedTuple):
     def of(cls, group: int, dtype: torch.dtype) -> Tiling:
         """For `group` query heads that share a KV head, and q of that dtype."""
         long = _LONG_LINES_FP32 if dtype == torch.float32 else _LONG_LINES
-        return cls(min(max(_SHORT_LINES // group, 1), SHORT_TOKENS), max(long // group, 1))
+        return cls(min(max(_SHORT_LINES // group, 1), _SHORT_BLOCK), max(long // group, 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,3 +83,18 @@ def test_a_whole_model_gives_the_same_logits(tmp_path: Path, monkeypatch: pytest
 def test_a_head_dim_it_does_not_take_is_a_model_error() -> None:
     with pytest.raises(ModelError, match="head_dim 160"):
         CudaKernels(CPU, torch.float32).new_cache(2, 16, 1, 160)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_norms_and_gates_equal_plain_torch(dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    ours, theirs = CudaKernels(CPU, dtype), PlainKernels(CPU, dtype)
+    x, weight = torch.randn(5, 1100).to(dtype), torch.rand(1100) + 0.5
+    close = {"atol": 2e-6, "rtol": 2e-6} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
+    torch.testing.assert_close(ours.rms_norm(x, weight, 1e-6), theirs.rms_norm(x, weight, 1e-6), **close)
+    gate, up, down = torch.randn(1050, 1100) / 33, torch.randn(1050, 1100) / 33, torch.randn(1100, 1050) / 33
+    inner, expected = (kernels.gated(gate, up)(x) for kernels in (ours, theirs))
+    torch.testing.assert_close(inner, expected, **close)
+    for bias in (None, torch.randn(1100)):
+        sums = [kernels.linear([down], bias)(inner, add_to=x.clone()) for kernels in (ours, theirs)]
+        torch.testing.assert_close(*sums, **close)
