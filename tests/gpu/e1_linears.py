@@ -83,7 +83,7 @@ def _linear(form: Format | None, n: int, k: int, device: torch.device) -> PlainL
         return PlainLinear(weight, None)
     form.check(device)
     if device.type == "cuda":
-        from executor_service.backends.torch_backend.triton_quantized import fused
+        from executor_service.backends.torch_backend.cuda.quantized import fused
 
         form = fused(form)
     return QuantizedLinear([weight], None, form, device, torch.bfloat16)

@@ -148,8 +148,8 @@ def _sdpa(rows: Rows, dtype: torch.dtype = torch.bfloat16) -> Attend:
 
 def _triton(rows: Rows) -> Attend:
     """Ours: pages read in place."""
-    from executor_service.backends.torch_backend.triton_attention import paged_attention
-    from executor_service.backends.torch_backend.triton_rows import SHORT_TOKENS, AttentionRows, Tiling, cut
+    from executor_service.backends.torch_backend.cuda.attention import paged_attention
+    from executor_service.backends.torch_backend.cuda.rows import SHORT_TOKENS, AttentionRows, Tiling, cut
 
     q, k_pages, v_pages = rows.flat_q(), rows.paged(rows.k), rows.paged(rows.v)
     tables = rows.tables()

@@ -19,14 +19,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from executor_service.backends.torch_backend.cuda.attention import attention_launches
+from executor_service.backends.torch_backend.cuda.launch import Launch
+from executor_service.backends.torch_backend.cuda.pick import PickRows, pick_launches
+from executor_service.backends.torch_backend.cuda.pointwise import norm_launch, swiglu_launch
+from executor_service.backends.torch_backend.cuda.quantized import round_launch, scale_launch
+from executor_service.backends.torch_backend.cuda.rotary import rotary_launch
+from executor_service.backends.torch_backend.cuda.rows import AttentionRows
 from executor_service.backends.torch_backend.quantized import Fp8, Int8
-from executor_service.backends.torch_backend.triton_attention import attention_launches
-from executor_service.backends.torch_backend.triton_launch import Launch
-from executor_service.backends.torch_backend.triton_pick import PickRows, pick_launches
-from executor_service.backends.torch_backend.triton_pointwise import norm_launch, swiglu_launch
-from executor_service.backends.torch_backend.triton_quantized import round_launch, scale_launch
-from executor_service.backends.torch_backend.triton_rotary import rotary_launch
-from executor_service.backends.torch_backend.triton_rows import AttentionRows
 
 ARCHITECTURES = (80, 90)
 SHARED_BYTES = 99 * 1024  # of one block, on the smallest GPUs from sm_80 on

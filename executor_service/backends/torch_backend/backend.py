@@ -23,7 +23,7 @@ from executor_service.backends.base import (
 )
 from executor_service.backends.torch_backend import sampler
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS, Batch
-from executor_service.backends.torch_backend.cpu_kernels import CpuInt8Kernels, CpuKernels
+from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.host_runner import HostRunner
 from executor_service.backends.torch_backend.kernels import Kernels, LayerCache, PlainKernels
 from executor_service.backends.torch_backend.model import Model
@@ -194,7 +194,7 @@ class TorchBackend:
     def _new_runner(self, page_size: int) -> Runner:
         if self.model.kernels.device.type == "cuda" and isinstance(self._shard, Whole):
             # Only here: torch brings Triton along where it is built for CUDA.
-            from executor_service.backends.torch_backend.device_runner import DeviceRunner
+            from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
 
             return DeviceRunner(self.model, self._caches, page_size)
         return HostRunner(self.model, self._shard, self._caches, page_size)
@@ -216,7 +216,7 @@ class TorchBackend:
         torch.set_num_threads(threads)
         if device.type == "cuda":
             # Only here: torch brings Triton along where it is built for CUDA.
-            from executor_service.backends.torch_backend.cuda_kernels import CudaKernels
+            from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 
             if device.index is not None:
                 torch.cuda.set_device(device)  # of this thread: Triton launches on the current one

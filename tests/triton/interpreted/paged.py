@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from executor_service.backends.torch_backend.triton_attention import paged_attention
-from executor_service.backends.torch_backend.triton_rows import SHORT_TOKENS, AttentionRows, Tiling, cut
+from executor_service.backends.torch_backend.cuda.attention import paged_attention
+from executor_service.backends.torch_backend.cuda.rows import SHORT_TOKENS, AttentionRows, Tiling, cut
 
 
 @dataclass(frozen=True)

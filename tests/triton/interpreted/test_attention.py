@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor_service.backends.torch_backend.triton_rows import AttentionRows
+from executor_service.backends.torch_backend.cuda.rows import AttentionRows
 from tests.triton.interpreted.paged import Paged, Row
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}

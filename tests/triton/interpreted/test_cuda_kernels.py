@@ -12,7 +12,7 @@ import torch
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.batch import Batch
-from executor_service.backends.torch_backend.cuda_kernels import CudaKernels
+from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
     Kernels,

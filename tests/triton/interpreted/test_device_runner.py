@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor_service.backends.base import ForwardRow, RowOutput
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig, graphs
-from executor_service.backends.torch_backend.cuda_kernels import CudaKernels
-from executor_service.backends.torch_backend.device_runner import DeviceRunner
-from executor_service.backends.torch_backend.graphs import shapes_of
-from executor_service.backends.torch_backend.step_buffer import StepShape
-from executor_service.backends.torch_backend.triton_rows import Tiling, cut
+from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.cuda import graphs
+from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.cuda.graphs import shapes_of
+from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
+from executor_service.backends.torch_backend.cuda.rows import Tiling, cut
+from executor_service.backends.torch_backend.cuda.step_buffer import StepShape
 from executor_service.engine import Engine, Step
 from executor_service.limits import Limits
 from executor_service.plan import OutputMode, Release, Sampling, StepResult

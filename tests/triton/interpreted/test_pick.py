@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from executor_service import noise
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend import triton_pick
+from executor_service.backends.torch_backend.cuda import pick as triton_pick
+from executor_service.backends.torch_backend.cuda.pick import PickRows, _noise, pick
 from executor_service.backends.torch_backend.kernels import PlainKernels
 from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE, sample
-from executor_service.backends.torch_backend.triton_pick import PickRows, _noise, pick
 from executor_service.plan import OutputMode, Sampling
 from tests.unit.executor.rows import make_row
 

@@ -12,10 +12,10 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from executor_service.backends.torch_backend.cuda_kernels import CudaKernels
+from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
+from executor_service.backends.torch_backend.cuda.quantized import fused, scale_launch
 from executor_service.backends.torch_backend.kernels import PlainKernels
 from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8
-from executor_service.backends.torch_backend.triton_quantized import fused, scale_launch
 
 CPU = torch.device("cpu")
 

@@ -12,14 +12,14 @@ from torch.nn import functional
 
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.batch import Batch
-from executor_service.backends.torch_backend.cpu_kernels import CpuKernels
+from executor_service.backends.torch_backend.cpu.kernels import CpuKernels
+from executor_service.backends.torch_backend.cpu.vector_math import exp32
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
     Kernels,
     LayerCache,
     PlainKernels,
 )
-from executor_service.backends.torch_backend.vector_math import exp32
 from executor_service.plan import OutputMode, Sampling
 
 CPU = CpuKernels(2)

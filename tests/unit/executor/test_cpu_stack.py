@@ -8,7 +8,7 @@ import torch
 
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.batch import Batch
-from executor_service.backends.torch_backend.cpu_kernels import CpuInt8Kernels, CpuKernels
+from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.kernels import AttentionWeights, Block
 from executor_service.plan import OutputMode, Sampling
 

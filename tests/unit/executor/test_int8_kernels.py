@@ -13,9 +13,13 @@ from llvmlite import binding  # type: ignore[import-untyped]
 from numba import njit
 from torch.nn import functional
 
-from executor_service.backends.torch_backend.cpu_kernels import CpuInt8Kernels
-from executor_service.backends.torch_backend.packed_int8 import pack
-from executor_service.backends.torch_backend.tile_int8 import LARGEST_WEIGHT, largest_activation, make_tile
+from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels
+from executor_service.backends.torch_backend.cpu.packed_int8 import pack
+from executor_service.backends.torch_backend.cpu.tile_int8 import (
+    LARGEST_WEIGHT,
+    largest_activation,
+    make_tile,
+)
 
 CPU = CpuInt8Kernels(2)
 ROWS = [1, 2, 3, 4, 5, 6, 7, 13, 97, 203]

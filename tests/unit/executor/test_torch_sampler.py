@@ -12,8 +12,9 @@ from numba import njit
 from executor_service import noise as reference_noise
 from executor_service.backends import numpy_sampler
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend import cpu_sampler, drawing, noise, sampler
-from executor_service.backends.torch_backend.cpu_kernels import CpuKernels
+from executor_service.backends.torch_backend import drawing, noise, sampler
+from executor_service.backends.torch_backend.cpu import sampler as cpu_sampler
+from executor_service.backends.torch_backend.cpu.kernels import CpuKernels
 from executor_service.plan import OutputMode, Sampling
 
 VOCABULARY = 97

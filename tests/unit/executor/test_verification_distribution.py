@@ -20,7 +20,7 @@ from executor_service import noise
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.numpy_sampler import sample_rows
 from executor_service.backends.torch_backend import sampler as torch_sampler
-from executor_service.backends.torch_backend.cpu_kernels import CpuKernels
+from executor_service.backends.torch_backend.cpu.kernels import CpuKernels
 from executor_service.engine import Engine
 from executor_service.plan import Opening, OutputMode, Row, Sampling, StepPlan
 from tests.unit.executor.fakes import EMPTY, FakeBackend, limits

@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from executor_service import noise
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.batch import Layout, lay_out
-from executor_service.backends.torch_backend.cuda_kernels import CudaStep
-from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE
-from executor_service.backends.torch_backend.triton_pick import PickRows
-from executor_service.backends.torch_backend.triton_rows import (
+from executor_service.backends.torch_backend.cuda.kernels import CudaStep
+from executor_service.backends.torch_backend.cuda.pick import PickRows
+from executor_service.backends.torch_backend.cuda.rows import (
     SHORT_TOKENS,
     AttentionRows,
     Ints,
     Tiling,
     cut,
 )
+from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE
 
 _ALIGNMENT = 4  # numbers: Triton compiles anew for a pointer that is not to a multiple of 16 bytes
 _FLOATS = ("temperatures", "top_ps", "min_ps")

@@ -19,12 +19,12 @@ import torch
 from executor_service.backends.base import Flight, ForwardRow, Progress, RowOutput
 from executor_service.backends.torch_backend import sampler
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS, parts
-from executor_service.backends.torch_backend.graphs import Graphs, Picked, shapes_of
+from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, shapes_of
+from executor_service.backends.torch_backend.cuda.pick import pick
+from executor_service.backends.torch_backend.cuda.rows import Tiling
+from executor_service.backends.torch_backend.cuda.step_buffer import HostStep, StepBuffer, numbers_of
 from executor_service.backends.torch_backend.kernels import LayerCache
 from executor_service.backends.torch_backend.model import Model
-from executor_service.backends.torch_backend.step_buffer import HostStep, StepBuffer, numbers_of
-from executor_service.backends.torch_backend.triton_pick import pick
-from executor_service.backends.torch_backend.triton_rows import Tiling
 
 _MOST_ROWS = 1 << 16  # of a step
 

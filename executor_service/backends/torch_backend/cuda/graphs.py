@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 
 from executor_service.backends.base import Progress
-from executor_service.backends.torch_backend.step_buffer import StepBuffer, StepShape, numbers_of
-from executor_service.backends.torch_backend.triton_rows import SPLIT_TOKENS, Tiling
+from executor_service.backends.torch_backend.cuda.rows import SPLIT_TOKENS, Tiling
+from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer, StepShape, numbers_of
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _VERIFIED = (1, 4, 9)  # tokens of a row: the last one and up to 8 drafts

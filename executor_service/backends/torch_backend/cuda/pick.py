@@ -30,7 +30,7 @@ import torch
 import triton
 import triton.language as tl
 
-from executor_service.backends.torch_backend.triton_launch import Launch, power_of_two
+from executor_service.backends.torch_backend.cuda.launch import Launch, power_of_two
 
 CHUNK = 4096  # tokens of one program of the survey
 _SURVEY_TILE, _PICK_TILE = 1024, 4096  # tokens read at once

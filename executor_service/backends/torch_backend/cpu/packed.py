@@ -1,4 +1,4 @@
-"""Linear layers over packed weights: what `cpu_linear` multiplies, in the shape of `kernels.Linear`."""
+"""Linear layers over packed weights: what `linear` multiplies, in the shape of `kernels.Linear`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from executor_service.backends.torch_backend import cpu_jobs
-from executor_service.backends.torch_backend.cpu_jobs import Job
-from executor_service.backends.torch_backend.cpu_pool import Pool
-from executor_service.backends.torch_backend.tile import LANES
+from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
+from executor_service.backends.torch_backend.cpu.jobs import Job
+from executor_service.backends.torch_backend.cpu.pool import Pool
+from executor_service.backends.torch_backend.cpu.tile import LANES
 
 _CLAIMS_PER_THREAD = 8  # chunks of a product: enough to even out a thread that is held up
 

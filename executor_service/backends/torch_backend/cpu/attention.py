@@ -17,9 +17,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.atomic import carray, floats, ints, load, matrix, pointer
-from executor_service.backends.torch_backend.cpu_rows import ROWS_AT_ONCE, inverse_norm
-from executor_service.backends.torch_backend.tile import (
+from executor_service.backends.torch_backend.cpu.atomic import carray, floats, ints, load, matrix, pointer
+from executor_service.backends.torch_backend.cpu.rows import ROWS_AT_ONCE, inverse_norm
+from executor_service.backends.torch_backend.cpu.tile import (
     LANES,
     PANEL_ROW_BYTES,
     add_tile,
@@ -27,7 +27,7 @@ from executor_service.backends.torch_backend.tile import (
     put_tile,
     tile_rows,
 )
-from executor_service.backends.torch_backend.vector_math import FLAGS, exp32, float_of_bits
+from executor_service.backends.torch_backend.cpu.vector_math import FLAGS, exp32, float_of_bits
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]

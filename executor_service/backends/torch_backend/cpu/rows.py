@@ -6,8 +6,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.atomic import floats, load, matrix
-from executor_service.backends.torch_backend.vector_math import FLAGS, float_of_bits
+from executor_service.backends.torch_backend.cpu.atomic import floats, load, matrix
+from executor_service.backends.torch_backend.cpu.vector_math import FLAGS, float_of_bits
 
 ROWS_AT_ONCE = 4
 """Rows of a chunk; fewer are not worth a second thread."""

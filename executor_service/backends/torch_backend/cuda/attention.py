@@ -21,8 +21,8 @@ import torch
 import triton
 import triton.language as tl
 
-from executor_service.backends.torch_backend.triton_launch import Arguments, Launch, power_of_two
-from executor_service.backends.torch_backend.triton_rows import SPLIT_TOKENS, AttentionRows, Tiling
+from executor_service.backends.torch_backend.cuda.launch import Arguments, Launch, power_of_two
+from executor_service.backends.torch_backend.cuda.rows import SPLIT_TOKENS, AttentionRows, Tiling
 
 MAX_HEAD_DIM = 128  # more does not fit into registers with these tiles
 _LEAST = 16  # lines and columns of a matrix instruction

@@ -12,8 +12,12 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend import triton_pointwise
 from executor_service.backends.torch_backend.batch import Batch
+from executor_service.backends.torch_backend.cuda import pointwise as triton_pointwise
+from executor_service.backends.torch_backend.cuda.attention import MAX_HEAD_DIM, paged_attention
+from executor_service.backends.torch_backend.cuda.quantized import fused
+from executor_service.backends.torch_backend.cuda.rotary import rotary_launch
+from executor_service.backends.torch_backend.cuda.rows import SHORT_TOKENS, AttentionRows, Tiling, cut
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
     LayerCache,
@@ -22,10 +26,6 @@ from executor_service.backends.torch_backend.kernels import (
     PlainLinear,
 )
 from executor_service.backends.torch_backend.quantized import Format
-from executor_service.backends.torch_backend.triton_attention import MAX_HEAD_DIM, paged_attention
-from executor_service.backends.torch_backend.triton_quantized import fused
-from executor_service.backends.torch_backend.triton_rotary import rotary_launch
-from executor_service.backends.torch_backend.triton_rows import SHORT_TOKENS, AttentionRows, Tiling, cut
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Linear layers over int8 weights: what `cpu_int8` multiplies, in the shape of `kernels.Linear`."""
+"""Linear layers over int8 weights: what `int8` multiplies, in the shape of `kernels.Linear`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from executor_service.backends.torch_backend import cpu_int8, cpu_jobs
-from executor_service.backends.torch_backend.cpu_jobs import Job
-from executor_service.backends.torch_backend.cpu_pool import Pool
-from executor_service.backends.torch_backend.packed import bias_jobs, chunk_size
-from executor_service.backends.torch_backend.tile_int8 import LANES, LARGEST_WEIGHT, largest_activation
+from executor_service.backends.torch_backend.cpu import int8 as cpu_int8
+from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
+from executor_service.backends.torch_backend.cpu.jobs import Job
+from executor_service.backends.torch_backend.cpu.packed import bias_jobs, chunk_size
+from executor_service.backends.torch_backend.cpu.pool import Pool
+from executor_service.backends.torch_backend.cpu.tile_int8 import LANES, LARGEST_WEIGHT, largest_activation
 
 _PACKED_AT_ONCE = 256 * LANES  # columns: packing takes little memory beside the result
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from executor_service.backends.torch_backend import cpu_jobs
-from executor_service.backends.torch_backend.cpu_jobs import BATCH, CHUNKS, KIND, PAGE_SIZE, ROWS, Job
-from executor_service.backends.torch_backend.cpu_pool import Pool
-from executor_service.backends.torch_backend.cpu_rows import ROWS_AT_ONCE
+from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
+from executor_service.backends.torch_backend.cpu.jobs import BATCH, CHUNKS, KIND, PAGE_SIZE, ROWS, Job
+from executor_service.backends.torch_backend.cpu.packed import PackedGated, PackedLinear
+from executor_service.backends.torch_backend.cpu.packed_int8 import Int8Gated, Int8Linear
+from executor_service.backends.torch_backend.cpu.pool import Pool
+from executor_service.backends.torch_backend.cpu.rows import ROWS_AT_ONCE
 from executor_service.backends.torch_backend.kernels import AttentionWeights, Block, LayerCache
-from executor_service.backends.torch_backend.packed import PackedGated, PackedLinear
-from executor_service.backends.torch_backend.packed_int8 import Int8Gated, Int8Linear
 
 _MOST_TOKENS = 256  # of a step in which Python's part shows
 _Cached = tuple[int, int, int, int, int]  # the columns of a job from BATCH to PAGE_SIZE
@@ -26,7 +26,7 @@ _Cached = tuple[int, int, int, int, int]  # the columns of a job from BATCH to P
 
 @dataclass(frozen=True, slots=True)
 class CpuBatch:
-    """A batch as `cpu_attention.attend_chunk` reads it."""
+    """A batch as `attention.attend_chunk` reads it."""
 
     address: int
     items: int

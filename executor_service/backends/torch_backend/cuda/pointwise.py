@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from executor_service.backends.torch_backend.triton_launch import Launch, power_of_two
+from executor_service.backends.torch_backend.cuda.launch import Launch, power_of_two
 
 _COLUMNS = 1024  # of one program of `swiglu`
 

@@ -13,11 +13,11 @@ import numpy as np
 from numba import carray, njit  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.atomic import floats, load, matrix, pointer
-from executor_service.backends.torch_backend.cpu_rows import ROWS_AT_ONCE
-from executor_service.backends.torch_backend.tile import tile_rows
-from executor_service.backends.torch_backend.tile_int8 import LANES, PANEL_ROW_BYTES, put_sums
-from executor_service.backends.torch_backend.vector_math import FLAGS, float_of_bits, silu32
+from executor_service.backends.torch_backend.cpu.atomic import floats, load, matrix, pointer
+from executor_service.backends.torch_backend.cpu.rows import ROWS_AT_ONCE
+from executor_service.backends.torch_backend.cpu.tile import tile_rows
+from executor_service.backends.torch_backend.cpu.tile_int8 import LANES, PANEL_ROW_BYTES, put_sums
+from executor_service.backends.torch_backend.cpu.vector_math import FLAGS, float_of_bits, silu32
 
 Array = NDArray[np.float32]
 

@@ -9,16 +9,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend import cpu_attention, cpu_jobs
 from executor_service.backends.torch_backend.batch import Batch
-from executor_service.backends.torch_backend.cpu_pool import Pool
-from executor_service.backends.torch_backend.cpu_stack import (
+from executor_service.backends.torch_backend.cpu import attention as cpu_attention
+from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
+from executor_service.backends.torch_backend.cpu.packed import PackedGated, PackedLinear
+from executor_service.backends.torch_backend.cpu.packed_int8 import Int8Gated, Int8Linear, Scratch
+from executor_service.backends.torch_backend.cpu.pool import Pool
+from executor_service.backends.torch_backend.cpu.stack import (
     CpuBatch,
     attention_jobs,
     cached,
     norm_job,
     stacked,
 )
+from executor_service.backends.torch_backend.cpu.tile import LANES
 from executor_service.backends.torch_backend.drawing import Filters
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
@@ -28,9 +32,6 @@ from executor_service.backends.torch_backend.kernels import (
     Linear,
     Stack,
 )
-from executor_service.backends.torch_backend.packed import PackedGated, PackedLinear
-from executor_service.backends.torch_backend.packed_int8 import Int8Gated, Int8Linear, Scratch
-from executor_service.backends.torch_backend.tile import LANES
 
 
 class CpuKernels:

@@ -21,12 +21,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.atomic import fetch_add, load, store, yield_core
-from executor_service.backends.torch_backend.cpu_attention import attend_chunk, rotate_chunk
-from executor_service.backends.torch_backend.cpu_int8 import int8_product_chunk, quantize_chunk
-from executor_service.backends.torch_backend.cpu_linear import gated_chunk, multiply_chunk
-from executor_service.backends.torch_backend.cpu_rows import ROWS_AT_ONCE, bias_chunk, norm_chunk
-from executor_service.backends.torch_backend.cpu_sampler import argmax_chunk, draw_chunk
+from executor_service.backends.torch_backend.cpu.atomic import fetch_add, load, store, yield_core
+from executor_service.backends.torch_backend.cpu.attention import attend_chunk, rotate_chunk
+from executor_service.backends.torch_backend.cpu.int8 import int8_product_chunk, quantize_chunk
+from executor_service.backends.torch_backend.cpu.linear import gated_chunk, multiply_chunk
+from executor_service.backends.torch_backend.cpu.rows import ROWS_AT_ONCE, bias_chunk, norm_chunk
+from executor_service.backends.torch_backend.cpu.sampler import argmax_chunk, draw_chunk
 
 MULTIPLY, GATED, ATTEND, DRAW, ARGMAX, INT8_PRODUCT, QUANTIZE, NORM, ROTATE, BIAS = range(10)
 BY_ROWS = (QUANTIZE, NORM, ROTATE, BIAS)

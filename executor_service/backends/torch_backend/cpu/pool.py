@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend import cpu_jobs
+from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
 
 
 class Pool:
@@ -46,7 +46,7 @@ class Pool:
         cpu_jobs.work(self._address, cpu_jobs.table(jobs))
 
     def run_table(self, jobs: NDArray[np.int64]) -> None:
-        """The same with jobs in the form of `cpu_jobs.table`."""
+        """The same with jobs in the form of `jobs.table`."""
         cpu_jobs.work(self._address, jobs)
 
     def close(self) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.atomic import load, matrix
-from executor_service.backends.torch_backend.tile import (
+from executor_service.backends.torch_backend.cpu.atomic import load, matrix
+from executor_service.backends.torch_backend.cpu.tile import (
     LANES,
     PANEL_ROW_BYTES,
     add_few,
@@ -21,7 +21,7 @@ from executor_service.backends.torch_backend.tile import (
     put_tile,
     tile_rows,
 )
-from executor_service.backends.torch_backend.vector_math import FLAGS, silu32
+from executor_service.backends.torch_backend.cpu.vector_math import FLAGS, silu32
 
 Array = NDArray[np.float32]
 

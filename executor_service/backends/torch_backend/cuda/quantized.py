@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.quantized import LEAST_MAGNITUDE, Format, Fp8, Int8, padded
-from executor_service.backends.torch_backend.triton_launch import Launch
 
 _COLUMNS = 2048  # of a row at a time
 _TO_NEAREST = tl.constexpr(12_582_912.0)  # 1.5 * 2^23: added and taken away, it rounds to even integers

@@ -16,7 +16,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
-from executor_service.backends.torch_backend.atomic import insert_function
+from executor_service.backends.torch_backend.cpu.atomic import insert_function
 
 LANES = 16
 PANEL_ROW_BYTES = 4 * LANES
