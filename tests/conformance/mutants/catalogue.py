@@ -234,13 +234,13 @@ def fork_with_its_sources_sampling() -> None:
 def ops_out_of_order() -> None:
     """a step's ops are applied last to first"""
 
-    def execute(original: Any, self: Engine, plan: Any, *args: Any) -> Any:
-        result = original(self, replace(plan, ops=plan.ops[::-1]), *args)
+    def begin(original: Any, self: Engine, plan: Any, *args: Any) -> Any:
+        step = original(self, replace(plan, ops=plan.ops[::-1]), *args)
         if plan.step_id == 0:  # a stored reply is the same object again
-            result.ops.reverse()
-        return result
+            step.result.ops.reverse()
+        return step
 
-    wrap(Engine, "execute", execute)
+    wrap(Engine, "begin", begin)
 
 
 # Rows
@@ -327,8 +327,8 @@ def neighbours_poisoned() -> None:
     def prepare(original: Any, self: Batch, live: int, draining: bool) -> None:
         original(self, live, draining)
         bad = [i for i, result in enumerate(self.results) if result.refusal is not None]
-        for job in [job for job in self._jobs if bad and job.index > bad[0]]:
-            self._jobs.remove(job)
+        for job in [job for job in self.jobs if bad and job.index > bad[0]]:
+            self.jobs.remove(job)
             refusal = Refusal(Reason.INVALID_ARGUMENT, "another row was wrong")
             self.results[job.index] = RowResult(refusal=refusal)
 
