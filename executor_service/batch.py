@@ -2,8 +2,8 @@
 
 A row that is refused, before the forward or after it, leaves its sequence as it was.
 
-A batch may be prepared and launched while the one before it, `ahead`, is under way. A sequence changes only
-when its row is committed; until then a row behind it goes by what its `Job` foresees (`overlap.py` says which
+A batch may be prepared and launched while the one before it, `ahead`, is under way. A sequence's lengths change
+only when its row is committed; until then a row behind it goes by what its `Job` foresees (`overlap.py` says which
 rows can be foreseen). Device memory follows the order of launches: pages that are let go of here may
 be written by what was launched before, and whoever gets them writes them later.
 """
@@ -67,6 +67,7 @@ class Batch:
         self._places: dict[Sequence, int] | None = None  # in `jobs`, once that was asked
         self._lost: frozenset[Job] = _NO_JOBS  # went by what was foreseen and did not come
         self._computed = self._sampled = self._verified = self._accepted = 0
+        self.freed_behind = 0  # pages beyond those of rows here that were undone: reserved, or released, behind
         self.jobs: list[Job] = []  # accepted rows, in the order of the launch
         self.opened = 0  # sequences that this step added
         self.flight: Flight | None = None  # what is under way
@@ -369,7 +370,10 @@ class Batch:
 
     def _abandon(self, job: Job) -> None:
         """Undo a row whose logits were not finite, and with it the row that follows it."""
-        self._undo(job, job.sequence.length)
+        length, pages_for = job.sequence.length, self._cache.pages_for
+        kept = 0 if job.opened else pages_for(length)
+        self.freed_behind += max(kept, job.sequence.table.count) - pages_for(job.end)
+        self._undo(job, length)
         if self._behind is not None:
             self._behind._lose(job)
         self.results[job.index] = RowResult(
@@ -387,7 +391,7 @@ class Batch:
             self.opened -= 1
 
     def _lose(self, undone: Job) -> None:
-        """Refuse the row behind one that was undone as it would be now; its pages are gone already."""
+        """Refuse the row behind one that was undone, if there is one; its pages are gone already."""
         job = self.job_of(undone.sequence)
         if job is None:
             return

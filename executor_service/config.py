@@ -43,7 +43,7 @@ class ExecutorConfig(ServiceSettings):
 
     # the cache and the step
     kv_memory: ByteSize | None = Field(
-        None, description="bytes of KV pages, as in 2GiB; default: 1GiB on CPU, 60 % of what is free on CUDA"
+        None, description="bytes of KV pages, as in 2GiB; default: 1GiB on CPU, what the largest step leaves on CUDA"
     )
     pages: Positive | None = Field(None, description="KV pages, instead of kv-memory")
     page_size: int = Field(16, ge=1, le=1024, description="tokens per page")

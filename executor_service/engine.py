@@ -40,7 +40,7 @@ from executor_service.plan import (
 from executor_service.sequence import Sequence
 from executor_service.session import LeaseClock, Session, Sessions
 
-_MOST_FLIGHTS = 2  # one computes, one waits behind it; more would only be more rows for sequences that ended
+MOST_FLIGHTS = 2  # one computes, one waits behind it; more would only be more rows for sequences that ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Step:
     """A step that was begun."""
 
     __slots__ = (
-        "_engine", "batch", "began_s", "cached", "free", "ops", "plan", "queue_us", "result", "session",
+        "_engine", "arrived_s", "batch", "began_s", "cached", "free", "ops", "plan", "result", "session",
     )  # fmt: skip
 
     def __init__(
@@ -80,11 +80,12 @@ class Step:
         engine: Engine,
         session: Session,
         plan: StepPlan,
-        queue_us: int,
+        arrived_s: float | None,
         result: StepResult | None = None,
     ) -> None:
-        self._engine, self.session, self.plan, self.queue_us = engine, session, plan, queue_us
+        self._engine, self.session, self.plan = engine, session, plan
         self.began_s = time.perf_counter()
+        self.arrived_s = self.began_s if arrived_s is None else arrived_s
         self.ops: list[OpResult] = []
         self.batch: Batch | None = None
         self.free = self.cached = 0  # pages of each kind once it was begun, commits left out
@@ -122,17 +123,17 @@ class Engine:
         self.draining = False  # set by any thread
         self.sequences = 0  # live caches of all sessions
         self._backend = backend
-        self._flights = min(backend.max_flights, _MOST_FLIGHTS)
+        self._flights = min(backend.max_flights, MOST_FLIGHTS)
         self._under_way: deque[Step] = deque()  # launched and not finished
         self._finished_s = 0.0  # when the last step was
         self._free_by_commits = self._cached_by_commits = 0  # by how much all of them changed those pages
 
-    def execute(self, plan: StepPlan, queue_us: int = 0) -> StepResult:
+    def execute(self, plan: StepPlan) -> StepResult:
         """Begin a step and finish it."""
-        return self.begin(plan, queue_us).finish()
+        return self.begin(plan).finish()
 
-    def begin(self, plan: StepPlan, queue_us: int = 0) -> Step:
-        """Begin one step that waited `queue_us`, or find the reply it got before.
+    def begin(self, plan: StepPlan, arrived_s: float | None = None) -> Step:
+        """Begin one step that arrived then by `perf_counter`, or find the reply it got before.
 
         Finishes what is under way as far as it must. Raises StepRefused when nothing was done; any other
         exception is fatal.
@@ -145,7 +146,7 @@ class Engine:
         if ahead is not None and (not session.is_next(plan) or must_wait(plan, session, ahead)):
             self.settle()
         stored = session.replay(plan)
-        step = Step(self, session, plan, queue_us, stored)
+        step = Step(self, session, plan, arrived_s, stored)
         if stored is not None:
             return step
         session.advance(plan)
@@ -192,26 +193,31 @@ class Engine:
 
     def _complete(self, step: Step) -> None:
         """Commit a step's rows and make its reply, which knows nothing of what was begun behind it."""
+        self._renew(step)
         rows: list[RowResult] = []
+        freed_behind = 0
         if (batch := step.batch) is not None:
             opened, free, cached = batch.opened, self.cache.free, self.cache.cached
             batch.commit()
             self.sequences += batch.opened - opened
             self._free_by_commits += self.cache.free - free
             self._cached_by_commits += self.cache.cached - cached
-            rows = batch.results
+            rows, freed_behind = batch.results, batch.freed_behind
             self._count(batch)
             step.batch = None
         now_s = time.perf_counter()
-        elapsed_s = now_s - max(step.began_s, self._finished_s)
+        had_device_s = max(step.began_s, self._finished_s)
+        queued_s, elapsed_s = had_device_s - step.arrived_s, now_s - had_device_s
         self._finished_s = now_s
         self.counters.steps += 1
         self.counters.compute_s += elapsed_s
         for refusal in [op.refusal for op in step.ops] + [row.refusal for row in rows]:
             if refusal is not None:
                 self.counters.refused[refusal.reason] += 1
-        free, cached = step.free + self._free_by_commits, step.cached + self._cached_by_commits
-        step.result = StepResult(step.ops, rows, free, cached, step.queue_us, int(elapsed_s * 1e6))
+        free = step.free + self._free_by_commits - freed_behind
+        cached = step.cached + self._cached_by_commits
+        times_us = int(queued_s * 1e6), int(elapsed_s * 1e6)
+        step.result = StepResult(step.ops, rows, free, cached, *times_us)
         step.session.remember(step.plan, step.result, self.limits.max_in_flight)
 
     def check_epoch(self, epoch: int) -> None:
@@ -244,8 +250,10 @@ class Engine:
     def expire(self) -> int:
         """Release what nobody has asked for within its lease; how many caches that were.
 
-        In session 0 each cache has a lease of its own.
+        In session 0 each cache has a lease of its own. No lease runs out while its step is under way.
         """
+        for step in self._under_way:
+            self._renew(step)
         now_s, released = self.clock(), 0
         for session in self.sessions:
             if session.id:
@@ -256,7 +264,6 @@ class Engine:
             for cache_id, sequence in tuple(session.caches.items()):
                 if now_s - sequence.renewed_s > session.lease_s:
                     self.counters.caches_expired += 1
-                    self.settle()
                     released += self._release(session, cache_id)
         return released
 
@@ -335,6 +342,13 @@ class Engine:
         released = sum(self._release(session, cache_id) for cache_id in tuple(session.caches))
         self.sessions.remove(session, fence=fence)
         return released
+
+    def _renew(self, step: Step) -> None:
+        """The leases of what a step computes for."""
+        step.session.renewed_s = now_s = self.clock()
+        if step.batch is not None and not step.session.id:
+            for job in step.batch.jobs:
+                job.sequence.renewed_s = now_s
 
     def _count(self, batch: Batch) -> None:
         counters, tally = self.counters, batch.tally

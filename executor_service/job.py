@@ -12,7 +12,7 @@ NO_TOKENS: TokenIds = np.zeros(0, np.int32)
 
 
 class Job:
-    """An accepted row; its sequence changes only when it is committed."""
+    """An accepted row. What its sequence has and knows changes only when it is committed."""
 
     __slots__ = (
         "drafts", "end", "fed", "follows", "hit", "index", "known", "left", "opened", "output", "outputs",
@@ -49,4 +49,4 @@ class Job:
     @property
     def foreseen(self) -> int:
         """Tokens known once this row is done, what it samples included; of a row with at most one output."""
-        return self.known + self.outputs
+        return max(self.known, self.end) + self.outputs  # drafts whose outputs nobody asked for are kept

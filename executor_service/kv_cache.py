@@ -98,6 +98,10 @@ class KvCache:
         """Pages in at least one block table."""
         return self.total - len(self._free) - len(self._cached)
 
+    def pages_for(self, length: int) -> int:
+        """How many pages so many tokens take."""
+        return -(-length // self.page_size)
+
     def open(self, salt: bytes, tokens: TokenIds) -> tuple[BlockTable, int]:
         """A table that shares the longest published prefix of `tokens`, and that prefix's length h.
 
@@ -127,7 +131,7 @@ class KvCache:
         Returns (source, target) when the partly filled last page had to be replaced by a private
         page: the caller copies its KV before anything is written. Raises OutOfPages.
         """
-        missing = -(-end // self.page_size) - table.count
+        missing = self.pages_for(end) - table.count
         index = start // self.page_size
         shared = 0
         if index < table.count and start < end:
@@ -151,7 +155,7 @@ class KvCache:
 
     def cut(self, table: BlockTable, length: int) -> None:
         """Let go of all pages behind the first `length` tokens; the last ones go back first."""
-        keep = -(-length // self.page_size)
+        keep = self.pages_for(length)
         while table.count > keep:
             table.count -= 1
             self._drop(table.at(table.count))
@@ -160,7 +164,7 @@ class KvCache:
     def fork(self, table: BlockTable, length: int) -> BlockTable:
         """A table that shares the first `length` tokens; a partial page is copied when written."""
         fork = BlockTable(table.root)
-        for index in range(-(-length // self.page_size)):
+        for index in range(self.pages_for(length)):
             page = table.at(index)
             self._take(page)
             fork.append(page)

@@ -5,8 +5,9 @@ where what the step before finds out could change an op, a row, a prefix hit or 
 it. Refused rows are not looked for here: whatever the reason, the engine prepares such a step again behind
 the other one, whose rows may give back pages, or a sequence's place, that they had reserved.
 
-One thing does show: while pages are so short that published ones are evicted, a row that is undone may have
-cost one of them that would have stayed.
+One thing does show: while pages are so short that published ones are evicted, rows that are undone or
+prepared again may have cost some of them that would have stayed. A prompt then finds less of itself cached, and
+with no page left at all is refused where it might have been taken; tokens are never others.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from executor_service.session import Session
 
 
 def must_wait(plan: StepPlan, session: Session, ahead: Batch) -> bool:
-    """Whether the outcome of `ahead`, which is under way, must be known before the step can be begun."""
+    """Whether the outcome of `ahead`, which is under way, must be known before the step can be begun.
+
+    A step of ops alone waits: with nothing for the device to do it would be done before the one ahead of it.
+    """
     if ahead.several or not (plan.rows or plan.openings):
         return True
     return (

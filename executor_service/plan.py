@@ -193,5 +193,5 @@ class StepResult:
     rows: list[RowResult]
     free_pages: int
     evictable_pages: int
-    queue_us: int = 0  # from arrival to the worker taking it
+    queue_us: int = 0  # from arrival to having the device
     compute_us: int = 0  # in the worker

@@ -223,7 +223,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         arrived = time.perf_counter()
 
         def begin() -> Step:
-            return loaded.engine.begin(plan, int(1e6 * (time.perf_counter() - arrived)))
+            return loaded.engine.begin(plan, arrived)
 
         return self._runtime.worker.submit_step(begin, plan.session_id)
 

@@ -1,7 +1,7 @@
 """The one thread that owns the device: jobs in, results out, in order.
 
 The event loop submits and awaits; it never waits for the device. Between two jobs the worker reads
-whatever else is queued (which renews leases), then lets leases expire. A job that raises anything but
+whatever else is queued, renews the leases of all who wait, then lets leases expire. A job that raises anything but
 a refusal leaves the device or the books in an unknown state, so it ends the process: a client loses
 nothing that it can't compute again, and wrong tokens would be worse.
 
@@ -24,15 +24,13 @@ from typing import Any, TypeVar
 from paceline.service.logs import Log
 
 from executor_service.backends.base import Flight
-from executor_service.engine import Engine, Step
+from executor_service.engine import MOST_FLIGHTS, Engine, Step
 from executor_service.fatal import die
 from executor_service.plan import Reason, StepPlan, StepRefused, StepResult
 
 log = Log(__name__)
 
 T = TypeVar("T")
-
-_MOST_BEGUN = 2  # steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,7 @@ class Worker:
         self._begun: deque[_Begun] = deque()
         self._watched: Step | None = None  # the oldest of them, where the inbox will be told that it landed
         self._landed = False  # it was told
+        self._submitted = self._taken = 0  # jobs; each is counted by one thread
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._checked_steps, self._next_check_s = 0, 0.0
@@ -72,7 +71,7 @@ class Worker:
     @property
     def queued(self) -> int:
         """Jobs waiting, the running one excluded."""
-        return self._inbox.qsize() + len(self._pending)
+        return self._submitted - self._taken
 
     @property
     def busy_s(self) -> float:
@@ -110,6 +109,7 @@ class Worker:
         if self.queued >= self._max_queued:
             raise StepRefused(Reason.RESOURCE_EXHAUSTED, f"{self._max_queued} steps are queued; wait")
         future: asyncio.Future[Any] = self._loop.create_future()
+        self._submitted += 1
         self._inbox.put(_Job(work, future, session_id, is_step))
         return future
 
@@ -131,13 +131,13 @@ class Worker:
     def _turn(self) -> bool:
         """Read what has come, expire, do one thing; False when told to stop and nothing is left."""
         stopping = not self._read()
-        if self._engine is not None and (expired := self._engine.expire()):
-            log.warning("leases ran out", released_sequences=expired)
+        if self._engine is not None:
+            self._expire(self._engine)
         self._answer_done()
         begun = len(self._begun)
-        if self._pending and (not begun or (self._pending[0].is_step and begun < _MOST_BEGUN)):
+        if self._pending and (not begun or (self._pending[0].is_step and begun < MOST_FLIGHTS)):
             self._do(self._pending.popleft())
-        elif begun and (self._landed or self._pending or begun == _MOST_BEGUN or stopping):
+        elif begun and (self._landed or self._pending or begun == MOST_FLIGHTS or stopping):
             self._begun[0].step.finish()
             self._answer_done()
         elif begun:
@@ -149,7 +149,7 @@ class Worker:
         return bool(self._pending or self._begun) or not stopping
 
     def _read(self) -> bool:
-        """Move the inbox to `_pending`, renewing the leases of all who asked; False at the stop mark.
+        """Move the inbox to `_pending`; False at the stop mark.
 
         Waits when there is nothing else to do.
         """
@@ -161,15 +161,21 @@ class Worker:
                 if isinstance(item, Step):
                     self._landed = self._landed or item is self._watched
                 else:
-                    if self._engine is not None and item.session_id:
-                        self._engine.touch(item.session_id)
                     self._pending.append(item)
                 item = self._inbox.get_nowait()
         except queue.Empty:
             return True
         return False
 
+    def _expire(self, engine: Engine) -> None:
+        """Let leases run out, but for those of who waits."""
+        for session_id in {job.session_id for job in self._pending}:
+            engine.touch(session_id)
+        if expired := engine.expire():
+            log.warning("leases ran out", released_sequences=expired)
+
     def _do(self, job: _Job) -> None:
+        self._taken += 1
         if self._busy_since is None:
             self._busy_since = time.monotonic()
         try:

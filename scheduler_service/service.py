@@ -142,7 +142,7 @@ class SchedulerService:
 
 async def _endless(work: Coroutine[object, object, None]) -> None:
     """Work that ends only when it is cancelled. A task group would not mind if it just ended, or if
-    a CancelledError that was meant for something inside of it (a closed channel's call) got out."""
+    a CancelledError that was meant for something inside of it got out."""
     try:
         await work
     except asyncio.CancelledError:

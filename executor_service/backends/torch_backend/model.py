@@ -137,7 +137,7 @@ class Model:
     ) -> torch.Tensor:
         """The final hidden states [outputs, hidden] of the tokens that `outputs` names, after the norm.
 
-        tokens int64 [tokens] and what `prepare` made of their batch; outputs int64 [outputs].
+        tokens [tokens] and what `prepare` made of their batch; outputs [outputs]; int64, or int32 on CUDA.
         """
         kernels, eps = self.kernels, self.spec.norm_eps
         x = self._shard.embed(self._embedding_rows, tokens)

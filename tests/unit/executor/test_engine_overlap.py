@@ -185,6 +185,7 @@ WAITING: list[tuple[str, Row | Opening, StepPlan]] = [
     ("several steps", PLAIN, plan(row(1, 7, steps=2))),
     ("behind drafts", row(1, 6, drafts=[1, 2]), plan(row(1, 7))),
     ("behind drafts, all of them foreseen", row(1, 6, drafts=[1, 2]), plan(row(1, 9))),
+    ("behind drafts that nobody asked for", row(1, 6, drafts=[1, 2], output=OutputMode.NONE), plan(row(1, 9))),
     ("behind several steps", row(1, 6, steps=2), plan(row(2, 2))),
     ("behind top-k", row(1, 6, output=OutputMode.TOP_K, top_k=2), plan(row(1, 7, tokens=[1]))),
     ("penalties", row(3, 3), plan(row(3, 4))),
@@ -280,34 +281,39 @@ def test_a_reply_knows_nothing_of_what_was_begun_behind_it(h: Harness) -> None:
 JOBS: list[Callable[[Harness], object]] = [
     lambda h: h.engine.close_session(h.engine.open_session(0, 0, "").id),
     lambda h: h.engine.forward_once([], frozenset()),
-    lambda h: h.engine.expire(),
 ]
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_other_jobs_find_nothing_under_way(h: Harness, device: DeferredBackend, job) -> None:
     step = h.begin(opening(1, PROMPT))
-    h.clock.now_s = 100.0
     job(h)
     assert not device.unanswered
     assert step.result is not None
     h.engine.check()
 
 
-def test_a_sequence_that_fails_is_gone_before_its_lease_runs_out(h: Harness, device: DeferredBackend) -> None:
-    device.poisoned = {PROMPT[-1]}
-    step = h.begin(opening(1, PROMPT))
+@pytest.mark.parametrize("own", [False, True], ids=["session 0", "own session"])
+def test_no_lease_runs_out_while_its_step_is_under_way(h: Harness, own: bool) -> None:
+    session = h.engine.open_session(0, 500, "").id if own else 0
+    step = h.begin(opening(1, PROMPT), session=session, step_id=int(own))
     h.clock.now_s = 100.0
     assert h.engine.expire() == 0
-    assert refusal_of(step).reason is Reason.INTERNAL
-    h.engine.check()
-
-
-def test_leases_that_still_run_disturb_nothing(h: Harness) -> None:
-    step = h.begin(opening(1, PROMPT))
-    h.engine.expire()
-    h.engine.touch(0)
     assert step.result is None
+    h.clock.now_s = 200.0
+    assert step.finish().rows[0].refusal is None
+    assert h.engine.expire() == 0
+    h.clock.now_s = 300.0
+    assert h.engine.expire() == 1
+
+
+def test_leases_run_out_beside_a_step_that_is_under_way(h: Harness) -> None:
+    h.begin(opening(1, PROMPT)).finish()
+    h.clock.now_s = 100.0
+    step = h.begin(opening(2, PROMPT))
+    assert h.engine.expire() == 1
+    assert step.result is None
+    h.engine.check()
 
 
 def test_the_times_of_steps_under_way_do_not_overlap(h: Harness) -> None:

@@ -271,13 +271,16 @@ async def test_the_age_of_a_step_under_way_is_known(overlapped: Overlapped) -> N
     assert case.worker.busy_s == 0
 
 
-async def test_leases_expire_while_a_step_is_under_way(overlapped: Overlapped) -> None:
+async def test_a_lease_begins_anew_with_the_answer(overlapped: Overlapped) -> None:
     case = overlapped
     step = case.step(plan(opening(1, PROMPT)))
     await case.launched()
     case.harness.clock.now_s = 100.0
     case.land()
     assert (await step)[1].rows[0].refusal is None
+    await case.worker.submit(lambda: None)
+    assert case.harness.engine.sequences == 1
+    case.harness.clock.now_s = 200.0
     while case.harness.engine.sequences:
         await case.worker.submit(lambda: None)
 

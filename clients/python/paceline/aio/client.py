@@ -165,7 +165,7 @@ class Generation:
 
     async def request_id(self) -> str:
         """The request's id, once the scheduler has taken it."""
-        metadata = await self._call.initial_metadata()
+        metadata = await reply_of(self._call.initial_metadata())
         return str(dict(metadata or ()).get("request-id", ""))
 
     async def collect(self) -> list[Completion]:
