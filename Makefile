@@ -55,7 +55,7 @@ bench: $(STAMP) $(MODEL) ## Measure the default model on this machine (ARGS="-c 
 
 # Where the GPU is there may be no network: a python3 that has torch will do.
 bench-gpu: ## Check and measure the CUDA worker in 9 minutes (ARGS="--dry": on CPU, in one)
-	PYTHONPATH=.:clients/python $(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.gpu $(ARGS)
+	PYTHONPATH=.:clients/python$${PYTHONPATH:+:$$PYTHONPATH} $(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.gpu $(ARGS)
 
 model: $(MODEL) ## Fetch the default model (98 MB, checksum verified)
 

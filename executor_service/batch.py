@@ -2,10 +2,10 @@
 
 A row that is refused, before the forward or after it, leaves its sequence as it was.
 
-A batch may be prepared and launched while the one before it, `ahead`, is under way. A sequence's lengths change
-only when its row is committed; until then a row behind it goes by what its `Job` foresees (`overlap.py` says which
-rows can be foreseen). Device memory follows the order of launches: pages that are let go of here may
-be written by what was launched before, and whoever gets them writes them later.
+A batch may be prepared and launched while the one before it, `ahead`, is under way. A sequence's lengths
+change only when its row is committed; until then a row behind it goes by what its `Job` foresees
+(`overlap.py` says which rows can be foreseen). Device memory follows the order of launches: pages that are
+let go of here may be written by what was launched before, and whoever gets them writes them later.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class Batch:
         self._places: dict[Sequence, int] | None = None  # in `jobs`, once that was asked
         self._lost: frozenset[Job] = _NO_JOBS  # went by what was foreseen and did not come
         self._computed = self._sampled = self._verified = self._accepted = 0
-        self.freed_behind = 0  # pages beyond those of rows here that were undone: reserved, or released, behind
+        self.freed_behind = (
+            0  # pages beyond those of rows here that were undone: reserved, or released, behind
+        )
         self.jobs: list[Job] = []  # accepted rows, in the order of the launch
         self.opened = 0  # sequences that this step added
         self.flight: Flight | None = None  # what is under way

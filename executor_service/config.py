@@ -43,7 +43,8 @@ class ExecutorConfig(ServiceSettings):
 
     # the cache and the step
     kv_memory: ByteSize | None = Field(
-        None, description="bytes of KV pages, as in 2GiB; default: 1GiB on CPU, what the largest step leaves on CUDA"
+        None,
+        description="bytes of KV pages, as in 2GiB; default: 1GiB on CPU, on CUDA what a largest step leaves",
     )
     pages: Positive | None = Field(None, description="KV pages, instead of kv-memory")
     page_size: int = Field(16, ge=1, le=1024, description="tokens per page")

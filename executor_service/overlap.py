@@ -6,8 +6,8 @@ it. Refused rows are not looked for here: whatever the reason, the engine prepar
 the other one, whose rows may give back pages, or a sequence's place, that they had reserved.
 
 One thing does show: while pages are so short that published ones are evicted, rows that are undone or
-prepared again may have cost some of them that would have stayed. A prompt then finds less of itself cached, and
-with no page left at all is refused where it might have been taken; tokens are never others.
+prepared again may have cost some that would have stayed. A prompt then finds less of itself cached, and with
+no page left at all is refused where it might have been taken; tokens are never others.
 """
 
 from __future__ import annotations

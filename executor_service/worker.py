@@ -1,9 +1,9 @@
 """The one thread that owns the device: jobs in, results out, in order.
 
 The event loop submits and awaits; it never waits for the device. Between two jobs the worker reads
-whatever else is queued, renews the leases of all who wait, then lets leases expire. A job that raises anything but
-a refusal leaves the device or the books in an unknown state, so it ends the process: a client loses
-nothing that it can't compute again, and wrong tokens would be worse.
+whatever else is queued, renews the leases of all who wait, then lets leases expire. A job that raises
+anything but a refusal leaves the device or the books in an unknown state, so it ends the process: a client
+loses nothing that it can't compute again, and wrong tokens would be worse.
 
 A step that was begun may be under way on the device. The next one is begun behind it as soon as it comes:
 the worker waits for that and for the device at once, with the help of a thread that waits for the device

@@ -139,7 +139,9 @@ class Backend(Protocol):
     """What an engine needs. All calls come from one thread, `load` first, then `allocate`."""
 
     info: ModelInfo  # readable once `load` has returned
-    max_flights: int  # launches that may be unanswered at once, from `allocate` on; above 1 rows can follow others
+    max_flights: (
+        int  # launches that may be unanswered at once, from `allocate` on; above 1 rows can follow others
+    )
 
     def load(self, progress: Progress) -> None:
         """Read the model. Raises ModelError."""

@@ -49,6 +49,13 @@ class Bench:
                 return Machine(case["copy_tb_s"] * 1e12, case["matmul_tflop_s"] * 1e12)
         return H100
 
+    def decode_of(self, shape: str, rows: int) -> Case:
+        """What E3 found of so many rows' decode; empty if this run has not got it."""
+        for case in self.found.get("E3", []):
+            if (case["shape"], case["kind"]) == (shape, "decode") and case["rows"] == rows:
+                return case
+        return {}
+
     def model(self, name: str) -> Path:
         """A directory with the model's config.json, and no weights."""
         return write_config(name, self.directory, dry=self.dry)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from executor_service.backends.base import ForwardRow
@@ -17,6 +18,7 @@ from tests.gpu.random_weights import RandomBackend
 from tests.gpu.timing import kernels_of, wall_ms
 
 Rows = list[ForwardRow]
+_LEAST_EQUAL = 0.9  # of tokens; rounding may decide some
 _GREEDY = Sampling()
 _SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=1)
 
@@ -32,8 +34,9 @@ def steps_of(bench: Bench, name: str, counts: tuple[int, ...]) -> Iterator[Case]
 
     `eager_ms` is what `forward` takes with all the host does where each kernel is launched on its own,
     `step_ms` the same where steps are captured and replayed; `ahead_ms` is a step's time where the next one
-    is always launched before it is waited for. `kernel_ms` is what the device computes in a step: 1 -
-    kernel_ms / ahead_ms is its idle share.
+    is always launched before it is waited for. `as_eager` is the share of the tokens of two captured steps,
+    the second launched ahead, that are those of steps launched kernel by kernel, one by one. `kernel_ms` is
+    what the device computes in a step: 1 - kernel_ms / ahead_ms is its idle share.
     """
     context, prompt = bench.pick(1024, 32), bench.pick(2048, 48)
     repeats = bench.pick(20, 2)
@@ -44,14 +47,20 @@ def steps_of(bench: Bench, name: str, counts: tuple[int, ...]) -> Iterator[Case]
         eager = {
             count: _step_ms(bench, backend, _decodes(backend, count, context), repeats) for count in counts
         }
+        expected = {count: _two_steps(backend, count, context, ahead=False) for count in counts}
         began = time.perf_counter()
         backend.capture(max(counts), 2 * prompt, lambda what, done: None)
         capture_s = time.perf_counter() - began
         yield {"shape": name, "kind": "capture", "capture_s": capture_s, **backend.memory_bytes()}
+        ahead = backend.max_flights > 1
+        found = {count: _two_steps(backend, count, context, ahead=ahead) for count in counts}
+        equal = {count: float(np.mean(found[count] == expected[count])) for count in counts}
         for count in counts:
             rows, drawn = (_decodes(backend, count, context, s) for s in (_GREEDY, _SAMPLED))
             floor_ms = 1e3 * decode_floor_s(spec, count, context, bench.machine)
-            case = {"eager_ms": eager[count], **_timed(bench, backend, rows, floor_ms, repeats)}
+            case = {"eager_ms": eager[count], "as_eager": equal[count]} | _timed(
+                bench, backend, rows, floor_ms, repeats
+            )
             case["ahead_ms"] = _ahead_ms(bench, backend, rows, 2 * repeats)
             case["ahead_fraction"] = floor_ms / case["ahead_ms"]
             case["sampled_ms"] = _step_ms(bench, backend, drawn, repeats)
@@ -60,6 +69,8 @@ def steps_of(bench: Bench, name: str, counts: tuple[int, ...]) -> Iterator[Case]
         floor_ms = 1e3 * prefill_floor_s(spec, prompt, bench.machine)
         case = _timed(bench, backend, rows, floor_ms, repeats)
         yield {"shape": name, "kind": "prefill", "rows": 1, "tokens": prompt, **case}
+        if min(equal.values()) < _LEAST_EQUAL:
+            raise AssertionError(f"tokens of captured steps are not those of others: equal {equal}")
     finally:
         backend.close()
         if bench.device.type == "cuda":
@@ -83,6 +94,28 @@ def _ahead_ms(bench: Bench, backend: RandomBackend, rows: Rows, steps: int) -> f
         flight.outputs()
 
     return wall_ms(run, bench.device, 3) / (steps + 1)
+
+
+def _two_steps(backend: RandomBackend, count: int, context: int, *, ahead: bool) -> np.ndarray:
+    """Tokens [2 ways of sampling, 2 steps, rows]; the second step feeds what the first one samples."""
+    tokens = []
+    for sampling in (_GREEDY, _SAMPLED):
+        rows = _decodes(backend, count, context, sampling)
+        if ahead:
+            first = backend.launch(rows)
+            second = backend.launch([replace(row, follows=index) for index, row in enumerate(rows)])
+            outputs = [first.outputs(), second.outputs()]
+        else:
+            one = backend.forward(rows)
+            fed = [np.asarray(out.tokens, np.int32) for out in one]
+            histories = [np.append(row.history[:-1], t) for row, t in zip(rows, fed, strict=True)]
+            going_on = [
+                replace(row, tokens=t, history=history)
+                for row, t, history in zip(rows, fed, histories, strict=True)
+            ]
+            outputs = [one, backend.forward(going_on)]
+        tokens.append([[out.tokens for out in step] for step in outputs])
+    return np.array(tokens)[..., 0]
 
 
 def _decodes(backend: RandomBackend, count: int, context: int, sampling: Sampling = _GREEDY) -> Rows:

@@ -54,14 +54,14 @@ def _prompts(bench: Bench, model: Any, rows: int, context: int) -> list[list[int
 
 def _continuous(model: Any, prompts: list[list[int]], new: int) -> float:
     """Tokens a second while all sequences decode, by the times at which each token came."""
-    from transformers import GenerationConfig
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     config = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
     options: dict[str, Any] = {"progress_bar": False, "record_timestamps": True}
-    if model.device.type == "cpu":  # where it would take nine tenths of the memory
-        from transformers import ContinuousBatchingConfig
-
-        options["continuous_batching_config"] = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
+    # It would take nine tenths of the memory.
+    cpu = model.device.type == "cpu"
+    bounds = {"num_blocks": 16, "max_batch_tokens": 64} if cpu else {"max_memory_percent": 0.4}
+    options["continuous_batching_config"] = ContinuousBatchingConfig(**bounds)
     outputs = model.generate_batch(prompts, generation_config=config, **options)
     times = [output.timestamps for output in outputs.values()]
     if len(times) < len(prompts) or any(len(each) < new for each in times):
@@ -97,8 +97,7 @@ def _static(model: Any, prompts: list[list[int]], new: int) -> float:
 
 
 def _beside(bench: Bench, rows: int, tokens_per_s: float) -> Case:
-    for case in bench.found.get("E3", []):
-        if case["shape"] == _NAME and case["kind"] == "decode" and case["rows"] == rows:
-            ours = 1e3 * rows / case["ahead_ms"]
-            return {"ours_tokens_per_s": ours, "ours_to_theirs": ours / tokens_per_s}
-    return {}
+    if not (case := bench.decode_of(_NAME, rows)):
+        return {}
+    ours = 1e3 * rows / case["ahead_ms"]
+    return {"ours_tokens_per_s": ours, "ours_to_theirs": ours / tokens_per_s}

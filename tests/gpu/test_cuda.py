@@ -1,4 +1,7 @@
-"""On a CUDA device: `pytest tests/gpu -m gpu`."""
+"""On a CUDA device: `pytest tests/gpu -m gpu`.
+
+Where a plugin that pyproject configures is missing: `-W default::pytest.PytestConfigWarning`.
+"""
 
 from __future__ import annotations
 

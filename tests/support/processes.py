@@ -26,7 +26,7 @@ class ServiceProcess:
         directory.mkdir(parents=True, exist_ok=True)
         self._port_file = directory / "port"
         self._log_file = directory / "log"
-        path = os.pathsep.join([str(ROOT), str(ROOT / "clients" / "python")])
+        path = [str(ROOT), str(ROOT / "clients" / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self._log_file.open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -40,7 +40,7 @@ class ServiceProcess:
                     *arguments,
                 ],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -23,7 +23,6 @@ from executor_service.backends.base import (
 )
 from executor_service.backends.torch_backend import sampler
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS, Batch
-from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.host_runner import HostRunner
 from executor_service.backends.torch_backend.kernels import Kernels, LayerCache, PlainKernels
 from executor_service.backends.torch_backend.model import Model
@@ -208,6 +207,9 @@ class TorchBackend:
         except (RuntimeError, AssertionError) as error:
             raise ModelError(f"device {self._config.device!r} can't be used: {error}") from None
         if device.type == "cpu" and dtype == torch.float32:
+            # Only here: CUDA needs no compiler for the host.
+            from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
+
             torch.set_num_threads(1)  # the kernels' own threads do what is large
             return CpuKernels(threads) if form is None else CpuInt8Kernels(threads)
         if form is not None:

@@ -185,7 +185,11 @@ WAITING: list[tuple[str, Row | Opening, StepPlan]] = [
     ("several steps", PLAIN, plan(row(1, 7, steps=2))),
     ("behind drafts", row(1, 6, drafts=[1, 2]), plan(row(1, 7))),
     ("behind drafts, all of them foreseen", row(1, 6, drafts=[1, 2]), plan(row(1, 9))),
-    ("behind drafts that nobody asked for", row(1, 6, drafts=[1, 2], output=OutputMode.NONE), plan(row(1, 9))),
+    (
+        "behind drafts that nobody asked for",
+        row(1, 6, drafts=[1, 2], output=OutputMode.NONE),
+        plan(row(1, 9)),
+    ),
     ("behind several steps", row(1, 6, steps=2), plan(row(2, 2))),
     ("behind top-k", row(1, 6, output=OutputMode.TOP_K, top_k=2), plan(row(1, 7, tokens=[1]))),
     ("penalties", row(3, 3), plan(row(3, 4))),

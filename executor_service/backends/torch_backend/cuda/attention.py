@@ -81,8 +81,11 @@ def _attention_kernel(
     block_tokens: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr,
     split_tokens: tl.constexpr,
 ):  # fmt: skip
-    """Program (item, KV head): one piece of a block's keys, or all of them where they are not split."""
-    item, kv_head = tl.program_id(0), tl.program_id(1)
+    """Program (item, KV head): one piece of a block's keys, or all of them where they are not split.
+
+    Programs start in order: all heads of an item, then the next item.
+    """
+    item, kv_head = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads
     row = tl.load(item_rows + item)
     if row < 0:
         return
@@ -241,7 +244,7 @@ def attention_launches(
         }
         yield Launch(
             _attention_kernel,
-            (items, kv_heads, 1),
+            (items * kv_heads, 1, 1),
             inputs | partial | work,
             tiles(tiling.short, _SHORT_TILE_BYTES) | {"split_tokens": split_tokens},
             warps=4,
@@ -264,7 +267,7 @@ def attention_launches(
         work = {"item_rows": rows.long_rows, "item_firsts": rows.long_firsts, "item_pieces": rows.long_firsts}
         yield Launch(
             _attention_kernel,
-            (blocks, kv_heads, 1),
+            (blocks * kv_heads, 1, 1),
             inputs | {"partial_out": none, "partial_lse": none, "partial_tokens": 0} | work,
             tiles(tiling.long, _LONG_TILE_BYTES) | {"split_tokens": 0},
             warps=8,

@@ -799,7 +799,7 @@ class StepResult(_message.Message):
     evictable_pages: _builtins.int
     """held by the prefix cache alone; available = free + evictable"""
     queue_us: _builtins.int
-    """arrival to start"""
+    """arrival to start, or to the end of the step before where that came later"""
     compute_us: _builtins.int
     """start to end, or since the end of the step before where that came later"""
     @_builtins.property
