@@ -15,10 +15,11 @@ from torch.nn import functional
 
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels
 from executor_service.backends.torch_backend.cpu.packed_int8 import pack
+from executor_service.backends.torch_backend.cpu.registers import LANES, MOST_ROWS, VECTOR
 from executor_service.backends.torch_backend.cpu.tile_int8 import (
     LARGEST_WEIGHT,
     largest_activation,
-    make_tile,
+    put_sums,
 )
 
 CPU = CpuInt8Kernels(2)
@@ -141,13 +142,9 @@ def test_packing_in_parts_loses_no_row() -> None:
 
 
 def test_avx2_multiplies_and_adds_a_vector_of_pairs_in_one_instruction() -> None:
-    tile = make_tile(6, 1)
-
-    def call(x: int, w: int, sums: int) -> None:
-        tile(x, 16, w, 0, 8, sums, 64)
-
-    compiled: Any = njit("void(int64, int64, int64)")(call)
+    compiled: Any = njit(f"void({', '.join(['int64'] * 9)})")(put_sums.py_func)  # type: ignore[attr-defined]
     [assembly] = compiled.inspect_asm().values()
     if binding.get_host_cpu_features().get("avx2"):
-        assert assembly.count("vpmaddwd") + assembly.count("vpdpwssd") >= 12
+        vectors = sum(range(MOST_ROWS + 1)) * LANES // VECTOR  # of the tiles that are a panel wide, alone
+        assert assembly.count("vpmaddwd") + assembly.count("vpdpwssd") >= vectors
         assert "vpmulld" not in assembly

@@ -18,21 +18,20 @@ from numba import njit
 from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend.cpu.atomic import carray, floats, ints, load, matrix, pointer
+from executor_service.backends.torch_backend.cpu.registers import LANES, tile_rows
 from executor_service.backends.torch_backend.cpu.rows import ROWS_AT_ONCE, inverse_norm
-from executor_service.backends.torch_backend.cpu.tile import (
-    LANES,
+from executor_service.backends.torch_backend.cpu.tile_fp32 import (
     PANEL_ROW_BYTES,
     add_tile,
     prefetch_panel,
     put_tile,
-    tile_rows,
 )
 from executor_service.backends.torch_backend.cpu.vector_math import FLAGS, exp32, float_of_bits
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
-ITEM_ROWS = 24  # query vectors of one item: 4 tiles of 6
+ITEM_ROWS = 24  # query vectors of one item: a few tiles
 _BLOCK_TILES = 8
 _BLOCK = _BLOCK_TILES * LANES
 _MASKED = np.float32(-1e30)
@@ -167,7 +166,7 @@ def _attend_item(
     page_tiles = k_cache.shape[2]
     length = position + rows // group  # keys that the last query sees
     tiles = length // page_size * page_tiles + (length % page_size + LANES - 1) // LANES
-    score_stride, acc_stride = 4 * _BLOCK, 4 * acc.shape[1]
+    score_stride, acc_stride, v_stride = 4 * _BLOCK, 4 * acc.shape[1], page_size * PANEL_ROW_BYTES
     for r in range(rows):
         highest[r] = _MASKED
         total[r] = _ZERO
@@ -193,7 +192,7 @@ def _attend_item(
             while r < rows:
                 take = tile_rows(rows - r)
                 to = scores.ctypes.data + r * score_stride + b * PANEL_ROW_BYTES
-                put_tile(queries.ctypes.data + 4 * r * dim, 4 * dim, keys, dim, to, score_stride, take)
+                put_tile(queries.ctypes.data + 4 * r * dim, 4 * dim, keys, 0, 1, dim, to, score_stride, take)
                 r += take
             if first + LANES - 1 > position or lanes < LANES:
                 for r in range(rows):
@@ -205,15 +204,13 @@ def _attend_item(
             page, tile = table[(block + b) // page_tiles], (block + b) % page_tiles
             first = (block + b) // page_tiles * page_size + tile * LANES
             used = min(min(LANES, page_size - tile * LANES), length - first)
-            for d in range(dim_tiles):
-                values = v_cache[page, head, d].ctypes.data + tile * LANES * PANEL_ROW_BYTES
-                r = 0
-                while r < rows:
-                    take = tile_rows(rows - r)
-                    weights = scores.ctypes.data + r * score_stride + b * PANEL_ROW_BYTES
-                    to = acc.ctypes.data + r * acc_stride + d * PANEL_ROW_BYTES
-                    add_tile(weights, score_stride, values, used, to, acc_stride, take)
-                    r += take
+            values, r = v_cache[page, head].ctypes.data + tile * LANES * PANEL_ROW_BYTES, 0
+            while r < rows:
+                take = tile_rows(rows - r)
+                weights = scores.ctypes.data + r * score_stride + b * PANEL_ROW_BYTES
+                to = acc.ctypes.data + r * acc_stride
+                add_tile(weights, score_stride, values, v_stride, dim_tiles, used, to, acc_stride, take)
+                r += take
 
 
 @njit(nogil=True, fastmath=FLAGS)

@@ -14,16 +14,16 @@ from numba import carray, njit  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend.cpu.atomic import floats, load, matrix, pointer
+from executor_service.backends.torch_backend.cpu.registers import LANES, MOST_ROWS, tile_panels, tile_rows
 from executor_service.backends.torch_backend.cpu.rows import ROWS_AT_ONCE
-from executor_service.backends.torch_backend.cpu.tile import tile_rows
-from executor_service.backends.torch_backend.cpu.tile_int8 import LANES, PANEL_ROW_BYTES, put_sums
+from executor_service.backends.torch_backend.cpu.tile_int8 import PANEL_ROW_BYTES, put_sums
 from executor_service.backends.torch_backend.cpu.vector_math import FLAGS, float_of_bits, silu32
 
 Array = NDArray[np.float32]
 
 PUT, ADD, GATED = 0, 1, 2
 
-_TILE_ROWS, _TOGETHER = 6, 4  # the largest tile, and how many panels share a pass over the rows at most
+_TOGETHER = 4  # panels that share a pass over the rows, at most
 _BLOCK_ROWS = 96  # of X, that stay in the second-level cache while a chunk of W passes by
 _INFINITY, _NO_SIGN = np.int32(0x7F800000), np.int32(0x7FFFFFFF)  # bits of fp32
 _NEGLIGIBLE = np.float32(1e-30)  # a row of less is zero: the inverse of its scale would overflow
@@ -71,19 +71,21 @@ def int8_product_chunk(arguments: int, chunk: int) -> None:
     x, x_stride, x_scales = load(arguments + 16) + 4 * rows, 4 * pairs, floats(load(arguments + 16), rows)
     w, w_scales = load(arguments + 40), floats(load(arguments + 48), high * LANES)
     out = matrix(load(arguments + 56), rows, n)
-    sums = np.empty((_TILE_ROWS, _TOGETHER * LANES), np.int32)
+    panel_bytes = pairs * PANEL_ROW_BYTES
+    sums = np.empty((MOST_ROWS, _TOGETHER * LANES), np.int32)
     values = np.empty(LANES, np.float32)
     for block in range(0, rows, _BLOCK_ROWS):
         last = min(block + _BLOCK_ROWS, rows)
         p = low
         while p < high:
-            together = min(_TOGETHER if last - block == 1 else 2, high - p)
+            together = min(max(tile_panels(last - block), 2), high - p)
             scales = w_scales[p * LANES : (p + together) * LANES]
             r = block
             while r < last:
                 take = tile_rows(last - r)
-                from_w = w + p * pairs * PANEL_ROW_BYTES
-                put_sums(x + r * x_stride, x_stride, from_w, pairs, take, together, sums)
+                from_x, from_w = x + r * x_stride, w + p * panel_bytes
+                to, to_stride = sums.ctypes.data, 4 * sums.shape[1]
+                put_sums(from_x, x_stride, from_w, panel_bytes, together, pairs, to, to_stride, take)
                 for i in range(take):
                     if kind == GATED:
                         _put_gated(sums[i], x_scales[r + i], scales, values, out[r + i, p // 2 * LANES :])

@@ -15,6 +15,7 @@ from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
 from executor_service.backends.torch_backend.cpu.packed import PackedGated, PackedLinear
 from executor_service.backends.torch_backend.cpu.packed_int8 import Int8Gated, Int8Linear, Scratch
 from executor_service.backends.torch_backend.cpu.pool import Pool
+from executor_service.backends.torch_backend.cpu.registers import LANES
 from executor_service.backends.torch_backend.cpu.stack import (
     CpuBatch,
     attention_jobs,
@@ -22,7 +23,6 @@ from executor_service.backends.torch_backend.cpu.stack import (
     norm_job,
     stacked,
 )
-from executor_service.backends.torch_backend.cpu.tile import LANES
 from executor_service.backends.torch_backend.drawing import Filters
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,

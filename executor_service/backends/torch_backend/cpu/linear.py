@@ -12,19 +12,13 @@ from numba import njit
 from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend.cpu.atomic import load, matrix
-from executor_service.backends.torch_backend.cpu.tile import (
-    LANES,
-    PANEL_ROW_BYTES,
-    add_few,
-    add_tile,
-    put_few,
-    put_tile,
-    tile_rows,
-)
+from executor_service.backends.torch_backend.cpu.registers import LANES, MOST_ROWS, tile_panels, tile_rows
+from executor_service.backends.torch_backend.cpu.tile_fp32 import PANEL_ROW_BYTES, add_tile, put_tile
 from executor_service.backends.torch_backend.cpu.vector_math import FLAGS, silu32
 
 Array = NDArray[np.float32]
 
+_PAIRS = 2  # of panels at once, at most
 _BLOCK_ROWS = 96  # of X, that stay in the second-level cache while a chunk of W passes by
 
 
@@ -41,12 +35,7 @@ def multiply_chunk(arguments: int, chunk: int) -> None:
     count = min(size, panels - low)
     at, to = w + low * k * PANEL_ROW_BYTES, out + low * PANEL_ROW_BYTES
     if count > 0:
-        if rows <= 3 and add:
-            add_few(x, 4 * k, at, count, k, to, 4 * n, rows)
-        elif rows <= 3:
-            put_few(x, 4 * k, at, count, k, to, 4 * n, rows)
-        else:
-            _multiply_panels(x, rows, at, count, k, to, 4 * n, add)
+        _multiply_panels(x, rows, at, count, k, to, 4 * n, add)
     if n % LANES and low + size >= panels + 1:  # the last chunk has the last panel
         _multiply_ragged(x, w, out, rows, k, n, add)
 
@@ -55,19 +44,20 @@ def multiply_chunk(arguments: int, chunk: int) -> None:
 def _multiply_panels(
     x: int, rows: int, w: int, panels: int, k: int, out: int, out_stride: int, add: bool
 ) -> None:
-    """out (+)= X W for many rows and some panels, a block of rows after the other."""
+    """out (+)= X W for some panels, a block of rows after the other."""
     x_stride, panel_bytes = 4 * k, k * PANEL_ROW_BYTES
     for block in range(0, rows, _BLOCK_ROWS):
         last = min(block + _BLOCK_ROWS, rows)
-        for p in range(panels):
-            r = block
+        together = tile_panels(last - block)
+        for p in range(0, panels, together):
+            count, from_w, r = min(together, panels - p), w + p * panel_bytes, block
             while r < last:
                 take = tile_rows(last - r)
                 from_x, to = x + r * x_stride, out + r * out_stride + p * PANEL_ROW_BYTES
                 if add:
-                    add_tile(from_x, x_stride, w + p * panel_bytes, k, to, out_stride, take)
+                    add_tile(from_x, x_stride, from_w, panel_bytes, count, k, to, out_stride, take)
                 else:
-                    put_tile(from_x, x_stride, w + p * panel_bytes, k, to, out_stride, take)
+                    put_tile(from_x, x_stride, from_w, panel_bytes, count, k, to, out_stride, take)
                 r += take
 
 
@@ -79,9 +69,8 @@ def _multiply_ragged(x: int, w: int, out: int, rows: int, k: int, n: int, add: b
     r = 0
     while r < rows:
         take = tile_rows(rows - r)
-        put_tile(
-            x + 4 * r * k, 4 * k, panel, k, buffer.ctypes.data + r * PANEL_ROW_BYTES, PANEL_ROW_BYTES, take
-        )
+        to = buffer.ctypes.data + r * PANEL_ROW_BYTES
+        put_tile(x + 4 * r * k, 4 * k, panel, 0, 1, k, to, PANEL_ROW_BYTES, take)
         r += take
     for r in range(rows):
         for j in range(n - first):
@@ -98,35 +87,30 @@ def gated_chunk(arguments: int, chunk: int) -> None:
     rows, x, w = load(arguments), load(arguments + 8), load(arguments + 16)
     k, n, size = load(arguments + 32), load(arguments + 40), load(arguments + 48)
     out = matrix(load(arguments + 24), rows, n)
-    buffer = np.empty((6, 4 * LANES), np.float32)
+    buffer = np.empty((MOST_ROWS, _PAIRS * 2 * LANES), np.float32)
     low, high = chunk * size, min((chunk + 1) * size, (n + LANES - 1) // LANES)
     for block in range(0, rows, _BLOCK_ROWS):
         last = min(block + _BLOCK_ROWS, rows)
         p = low
         while p < high:
-            group = 2 if rows <= 3 and p + 2 <= high else 1  # pairs at once
+            pairs = min(max(tile_panels(last - block) // 2, 1), high - p)
             r = block
             while r < last:
                 take = tile_rows(last - r)
                 from_w = w + 2 * p * k * PANEL_ROW_BYTES
-                _gated_tile(x + 4 * r * k, from_w, k, take, group, buffer, out, r, p * LANES)
+                _gated_tile(x + 4 * r * k, from_w, k, take, pairs, buffer, out, r, p * LANES)
                 r += take
-            p += group
+            p += pairs
 
 
 @njit(nogil=True, fastmath=FLAGS)
 def _gated_tile(
-    x: int, w: int, k: int, rows: int, group: int, buffer: Array, out: Array, first: int, column: int
+    x: int, w: int, k: int, rows: int, pairs: int, buffer: Array, out: Array, first: int, column: int
 ) -> None:
-    """1 to 6 rows by one or two pairs of panels, through a buffer of [6, 4 * 16], to out[first:, column:]."""
-    to, to_stride, panel_bytes = buffer.ctypes.data, 4 * buffer.shape[1], k * PANEL_ROW_BYTES
-    if rows <= 3:
-        put_few(x, 4 * k, w, 2 * group, k, to, to_stride, rows)
-    else:
-        put_tile(x, 4 * k, w, k, to, to_stride, rows)
-        put_tile(x, 4 * k, w + panel_bytes, k, to + PANEL_ROW_BYTES, to_stride, rows)
+    """A tile's rows by some pairs of panels, through a buffer of theirs, to out[first:, column:]."""
+    put_tile(x, 4 * k, w, k * PANEL_ROW_BYTES, 2 * pairs, k, buffer.ctypes.data, 4 * buffer.shape[1], rows)
     for i in range(rows):
-        for g in range(group):
+        for g in range(pairs):
             start = column + g * LANES
             for j in range(min(LANES, out.shape[1] - start)):
                 gate, up = buffer[i, 2 * g * LANES + j], buffer[i, (2 * g + 1) * LANES + j]

@@ -9,7 +9,7 @@ import torch
 from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
 from executor_service.backends.torch_backend.cpu.jobs import Job
 from executor_service.backends.torch_backend.cpu.pool import Pool
-from executor_service.backends.torch_backend.cpu.tile import LANES
+from executor_service.backends.torch_backend.cpu.registers import LANES
 
 _CLAIMS_PER_THREAD = 8  # chunks of a product: enough to even out a thread that is held up
 

@@ -12,7 +12,8 @@ from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
 from executor_service.backends.torch_backend.cpu.jobs import Job
 from executor_service.backends.torch_backend.cpu.packed import bias_jobs, chunk_size
 from executor_service.backends.torch_backend.cpu.pool import Pool
-from executor_service.backends.torch_backend.cpu.tile_int8 import LANES, LARGEST_WEIGHT, largest_activation
+from executor_service.backends.torch_backend.cpu.registers import LANES
+from executor_service.backends.torch_backend.cpu.tile_int8 import LARGEST_WEIGHT, largest_activation
 
 _PACKED_AT_ONCE = 256 * LANES  # columns: packing takes little memory beside the result
 

@@ -1,213 +1,208 @@
-"""The micro-kernel of every CPU matrix product: `tile`, a few rows of X times one panel of 16 columns.
+"""The micro-kernel of every CPU matrix product: *tiles*, a few rows of X times a few panels of 16 columns.
 
-A *panel* holds 16 columns of a K x N matrix as K x 16 contiguous floats. A tile keeps its results in
-vector registers while it walks K once, so each result is one chain of fused multiply-adds in the order of
-K, whatever the number of rows: **a row's result does not depend on its batch**. Written as LLVM IR, because
-no loop in Python keeps 12 accumulators in registers. The scheme is the register blocking of BLIS
-(Van Zee, van de Geijn 2015). All addresses and strides are in bytes.
+A *panel* holds 16 columns of a K x N matrix as contiguous rows of K. A tile keeps its sums in vector
+registers while it walks K once, so each result is one chain of additions in the order of K, whatever the
+number of rows and the width of vectors: **a row's result does not depend on its batch**. Written as LLVM IR,
+because no loop in Python keeps so many sums in registers. The scheme is the register blocking of BLIS (Van
+Zee, van de Geijn 2015). All addresses and strides are in bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, cast
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
 from executor_service.backends.torch_backend.cpu.atomic import insert_function
+from executor_service.backends.torch_backend.cpu.registers import (
+    LANES,
+    MOST_ROWS,
+    ROWS_BY_FOUR,
+    ROWS_BY_TWO,
+    VECTOR,
+)
 
-LANES = 16
-PANEL_ROW_BYTES = 4 * LANES
-_VECTOR = 8  # floats; two vectors a panel
+_SUM_BYTES = 4
+_PANEL_SUM_BYTES = _SUM_BYTES * LANES
+_STEP_BYTES = 4  # of a row of X: what one step along K takes
+_AHEAD_BYTES = 2048  # how far ahead of a step a tile asks for its panels: further than the core itself looks
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
 
-_F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_V8 = ir.VectorType(_F32, _VECTOR)
+Product = Callable[[int, int, int, int, int, int, int, int, int], None]
+"""product(x, x_stride, w, w_stride, panels, k, out, out_stride, rows): out (+)= X W for 1 to MOST_ROWS rows.
+
+`w_stride` is from panel to panel; k is how many steps there are along K.
+"""
+
+
+class Arithmetic(Protocol):
+    """What a tile computes in one step along K, as LLVM IR."""
+
+    name: str
+    panel_row_bytes: int  # of one step
+    sums: Any  # the type of VECTOR of them
+
+    def columns(self, b: Any, address: Any) -> Any:
+        """A panel's next VECTOR columns."""
+
+    def spread(self, b: Any, address: Any) -> Any:
+        """A row's next value, as often as there are columns."""
+
+    def added(self, b: Any, sums: Any, values: Any, columns: Any) -> Any:
+        """sums + values * columns."""
+
+
+def spread(b: Any, value: Any) -> Any:
+    """A vector of VECTOR times the value."""
+    undefined = ir.Constant(ir.VectorType(value.type, VECTOR), ir.Undefined)
+    first = b.insert_element(undefined, value, ir.Constant(_I32, 0))
+    return b.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, VECTOR), [0] * VECTOR))
+
+
+def make_product(arithmetic: Arithmetic, add: bool) -> Product:
+    """out = X W, or out += X W with `add`."""
+    by_four = _make_tiles(arithmetic, range(1, ROWS_BY_FOUR + 1), 4, add)
+    by_two = _make_tiles(arithmetic, range(ROWS_BY_FOUR + 1, ROWS_BY_TWO + 1), 2, add)
+    by_one = _make_tiles(arithmetic, range(1, MOST_ROWS + 1), 1, add)
+
+    @njit(nogil=True)
+    def product(
+        x: int,
+        x_stride: int,
+        w: int,
+        w_stride: int,
+        panels: int,
+        k: int,
+        out: int,
+        out_stride: int,
+        rows: int,
+    ) -> None:
+        p = 0
+        while p < panels:
+            from_w, to = w + p * w_stride, out + p * _PANEL_SUM_BYTES
+            if rows <= ROWS_BY_FOUR and p + 4 <= panels:
+                by_four(x, x_stride, from_w, w_stride, k, to, out_stride, rows)
+                p += 4
+            elif ROWS_BY_FOUR < rows <= ROWS_BY_TWO and p + 2 <= panels:
+                by_two(x, x_stride, from_w, w_stride, k, to, out_stride, rows)
+                p += 2
+            else:
+                by_one(x, x_stride, from_w, w_stride, k, to, out_stride, rows)
+                p += 1
+
+    return cast(Product, product)
+
+
+def _make_tiles(
+    arithmetic: Arithmetic, counts: Iterable[int], panels: int, add: bool
+) -> Callable[[int, int, int, int, int, int, int, int], None]:
+    """Tiles of `panels` panels, one for each number of rows in `counts`: a product without that argument.
+
+    A function that is not inlined, for else each of its callers would be compiled with all of them.
+    """
+    name = f"paceline_tiles_{arithmetic.name}_{panels}_{int(add)}"
+
+    def codegen(context: Any, caller: Any, _signature: Any, args: Any) -> Any:
+        function = insert_function(caller.module, ir.FunctionType(ir.VoidType(), [_I64] * 8), name)
+        if not function.blocks:
+            function.linkage = "linkonce_odr"
+            function.attributes.add("noinline")
+            function.attributes.add("optsize")
+            _tiles(ir.IRBuilder(function.append_basic_block("entry")), function.args)
+        caller.call(function, args)
+        return context.get_dummy_value()
+
+    def _tiles(b: Any, args: Any) -> None:
+        done = b.append_basic_block("done")
+        switch = b.switch(args[7], done)
+        for rows in counts:
+            block = b.append_basic_block(f"tile_{rows}")
+            switch.add_case(ir.Constant(_I64, rows), block)
+            b.position_at_end(block)
+            _tile(b, arithmetic, rows, panels, add, args[:7])
+            b.branch(done)
+        b.position_at_end(done)
+        b.ret_void()
+
+    def tiles(  # type: ignore[no-untyped-def]
+        typing_context, x, x_stride, w, w_stride, k, out, out_stride, rows
+    ):
+        return types.void(*[types.int64] * 8), codegen
+
+    return cast(Callable[[int, int, int, int, int, int, int, int], None], intrinsic(tiles))
 
 
 def _const(value: int) -> ir.Constant:
     return ir.Constant(_I64, value)
 
 
-def make_tile(rows: int, panels: int, add: bool) -> Callable[..., None]:
-    """A tile of `rows` x `panels` * 16: out = X W, or out += X W with `add`.
+def _tile(b: Any, arithmetic: Arithmetic, rows: int, panels: int, add: bool, args: Any) -> None:
+    x, x_stride, w, w_stride, k, out, out_stride = args
+    zero = ir.Constant(arithmetic.sums, [0] * VECTOR)
+    parts = LANES // VECTOR  # vectors of a panel
+    part_bytes = arithmetic.panel_row_bytes // parts
+    cells = [(r, j) for r in range(rows) for j in range(panels * parts)]
 
-    Called as tile(x, x_stride, w, w_stride, k, out, out_stride): `w_stride` from panel to panel.
-    rows * panels <= 6, so that the accumulators fit 16 vector registers.
-    """
+    entry, loop, done = b.block, b.append_basic_block("k_loop"), b.append_basic_block("k_done")
+    x_row = [b.add(x, b.mul(x_stride, _const(r))) for r in range(rows)]
+    w_panel = [b.add(w, b.mul(w_stride, _const(p))) for p in range(panels)]
+    b.cbranch(b.icmp_signed(">", k, _const(0)), loop, done)
 
-    def codegen(_context: Any, b: Any, _signature: Any, args: Any) -> Any:
-        x, x_stride, w, w_stride, k, out, out_stride = args
-        fma = insert_function(b.module, ir.FunctionType(_V8, [_V8, _V8, _V8]), "llvm.fmuladd.v8f32")
-        zero = ir.Constant(_V8, [0.0] * _VECTOR)
-        undefined = ir.Constant(_V8, ir.Undefined)
-        broadcast = ir.Constant(ir.VectorType(_I32, _VECTOR), [0] * _VECTOR)
-        cells = [(r, j) for r in range(rows) for j in range(panels * 2)]
+    b.position_at_end(loop)
+    i = b.phi(_I64)
+    i.add_incoming(_const(0), entry)
+    sums = {cell: b.phi(arithmetic.sums) for cell in cells}
+    x_at, w_at = b.mul(i, _const(_STEP_BYTES)), b.mul(i, _const(arithmetic.panel_row_bytes))
+    columns = [
+        arithmetic.columns(b, b.add(panel, b.add(w_at, _const(part * part_bytes))))
+        for panel in w_panel
+        for part in range(parts)
+    ]
+    for panel in w_panel:
+        _prefetch(b, b.add(panel, b.add(w_at, _const(_AHEAD_BYTES))))
+    added = {}
+    for r in range(rows):
+        values = arithmetic.spread(b, b.add(x_row[r], x_at))
+        for j, column in enumerate(columns):
+            added[r, j] = arithmetic.added(b, sums[r, j], values, column)
+    following = b.add(i, _const(1))
+    i.add_incoming(following, loop)
+    for cell in cells:
+        sums[cell].add_incoming(zero, entry)
+        sums[cell].add_incoming(added[cell], loop)
+    b.cbranch(b.icmp_signed("<", following, k), loop, done)
 
-        entry, loop, done = b.block, b.append_basic_block("k_loop"), b.append_basic_block("k_done")
-        x_row = [b.add(x, b.mul(x_stride, _const(r))) for r in range(rows)]
-        w_panel = [b.add(w, b.mul(w_stride, _const(p))) for p in range(panels)]
-        b.cbranch(b.icmp_signed(">", k, _const(0)), loop, done)
-
-        b.position_at_end(loop)
-        i = b.phi(_I64)
-        i.add_incoming(_const(0), entry)
-        sums = {cell: b.phi(_V8) for cell in cells}
-        x_at, w_at = b.shl(i, _const(2)), b.shl(i, _const(6))
-        columns = [
-            b.load(b.inttoptr(b.add(w_panel[p], b.add(w_at, _const(32 * half))), _V8.as_pointer()), align=4)
-            for p in range(panels)
-            for half in range(2)
-        ]
-        raised = {}
-        for r in range(rows):
-            value = b.load(b.inttoptr(b.add(x_row[r], x_at), _F32.as_pointer()), align=4)
-            first = b.insert_element(undefined, value, ir.Constant(_I32, 0))
-            spread = b.shuffle_vector(first, undefined, broadcast)
-            for j in range(panels * 2):
-                raised[r, j] = b.call(fma, [spread, columns[j], sums[r, j]])
-        following = b.add(i, _const(1))
-        i.add_incoming(following, loop)
-        for cell in cells:
-            sums[cell].add_incoming(zero, entry)
-            sums[cell].add_incoming(raised[cell], loop)
-        b.cbranch(b.icmp_signed("<", following, k), loop, done)
-
-        b.position_at_end(done)
-        results = {}
-        for cell in cells:
-            results[cell] = b.phi(_V8)
-            results[cell].add_incoming(zero, entry)
-            results[cell].add_incoming(raised[cell], loop)
-        for r, j in cells:
-            address = b.add(b.add(out, b.mul(out_stride, _const(r))), _const(32 * j))
-            pointer = b.inttoptr(address, _V8.as_pointer())
-            result = results[r, j]
-            b.store(b.fadd(result, b.load(pointer, align=4)) if add else result, pointer, align=4)
-        return _context.get_dummy_value()
-
-    def tile(  # type: ignore[no-untyped-def]
-        typing_context, x, x_stride, w, w_stride, k, out, out_stride
-    ):
-        return types.void(*[types.int64] * 7), codegen
-
-    made: Callable[..., None] = intrinsic(tile)
-    return made
+    b.position_at_end(done)
+    results = {}
+    for cell in cells:
+        results[cell] = b.phi(arithmetic.sums)
+        results[cell].add_incoming(zero, entry)
+        results[cell].add_incoming(added[cell], loop)
+    for (r, j), result in results.items():
+        address = b.add(b.add(out, b.mul(out_stride, _const(r))), _const(_SUM_BYTES * VECTOR * j))
+        pointer = b.inttoptr(address, arithmetic.sums.as_pointer())
+        b.store(b.fadd(result, b.load(pointer, align=4)) if add else result, pointer, align=4)
 
 
-_put_1x4, _put_2x2, _put_3x2 = make_tile(1, 4, False), make_tile(2, 2, False), make_tile(3, 2, False)
-_put_1, _put_2, _put_3 = make_tile(1, 1, False), make_tile(2, 1, False), make_tile(3, 1, False)
-_put_4, _put_5, _put_6 = make_tile(4, 1, False), make_tile(5, 1, False), make_tile(6, 1, False)
-_add_1x4, _add_2x2, _add_3x2 = make_tile(1, 4, True), make_tile(2, 2, True), make_tile(3, 2, True)
-_add_1, _add_2, _add_3 = make_tile(1, 1, True), make_tile(2, 1, True), make_tile(3, 1, True)
-_add_4, _add_5, _add_6 = make_tile(4, 1, True), make_tile(5, 1, True), make_tile(6, 1, True)
+def _prefetch(b: Any, address: Any) -> None:
+    pointer_type = ir.IntType(8).as_pointer()
+    function = insert_function(
+        b.module, ir.FunctionType(ir.VoidType(), [pointer_type, _I32, _I32, _I32]), "llvm.prefetch.p0"
+    )
+    read, keep, data = (ir.Constant(_I32, value) for value in (0, 2, 1))
+    b.call(function, [b.inttoptr(address, pointer_type), read, keep, data])
 
 
 def _prefetch_line(_typing_context, address):  # type: ignore[no-untyped-def]
     def codegen(context: Any, b: Any, _signature: Any, args: Any) -> Any:
-        pointer_type = ir.IntType(8).as_pointer()
-        function = insert_function(
-            b.module, ir.FunctionType(ir.VoidType(), [pointer_type, _I32, _I32, _I32]), "llvm.prefetch.p0"
-        )
-        read, keep, data = (ir.Constant(_I32, value) for value in (0, 2, 1))
-        b.call(function, [b.inttoptr(args[0], pointer_type), read, keep, data])
+        _prefetch(b, args[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
 
 
-_prefetch = cast(Callable[[int], None], intrinsic(_prefetch_line))
-
-
-@njit(nogil=True)
-def prefetch_panel(panel: int, k: int) -> None:
-    """Ask for k rows of a panel."""
-    for i in range(k):
-        _prefetch(panel + i * PANEL_ROW_BYTES)
-
-
-@njit(nogil=True)
-def tile_rows(left: int) -> int:
-    """How many rows the next tile takes when `left` are left: few tiles, none of them thin."""
-    if left >= 9 or left == 6:
-        return 6
-    return left if left <= 5 else 4
-
-
-@njit(nogil=True)
-def put_tile(x: int, x_stride: int, w: int, k: int, out: int, out_stride: int, rows: int) -> None:
-    """out = X W for 1 to 6 rows and one panel."""
-    if rows == 6:
-        _put_6(x, x_stride, w, 0, k, out, out_stride)
-    elif rows == 5:
-        _put_5(x, x_stride, w, 0, k, out, out_stride)
-    elif rows == 4:
-        _put_4(x, x_stride, w, 0, k, out, out_stride)
-    elif rows == 3:
-        _put_3(x, x_stride, w, 0, k, out, out_stride)
-    elif rows == 2:
-        _put_2(x, x_stride, w, 0, k, out, out_stride)
-    else:
-        _put_1(x, x_stride, w, 0, k, out, out_stride)
-
-
-@njit(nogil=True)
-def add_tile(x: int, x_stride: int, w: int, k: int, out: int, out_stride: int, rows: int) -> None:
-    """out += X W for 1 to 6 rows and one panel."""
-    if rows == 6:
-        _add_6(x, x_stride, w, 0, k, out, out_stride)
-    elif rows == 5:
-        _add_5(x, x_stride, w, 0, k, out, out_stride)
-    elif rows == 4:
-        _add_4(x, x_stride, w, 0, k, out, out_stride)
-    elif rows == 3:
-        _add_3(x, x_stride, w, 0, k, out, out_stride)
-    elif rows == 2:
-        _add_2(x, x_stride, w, 0, k, out, out_stride)
-    else:
-        _add_1(x, x_stride, w, 0, k, out, out_stride)
-
-
-@njit(nogil=True)
-def put_few(x: int, x_stride: int, w: int, panels: int, k: int, out: int, out_stride: int, rows: int) -> None:
-    """out = X W for 1 to 3 rows and several panels: more accumulators hide the latency of few rows."""
-    step = k * PANEL_ROW_BYTES
-    p = 0
-    if rows == 1:
-        while p + 4 <= panels:
-            _put_1x4(x, x_stride, w + p * step, step, k, out + p * PANEL_ROW_BYTES, out_stride)
-            p += 4
-    elif rows == 2:
-        while p + 2 <= panels:
-            _put_2x2(x, x_stride, w + p * step, step, k, out + p * PANEL_ROW_BYTES, out_stride)
-            p += 2
-    else:
-        while p + 2 <= panels:
-            _put_3x2(x, x_stride, w + p * step, step, k, out + p * PANEL_ROW_BYTES, out_stride)
-            p += 2
-    while p < panels:
-        put_tile(x, x_stride, w + p * step, k, out + p * PANEL_ROW_BYTES, out_stride, rows)
-        p += 1
-
-
-@njit(nogil=True)
-def add_few(x: int, x_stride: int, w: int, panels: int, k: int, out: int, out_stride: int, rows: int) -> None:
-    """out += X W for 1 to 3 rows and several panels."""
-    step = k * PANEL_ROW_BYTES
-    p = 0
-    if rows == 1:
-        while p + 4 <= panels:
-            _add_1x4(x, x_stride, w + p * step, step, k, out + p * PANEL_ROW_BYTES, out_stride)
-            p += 4
-    elif rows == 2:
-        while p + 2 <= panels:
-            _add_2x2(x, x_stride, w + p * step, step, k, out + p * PANEL_ROW_BYTES, out_stride)
-            p += 2
-    else:
-        while p + 2 <= panels:
-            _add_3x2(x, x_stride, w + p * step, step, k, out + p * PANEL_ROW_BYTES, out_stride)
-            p += 2
-    while p < panels:
-        add_tile(x, x_stride, w + p * step, k, out + p * PANEL_ROW_BYTES, out_stride, rows)
-        p += 1
+prefetch = cast(Callable[[int], None], intrinsic(_prefetch_line))
+"""Ask for the 64 bytes at an address."""

@@ -1,0 +1,45 @@
+"""Tiles in fp32: chains of fused multiply-adds. A panel's step is 16 floats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit
+
+from executor_service.backends.torch_backend.cpu.atomic import insert_function
+from executor_service.backends.torch_backend.cpu.registers import LANES, VECTOR
+from executor_service.backends.torch_backend.cpu.tile import make_product, prefetch, spread
+
+PANEL_ROW_BYTES = 4 * LANES
+
+_F32 = ir.FloatType()
+
+
+class _Fp32:
+    """See `Arithmetic`."""
+
+    name = "fp32"
+    panel_row_bytes = PANEL_ROW_BYTES
+    sums = ir.VectorType(_F32, VECTOR)
+
+    def columns(self, b: Any, address: Any) -> Any:
+        return b.load(b.inttoptr(address, self.sums.as_pointer()), align=4)
+
+    def spread(self, b: Any, address: Any) -> Any:
+        return spread(b, b.load(b.inttoptr(address, _F32.as_pointer()), align=4))
+
+    def added(self, b: Any, sums: Any, values: Any, columns: Any) -> Any:
+        kind = ir.FunctionType(self.sums, [self.sums] * 3)
+        return b.call(insert_function(b.module, kind, f"llvm.fmuladd.v{VECTOR}f32"), [values, columns, sums])
+
+
+put_tile, add_tile = make_product(_Fp32(), False), make_product(_Fp32(), True)
+"""out = X W and out += X W; a step along K is one float of X."""
+
+
+@njit(nogil=True)
+def prefetch_panel(panel: int, k: int) -> None:
+    """Ask for k rows of a panel."""
+    for i in range(k):
+        prefetch(panel + i * PANEL_ROW_BYTES)

@@ -1,0 +1,42 @@
+"""Products are right at the narrower vectors too, on a processor that has wide ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from llvmlite import binding  # type: ignore[import-untyped]
+
+from executor_service.backends.torch_backend.cpu import registers
+
+HERE = Path(__file__).parent
+NARROW = binding.get_host_cpu_features().flatten().replace("+avx512", "-avx512")
+PRINT = "from executor_service.backends.torch_backend.cpu import registers; print(registers.VECTOR)"
+
+
+@pytest.mark.parametrize("most", [6, 12])
+@pytest.mark.parametrize("left", range(1, 30))
+def test_tiles_are_few_and_none_is_thin(left: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registers, "MOST_ROWS", most)
+    sizes, rows = [], left
+    while rows:
+        sizes.append(registers.tile_rows.py_func(rows))  # type: ignore[attr-defined]
+        rows -= sizes[-1]
+    assert len(sizes) == -(-left // most)
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.slow
+def test_kernels_are_right_at_the_narrower_vectors() -> None:
+    environment = {**os.environ, "NUMBA_CPU_FEATURES": NARROW}
+    printed = subprocess.run([sys.executable, "-c", PRINT], env=environment, capture_output=True, check=True)
+    assert printed.stdout.strip() == b"8"
+    files = [
+        str(HERE / name) for name in ("test_cpu_kernels.py", "test_int8_kernels.py", "test_cpu_stack.py")
+    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
