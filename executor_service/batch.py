@@ -67,9 +67,7 @@ class Batch:
         self._places: dict[Sequence, int] | None = None  # in `jobs`, once that was asked
         self._lost: frozenset[Job] = _NO_JOBS  # went by what was foreseen and did not come
         self._computed = self._sampled = self._verified = self._accepted = 0
-        self.freed_behind = (
-            0  # pages beyond those of rows here that were undone: reserved, or released, behind
-        )
+        self.freed_behind = 0  # pages that undoing rows freed beyond theirs; below 0: released before
         self.jobs: list[Job] = []  # accepted rows, in the order of the launch
         self.opened = 0  # sequences that this step added
         self.flight: Flight | None = None  # what is under way

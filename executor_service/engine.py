@@ -193,7 +193,6 @@ class Engine:
 
     def _complete(self, step: Step) -> None:
         """Commit a step's rows and make its reply, which knows nothing of what was begun behind it."""
-        self._renew(step)
         rows: list[RowResult] = []
         freed_behind = 0
         if (batch := step.batch) is not None:
@@ -204,6 +203,7 @@ class Engine:
             self._cached_by_commits += self.cache.cached - cached
             rows, freed_behind = batch.results, batch.freed_behind
             self._count(batch)
+            self._renew(step)
             step.batch = None
         now_s = time.perf_counter()
         had_device_s = max(step.began_s, self._finished_s)
@@ -216,8 +216,8 @@ class Engine:
                 self.counters.refused[refusal.reason] += 1
         free = step.free + self._free_by_commits - freed_behind
         cached = step.cached + self._cached_by_commits
-        times_us = int(queued_s * 1e6), int(elapsed_s * 1e6)
-        step.result = StepResult(step.ops, rows, free, cached, *times_us)
+        queue_us, compute_us = int(queued_s * 1e6), int(elapsed_s * 1e6)
+        step.result = StepResult(step.ops, rows, free, cached, queue_us, compute_us)
         step.session.remember(step.plan, step.result, self.limits.max_in_flight)
 
     def check_epoch(self, epoch: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.engine import Step
 from executor_service.plan import Opening, OutputMode, Reason, Refusal, Row, Sampling, StepPlan, StepRefused
 from tests.unit.executor.deferred import DeferredBackend
@@ -309,6 +310,20 @@ def test_no_lease_runs_out_while_its_step_is_under_way(h: Harness, own: bool) ->
     assert h.engine.expire() == 0
     h.clock.now_s = 300.0
     assert h.engine.expire() == 1
+
+
+def test_a_lease_begins_anew_when_its_step_is_done(
+    h: Harness, device: DeferredBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = device.compute
+
+    def late(rows: list[ForwardRow]) -> list[RowOutput]:
+        h.clock.now_s = 100.0
+        return compute(rows)
+
+    monkeypatch.setattr(device, "compute", late)
+    assert h.begin(opening(1, PROMPT)).finish().rows[0].refusal is None
+    assert h.engine.expire() == 0
 
 
 def test_leases_run_out_beside_a_step_that_is_under_way(h: Harness) -> None:
