@@ -165,6 +165,11 @@ def executor(step_ms: float, depth: int | None) -> Iterator[tuple[str, str]]:
         yield "" if depth is None else stack.scheduler.address, address
 
 
+def one_loop() -> asyncio.Runner:
+    """For all runs: what gRPC still has to say would find the loop of the run before closed."""
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
 def equal(one: Outputs, other: Outputs) -> bool:
     """The same as far as both went."""
     return all(tokens[: len(other[key])] == other[key][: len(tokens)] for key, tokens in one.items())
@@ -178,8 +183,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--generate", action="store_true", help="through a scheduler process")
     parser.add_argument("--check", action="store_true")
-    # One loop for all: what gRPC still has to say would find the loop of the run before closed.
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with one_loop() as runner:
         return int(measured(parser.parse_args(), runner))
 
 

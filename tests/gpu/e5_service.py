@@ -22,8 +22,7 @@ def run(bench: Bench) -> Iterator[Case]:
     `executor_idle` is the share of time without a step to compute, `device_idle` that without a kernel to run
     by E3's count of as many rows, where this run has it.
     """
-    import uvloop
-
+    from tests.bench.steps_in_flight import one_loop
     from tests.support.processes import ServiceProcess
 
     name = "Qwen3-8B"
@@ -36,8 +35,7 @@ def run(bench: Bench) -> Iterator[Case]:
     executor = ServiceProcess("tests.gpu.random_executor", flags, bench.directory / "executor")
     try:
         executor.wait_serving()
-        # One loop for all: what gRPC still has to say would find the loop of the run before closed.
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+        with one_loop() as loop:
             for rows in counts:
                 for case in _cases(bench, loop, executor.address, rows, context):
                     floor_ms = 1e3 * decode_floor_s(spec, rows, case["context"], bench.machine)

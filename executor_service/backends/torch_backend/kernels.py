@@ -18,6 +18,7 @@ from torch.nn import functional
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.drawing import Filters, draw
 from executor_service.backends.torch_backend.quantized import Format, QuantizedLinear
+from executor_service.backends.torch_backend.sampler import Picker
 
 
 class Linear(Protocol):
@@ -87,7 +88,7 @@ class Stack(Protocol):
         """x [tokens, hidden] through all blocks, the same bits as one by one. Valid until the next call."""
 
 
-class Kernels(Protocol):
+class Kernels(Picker, Protocol):
     """One set of operations for one device and dtype."""
 
     device: torch.device
@@ -128,18 +129,6 @@ class Kernels(Protocol):
 
     def stack(self, blocks: Sequence[Block], eps: float) -> Stack | None:
         """The blocks as one, where that is faster than one operation after the other."""
-
-    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """The lowest id among the largest logits of each row, int64 [rows]."""
-
-    def draw(
-        self,
-        logits: torch.Tensor,
-        temperatures: NDArray[np.float32],
-        keys: NDArray[np.uint64],
-        filters: Filters,
-    ) -> torch.Tensor:
-        """One token a row, int64 [rows]; see `drawing.draw`."""
 
 
 class PlainLinear:

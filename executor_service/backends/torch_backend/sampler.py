@@ -24,7 +24,7 @@ MIN_TEMPERATURE = 1e-6
 
 
 class Picker(Protocol):
-    """The part of `kernels.Kernels` that picks tokens."""
+    """What picks tokens; `kernels.Kernels` does."""
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """The lowest id among the largest logits of each row, int64 [rows]."""

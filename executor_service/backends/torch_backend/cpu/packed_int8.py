@@ -1,4 +1,4 @@
-"""Linear layers over int8 weights: what `int8` multiplies, in the shape of `kernels.Linear`."""
+"""Linear layers over int8 weights: what `int8` multiplies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import torch
 from executor_service.backends.torch_backend.cpu import int8 as cpu_int8
 from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
 from executor_service.backends.torch_backend.cpu.jobs import Job
-from executor_service.backends.torch_backend.cpu.packed import bias_jobs, chunk_size
 from executor_service.backends.torch_backend.cpu.pool import Pool
+from executor_service.backends.torch_backend.cpu.pooled import (
+    PooledGated,
+    PooledLinear,
+    bias_jobs,
+    chunk_size,
+)
 from executor_service.backends.torch_backend.cpu.registers import LANES
 from executor_service.backends.torch_backend.cpu.tile_int8 import LARGEST_WEIGHT, largest_activation
 
@@ -33,28 +38,23 @@ class Scratch:
         return self._rooms[-1].ctypes.data
 
 
-class Int8Linear:
+class Int8Linear(PooledLinear):
     """x W^T + b, with W [n, k] given as parts that follow each other in n, rounded to int8."""
 
     def __init__(
         self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None, pool: Pool, scratch: Scratch
     ) -> None:
         weight = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-        self._n, self._k = weight.shape
-        self._pool, self._scratch, self._largest = pool, scratch, largest_activation(self._k)
+        super().__init__(len(weight), pool)
+        self._k = weight.shape[1]
+        self._scratch, self._largest = scratch, largest_activation(self._k)
         self._panels, self._scales = pack(weight)
         self._size = chunk_size(len(self._panels), pool.threads, 4)
         self._chunks = -(-len(self._panels) // self._size)
         self._bias = None if bias is None else bias.float()
 
-    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
-        """[rows, k] to [rows, n]; with `add_to` [rows, n] the result is added to it, in place."""
-        out = torch.empty(x.shape[0], self._n) if add_to is None else add_to
-        self._pool.run(*self.jobs(x.shape[0], x.data_ptr(), out.data_ptr(), add_to is not None))
-        return out
-
     def jobs(self, rows: int, x: int, out: int, add: bool) -> list[Job]:
-        """See `PackedLinear.jobs`."""
+        """See `PooledLinear`."""
         quantized = rows, x, self._scratch.address(rows, self._k), self._k, self._largest
         kind = cpu_int8.ADD if add or self._bias is not None else cpu_int8.PUT
         w, scales = self._panels.data_ptr(), self._scales.data_ptr()
@@ -70,16 +70,17 @@ class Int8Linear:
         return packed.float() * self._scales[ids, None]
 
     def bytes(self) -> int:
-        """Memory of the weights."""
+        """See `PooledLinear`."""
         return self._panels.nbytes + self._scales.nbytes
 
 
-class Int8Gated:
+class Int8Gated(PooledGated):
     """silu(x G^T) * (x U^T), with G and U rounded to int8."""
 
     def __init__(self, gate: torch.Tensor, up: torch.Tensor, pool: Pool, scratch: Scratch) -> None:
-        self.width, self._k = gate.shape
-        self._pool, self._scratch, self._largest = pool, scratch, largest_activation(self._k)
+        super().__init__(len(gate), pool)
+        self._k = gate.shape[1]
+        self._scratch, self._largest = scratch, largest_activation(self._k)
         packed = [pack(gate), pack(up)]
         self._panels = torch.stack([panels for panels, _ in packed], 1).flatten(0, 1)
         self._scales = torch.stack([scales.view(-1, LANES) for _, scales in packed], 1).flatten()
@@ -87,14 +88,8 @@ class Int8Gated:
         self._size = chunk_size(pairs, pool.threads, 2)
         self._chunks = -(-pairs // self._size)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, k] to [rows, n]."""
-        out = torch.empty(x.shape[0], self.width)
-        self._pool.run(*self.jobs(x.shape[0], x.data_ptr(), out.data_ptr()))
-        return out
-
     def jobs(self, rows: int, x: int, out: int) -> list[Job]:
-        """See `PackedGated.jobs`."""
+        """See `PooledGated`."""
         quantized = rows, x, self._scratch.address(rows, self._k), self._k, self._largest
         w, scales, kind = self._panels.data_ptr(), self._scales.data_ptr(), cpu_int8.GATED
         return [
@@ -103,7 +98,7 @@ class Int8Gated:
         ]
 
     def bytes(self) -> int:
-        """Memory of the weights."""
+        """See `PooledGated`."""
         return self._panels.nbytes + self._scales.nbytes
 
 

@@ -14,9 +14,8 @@ import torch
 
 from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
 from executor_service.backends.torch_backend.cpu.jobs import BATCH, CHUNKS, KIND, PAGE_SIZE, ROWS, Job
-from executor_service.backends.torch_backend.cpu.packed import PackedGated, PackedLinear
-from executor_service.backends.torch_backend.cpu.packed_int8 import Int8Gated, Int8Linear
 from executor_service.backends.torch_backend.cpu.pool import Pool
+from executor_service.backends.torch_backend.cpu.pooled import PooledGated, PooledLinear
 from executor_service.backends.torch_backend.cpu.rows import ROWS_AT_ONCE
 from executor_service.backends.torch_backend.kernels import AttentionWeights, Block, LayerCache
 
@@ -94,17 +93,16 @@ def stacked(pool: Pool, blocks: Sequence[Block], eps: float) -> CpuStack | None:
     """The blocks, all of one shape, as a stack, if their products are of those that jobs do."""
     rows, first = _MOST_TOKENS, blocks[0]
     hidden, w = len(first.attention_norm), first.attention
-    if not isinstance(first.gated, PackedGated | Int8Gated):
+    if not isinstance(first.gated, PooledGated):
         return None
     widths = hidden, hidden, (w.heads + 2 * w.kv_heads) * w.head_dim, w.heads * w.head_dim, first.gated.width
     rooms = [torch.empty(rows, width) for width in widths]
     x, normed, qkv, attended, inner = (room.data_ptr() for room in rooms)
     jobs: list[Job] = []
     for b in blocks:
-        linears = PackedLinear | Int8Linear
-        if not isinstance(b.qkv, linears) or not isinstance(b.output, linears):
+        if not isinstance(b.qkv, PooledLinear) or not isinstance(b.output, PooledLinear):
             return None
-        if not isinstance(b.gated, PackedGated | Int8Gated) or not isinstance(b.down, linears):
+        if not isinstance(b.gated, PooledGated) or not isinstance(b.down, PooledLinear):
             return None
         jobs += [norm_job(rows, x, b.attention_norm, normed, eps), *b.qkv.jobs(rows, normed, qkv, False)]
         jobs += attention_jobs(rows, 1, (0, 0, 0, 0, 0), qkv, attended, b.attention)
