@@ -1,12 +1,12 @@
 """OpenSession, CloseSession: isolation, fencing, leases, the shared session and the epoch."""
 
-import threading
 import time
 
 import grpc
 import pytest
 from paceline.executor.v1 import executor_pb2 as pb
 
+from tests.conformance.kit.brief import BriefSession, unless_it_stands_still
 from tests.conformance.kit.client import Executor, Session, release, truncate
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.expect import refused
@@ -88,24 +88,32 @@ def test_replacing_an_unknown_session_is_fine(executor: Executor) -> None:
     executor.open_session(replaces=2**64 - 1).close()
 
 
+@unless_it_stands_still
 def test_the_lease_ends_a_session_that_nobody_uses(executor: Executor, draw: Draw) -> None:
-    idle, kept = executor.open_session(lease_ms=1), executor.open_session(lease_ms=1)
-    lease_s = idle.opened.lease_ms / 1000
-    if lease_s > 5:
-        kept.close()
-        idle.close()
-        pytest.skip(f"the shortest lease is {lease_s:g} s")
-    idle.open(draw.prompt())
-    sequence = kept.open(draw.prompt())
-    heartbeat = pb.GetStatusRequest(session_id=kept.id)
-    deadline = time.monotonic() + 2 * lease_s + 5
-    pause = threading.Event()  # never set: it only spaces the heartbeats
-    while executor.call("GetStatus", heartbeat).sequences > 1:
+    idle = BriefSession(executor)
+    with idle.in_time():
+        idle.session.open(draw.prompt())
+    deadline = time.monotonic() + 2 * idle.lease_s + 5
+    while executor.status().sequences:
         assert time.monotonic() < deadline, "the idle session outlived its lease"
-        pause.wait(lease_s / 8)
-    assert refused(idle.step) is NOT_FOUND
-    sequence.decode(1)
-    assert kept.close() == 1, "the heartbeat did not renew the lease"
+        time.sleep(idle.lease_s / 8)
+    assert refused(idle.session.step) is NOT_FOUND
+
+
+@unless_it_stands_still
+def test_a_heartbeat_renews_the_lease(executor: Executor, draw: Draw) -> None:
+    kept = BriefSession(executor)
+    with kept.in_time():
+        sequence = kept.session.open(draw.prompt())
+    heartbeat = pb.GetStatusRequest(session_id=kept.session.id)
+    over = time.monotonic() + 1.5 * kept.lease_s
+    while time.monotonic() < over:
+        time.sleep(kept.lease_s / 8)
+        with kept.in_time():
+            executor.call("GetStatus", heartbeat)
+    with kept.in_time():
+        sequence.decode(1)
+    kept.session.close()
 
 
 def test_whoever_names_no_session_shares_one(executor: Executor, draw: Draw, judge: Judge) -> None:

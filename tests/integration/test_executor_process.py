@@ -233,21 +233,6 @@ def test_drain_refuses_openings_and_answers_when_all_is_released(tmp_path: Path)
         assert waiting.result().sequences == 0
 
 
-def test_an_idle_session_loses_its_caches_and_a_heartbeat_keeps_them(tmp_path: Path) -> None:
-    with running(MODULE, ORACLE, tmp_path) as process:
-        client = Client(process)
-        idle, kept = (client.stub.OpenSession(pb.OpenSessionRequest(lease_ms=1)) for _ in range(2))
-        assert idle.lease_ms == 500
-        for session in (idle, kept):
-            header = pb.StepHeader(session_id=session.session_id)
-            step = pb.Step(header=header, openings=[pb.Opening(cache_id=1, tokens=[1])])
-            client.stub.Prefill(pb.PrefillRequest(step=step))
-        heartbeat = pb.GetStatusRequest(session_id=kept.session_id)
-        while client.stub.GetStatus(heartbeat, timeout=5).sequences == 2:
-            assert client.status().uptime_s < 30
-        assert client.stub.GetStatus(heartbeat).sessions == 1
-
-
 def test_a_fault_of_the_device_thread_ends_the_process(tmp_path: Path) -> None:
     with running(MODULE, [*ORACLE, "--exit-on-token", "99"], tmp_path) as process:
         client = Client(process)

@@ -451,6 +451,16 @@ def leases_never_end() -> None:
 
 
 @mutant("test_sessions.py")
+def heartbeats_ignored() -> None:
+    """asking for a session's status does not renew its lease"""
+    wrap(
+        Sessions,
+        "get",
+        lambda original, self, session_id: self.find(session_id) or original(self, session_id),
+    )
+
+
+@mutant("test_sessions.py")
 def epoch_ignored() -> None:
     """a request meant for another life of the executor is served"""
     wrap(Engine, "check_epoch", lambda original, self, epoch: None)
