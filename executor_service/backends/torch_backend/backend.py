@@ -227,7 +227,7 @@ class TorchBackend:
 
     def _describe(self, checkpoint: Checkpoint, digest: bytes) -> ModelInfo:
         spec = checkpoint.spec
-        item_bytes = self.model.kernels.dtype.itemsize
+        item_bytes = self.model.kernels.cache_dtype.itemsize
         return ModelInfo(
             name=checkpoint.name,
             architecture=spec.architecture,

@@ -93,6 +93,7 @@ class Kernels(Picker, Protocol):
 
     device: torch.device
     dtype: torch.dtype
+    cache_dtype: torch.dtype  # of keys and values
     groups: bool  # the products of all experts of a layer are faster together
 
     def step(self) -> AbstractContextManager[None]:
@@ -173,7 +174,7 @@ class PlainKernels:
     groups = False
 
     def __init__(self, device: torch.device, dtype: torch.dtype, form: Format | None = None) -> None:
-        self.device, self.dtype, self.form = device, dtype, form
+        self.device, self.dtype, self.cache_dtype, self.form = device, dtype, dtype, form
 
     def step(self) -> AbstractContextManager[None]:
         """See `Kernels`."""
@@ -210,8 +211,8 @@ class PlainKernels:
         """See `Kernels`."""
         shape = (pages, page_size, kv_heads, head_dim)
         return LayerCache(
-            torch.zeros(shape, dtype=self.dtype, device=self.device),
-            torch.zeros(shape, dtype=self.dtype, device=self.device),
+            torch.zeros(shape, dtype=self.cache_dtype, device=self.device),
+            torch.zeros(shape, dtype=self.cache_dtype, device=self.device),
         )
 
     def prepare(self, batch: Batch, heads_per_kv_head: int) -> Any:

@@ -253,7 +253,7 @@ async def test_streams_go_on_with_the_same_tokens_when_the_draft_executor_fails(
     fault: Callable[[Stack, str], Callable[[], None]], shared: Stack
 ) -> None:
     silence_s = await under_faults(shared, 2, fault(shared, shared.drafts[0]))
-    assert silence_s < 0.8  # one pause of about 50 ms, on a machine with other work
+    assert silence_s < HEAL_S
 
 
 @pytest.mark.slow
@@ -262,7 +262,8 @@ async def test_streams_go_on_with_the_same_tokens_when_the_draft_executor_fails_
     fault: Callable[[Stack, str], Callable[[], None]], tmp_path: Path
 ) -> None:
     with oracle_stack(tmp_path, executor=EXECUTOR, draft=DRAFT) as stack:
-        await under_faults(stack, 20, fault(stack, stack.drafts[0]))
+        silence_s = await under_faults(stack, 20, fault(stack, stack.drafts[0]))
+    print(f"\n{fault.__name__}: no stream was silent for longer than {silence_s * 1000:.0f} ms")
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from torch.nn import functional
 
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.batch import Batch
-from executor_service.backends.torch_backend.cpu.kernels import CpuKernels
+from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.cpu.vector_math import exp32
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
@@ -22,14 +21,22 @@ from executor_service.backends.torch_backend.kernels import (
 )
 from executor_service.plan import OutputMode, Sampling
 
-CPU = CpuKernels(2)
+CPU, WITH_FP16_PAGES = CpuKernels(2), CpuInt8Kernels(2)
 PLAIN = PlainKernels(torch.device("cpu"), torch.float32)
 
 
 @pytest.fixture(autouse=True, params=["helped", "alone"])
 def _helpers(request: pytest.FixtureRequest) -> Iterator[None]:
-    with CPU.step() if request.param == "helped" else nullcontext():
+    if request.param == "alone":
         yield
+        return
+    with CPU.step(), WITH_FP16_PAGES.step():
+        yield
+
+
+@pytest.fixture(params=["fp32", "fp16"])
+def attending(request: pytest.FixtureRequest) -> CpuKernels:
+    return CPU if request.param == "fp32" else WITH_FP16_PAGES
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 13, 100, 203])
@@ -88,18 +95,19 @@ def weights_of(heads: int, kv_heads: int, dim: int, normed: bool) -> AttentionWe
 
 
 class Attention:
-    """The same rows through both kernels, on the same pages."""
+    """The same rows through two kernels, on the same pages."""
 
     def __init__(self, heads: int, kv_heads: int, dim: int, page_size: int, normed: bool = False) -> None:
         torch.manual_seed(5)
         self.shape, self.page_size = (kv_heads, dim), page_size
         self.w = weights_of(heads, kv_heads, dim, normed)
 
-    def caches(self, pages: int) -> tuple[LayerCache, LayerCache]:
-        made = [kernels.new_cache(pages, self.page_size, *self.shape) for kernels in (CPU, PLAIN)]
-        made[0].k.fill_(torch.nan)  # what was never written must never be multiplied
-        made[0].v.fill_(torch.nan)
-        return made[0], made[1]
+    def cache(self, kernels: Kernels, pages: int) -> LayerCache:
+        cache = kernels.new_cache(pages, self.page_size, *self.shape)
+        if kernels is not PLAIN:
+            cache.k.fill_(torch.nan)  # what was never written must never be multiplied
+            cache.v.fill_(torch.nan)
+        return cache
 
     def run(
         self, kernels: Kernels, cache: LayerCache, rows: Sequence[ForwardRow], qkv: torch.Tensor
@@ -125,7 +133,7 @@ SHAPES = [(9, 3, 64), (4, 4, 16), (8, 1, 32), (6, 2, 10), (32, 1, 24)]
 @pytest.mark.parametrize("page_size", [1, 7, 16, 32, 48])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
 def test_attention_equals_dense_on_poisoned_pages(
-    heads: int, kv_heads: int, dim: int, page_size: int
+    heads: int, kv_heads: int, dim: int, page_size: int, attending: CpuKernels
 ) -> None:
     attention = Attention(heads, kv_heads, dim, page_size, normed=dim == 64)
     lengths = [1, page_size - 1 or 1, page_size, page_size + 1, 90, 300]
@@ -134,40 +142,50 @@ def test_attention_equals_dense_on_poisoned_pages(
         need = -(-(length + 20) // page_size)
         tables.append(list(range(pages, pages + need))[::-1])
         pages += need
-    cpu, plain = attention.caches(pages + 1)
+    cpu, plain = (attention.cache(kernels, pages + 1) for kernels in (attending, PLAIN))
+    tolerance = {torch.float32: 2e-5, torch.float16: 1e-3}[cpu.k.dtype]
     first = [row(0, length, table) for length, table in zip(lengths, tables, strict=True)]
     counts = [1, 3, 1, 12, 1, 20]
     second = [row(n, count, table) for n, count, table in zip(lengths, counts, tables, strict=True)]
     for rows in (first, second):
         qkv = attention.qkv(sum(len(r.tokens) for r in rows))
-        ours, theirs = (attention.run(k, c, rows, qkv) for k, c in ((CPU, cpu), (PLAIN, plain)))
-        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+        ours, theirs = (attention.run(k, c, rows, qkv) for k, c in ((attending, cpu), (PLAIN, plain)))
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=5 * tolerance)
     assert cpu.k[pages].isnan().all()
     assert cpu.k[0].isnan().all()
 
 
-def test_a_nan_stays_in_its_own_row() -> None:
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_stays_in_its_own_row_and_shows(bad: float, attending: CpuKernels) -> None:
     attention = Attention(4, 2, 16, 16)
-    cpu, _ = attention.caches(8)
+    cpu = attention.cache(attending, 8)
     rows = [row(0, 20, [1, 2]), row(0, 20, [3, 4]), row(0, 1, [5])]
     qkv = attention.qkv(41)
-    qkv[25] = torch.nan
-    out = attention.run(CPU, cpu, rows, qkv)
+    qkv[25] = bad
+    out = attention.run(attending, cpu, rows, qkv)
     assert out[:20].isfinite().all()
     assert out[40].isfinite().all()
-    assert out[39].isnan().all()
+    assert not out[39].isfinite().any()
 
 
-def test_a_query_does_not_depend_on_its_chunk_or_company() -> None:
+@pytest.mark.parametrize("value", [65_000.0, 65_504.0, 66_000.0])
+def test_what_pages_can_not_hold_shows(value: float, attending: CpuKernels) -> None:
+    attention = Attention(4, 2, 16, 16)
+    cache, qkv = attention.cache(attending, 2), torch.full((1, 8 * 16), value)
+    out = attention.run(attending, cache, [row(0, 1, [1])], qkv)
+    assert out.isfinite().all() == (value <= torch.finfo(cache.v.dtype).max)
+
+
+def test_a_query_does_not_depend_on_its_chunk_or_company(attending: CpuKernels) -> None:
     attention = Attention(9, 3, 64, 16)
-    whole, _ = attention.caches(30)
-    pieces, _ = attention.caches(30)
+    whole, pieces = (attention.cache(attending, 30) for _ in range(2))
     table = list(range(1, 29))
     qkv, other = attention.qkv(430), attention.qkv(1)
-    expected = attention.run(CPU, whole, [row(0, 430, table)], qkv)
+    expected = attention.run(attending, whole, [row(0, 430, table)], qkv)
     first, outs = 0, []
     for count in (1, 7, 150, 16, 200, 55, 1):
         rows = [row(0, 1, [29]), row(first, count, table)]
-        outs.append(attention.run(CPU, pieces, rows, torch.cat([other, qkv[first : first + count]]))[1:])
+        both = torch.cat([other, qkv[first : first + count]])
+        outs.append(attention.run(attending, pieces, rows, both)[1:])
         first += count
     assert torch.equal(torch.cat(outs), expected)

@@ -30,8 +30,10 @@ def test_tiles_are_few_and_none_is_thin(left: int, most: int, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_kernels_are_right_at_the_narrower_vectors() -> None:
-    environment = {**os.environ, "NUMBA_CPU_FEATURES": NARROW}
+@pytest.mark.parametrize("without", ["", "+f16c"])
+def test_kernels_are_right_at_the_narrower_vectors(without: str) -> None:
+    features = NARROW.replace(without, without.replace("+", "-"))
+    environment = {**os.environ, "NUMBA_CPU_FEATURES": features}
     printed = subprocess.run([sys.executable, "-c", PRINT], env=environment, capture_output=True, check=True)
     assert printed.stdout.strip() == b"8"
     files = [

@@ -73,7 +73,6 @@ def int8_product_chunk(arguments: int, chunk: int) -> None:
     out = matrix(load(arguments + 56), rows, n)
     panel_bytes = pairs * PANEL_ROW_BYTES
     sums = np.empty((MOST_ROWS, _TOGETHER * LANES), np.int32)
-    values = np.empty(LANES, np.float32)
     for block in range(0, rows, _BLOCK_ROWS):
         last = min(block + _BLOCK_ROWS, rows)
         p = low
@@ -88,7 +87,7 @@ def int8_product_chunk(arguments: int, chunk: int) -> None:
                 put_sums(from_x, x_stride, from_w, panel_bytes, together, pairs, to, to_stride, take)
                 for i in range(take):
                     if kind == GATED:
-                        _put_gated(sums[i], x_scales[r + i], scales, values, out[r + i, p // 2 * LANES :])
+                        _put_gated(sums[i], x_scales[r + i], scales, out[r + i, p // 2 * LANES :])
                     else:
                         _put(sums[i], x_scales[r + i], scales, out[r + i, p * LANES :], kind == ADD)
                 r += take
@@ -104,15 +103,11 @@ def _put(sums: NDArray[np.int32], x_scale: np.float32, w_scales: Array, out: Arr
 
 
 @njit(nogil=True, fastmath=FLAGS)
-def _put_gated(
-    sums: NDArray[np.int32], x_scale: np.float32, w_scales: Array, values: Array, out: Array
-) -> None:
-    """out = silu(gate) * up; 16 sums of the one are followed by 16 of the other. Room for 16 values."""
+def _put_gated(sums: NDArray[np.int32], x_scale: np.float32, w_scales: Array, out: Array) -> None:
+    """out = silu(gate) * up; 16 sums of the one are followed by 16 of the other."""
     for p in range(len(w_scales) // (2 * LANES)):
         gates, ups = 2 * p * LANES, (2 * p + 1) * LANES
-        for j in range(LANES):
+        for j in range(min(LANES, len(out) - p * LANES)):
             gate = np.float32(sums[gates + j]) * (x_scale * w_scales[gates + j])
             up = np.float32(sums[ups + j]) * (x_scale * w_scales[ups + j])
-            values[j] = silu32(gate) * up
-        for j in range(min(LANES, len(out) - p * LANES)):
-            out[p * LANES + j] = values[j]
+            out[p * LANES + j] = silu32(gate) * up

@@ -14,6 +14,7 @@ from executor_service.backends.torch_backend.cpu import attention as cpu_attenti
 from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
 from executor_service.backends.torch_backend.cpu.packed import PackedGated, PackedLinear
 from executor_service.backends.torch_backend.cpu.packed_int8 import Int8Gated, Int8Linear, Scratch
+from executor_service.backends.torch_backend.cpu.pages import NARROWEST
 from executor_service.backends.torch_backend.cpu.pool import Pool
 from executor_service.backends.torch_backend.cpu.registers import LANES
 from executor_service.backends.torch_backend.cpu.stack import (
@@ -38,7 +39,7 @@ class CpuKernels:
     """fp32 on CPU through numba: every row's result is bitwise independent of its batch."""
 
     device = torch.device("cpu")
-    dtype = torch.float32
+    dtype = cache_dtype = torch.float32
     groups = False
 
     def __init__(self, threads: int) -> None:
@@ -74,8 +75,8 @@ class CpuKernels:
         """See `Kernels`."""
         tiles, dim_tiles = -(-page_size // LANES), -(-head_dim // LANES)
         return LayerCache(
-            torch.zeros(pages, kv_heads, tiles, head_dim, LANES),
-            torch.zeros(pages, kv_heads, dim_tiles, page_size, LANES),
+            torch.zeros(pages, kv_heads, tiles, head_dim, LANES, dtype=self.cache_dtype),
+            torch.zeros(pages, kv_heads, dim_tiles, page_size, LANES, dtype=self.cache_dtype),
         )
 
     def prepare(self, batch: Batch, heads_per_kv_head: int) -> CpuBatch:
@@ -135,7 +136,9 @@ class CpuKernels:
 
 
 class CpuInt8Kernels(CpuKernels):
-    """The same with int8 weights: fp32 between the products, sums of integers in them."""
+    """The same with int8 weights: fp32 between the products, sums of integers in them; pages hold fp16."""
+
+    cache_dtype = NARROWEST
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads)

@@ -1,6 +1,8 @@
-"""How many sums of a product this processor's vector registers hold, and so how large a tile is."""
+"""What this processor's vector registers hold, and so how large a tile is; and what it converts."""
 
 from __future__ import annotations
+
+from platform import machine
 
 from llvmlite import binding  # type: ignore[import-untyped]
 from numba import config, njit
@@ -8,6 +10,8 @@ from numba import config, njit
 # What numba compiles for: NUMBA_CPU_FEATURES, or else all that the processor has.
 _FEATURES = config.CPU_FEATURES or binding.get_host_cpu_features().flatten()  # type: ignore[attr-defined]
 _WIDE = {"+avx512f", "+avx512bw", "+avx512vl"} <= set(_FEATURES.split(","))
+
+CONVERTS_FP16 = "+f16c" in _FEATURES.split(",") or machine() in ("aarch64", "arm64")
 
 LANES = 16  # columns of a panel
 VECTOR = 16 if _WIDE else 8  # numbers of 32 bits in a vector

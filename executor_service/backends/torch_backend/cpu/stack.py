@@ -40,7 +40,8 @@ def norm_job(rows: int, x: int, weight: torch.Tensor, out: int, eps: float) -> J
 
 def cached(batch: CpuBatch, cache: LayerCache) -> _Cached:
     """What jobs of attention know of a batch and its pages."""
-    return batch.address, cache.k.data_ptr(), cache.v.data_ptr(), cache.v.shape[0], cache.v.shape[3]
+    k, v = cache.k, cache.v
+    return batch.address, k.data_ptr(), v.data_ptr(), v.itemsize, v.shape[3]
 
 
 def attention_jobs(

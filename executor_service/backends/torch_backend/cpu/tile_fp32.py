@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit
 
-from executor_service.backends.torch_backend.cpu.atomic import insert_function
+from executor_service.backends.torch_backend.cpu.atomic import floats, insert_function
 from executor_service.backends.torch_backend.cpu.registers import LANES, VECTOR
-from executor_service.backends.torch_backend.cpu.tile import make_product, prefetch, spread
+from executor_service.backends.torch_backend.cpu.tile import make_product, spread
 
 PANEL_ROW_BYTES = 4 * LANES
 
 _F32 = ir.FloatType()
 
 
-class _Fp32:
+class Fp32:
     """See `Arithmetic`."""
 
     name = "fp32"
@@ -34,12 +35,11 @@ class _Fp32:
         return b.call(insert_function(b.module, kind, f"llvm.fmuladd.v{VECTOR}f32"), [values, columns, sums])
 
 
-put_tile, add_tile = make_product(_Fp32(), False), make_product(_Fp32(), True)
+put_tile, add_tile = make_product(Fp32(), False), make_product(Fp32(), True)
 """out = X W and out += X W; a step along K is one float of X."""
 
 
 @njit(nogil=True)
-def prefetch_panel(panel: int, k: int) -> None:
-    """Ask for k rows of a panel."""
-    for i in range(k):
-        prefetch(panel + i * PANEL_ROW_BYTES)
+def store(address: int, value: np.float32) -> None:
+    """Put an fp32 at an address."""
+    floats(address, 1)[0] = value

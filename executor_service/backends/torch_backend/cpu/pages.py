@@ -1,0 +1,121 @@
+"""Keys and values of one layer in its pages, in fp32 or fp16: where they lie, and products with them.
+
+K lies as [pages, kv_heads, tiles, head_dim, 16], where a tile holds 16 positions of a page side by side; V
+lies as [pages, kv_heads, dim_tiles, page_size, 16]. So Q K^T and P V are both products of a few rows with
+`tile`'s panels, read in place.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numba import njit
+from numpy.typing import NDArray
+
+from executor_service.backends.torch_backend.cpu import tile_fp16
+from executor_service.backends.torch_backend.cpu import tile_fp32 as wide
+from executor_service.backends.torch_backend.cpu.registers import CONVERTS_FP16, LANES
+from executor_service.backends.torch_backend.cpu.tile import prefetch
+
+NARROWEST = torch.float16 if CONVERTS_FP16 else torch.float32
+"""The smallest values that pages may hold on this processor."""
+
+narrow: ModuleType = tile_fp16 if CONVERTS_FP16 else wide  # compiled, tile_fp16 must find its instructions
+
+_CACHE_LINE = 64  # bytes
+
+
+class Pages(NamedTuple):
+    """Where they are, and what they are like."""
+
+    k: int  # address
+    v: int
+    value_bytes: int  # 4: fp32; 2: fp16
+    page_size: int
+    kv_heads: int
+    head_dim: int
+
+
+@njit(nogil=True)
+def key_tile(pages: Pages, page: int, head: int, tile: int) -> int:
+    """The address of 16 positions' keys."""
+    tiles = (pages.page_size + LANES - 1) // LANES
+    tile_bytes = pages.head_dim * LANES * pages.value_bytes
+    return pages.k + ((page * pages.kv_heads + head) * tiles + tile) * tile_bytes
+
+
+@njit(nogil=True)
+def value_panel(pages: Pages, page: int, head: int, panel: int, slot: int) -> int:
+    """The address of 16 dimensions of the values, from a slot of the page on."""
+    panels = (pages.head_dim + LANES - 1) // LANES
+    row = ((page * pages.kv_heads + head) * panels + panel) * pages.page_size + slot
+    return pages.v + row * LANES * pages.value_bytes
+
+
+@njit(nogil=True)
+def put_key(pages: Pages, page: int, slot: int, head: int, key: NDArray[np.float32]) -> None:
+    """Write one position's key of one head."""
+    tile, lane = key_tile(pages, page, head, slot // LANES), slot % LANES
+    for d in range(key.shape[0]):
+        _put(pages, tile + (d * LANES + lane) * pages.value_bytes, key[d])
+
+
+@njit(nogil=True)
+def put_value(pages: Pages, page: int, slot: int, head: int, value: NDArray[np.float32]) -> None:
+    """Write one position's value of one head."""
+    for d in range(value.shape[0]):
+        panel = value_panel(pages, page, head, d // LANES, slot)
+        _put(pages, panel + d % LANES * pages.value_bytes, value[d])
+
+
+@njit(nogil=True)
+def _put(pages: Pages, address: int, value: np.float32) -> None:
+    if pages.value_bytes == 2:
+        narrow.store(address, value)
+    else:
+        wide.store(address, value)
+
+
+@njit(nogil=True)
+def put_scores(pages: Pages, queries: int, tile: int, scores: int, stride: int, rows: int) -> None:
+    """Scores [rows, 16] = queries [rows, head_dim] times a tile of keys."""
+    dim = pages.head_dim
+    if pages.value_bytes == 2:
+        narrow.put_tile(queries, 4 * dim, tile, 0, 1, dim, scores, stride, rows)
+    else:
+        wide.put_tile(queries, 4 * dim, tile, 0, 1, dim, scores, stride, rows)
+
+
+@njit(nogil=True)
+def add_values(
+    pages: Pages, weights: int, stride: int, values: int, count: int, out: int, out_stride: int, rows: int
+) -> None:
+    """Out [rows, head_dim filled up to panels] += weights [rows, count] times so many slots' values."""
+    panels = (pages.head_dim + LANES - 1) // LANES
+    apart = pages.page_size * LANES * pages.value_bytes
+    if pages.value_bytes == 2:
+        narrow.add_tile(weights, stride, values, apart, panels, count, out, out_stride, rows)
+    else:
+        wide.add_tile(weights, stride, values, apart, panels, count, out, out_stride, rows)
+
+
+@njit(nogil=True)
+def prefetch_keys(pages: Pages, page: int, head: int, tile: int) -> None:
+    """Ask for 16 positions' keys."""
+    _prefetch(key_tile(pages, page, head, tile), pages.head_dim * LANES * pages.value_bytes)
+
+
+@njit(nogil=True)
+def prefetch_values(pages: Pages, page: int, head: int, slot: int, count: int) -> None:
+    """Ask for the values of some slots."""
+    for panel in range((pages.head_dim + LANES - 1) // LANES):
+        _prefetch(value_panel(pages, page, head, panel, slot), count * LANES * pages.value_bytes)
+
+
+@njit(nogil=True)
+def _prefetch(address: int, size: int) -> None:
+    for at in range(0, size, _CACHE_LINE):
+        prefetch(address + at)

@@ -1,0 +1,47 @@
+"""Tiles whose panels are fp16, widened on their way in; rows and sums are fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
+
+from executor_service.backends.torch_backend.cpu.registers import LANES, VECTOR
+from executor_service.backends.torch_backend.cpu.tile import make_product
+from executor_service.backends.torch_backend.cpu.tile_fp32 import Fp32
+
+PANEL_ROW_BYTES = 2 * LANES
+
+_F16 = ir.HalfType()
+
+
+class _Fp16(Fp32):
+    """See `Arithmetic`."""
+
+    name = "fp16"
+    panel_row_bytes = PANEL_ROW_BYTES
+
+    def columns(self, b: Any, address: Any) -> Any:
+        narrow = b.load(b.inttoptr(address, ir.VectorType(_F16, VECTOR).as_pointer()), align=2)
+        return b.fpext(narrow, self.sums)
+
+
+put_tile, add_tile = make_product(_Fp16(), False), make_product(_Fp16(), True)
+"""out = X W and out += X W; a step along K is one float of X."""
+
+
+def _round(_typing_context, address, value):  # type: ignore[no-untyped-def]
+    def codegen(context: Any, b: Any, _signature: Any, args: Any) -> Any:
+        b.store(b.fptrunc(args[1], _F16), b.inttoptr(args[0], _F16.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), codegen
+
+
+store = cast(Callable[[int, np.float32], None], intrinsic(_round))
+"""Round an fp32 to the nearest fp16, ties to even, at an address. Above 65,519 it is infinite, which a row's
+logits will show."""
