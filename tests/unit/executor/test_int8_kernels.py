@@ -14,12 +14,12 @@ from numba import njit
 from torch.nn import functional
 
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels
-from executor_service.backends.torch_backend.cpu.packed_int8 import pack
+from executor_service.backends.torch_backend.cpu.packed_int8 import pack, unpack
 from executor_service.backends.torch_backend.cpu.registers import LANES, MOST_ROWS, VECTOR
 from executor_service.backends.torch_backend.cpu.tile_int8 import (
     LARGEST_WEIGHT,
     largest_activation,
-    put_sums,
+    put_tile,
 )
 
 CPU = CpuInt8Kernels(2)
@@ -134,15 +134,15 @@ def test_a_row_of_weights_that_is_not_finite_is_reported_as_nan() -> None:
 
 def test_packing_in_parts_loses_no_row() -> None:
     weight = torch.arange(1, 5001).float()[:, None] * torch.tensor([[127.0, -64.0, 32.0]])
-    panels, scales = pack(weight)
+    panels, scales = unpack(pack(weight))
     assert panels.shape == (313, 2, 16, 2)
     assert panels[:312].equal(panels[:1].expand(312, -1, -1, -1))
     assert panels[0, :, 5].tolist() == [[127, -64], [32, 0]]
-    assert scales[:5000].equal(torch.arange(1, 5001).float())
+    assert scales.flatten()[:5000].equal(torch.arange(1, 5001).float())
 
 
 def test_avx2_multiplies_and_adds_a_vector_of_pairs_in_one_instruction() -> None:
-    compiled: Any = njit(f"void({', '.join(['int64'] * 9)})")(put_sums.py_func)  # type: ignore[attr-defined]
+    compiled: Any = njit(f"void({', '.join(['int64'] * 9)})")(put_tile.py_func)  # type: ignore[attr-defined]
     [assembly] = compiled.inspect_asm().values()
     if binding.get_host_cpu_features().get("avx2"):
         vectors = sum(range(MOST_ROWS + 1)) * LANES // VECTOR  # of the tiles that are a panel wide, alone

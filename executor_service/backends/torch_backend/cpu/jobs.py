@@ -23,12 +23,17 @@ from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend.cpu.atomic import fetch_add, load, store, yield_core
 from executor_service.backends.torch_backend.cpu.attention import attend_chunk, rotate_chunk
-from executor_service.backends.torch_backend.cpu.int8 import int8_product_chunk, quantize_chunk
-from executor_service.backends.torch_backend.cpu.linear import gated_chunk, multiply_chunk
+from executor_service.backends.torch_backend.cpu.linear import (
+    gated_chunk,
+    gated_int8_chunk,
+    multiply_chunk,
+    multiply_int8_chunk,
+)
+from executor_service.backends.torch_backend.cpu.quantize import quantize_chunk
 from executor_service.backends.torch_backend.cpu.rows import ROWS_AT_ONCE, bias_chunk, norm_chunk
 from executor_service.backends.torch_backend.cpu.sampler import argmax_chunk, draw_chunk
 
-MULTIPLY, GATED, ATTEND, DRAW, ARGMAX, INT8_PRODUCT, QUANTIZE, NORM, ROTATE, BIAS = range(10)
+MULTIPLY, GATED, MULTIPLY_INT8, GATED_INT8, ATTEND, DRAW, ARGMAX, QUANTIZE, NORM, ROTATE, BIAS = range(11)
 BY_ROWS = (QUANTIZE, NORM, ROTATE, BIAS)
 """The kinds whose chunks are ROWS_AT_ONCE rows each."""
 
@@ -71,8 +76,10 @@ def _run_chunk(job: int, chunk: int) -> None:
         draw_chunk(arguments, chunk)
     elif kind == ARGMAX:
         argmax_chunk(arguments, chunk)
-    elif kind == INT8_PRODUCT:
-        int8_product_chunk(arguments, chunk)
+    elif kind == MULTIPLY_INT8:
+        multiply_int8_chunk(arguments, chunk)
+    elif kind == GATED_INT8:
+        gated_int8_chunk(arguments, chunk)
     elif kind == QUANTIZE:
         quantize_chunk(arguments, chunk)
     elif kind == NORM:

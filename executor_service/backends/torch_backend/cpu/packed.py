@@ -34,7 +34,9 @@ class PackedLinear(PooledLinear):
         w, bias = self._panels.data_ptr(), self._bias
         put = bias_jobs(bias, rows, out, add)
         added = int(add or bias is not None)
-        return [*put, (cpu_jobs.MULTIPLY, self._chunks, rows, x, w, out, self._k, self._n, self._size, added)]
+        k, stride = self._k, self._panels[0].nbytes
+        product = rows, x, 4 * k, w, stride, k, out, self._n, self._size, added
+        return [*put, (cpu_jobs.MULTIPLY, self._chunks, *product)]
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """See `PooledLinear`."""
@@ -58,8 +60,8 @@ class PackedGated(PooledGated):
 
     def jobs(self, rows: int, x: int, out: int) -> list[Job]:
         """See `PooledGated`."""
-        w = self._panels.data_ptr()
-        return [(cpu_jobs.GATED, self._chunks, rows, x, w, out, self._k, self.width, self._size)]
+        k, w, stride = self._k, self._panels.data_ptr(), self._panels[0].nbytes
+        return [(cpu_jobs.GATED, self._chunks, rows, x, 4 * k, w, stride, k, out, self.width, self._size)]
 
     def bytes(self) -> int:
         """See `PooledGated`."""

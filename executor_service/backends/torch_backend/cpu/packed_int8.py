@@ -1,4 +1,4 @@
-"""Linear layers over int8 weights: what `int8` multiplies."""
+"""Linear layers over int8 weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from executor_service.backends.torch_backend.cpu import int8 as cpu_int8
 from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
 from executor_service.backends.torch_backend.cpu.jobs import Job
 from executor_service.backends.torch_backend.cpu.pool import Pool
@@ -18,7 +17,13 @@ from executor_service.backends.torch_backend.cpu.pooled import (
     chunk_size,
 )
 from executor_service.backends.torch_backend.cpu.registers import LANES
-from executor_service.backends.torch_backend.cpu.tile_int8 import LARGEST_WEIGHT, largest_activation
+from executor_service.backends.torch_backend.cpu.tile_int8 import (
+    LARGEST_WEIGHT,
+    PANEL_ROW_BYTES,
+    PANEL_SCALE_BYTES,
+    ROW_SCALE_BYTES,
+    largest_activation,
+)
 
 _PACKED_AT_ONCE = 256 * LANES  # columns: packing takes little memory beside the result
 
@@ -29,13 +34,29 @@ class Scratch:
     def __init__(self) -> None:
         self._rooms = [np.empty(0, np.uint8)]
 
-    def address(self, rows: int, k: int) -> int:
-        """Room for `rows` scales and rows of k int16, whose content lasts until the next product."""
-        needed = rows * (4 + 2 * (k + k % 2))
-        if needed > len(self._rooms[-1]):
+    def address(self, size: int) -> int:
+        """Room for so many bytes, which last until the next product."""
+        if size > len(self._rooms[-1]):
             # Smaller ones stay: tables of jobs hold their addresses. All of them are no more than the last.
-            self._rooms.append(np.empty(max(needed, 2 * len(self._rooms[-1])), np.uint8))
+            self._rooms.append(np.empty(max(size, 2 * len(self._rooms[-1])), np.uint8))
         return self._rooms[-1].ctypes.data
+
+
+class _Rows:
+    """How rows of k numbers are quantized and where they lie then."""
+
+    def __init__(self, k: int, scratch: Scratch) -> None:
+        self._k, self._scratch, self._largest = k, scratch, largest_activation(k)
+        self._stride = ROW_SCALE_BYTES + 2 * (k + k % 2)
+
+    def job(self, rows: int, x: int) -> Job:
+        """The job that quantizes rows."""
+        to = self._scratch.address(rows * self._stride)
+        return cpu_jobs.by_rows(cpu_jobs.QUANTIZE, rows, x, to, self._stride, self._k, self._largest)
+
+    def factor(self, rows: int) -> tuple[int, int, int]:
+        """What a product knows of them then: rows, address, and bytes from row to row."""
+        return rows, self._scratch.address(rows * self._stride) + ROW_SCALE_BYTES, self._stride
 
 
 class Int8Linear(PooledLinear):
@@ -47,31 +68,31 @@ class Int8Linear(PooledLinear):
         weight = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
         super().__init__(len(weight), pool)
         self._k = weight.shape[1]
-        self._scratch, self._largest = scratch, largest_activation(self._k)
-        self._panels, self._scales = pack(weight)
+        self._rows, self._panels = _Rows(self._k, scratch), pack(weight)
         self._size = chunk_size(len(self._panels), pool.threads, 4)
         self._chunks = -(-len(self._panels) // self._size)
         self._bias = None if bias is None else bias.float()
 
     def jobs(self, rows: int, x: int, out: int, add: bool) -> list[Job]:
         """See `PooledLinear`."""
-        quantized = rows, x, self._scratch.address(rows, self._k), self._k, self._largest
-        kind = cpu_int8.ADD if add or self._bias is not None else cpu_int8.PUT
-        w, scales = self._panels.data_ptr(), self._scales.data_ptr()
+        w = self._panels.data_ptr(), self._panels.shape[1], -(-self._k // 2)
+        added = int(add or self._bias is not None)
+        product = *self._rows.factor(rows), *w, out, self._n, self._size, added
         return [
             *bias_jobs(self._bias, rows, out, add),
-            cpu_jobs.by_rows(cpu_jobs.QUANTIZE, *quantized),
-            (cpu_jobs.INT8_PRODUCT, self._chunks, *quantized, w, scales, out, self._n, self._size, kind),
+            self._rows.job(rows, x),
+            (cpu_jobs.MULTIPLY_INT8, self._chunks, *product),
         ]
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of W as they were rounded, fp32 [ids, k]."""
-        packed = self._panels[ids // LANES, :, ids % LANES].flatten(1)[:, : self._k]
-        return packed.float() * self._scales[ids, None]
+        weights, scales = unpack(self._panels)
+        rounded = weights[ids // LANES, :, ids % LANES].flatten(1)[:, : self._k]
+        return rounded.float() * scales[ids // LANES, ids % LANES, None]
 
     def bytes(self) -> int:
         """See `PooledLinear`."""
-        return self._panels.nbytes + self._scales.nbytes
+        return self._panels.nbytes
 
 
 class Int8Gated(PooledGated):
@@ -79,45 +100,48 @@ class Int8Gated(PooledGated):
 
     def __init__(self, gate: torch.Tensor, up: torch.Tensor, pool: Pool, scratch: Scratch) -> None:
         super().__init__(len(gate), pool)
-        self._k = gate.shape[1]
-        self._scratch, self._largest = scratch, largest_activation(self._k)
-        packed = [pack(gate), pack(up)]
-        self._panels = torch.stack([panels for panels, _ in packed], 1).flatten(0, 1)
-        self._scales = torch.stack([scales.view(-1, LANES) for _, scales in packed], 1).flatten()
-        pairs = len(self._panels) // 2
-        self._size = chunk_size(pairs, pool.threads, 2)
-        self._chunks = -(-pairs // self._size)
+        self._pairs = -(-gate.shape[1] // 2)
+        self._rows = _Rows(gate.shape[1], scratch)
+        self._panels = torch.stack([pack(gate), pack(up)], 1).flatten(0, 1)
+        both = len(self._panels) // 2
+        self._size = chunk_size(both, pool.threads, 2)
+        self._chunks = -(-both // self._size)
 
     def jobs(self, rows: int, x: int, out: int) -> list[Job]:
         """See `PooledGated`."""
-        quantized = rows, x, self._scratch.address(rows, self._k), self._k, self._largest
-        w, scales, kind = self._panels.data_ptr(), self._scales.data_ptr(), cpu_int8.GATED
-        return [
-            cpu_jobs.by_rows(cpu_jobs.QUANTIZE, *quantized),
-            (cpu_jobs.INT8_PRODUCT, self._chunks, *quantized, w, scales, out, self.width, self._size, kind),
-        ]
+        w = self._panels.data_ptr(), self._panels.shape[1], self._pairs
+        product = *self._rows.factor(rows), *w, out, self.width, self._size
+        return [self._rows.job(rows, x), (cpu_jobs.GATED_INT8, self._chunks, *product)]
 
     def bytes(self) -> int:
         """See `PooledGated`."""
-        return self._panels.nbytes + self._scales.nbytes
+        return self._panels.nbytes
 
 
-def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """W [n, k] to int8 panels [ceil(n / 16), ceil(k / 2), 16, 2], filled up with zeros, and scales.
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """W [n, k] to panels, bytes [ceil(n / 16), ...]: int8 [ceil(k / 2), 16, 2], then 16 scales in fp32.
 
-    Each row of W has a scale [panels * 16]: its largest magnitude / 127, or NaN where it is not finite.
+    What is missing in the last ones is zero. Each row of W has a scale: its largest magnitude / 127, or NaN
+    where it is not finite.
     """
     n, k = weight.shape
-    panels = torch.empty(-(-n // LANES), -(-k // 2), LANES, 2, dtype=torch.int8)
-    scales = torch.empty(len(panels) * LANES)
+    pairs = -(-k // 2)
+    panels = torch.empty(-(-n // LANES), pairs * PANEL_ROW_BYTES + PANEL_SCALE_BYTES, dtype=torch.uint8)
+    weights, scales = unpack(panels)
     for first in range(0, n, _PACKED_AT_ONCE):
         part = weight[first : first + _PACKED_AT_ONCE].float()
         part = torch.nn.functional.pad(part, (0, k % 2, 0, -part.shape[0] % LANES))
         largest = part.abs().amax(1)
         scale = torch.where(largest.isfinite(), largest, torch.nan) / LARGEST_WEIGHT
         rounded = (part / scale[:, None]).round_().nan_to_num_(0.0, 0.0, 0.0).to(torch.int8)
-        at = first // LANES
-        pairs = rounded.view(-1, LANES, panels.shape[1], 2).transpose(1, 2)
-        panels[at : at + len(pairs)] = pairs
-        scales[first : first + len(scale)] = scale
-    return panels, scales
+        some = slice(first // LANES, first // LANES + len(part) // LANES)
+        weights[some] = rounded.view(-1, LANES, pairs, 2).transpose(1, 2)
+        scales[some] = scale.view(-1, LANES)
+    return panels
+
+
+def unpack(panels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of what `pack` made: int8 [panels, ceil(k / 2), 16, 2] and scales fp32 [panels, 16]."""
+    weights, scales = panels[:, :-PANEL_SCALE_BYTES], panels[:, -PANEL_SCALE_BYTES:]
+    pairs = weights.shape[1] // PANEL_ROW_BYTES
+    return weights.view(torch.int8).view(-1, pairs, LANES, 2), scales.view(torch.float32)

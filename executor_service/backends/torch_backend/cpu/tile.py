@@ -25,8 +25,7 @@ from executor_service.backends.torch_backend.cpu.registers import (
     VECTOR,
 )
 
-_SUM_BYTES = 4
-_PANEL_SUM_BYTES = _SUM_BYTES * LANES
+_RESULT_BYTES = 4 * LANES  # of a row, by one panel
 _STEP_BYTES = 4  # of a row of X: what one step along K takes
 _AHEAD_BYTES = 2048  # how far ahead of a step a tile asks for its panels: further than the core itself looks
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
@@ -53,6 +52,9 @@ class Arithmetic(Protocol):
 
     def added(self, b: Any, sums: Any, values: Any, columns: Any) -> Any:
         """sums + values * columns."""
+
+    def finished(self, b: Any, sums: Any, row: Any, behind: Any) -> Any:
+        """The results, in fp32. What else they need lies before the row, and behind the columns."""
 
 
 def spread(b: Any, value: Any) -> Any:
@@ -82,7 +84,7 @@ def make_product(arithmetic: Arithmetic, add: bool) -> Product:
     ) -> None:
         p = 0
         while p < panels:
-            from_w, to = w + p * w_stride, out + p * _PANEL_SUM_BYTES
+            from_w, to = w + p * w_stride, out + p * _RESULT_BYTES
             if rows <= ROWS_BY_FOUR and p + 4 <= panels:
                 by_four(x, x_stride, from_w, w_stride, k, to, out_stride, rows)
                 p += 4
@@ -181,9 +183,15 @@ def _tile(b: Any, arithmetic: Arithmetic, rows: int, panels: int, add: bool, arg
         results[cell] = b.phi(arithmetic.sums)
         results[cell].add_incoming(zero, entry)
         results[cell].add_incoming(added[cell], loop)
-    for (r, j), result in results.items():
-        address = b.add(b.add(out, b.mul(out_stride, _const(r))), _const(_SUM_BYTES * VECTOR * j))
-        pointer = b.inttoptr(address, arithmetic.sums.as_pointer())
+    behind = [
+        b.add(panel, b.add(b.mul(k, _const(arithmetic.panel_row_bytes)), _const(4 * VECTOR * part)))
+        for panel in w_panel
+        for part in range(parts)
+    ]
+    for (r, j), sums_of in results.items():
+        result = arithmetic.finished(b, sums_of, x_row[r], behind[j])
+        address = b.add(b.add(out, b.mul(out_stride, _const(r))), _const(4 * VECTOR * j))
+        pointer = b.inttoptr(address, result.type.as_pointer())
         b.store(b.fadd(result, b.load(pointer, align=4)) if add else result, pointer, align=4)
 
 

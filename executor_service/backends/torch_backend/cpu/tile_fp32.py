@@ -34,6 +34,9 @@ class Fp32:
         kind = ir.FunctionType(self.sums, [self.sums] * 3)
         return b.call(insert_function(b.module, kind, f"llvm.fmuladd.v{VECTOR}f32"), [values, columns, sums])
 
+    def finished(self, b: Any, sums: Any, row: Any, behind: Any) -> Any:
+        return sums
+
 
 put_tile, add_tile = make_product(Fp32(), False), make_product(Fp32(), True)
 """out = X W and out += X W; a step along K is one float of X."""

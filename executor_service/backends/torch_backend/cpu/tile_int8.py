@@ -1,10 +1,12 @@
-"""Tiles of the int8 products: sums of 16-bit activations times 8-bit weights, in int32.
+"""Tiles of the int8 products: sums of 16-bit activations times 8-bit weights, in int32, then scaled.
 
 A panel's step is two rows of K: 16 pairs (k, k + 1), one byte a value; K is filled up to an even number with
 zeros. AVX2 multiplies 16 pairs of int16 and adds each pair's products into int32 in one instruction
 (pmaddwd), as fast as it multiplies bytes (pmaddubsw, pmaddwd) and without their saturation: weights are
 widened on their way in, so activations may as well have the 16 bits. LLVM finds the instruction (with VNNI:
 vpdpwssd, which adds as well) in the plain products below, and what there is on other processors.
+
+A row of X has a scale in fp32 before it, a panel 16 of them behind it: a result is the sum times both.
 
 Integer sums are exact, hence the same in any order: **a row's result does not depend on its batch**, as long
 as nothing overflows, which `largest_activation` sees to.
@@ -20,9 +22,12 @@ from executor_service.backends.torch_backend.cpu.registers import LANES, VECTOR
 from executor_service.backends.torch_backend.cpu.tile import make_product, spread
 
 PANEL_ROW_BYTES = 2 * LANES  # two k of 16 columns
+PANEL_SCALE_BYTES = 4 * LANES  # behind them
+ROW_SCALE_BYTES = 4  # before a row of X
 LARGEST_WEIGHT = 127
 
-_I32 = ir.IntType(32)
+_I32, _F32 = ir.IntType(32), ir.FloatType()
+_SCALES = ir.VectorType(_F32, VECTOR)
 _BYTES, _PAIRS = ir.VectorType(ir.IntType(8), 2 * VECTOR), ir.VectorType(ir.IntType(16), 2 * VECTOR)
 _PRODUCTS = ir.VectorType(_I32, 2 * VECTOR)
 
@@ -56,6 +61,12 @@ class _Int8:
         even, odd = (b.shuffle_vector(products, products, _every_other(first)) for first in (0, 1))
         return b.add(sums, b.add(even, odd))
 
+    def finished(self, b: Any, sums: Any, row: Any, behind: Any) -> Any:
+        before = b.sub(row, ir.Constant(row.type, ROW_SCALE_BYTES))
+        scale = b.load(b.inttoptr(before, _F32.as_pointer()), align=4)
+        scales = b.load(b.inttoptr(behind, _SCALES.as_pointer()), align=4)
+        return b.fmul(b.sitofp(sums, _SCALES), b.fmul(spread(b, scale), scales))
 
-put_sums = make_product(_Int8(), False)
-"""sums = X W; a step along K is a pair of int16 of X."""
+
+put_tile, add_tile = make_product(_Int8(), False), make_product(_Int8(), True)
+"""out = X W and out += X W; a step along K is a pair of int16 of X, which begins behind the first scale."""
