@@ -172,12 +172,12 @@ class Runtime:
         config = self.config
         if config.pages is not None:
             return min(config.pages, _MAX_PAGES)
+        page_bytes = self.backend.page_bytes(config.page_size)
         if config.kv_memory is None:
             pages = self.backend.default_pages(config.page_size, config.max_rows, config.max_step_tokens)
         else:
-            pages = config.kv_memory // (config.page_size * info.kv_bytes_per_token) - 1
+            pages = config.kv_memory // page_bytes - 1
         if pages < 1:
-            page_bytes = config.page_size * info.kv_bytes_per_token
             room = "the memory left" if config.kv_memory is None else f"--kv-memory {config.kv_memory}"
             raise ModelError(f"{room} does not hold two KV pages of {page_bytes} bytes")
         return min(pages, _MAX_PAGES)

@@ -152,6 +152,9 @@ class Backend(Protocol):
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
         """How many pages there is memory for beside steps of up to so many rows and tokens."""
 
+    def page_bytes(self, page_size: int) -> int:
+        """Memory of one page, which may be more than its tokens' `kv_bytes_per_token`: rows of vectors."""
+
     def allocate(self, pages: int, page_size: int) -> None:
         """Make KV storage for `pages` pages of `page_size` tokens each; page 0 is never used."""
 
@@ -186,11 +189,16 @@ class Synchronous(ABC):
     Its KV is in the host's memory and small, unless it says otherwise.
     """
 
+    info: ModelInfo
     max_flights = 1
 
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
         """See `Backend`."""
         return _DEFAULT_PAGES
+
+    def page_bytes(self, page_size: int) -> int:
+        """See `Backend`."""
+        return page_size * self.info.kv_bytes_per_token
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:  # noqa: B027  # not abstract
         """There is nothing to prepare."""

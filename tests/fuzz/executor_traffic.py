@@ -35,7 +35,8 @@ class Hostile:
         self._rng = random.Random(seed)
         self._next = 1
         self._live: dict[int, int] = {}  # cache id to the KV length that we think it has
-        self.session_id = stub.OpenSession(pb.OpenSessionRequest(label="hostile")).session_id
+        opened = stub.OpenSession(pb.OpenSessionRequest(label="hostile", lease_ms=600_000))
+        self.session_id = opened.session_id
         self.codes: Counter[str] = Counter()
 
     def _step(self) -> pb.Step:

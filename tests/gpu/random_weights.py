@@ -54,7 +54,7 @@ class RandomBackend(TorchBackend):
         checkpoint = RandomCheckpoint(self._config.model, kernels.device)
         with torch.inference_mode():
             self._model = Model(self._shard.cut(checkpoint), kernels, progress, self._shard)
-        self.info = self._describe(checkpoint, fingerprint(checkpoint, self._config.dtype, progress))
+        self.info = self._describe(checkpoint, fingerprint(checkpoint, [self._config.dtype], progress))
 
     def fill_caches(self) -> None:
         """Random keys and values everywhere: zeros would be measured faster than they are."""

@@ -93,7 +93,7 @@ def incomplete(bench: Bench) -> Iterator[Case]:
 def test_an_experiment_that_fails_keeps_what_it_had_and_is_alone_in_it(tmp_path: Path) -> None:
     bench = Bench(torch.device("cpu"), True, tmp_path, {})
     outcomes = {
-        run.__name__: runner.run(Experiment("X", "a title", run, 60), bench, 0.5)
+        run.__name__: runner.run(Experiment("X", "a title", run, 60), bench, 3 if run is hanging else 60)
         for run in (broken, lost, hanging, incomplete)
     }
     kept = [{"kept": 1}]

@@ -42,6 +42,16 @@ class Client:
         step = pb.Step(openings=[pb.Opening(cache_id=cache_id, tokens=tokens)])
         return self.stub.Prefill(pb.PrefillRequest(step=step), timeout=30).result
 
+    def drain_until_the_deadline(self) -> int:
+        """It is answered 50 ms before: a machine that stands still just then has another try."""
+        for _ in range(5):
+            try:
+                return self.stub.Drain(pb.DrainRequest(), timeout=0.5).sequences
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise
+        raise AssertionError("no answer before the deadline")
+
     def release(self, *cache_ids: int) -> int:
         request = pb.ReleaseCacheRequest(release=pb.Release(cache_ids=cache_ids))
         return self.stub.ReleaseCache(request, timeout=5).result.ops[0].released
@@ -168,18 +178,18 @@ def test_warmup_touches_no_cache(client: Client) -> None:
 
 
 def test_health_and_status_answer_while_a_long_step_runs(tmp_path: Path) -> None:
-    with running(MODULE, [*ORACLE, "--step-ms", "2000", "--stuck-after-s", "1"], tmp_path) as process:
+    with running(MODULE, [*ORACLE, "--step-ms", "4000", "--stuck-after-s", "1"], tmp_path) as process:
         client = Client(process)
         step = pb.Step(openings=[pb.Opening(cache_id=1, tokens=[1])])
         answer = client.stub.Prefill.future(pb.PrefillRequest(step=step))
-        answers, seen = 0, set()
-        while not answer.done():
+        seen = set()
+        while NOT_SERVING not in seen:
+            assert not answer.done(), "a step beyond stuck-after-s is NOT_SERVING"
             seen.add(client.serving())
             assert client.status().state == pb.EXECUTOR_STATE_SERVING
-            answers += 1
-        assert answers > 100, "the event loop waited for the device"
-        assert seen == {SERVING, NOT_SERVING}, "a step beyond stuck-after-s is NOT_SERVING"
-        watch = client.health.Watch(health_pb2.HealthCheckRequest(), timeout=5)
+        assert not answer.done(), "the event loop waited for the device"
+        assert SERVING in seen
+        watch = client.health.Watch(health_pb2.HealthCheckRequest(), timeout=30)
         assert any(response.status == SERVING for response in watch), "and SERVING once it is done"
         watch.cancel()
 
@@ -219,7 +229,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         assert any(response.status == NOT_SERVING for response in watch)
         watch.cancel()
         process.signal(signal.SIGTERM)
-        assert process.wait(5) == 128 + signal.SIGTERM
+        assert process.wait(30) == 128 + signal.SIGTERM
 
 
 def test_drain_refuses_openings_and_answers_when_all_is_released(tmp_path: Path) -> None:
@@ -227,7 +237,7 @@ def test_drain_refuses_openings_and_answers_when_all_is_released(tmp_path: Path)
         client = Client(process)
         client.open(1, [1, 2])
         assert client.stub.Drain(pb.DrainRequest(timeout_ms=50), timeout=5).sequences == 1
-        assert client.stub.Drain(pb.DrainRequest(), timeout=0.5).sequences == 1
+        assert client.drain_until_the_deadline() == 1
         waiting = client.stub.Drain.future(pb.DrainRequest(), timeout=20)
         client.release(1)
         assert waiting.result().sequences == 0

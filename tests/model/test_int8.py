@@ -69,6 +69,15 @@ def test_it_says_what_it_is(backends: tuple[TorchBackend, TorchBackend]) -> None
     assert rounded.memory_bytes()["weights"] < 0.5 * exact.memory_bytes()["weights"]
 
 
+@pytest.mark.parametrize("page_size", [1, 7, 16])
+def test_a_page_takes_the_memory_that_it_is_said_to_take(
+    page_size: int, backends: tuple[TorchBackend, TorchBackend]
+) -> None:
+    for backend in backends:
+        backend.allocate(5, page_size)
+        assert backend.memory_bytes()["kv"] == 5 * backend.page_bytes(page_size)
+
+
 def test_other_devices_do_not_have_it(tmp_path: Path) -> None:
     save("llama", tmp_path)
     with pytest.raises(ModelError, match="dtype int8 runs on cpu and cuda only, not on 'meta'"):

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline.channel import Link, open_channel
 
 ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT_S = 180.0  # the first start on a machine compiles kernels
+START_TIMEOUT_S = 600.0  # the first start on a machine compiles kernels
 
 
 class ServiceProcess:

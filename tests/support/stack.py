@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline import aio, types
 from paceline.executor.v1 import executor_pb2
 
+from tests.support.ports import kept_port
 from tests.support.processes import ServiceProcess
 
 ORACLE = ("--backend", "oracle", "--pages", "2048", "--log-level", "info")
@@ -31,7 +32,7 @@ class Stack:
     def start_executor(self, *arguments: str, port: int = 0, wait: bool = True) -> str:
         """Start one, and unless told otherwise wait until it serves; returns its address."""
         self._starts += 1
-        flags = (*ORACLE, *arguments, "--port", str(port))
+        flags = (*ORACLE, *arguments, "--port", str(port or kept_port()))
         process = ServiceProcess("executor_service", list(flags), self._directory / f"executor{self._starts}")
         try:
             self._executors[process.address] = (arguments, process)
@@ -98,7 +99,7 @@ class Stack:
 
 
 async def eventually(
-    condition: Callable[[], Awaitable[bool]], complaint: str, timeout_s: float = 5.0
+    condition: Callable[[], Awaitable[bool]], complaint: str, timeout_s: float = 30.0
 ) -> None:
     """Wait until the condition holds."""
     deadline = time.monotonic() + timeout_s

@@ -46,7 +46,7 @@ _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-    "int8": torch.float32,  # on CPU, of all but the weights
+    "int8": torch.float32,  # on CPU, of all but weights, keys and values
     "fp8": torch.bfloat16,  # of all but the linear layers
 }
 _FORMATS: dict[str, Format] = {"int8": Int8(), "fp8": Fp8()}
@@ -102,7 +102,8 @@ class TorchBackend:
                 # torch has no grouped product of int8, and most of such a model is experts.
                 raise ModelError(f"dtype {self._config.dtype} is not for mixtures of experts on this device")
             answers = self._shard.rank == 0
-            digest = fingerprint(checkpoint, self._config.dtype, progress) if answers else b""
+            dtypes = self._config.dtype, str(kernels.cache_dtype)
+            digest = fingerprint(checkpoint, dtypes, progress) if answers else b""
             with torch.inference_mode():
                 self._model = Model(self._shard.cut(checkpoint), kernels, progress, self._shard)
         finally:
@@ -127,7 +128,13 @@ class TorchBackend:
             torch.cuda.empty_cache()
             free, total = torch.cuda.mem_get_info(device)
             free -= peak + max(int(_SPARE * total), _LEAST_SPARE_BYTES)
-        return free // (page_size * self.info.kv_bytes_per_token) - 1  # page 0 is scratch
+        return free // self.page_bytes(page_size) - 1  # page 0 is scratch
+
+    def page_bytes(self, page_size: int) -> int:
+        """See `Backend`."""
+        spec = self.model.spec
+        page = self.model.kernels.new_cache(1, page_size, spec.kv_heads, spec.head_dim)
+        return (page.k.nbytes + page.v.nbytes) * spec.layers
 
     def allocate(self, pages: int, page_size: int) -> None:
         """Make KV storage; page 0 is never used by a sequence."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -107,8 +107,8 @@ def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield from _mlp_shapes(layer + "mlp.", hidden, spec.intermediate_size)
 
 
-def fingerprint(checkpoint: Checkpoint, dtype: str, progress: Progress) -> bytes:
-    """SHA-256 over the weights' files, the spec and the dtype of the arithmetic."""
+def fingerprint(checkpoint: Checkpoint, dtypes: Sequence[str], progress: Progress) -> bytes:
+    """SHA-256 over the weights' files, the spec and the dtypes of the arithmetic."""
     digest = hashlib.sha256()
     files = checkpoint.files()
     total = max(sum(file.stat().st_size for file in files), 1)
@@ -120,7 +120,7 @@ def fingerprint(checkpoint: Checkpoint, dtype: str, progress: Progress) -> bytes
                 done += len(chunk)
                 progress("fingerprinting weights", done / total)
     spec = dataclasses.asdict(checkpoint.spec)
-    digest.update(json.dumps([spec, dtype], sort_keys=True, default=sorted).encode())
+    digest.update(json.dumps([spec, *dtypes], sort_keys=True, default=sorted).encode())
     return digest.digest()
 
 

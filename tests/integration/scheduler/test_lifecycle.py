@@ -80,7 +80,7 @@ async def test_without_an_executor_it_says_so_and_where_it_looked(tmp_path: Path
 async def test_the_first_signal_lets_streams_end_and_refuses_new_requests(tmp_path: Path) -> None:
     with oracle_stack(tmp_path, executor=["--step-ms", "5"]) as stack:
         async with stack.client() as client:
-            running = client.generate(PROMPT, max_tokens=200, ignore_eos=True)
+            running = client.generate(PROMPT, max_tokens=600, ignore_eos=True)
             await anext(running)
             stack.scheduler.signal(signal.SIGTERM)
 

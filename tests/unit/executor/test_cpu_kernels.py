@@ -168,6 +168,26 @@ def test_what_is_not_finite_stays_in_its_own_row_and_shows(bad: float, attending
     assert not out[39].isfinite().any()
 
 
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, 150_000.0, -150_000.0])
+def test_what_is_infinite_in_a_query_or_a_page_shows_in_all_that_see_it(
+    bad: float, part: str, attending: CpuKernels
+) -> None:
+    """Also where it scores -inf, which a softmax takes for a key that does not matter."""
+    attention, first = Attention(2, 1, 16, 16), {"q": 0, "k": 32, "v": 48}[part]
+    cache = attention.cache(attending, 4)
+    infinite = np.isinf(bad) or (cache.k.dtype == torch.float16 and part != "q")
+    for d in range(16):
+        for sign in (1, -1):
+            qkv = attention.qkv(20).abs()
+            qkv[:, :32] *= sign
+            qkv[15, first + d] = bad
+            out = attention.run(attending, cache, [row(0, 20, [1, 2])], qkv).view(20, 2, 16)
+            seen = out[15:16, :1] if part == "q" else out[15:]
+            finite = seen.isfinite().all(2)
+            assert not finite.any() if infinite else finite.all()
+
+
 @pytest.mark.parametrize("value", [65_000.0, 65_504.0, 66_000.0])
 def test_what_pages_can_not_hold_shows(value: float, attending: CpuKernels) -> None:
     attention = Attention(4, 2, 16, 16)

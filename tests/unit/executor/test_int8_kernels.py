@@ -132,6 +132,12 @@ def test_a_row_of_weights_that_is_not_finite_is_reported_as_nan() -> None:
     assert out.isfinite().all(0).sum() == 18
 
 
+def test_weights_next_to_zero_keep_their_bounds() -> None:
+    weights, _ = unpack(pack(torch.tensor([[190.0, -190.0, 3.0, 128.0]]) * 1.4e-45))
+    assert weights[0, :, 0].flatten().tolist()[:2] == [127, -127]
+    assert weights.abs().max() <= LARGEST_WEIGHT
+
+
 def test_packing_in_parts_loses_no_row() -> None:
     weight = torch.arange(1, 5001).float()[:, None] * torch.tensor([[127.0, -64.0, 32.0]])
     panels, scales = unpack(pack(weight))

@@ -16,12 +16,13 @@ from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import Capacity, Plan, Result, Row
 from scheduler_service.draft_loop import DraftLoop
 from scheduler_service.link.drafts import DraftPool
+from scheduler_service.link.executor import Timing
 from scheduler_service.metrics import Metrics
 from scheduler_service.model import Model, Vocabulary
 from scheduler_service.wake import Wake
 from tests.unit.scheduler_shell.fake_executor import FakeExecutor, serving
 from tests.unit.scheduler_shell.models_made_here import MODEL
-from tests.unit.scheduler_shell.test_link import TIMING
+from tests.unit.scheduler_shell.test_link import MISSES_HEARTBEATS, TIMING
 
 SERVED = replace(MODEL, vocabulary=Vocabulary(b"words", 10, "s"))
 
@@ -58,7 +59,7 @@ class FakeCore:
 class Drafting:
     """A draft pool and its loop, running, with a fake core."""
 
-    def __init__(self, ports: list[int], served: Callable[[], Model | None]) -> None:
+    def __init__(self, ports: list[int], served: Callable[[], Model | None], timing: Timing = TIMING) -> None:
         self.core = FakeCore()
         self._woken = asyncio.Event()
         wake = Wake()
@@ -68,7 +69,7 @@ class Drafting:
             wake.set()
             self._woken.set()
 
-        self.pool = DraftPool(addresses, PLAINTEXT, TIMING, served, changed)
+        self.pool = DraftPool(addresses, PLAINTEXT, timing, served, changed)
         core = cast(Scheduler, self.core)
         self.loop = DraftLoop(core, self.pool, Metrics(), wake, self._woken.set)
 
@@ -86,8 +87,10 @@ class Drafting:
 
 
 @asynccontextmanager
-async def drafting(*ports: int, served: Model | None = SERVED) -> AsyncIterator[Drafting]:
-    made = Drafting(list(ports), lambda: served)
+async def drafting(
+    *ports: int, served: Model | None = SERVED, timing: Timing = TIMING
+) -> AsyncIterator[Drafting]:
+    made = Drafting(list(ports), lambda: served, timing)
     tasks = [asyncio.create_task(made.pool.run()), asyncio.create_task(made.loop.run())]
     try:
         yield made
@@ -122,7 +125,7 @@ async def test_a_step_planned_while_one_is_out_waits_for_its_answer() -> None:
 
 async def test_a_lost_draft_executor_is_told_and_taken_back_with_nothing_of_the_old_one() -> None:
     fake = FakeExecutor()
-    async with serving(fake) as port, drafting(port) as made:
+    async with serving(fake) as port, drafting(port, timing=MISSES_HEARTBEATS) as made:
         await made.until(lambda: made.core.calls == ["ready"])
         fake.steps.clear()
         made.step(Row(1, 4))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from paceline.aio.executor import ExecutorClient
@@ -15,22 +16,25 @@ from paceline.executor.v1 import executor_pb2 as pb
 from scheduler_service.core.step import Plan, Row
 from scheduler_service.link.executor import ExecutorLink, ExecutorLostError, Timing
 from scheduler_service.link.pool import ExecutorPool
+from tests.support.ports import kept_port
 from tests.unit.scheduler_shell.fake_executor import FakeExecutor, serving
 from tests.unit.scheduler_shell.models_made_here import LIMITS
 
 TIMING = Timing(
-    heartbeat_interval_s=0.02, heartbeat_timeout_s=0.3, step_timeout_s=0.3, retry_s=0.02, retry_max_s=0.05
+    heartbeat_interval_s=0.02, heartbeat_timeout_s=30, step_timeout_s=30, retry_s=0.02, retry_max_s=0.05
 )
+MISSES_HEARTBEATS = replace(TIMING, heartbeat_timeout_s=0.3)
+MISSES_STEPS = replace(TIMING, step_timeout_s=0.3)
 PLAN = Plan(1, rows=(Row(1, 1),))
 
 
 class Pool:
     """A pool that runs, and tells when something has changed."""
 
-    def __init__(self, ports: list[int]) -> None:
+    def __init__(self, ports: list[int], timing: Timing = TIMING) -> None:
         self._changed = asyncio.Event()
         addresses = [f"127.0.0.1:{port}" for port in ports]
-        self.pool = ExecutorPool(addresses, PLAINTEXT, TIMING, LIMITS, self._changed.set)
+        self.pool = ExecutorPool(addresses, PLAINTEXT, timing, LIMITS, self._changed.set)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for the condition, which is looked at after each change."""
@@ -54,8 +58,8 @@ class Pool:
 
 
 @asynccontextmanager
-async def running(*ports: int) -> AsyncIterator[Pool]:
-    pool = Pool(list(ports))
+async def running(*ports: int, timing: Timing = TIMING) -> AsyncIterator[Pool]:
+    pool = Pool(list(ports), timing)
     task = asyncio.create_task(pool.pool.run())
     try:
         yield pool
@@ -118,7 +122,7 @@ async def test_a_process_that_is_new_has_no_session_to_replace() -> None:
 
 async def test_a_hanging_event_loop_loses_the_executor_in_the_middle_of_a_step() -> None:
     fake = FakeExecutor()
-    async with serving(fake) as port, running(port) as pool:
+    async with serving(fake) as port, running(port, timing=MISSES_HEARTBEATS) as pool:
         link = await pool.active()
         fake.steps.clear()
         fake.heartbeats.clear()
@@ -146,7 +150,7 @@ async def test_a_call_whose_channel_is_closed_by_another_task_is_unavailable_and
 
 async def test_a_step_that_makes_no_progress_loses_the_executor() -> None:
     fake = FakeExecutor()
-    async with serving(fake) as port, running(port) as pool:
+    async with serving(fake) as port, running(port, timing=MISSES_STEPS) as pool:
         link = await pool.active()
         fake.steps.clear()
         with pytest.raises(ExecutorLostError, match="progress"):
@@ -172,19 +176,19 @@ async def test_a_pool_that_is_stopped_in_the_moment_of_a_loss_stops(turns: int) 
 
 async def test_a_step_behind_others_that_progress_is_waited_for() -> None:
     fake = FakeExecutor()
-    async with serving(fake) as port, running(port) as pool:
+    async with serving(fake) as port, running(port, timing=MISSES_STEPS) as pool:
         link = await pool.active()
         fake.steps.clear()
         fake.step_age_s = 0.01  # the executor is at work, for somebody else
         waiting = asyncio.create_task(exchange(link))
-        await pool.until(lambda: link.step_age_s > 2 * TIMING.step_timeout_s)
+        await pool.until(lambda: link.step_age_s > 2 * MISSES_STEPS.step_timeout_s)
         assert link.ready
         fake.steps.set()
         assert await waiting == [7]
 
 
 async def test_an_executor_that_ends_is_greeted_again_on_its_port() -> None:
-    async with serving(FakeExecutor()) as port:
+    async with serving(FakeExecutor(), kept_port()) as port:
         pool_context = running(port)
         pool = await pool_context.__aenter__()
         link = await pool.active()

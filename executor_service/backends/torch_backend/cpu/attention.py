@@ -1,10 +1,11 @@
-"""Paged attention in fp32 on CPU, and what prepares it: rotation and the write of K and V into `pages`.
+"""Paged attention on CPU, in fp32 over `pages`, and what prepares it: rotation and the write of K and V.
 
-Work is split into items: up to 24 query vectors (some positions x the heads that share a KV head) of one
-sequence. An item walks the keys in blocks of 8 tiles from position 0, with an online softmax (Milakov,
-Gimelshein 2018). Block borders depend on positions alone, and masked keys add exact zeros: **a query's
-result depends neither on its neighbours nor on how its sequence was cut into chunks**. Slots that were
-never written, which may hold NaN, are not multiplied.
+Work is split into items: up to 24 query vectors of one sequence, some positions x the heads that share a KV
+head (one position if these are more). An item walks the keys in blocks of 8 tiles from position 0, with an
+online softmax (Milakov, Gimelshein 2018). Block borders depend on positions alone, and masked keys add exact
+zeros: **a query's result depends neither on its neighbours nor on how its sequence was cut into chunks**, as
+long as the sequence is finite; where it is not, results that see it show that. Slots that were never written,
+which may hold NaN, are not multiplied.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from executor_service.backends.torch_backend.cpu.pages import (
 )
 from executor_service.backends.torch_backend.cpu.registers import LANES, tile_rows
 from executor_service.backends.torch_backend.cpu.rows import ROWS_AT_ONCE, inverse_norm
+from executor_service.backends.torch_backend.cpu.tile import RESULT_BYTES
 from executor_service.backends.torch_backend.cpu.vector_math import FLAGS, exp32, float_of_bits
 
 Array = NDArray[np.float32]
@@ -35,7 +37,6 @@ Ints = NDArray[np.int32]
 ITEM_ROWS = 24  # query vectors of one item: a few tiles
 _BLOCK_TILES = 8
 _BLOCK = _BLOCK_TILES * LANES
-_TILE_BYTES = 4 * LANES  # of a tile's scores of one query
 _MASKED = np.float32(-1e30)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
@@ -186,7 +187,7 @@ def _attend_item(
             if block + b + 1 < tiles:
                 prefetch_keys(pages, table[at], head, tile)
             for r in range(0, rows, together):
-                to = scores.ctypes.data + r * score_stride + b * _TILE_BYTES
+                to = scores.ctypes.data + r * score_stride + b * RESULT_BYTES
                 asked = queries.ctypes.data + r * query_bytes
                 put_scores(pages, asked, keys, to, score_stride, min(together, rows - r))
             if first + LANES - 1 > position or lanes < LANES:
@@ -200,7 +201,7 @@ def _attend_item(
         _softmax_block(scores, highest, total, acc, rows)
         for b in range(count):
             for r in range(0, rows, together):
-                weights = scores.ctypes.data + r * score_stride + b * _TILE_BYTES
+                weights = scores.ctypes.data + r * score_stride + b * RESULT_BYTES
                 to, take = acc.ctypes.data + r * acc_stride, min(together, rows - r)
                 add_values(pages, weights, score_stride, values[b], used[b], to, acc_stride, take)
 
@@ -238,6 +239,7 @@ def attend_chunk(arguments: int, chunk: int) -> None:
     _attend_item(queries, rows, group, position, table, head, pages, scores, acc, highest, total)
     for r in range(rows):
         column = (head * group + r % group) * dim
-        share = _ONE / total[r]
+        # A query all of whose scores are -inf, as an infinite one's may be, must show.
+        share = _ONE / total[r] if highest[r] > _MASKED else np.float32(np.nan)
         for d in range(dim):
             out[token + r // group, column + d] = acc[r, d] * share

@@ -1,4 +1,4 @@
-"""`CpuKernels`: the operations of a model in fp32 on CPU through numba, with int8 weights or without."""
+"""`CpuKernels`: the operations of a model on CPU through numba, in fp32 or with int8 weights."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from executor_service.backends.torch_backend.cpu import tile_fp32, tile_int8
 from executor_service.backends.torch_backend.cpu.atomic import load, matrix
 from executor_service.backends.torch_backend.cpu.registers import LANES, MOST_ROWS, tile_panels, tile_rows
-from executor_service.backends.torch_backend.cpu.tile import Product
+from executor_service.backends.torch_backend.cpu.tile import RESULT_BYTES, Product
 from executor_service.backends.torch_backend.cpu.vector_math import FLAGS, silu32
 
 Array = NDArray[np.float32]
@@ -25,7 +25,6 @@ Chunk = Callable[[int, int], None]
 
 _PAIRS = 2  # of panels at once, at most
 _BLOCK_ROWS = 96  # of X, that stay in the second-level cache while a chunk of W passes by
-_RESULT_BYTES = 4 * LANES  # of a row, by one panel
 
 
 def _make_multiply(put_tile: Product, add_tile: Product) -> Chunk:
@@ -52,7 +51,7 @@ def _make_multiply(put_tile: Product, add_tile: Product) -> Chunk:
                 count, from_w, r = min(together, panels - p), w + p * w_stride, block
                 while r < last:
                     take = tile_rows(last - r)
-                    from_x, to = x + r * x_stride, out + 4 * r * n + p * _RESULT_BYTES
+                    from_x, to = x + r * x_stride, out + 4 * r * n + p * RESULT_BYTES
                     if add:
                         add_tile(from_x, x_stride, from_w, w_stride, count, k, to, 4 * n, take)
                     else:
@@ -68,8 +67,8 @@ def _make_multiply(put_tile: Product, add_tile: Product) -> Chunk:
         r = 0
         while r < rows:
             take = tile_rows(rows - r)
-            to = buffer.ctypes.data + r * _RESULT_BYTES
-            put_tile(x + r * x_stride, x_stride, panel, 0, 1, k, to, _RESULT_BYTES, take)
+            to = buffer.ctypes.data + r * RESULT_BYTES
+            put_tile(x + r * x_stride, x_stride, panel, 0, 1, k, to, RESULT_BYTES, take)
             r += take
         for r in range(rows):
             for j in range(out.shape[1] - first):
@@ -89,7 +88,7 @@ def _make_multiply(put_tile: Product, add_tile: Product) -> Chunk:
         panels, low = n // LANES, chunk * size
         count = min(size, panels - low)
         if count > 0:
-            to = out + low * _RESULT_BYTES
+            to = out + low * RESULT_BYTES
             panels_of(x, x_stride, rows, w + low * w_stride, w_stride, count, k, to, n, add)
         if n % LANES and low + size >= panels + 1:  # the last chunk has the last panel
             ragged(x, x_stride, rows, w + panels * w_stride, k, matrix(out, rows, n), panels * LANES, add)

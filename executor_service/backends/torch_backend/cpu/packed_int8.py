@@ -133,7 +133,8 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
         part = torch.nn.functional.pad(part, (0, k % 2, 0, -part.shape[0] % LANES))
         largest = part.abs().amax(1)
         scale = torch.where(largest.isfinite(), largest, torch.nan) / LARGEST_WEIGHT
-        rounded = (part / scale[:, None]).round_().nan_to_num_(0.0, 0.0, 0.0).to(torch.int8)
+        rounded = (part / scale[:, None]).round_().nan_to_num_(0.0, 0.0, 0.0)
+        rounded = rounded.clamp_(-LARGEST_WEIGHT, LARGEST_WEIGHT).to(torch.int8)  # scales may be denormal
         some = slice(first // LANES, first // LANES + len(part) // LANES)
         weights[some] = rounded.view(-1, LANES, pairs, 2).transpose(1, 2)
         scales[some] = scale.view(-1, LANES)

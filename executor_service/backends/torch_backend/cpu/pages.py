@@ -21,11 +21,12 @@ from executor_service.backends.torch_backend.cpu.registers import CONVERTS_FP16,
 from executor_service.backends.torch_backend.cpu.tile import prefetch
 
 NARROWEST = torch.float16 if CONVERTS_FP16 else torch.float32
-"""The smallest values that pages may hold on this processor."""
+"""The narrowest type that pages may have on this processor."""
 
 narrow: ModuleType = tile_fp16 if CONVERTS_FP16 else wide  # compiled, tile_fp16 must find its instructions
 
 _CACHE_LINE = 64  # bytes
+_FP16_INFINITE = np.float32(65_520)  # what is rounded to infinity, from here on
 
 
 class Pages(NamedTuple):
@@ -57,10 +58,15 @@ def value_panel(pages: Pages, page: int, head: int, panel: int, slot: int) -> in
 
 @njit(nogil=True)
 def put_key(pages: Pages, page: int, slot: int, head: int, key: NDArray[np.float32]) -> None:
-    """Write one position's key of one head."""
+    """Write one position's key of one head, with NaN for what is infinite there.
+
+    An infinite key may score -inf, which a softmax takes for a key that does not matter; NaN shows.
+    """
     tile, lane = key_tile(pages, page, head, slot // LANES), slot % LANES
+    infinite = _FP16_INFINITE if pages.value_bytes == 2 else np.float32(np.inf)
     for d in range(key.shape[0]):
-        _put(pages, tile + (d * LANES + lane) * pages.value_bytes, key[d])
+        value = key[d] if abs(key[d]) < infinite else np.float32(np.nan)
+        _put(pages, tile + (d * LANES + lane) * pages.value_bytes, value)
 
 
 @njit(nogil=True)

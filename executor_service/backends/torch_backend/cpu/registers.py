@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from platform import machine
 
-from llvmlite import binding  # type: ignore[import-untyped]
 from numba import config, njit
+from numba.core.codegen import get_host_cpu_features
 
-# What numba compiles for: NUMBA_CPU_FEATURES, or else all that the processor has.
-_FEATURES = config.CPU_FEATURES or binding.get_host_cpu_features().flatten()  # type: ignore[attr-defined]
+# What numba compiles for: NUMBA_CPU_FEATURES, none for a NUMBA_CPU_NAME, or else all that the processor has.
+_GIVEN: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
+_FEATURES: str = get_host_cpu_features() if _GIVEN is None else _GIVEN  # type: ignore[no-untyped-call]
 _WIDE = {"+avx512f", "+avx512bw", "+avx512vl"} <= set(_FEATURES.split(","))
 
 CONVERTS_FP16 = "+f16c" in _FEATURES.split(",") or machine() in ("aarch64", "arm64")

@@ -25,7 +25,7 @@ from executor_service.backends.torch_backend.cpu.registers import (
     VECTOR,
 )
 
-_RESULT_BYTES = 4 * LANES  # of a row, by one panel
+RESULT_BYTES = 4 * LANES  # of a row, by one panel
 _STEP_BYTES = 4  # of a row of X: what one step along K takes
 _AHEAD_BYTES = 2048  # how far ahead of a step a tile asks for its panels: further than the core itself looks
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
@@ -84,7 +84,7 @@ def make_product(arithmetic: Arithmetic, add: bool) -> Product:
     ) -> None:
         p = 0
         while p < panels:
-            from_w, to = w + p * w_stride, out + p * _RESULT_BYTES
+            from_w, to = w + p * w_stride, out + p * RESULT_BYTES
             if rows <= ROWS_BY_FOUR and p + 4 <= panels:
                 by_four(x, x_stride, from_w, w_stride, k, to, out_stride, rows)
                 p += 4

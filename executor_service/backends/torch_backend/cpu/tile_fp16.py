@@ -14,8 +14,6 @@ from executor_service.backends.torch_backend.cpu.registers import LANES, VECTOR
 from executor_service.backends.torch_backend.cpu.tile import make_product
 from executor_service.backends.torch_backend.cpu.tile_fp32 import Fp32
 
-PANEL_ROW_BYTES = 2 * LANES
-
 _F16 = ir.HalfType()
 
 
@@ -23,7 +21,7 @@ class _Fp16(Fp32):
     """See `Arithmetic`."""
 
     name = "fp16"
-    panel_row_bytes = PANEL_ROW_BYTES
+    panel_row_bytes = 2 * LANES
 
     def columns(self, b: Any, address: Any) -> Any:
         narrow = b.load(b.inttoptr(address, ir.VectorType(_F16, VECTOR).as_pointer()), align=2)
@@ -43,5 +41,4 @@ def _round(_typing_context, address, value):  # type: ignore[no-untyped-def]
 
 
 store = cast(Callable[[int, np.float32], None], intrinsic(_round))
-"""Round an fp32 to the nearest fp16, ties to even, at an address. Above 65,519 it is infinite, which a row's
-logits will show."""
+"""Round an fp32 to the nearest fp16, ties to even, at an address; infinite from 65,520 on."""

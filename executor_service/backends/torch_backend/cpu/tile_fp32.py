@@ -12,8 +12,6 @@ from executor_service.backends.torch_backend.cpu.atomic import floats, insert_fu
 from executor_service.backends.torch_backend.cpu.registers import LANES, VECTOR
 from executor_service.backends.torch_backend.cpu.tile import make_product, spread
 
-PANEL_ROW_BYTES = 4 * LANES
-
 _F32 = ir.FloatType()
 
 
@@ -21,7 +19,7 @@ class Fp32:
     """See `Arithmetic`."""
 
     name = "fp32"
-    panel_row_bytes = PANEL_ROW_BYTES
+    panel_row_bytes = 4 * LANES
     sums = ir.VectorType(_F32, VECTOR)
 
     def columns(self, b: Any, address: Any) -> Any:

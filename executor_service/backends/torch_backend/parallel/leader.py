@@ -74,6 +74,10 @@ class LeaderBackend(Synchronous):
             self._group.send_plan(Call.DEFAULT_PAGES, np.array([page_size, rows, tokens], np.int32))
             return self._backend.default_pages(page_size, rows, tokens)
 
+    def page_bytes(self, page_size: int) -> int:
+        """See `Backend`; on one rank."""
+        return self._backend.page_bytes(page_size)
+
     def allocate(self, pages: int, page_size: int) -> None:
         """See `Backend`; every rank has the same pages, with its heads in them."""
         with self._all_or_none():
