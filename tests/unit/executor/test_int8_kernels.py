@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llvmlite import binding  # type: ignore[import-untyped]
 from numba import njit
 from torch.nn import functional
 
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels
 from executor_service.backends.torch_backend.cpu.packed_int8 import pack, unpack
-from executor_service.backends.torch_backend.cpu.registers import LANES, MOST_ROWS, VECTOR
+from executor_service.backends.torch_backend.cpu.registers import FEATURES, LANES, MOST_ROWS, VECTOR
 from executor_service.backends.torch_backend.cpu.tile_int8 import (
     LARGEST_WEIGHT,
     largest_activation,
@@ -150,7 +149,7 @@ def test_packing_in_parts_loses_no_row() -> None:
 def test_avx2_multiplies_and_adds_a_vector_of_pairs_in_one_instruction() -> None:
     compiled: Any = njit(f"void({', '.join(['int64'] * 9)})")(put_tile.py_func)  # type: ignore[attr-defined]
     [assembly] = compiled.inspect_asm().values()
-    if binding.get_host_cpu_features().get("avx2"):
+    if "+avx2" in FEATURES:
         vectors = sum(range(MOST_ROWS + 1)) * LANES // VECTOR  # of the tiles that are a panel wide, alone
         assert assembly.count("vpmaddwd") + assembly.count("vpdpwssd") >= vectors
         assert "vpmulld" not in assembly

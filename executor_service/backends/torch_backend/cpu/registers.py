@@ -7,12 +7,13 @@ from platform import machine
 from numba import config, njit
 from numba.core.codegen import get_host_cpu_features
 
-# What numba compiles for: NUMBA_CPU_FEATURES, none for a NUMBA_CPU_NAME, or else all that the processor has.
 _GIVEN: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
-_FEATURES: str = get_host_cpu_features() if _GIVEN is None else _GIVEN  # type: ignore[no-untyped-call]
-_WIDE = {"+avx512f", "+avx512bw", "+avx512vl"} <= set(_FEATURES.split(","))
+_ALL: str = get_host_cpu_features() if _GIVEN is None else _GIVEN  # type: ignore[no-untyped-call]
+FEATURES = frozenset(_ALL.split(","))
+"""What numba compiles for ("+avx2"): NUMBA_CPU_FEATURES, none for a NUMBA_CPU_NAME, or all that there is."""
 
-CONVERTS_FP16 = "+f16c" in _FEATURES.split(",") or machine() in ("aarch64", "arm64")
+_WIDE = {"+avx512f", "+avx512bw", "+avx512vl"} <= FEATURES
+CONVERTS_FP16 = "+f16c" in FEATURES or machine() in ("aarch64", "arm64")
 
 LANES = 16  # columns of a panel
 VECTOR = 16 if _WIDE else 8  # numbers of 32 bits in a vector
