@@ -46,7 +46,7 @@ _power_of_two = cast(Callable[[np.float32], np.float32], intrinsic(_exponent))
 """2**n for a whole float n in -126..127, through the exponent's bits."""
 
 
-# Flags of its own: numba would take those of whoever calls it first, and "reassoc" undo the two parts of ln 2.
+# Flags of its own: numba would take its first caller's, and "reassoc" undo the two parts of ln 2.
 @njit(nogil=True, fastmath={"contract"})
 def exp32(x: np.float32) -> np.float32:
     """e**x; 0 below -87.3 and e**88 above 88."""
