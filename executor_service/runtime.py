@@ -142,7 +142,7 @@ class Runtime:
         backend.load(self._progress)
         info = backend.info
         tokenizer = backend.tokenizer() if info.has_tokenizer else None
-        pages = self._pages(info)
+        pages = self._pages()
         limits = Limits(
             vocab_size=info.vocab_size,
             context_length=info.context_length,
@@ -167,7 +167,7 @@ class Runtime:
     def _progress(self, what: str, fraction: float) -> None:
         self.loading, self.load_fraction = what, min(max(fraction, 0.0), 1.0)
 
-    def _pages(self, info: ModelInfo) -> int:
+    def _pages(self) -> int:
         """Pages that the memory budget pays for."""
         config = self.config
         if config.pages is not None:

@@ -153,7 +153,7 @@ class Backend(Protocol):
         """How many pages there is memory for beside steps of up to so many rows and tokens."""
 
     def page_bytes(self, page_size: int) -> int:
-        """Memory of one page, which may be more than its tokens' `kv_bytes_per_token`: rows of vectors."""
+        """Memory of one page: more than its tokens' `kv_bytes_per_token` where its vectors are filled up."""
 
     def allocate(self, pages: int, page_size: int) -> None:
         """Make KV storage for `pages` pages of `page_size` tokens each; page 0 is never used."""

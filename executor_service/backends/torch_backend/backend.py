@@ -132,9 +132,7 @@ class TorchBackend:
 
     def page_bytes(self, page_size: int) -> int:
         """See `Backend`."""
-        spec = self.model.spec
-        page = self.model.kernels.new_cache(1, page_size, spec.kv_heads, spec.head_dim)
-        return (page.k.nbytes + page.v.nbytes) * spec.layers
+        return _kv_bytes(self.model.new_caches(1, page_size))
 
     def allocate(self, pages: int, page_size: int) -> None:
         """Make KV storage; page 0 is never used by a sequence."""
@@ -173,7 +171,7 @@ class TorchBackend:
         peak = torch.cuda.max_memory_allocated() if cuda else _peak_rss_bytes()
         return {
             "weights": 0 if self._model is None else self._model.bytes(),
-            "kv": sum(cache.k.nbytes + cache.v.nbytes for cache in self._caches),
+            "kv": _kv_bytes(self._caches),
             "peak": peak,
         }
 
@@ -302,6 +300,10 @@ class TorchBackend:
                 self._forward_alone(np.zeros(min(32, self.info.context_length), np.int32), frozenset())
             for sampling in (Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
                 sampler.sample(torch.from_numpy(logits), [_prompt_row(tokens, 1, 2, sampling)], kernels)
+
+
+def _kv_bytes(caches: Sequence[LayerCache]) -> int:
+    return sum(cache.k.nbytes + cache.v.nbytes for cache in caches)
 
 
 def _prompt_row(tokens: TokenIds, first_page: int, end_page: int, sampling: Sampling) -> ForwardRow:

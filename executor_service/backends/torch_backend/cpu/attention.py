@@ -18,7 +18,9 @@ from executor_service.backends.torch_backend.cpu.atomic import floats, ints, loa
 from executor_service.backends.torch_backend.cpu.pages import (
     Pages,
     add_values,
+    dim_panels,
     key_tile,
+    page_tiles,
     prefetch_keys,
     prefetch_values,
     put_key,
@@ -157,10 +159,9 @@ def _attend_item(
     total: Array,
 ) -> None:
     """One item: `rows` query vectors, `group` for each position from `position` on; results to `acc`."""
-    page_size = pages.page_size
-    page_tiles = (page_size + LANES - 1) // LANES
+    page_size, per_page = pages.page_size, page_tiles(pages)
     length = position + rows // group  # keys that the last query sees
-    tiles = length // page_size * page_tiles + (length % page_size + LANES - 1) // LANES
+    tiles = length // page_size * per_page + (length % page_size + LANES - 1) // LANES
     score_stride, acc_stride, query_bytes = 4 * _BLOCK, 4 * acc.shape[1], 4 * pages.head_dim
     for r in range(rows):
         highest[r] = _MASKED
@@ -182,7 +183,7 @@ def _attend_item(
             # Pages lie apart, where no hardware looks ahead: ask for these values, and for the next keys.
             prefetch_values(pages, table[at], head, tile * LANES, used[b])
             tile += 1
-            if tile == page_tiles:
+            if tile == per_page:
                 at, tile = at + 1, 0
             if block + b + 1 < tiles:
                 prefetch_keys(pages, table[at], head, tile)
@@ -217,7 +218,6 @@ def attend_chunk(arguments: int, chunk: int) -> None:
     tokens, batch, pages = load(arguments), load(arguments + 8), _pages(arguments)
     kv_heads, group, dim = pages.kv_heads, load(arguments + 64), pages.head_dim
     width, items, most = load(batch + 32), load(batch + 48), load(batch + 56)
-    dim_tiles = (dim + LANES - 1) // LANES
     qkv = matrix(load(arguments + 48), tokens, (group + 2) * kv_heads * dim)
     out = matrix(load(arguments + 80), tokens, group * kv_heads * dim)
     # From the end: the later items of a long chunk see more keys.
@@ -228,7 +228,7 @@ def attend_chunk(arguments: int, chunk: int) -> None:
     table = ints(load(batch + 24) + 4 * row * width, width)
     queries = np.empty((most, dim), np.float32)
     scores = np.empty((most, _BLOCK), np.float32)
-    acc = np.empty((most, dim_tiles * LANES), np.float32)
+    acc = np.empty((most, dim_panels(pages) * LANES), np.float32)
     highest = np.empty(most, np.float32)
     total = np.empty(most, np.float32)
     scale = _ONE / np.sqrt(np.float32(dim))

@@ -10,12 +10,7 @@ import torch
 from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
 from executor_service.backends.torch_backend.cpu.jobs import Job
 from executor_service.backends.torch_backend.cpu.pool import Pool
-from executor_service.backends.torch_backend.cpu.pooled import (
-    PooledGated,
-    PooledLinear,
-    bias_jobs,
-    chunk_size,
-)
+from executor_service.backends.torch_backend.cpu.pooled import Factor, PooledGated, PooledLinear
 from executor_service.backends.torch_backend.cpu.registers import LANES
 from executor_service.backends.torch_backend.cpu.tile_int8 import (
     LARGEST_WEIGHT,
@@ -46,17 +41,15 @@ class _Rows:
     """How rows of k numbers are quantized and where they lie then."""
 
     def __init__(self, k: int, scratch: Scratch) -> None:
-        self._k, self._scratch, self._largest = k, scratch, largest_activation(k)
-        self._stride = ROW_SCALE_BYTES + 2 * (k + k % 2)
+        self.k, self.pairs = k, -(-k // 2)
+        self._scratch, self._largest = scratch, largest_activation(k)
+        self._stride = ROW_SCALE_BYTES + 4 * self.pairs
 
-    def job(self, rows: int, x: int) -> Job:
-        """The job that quantizes rows."""
+    def quantized(self, rows: int, x: int) -> tuple[Job, Factor]:
+        """The job that quantizes rows, and what a product knows of them then."""
         to = self._scratch.address(rows * self._stride)
-        return cpu_jobs.by_rows(cpu_jobs.QUANTIZE, rows, x, to, self._stride, self._k, self._largest)
-
-    def factor(self, rows: int) -> tuple[int, int, int]:
-        """What a product knows of them then: rows, address, and bytes from row to row."""
-        return rows, self._scratch.address(rows * self._stride) + ROW_SCALE_BYTES, self._stride
+        job = cpu_jobs.by_rows(cpu_jobs.QUANTIZE, rows, x, to, self._stride, self.k, self._largest)
+        return job, (rows, to + ROW_SCALE_BYTES, self._stride)
 
 
 class Int8Linear(PooledLinear):
@@ -66,56 +59,32 @@ class Int8Linear(PooledLinear):
         self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None, pool: Pool, scratch: Scratch
     ) -> None:
         weight = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-        super().__init__(len(weight), pool)
-        self._k = weight.shape[1]
-        self._rows, self._panels = _Rows(self._k, scratch), pack(weight)
-        self._size = chunk_size(len(self._panels), pool.threads, 4)
-        self._chunks = -(-len(self._panels) // self._size)
-        self._bias = None if bias is None else bias.float()
+        super().__init__(len(weight), pack(weight), bias, pool)
+        self._x = _Rows(weight.shape[1], scratch)
 
     def jobs(self, rows: int, x: int, out: int, add: bool) -> list[Job]:
         """See `PooledLinear`."""
-        w = self._panels.data_ptr(), self._panels.shape[1], -(-self._k // 2)
-        added = int(add or self._bias is not None)
-        product = *self._rows.factor(rows), *w, out, self._n, self._size, added
-        return [
-            *bias_jobs(self._bias, rows, out, add),
-            self._rows.job(rows, x),
-            (cpu_jobs.MULTIPLY_INT8, self._chunks, *product),
-        ]
+        quantize, factor = self._x.quantized(rows, x)
+        return [quantize, *self._product(cpu_jobs.MULTIPLY_INT8, factor, self._x.pairs, out, add)]
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of W as they were rounded, fp32 [ids, k]."""
         weights, scales = unpack(self._panels)
-        rounded = weights[ids // LANES, :, ids % LANES].flatten(1)[:, : self._k]
+        rounded = weights[ids // LANES, :, ids % LANES].flatten(1)[:, : self._x.k]
         return rounded.float() * scales[ids // LANES, ids % LANES, None]
-
-    def bytes(self) -> int:
-        """See `PooledLinear`."""
-        return self._panels.nbytes
 
 
 class Int8Gated(PooledGated):
     """silu(x G^T) * (x U^T), with G and U rounded to int8."""
 
     def __init__(self, gate: torch.Tensor, up: torch.Tensor, pool: Pool, scratch: Scratch) -> None:
-        super().__init__(len(gate), pool)
-        self._pairs = -(-gate.shape[1] // 2)
-        self._rows = _Rows(gate.shape[1], scratch)
-        self._panels = torch.stack([pack(gate), pack(up)], 1).flatten(0, 1)
-        both = len(self._panels) // 2
-        self._size = chunk_size(both, pool.threads, 2)
-        self._chunks = -(-both // self._size)
+        super().__init__(len(gate), pack(gate), pack(up), pool)
+        self._x = _Rows(gate.shape[1], scratch)
 
     def jobs(self, rows: int, x: int, out: int) -> list[Job]:
         """See `PooledGated`."""
-        w = self._panels.data_ptr(), self._panels.shape[1], self._pairs
-        product = *self._rows.factor(rows), *w, out, self.width, self._size
-        return [self._rows.job(rows, x), (cpu_jobs.GATED_INT8, self._chunks, *product)]
-
-    def bytes(self) -> int:
-        """See `PooledGated`."""
-        return self._panels.nbytes
+        quantize, factor = self._x.quantized(rows, x)
+        return [quantize, self._product(cpu_jobs.GATED_INT8, factor, self._x.pairs, out)]
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:

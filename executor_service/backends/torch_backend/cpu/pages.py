@@ -41,18 +41,28 @@ class Pages(NamedTuple):
 
 
 @njit(nogil=True)
+def page_tiles(pages: Pages) -> int:
+    """Tiles of keys in a page."""
+    return (pages.page_size + LANES - 1) // LANES
+
+
+@njit(nogil=True)
+def dim_panels(pages: Pages) -> int:
+    """Panels of values."""
+    return (pages.head_dim + LANES - 1) // LANES
+
+
+@njit(nogil=True)
 def key_tile(pages: Pages, page: int, head: int, tile: int) -> int:
     """The address of 16 positions' keys."""
-    tiles = (pages.page_size + LANES - 1) // LANES
     tile_bytes = pages.head_dim * LANES * pages.value_bytes
-    return pages.k + ((page * pages.kv_heads + head) * tiles + tile) * tile_bytes
+    return pages.k + ((page * pages.kv_heads + head) * page_tiles(pages) + tile) * tile_bytes
 
 
 @njit(nogil=True)
 def value_panel(pages: Pages, page: int, head: int, panel: int, slot: int) -> int:
     """The address of 16 dimensions of the values, from a slot of the page on."""
-    panels = (pages.head_dim + LANES - 1) // LANES
-    row = ((page * pages.kv_heads + head) * panels + panel) * pages.page_size + slot
+    row = ((page * pages.kv_heads + head) * dim_panels(pages) + panel) * pages.page_size + slot
     return pages.v + row * LANES * pages.value_bytes
 
 
@@ -100,7 +110,7 @@ def add_values(
     pages: Pages, weights: int, stride: int, values: int, count: int, out: int, out_stride: int, rows: int
 ) -> None:
     """Out [rows, head_dim filled up to panels] += weights [rows, count] times so many slots' values."""
-    panels = (pages.head_dim + LANES - 1) // LANES
+    panels = dim_panels(pages)
     apart = pages.page_size * LANES * pages.value_bytes
     if pages.value_bytes == 2:
         narrow.add_tile(weights, stride, values, apart, panels, count, out, out_stride, rows)
@@ -117,7 +127,7 @@ def prefetch_keys(pages: Pages, page: int, head: int, tile: int) -> None:
 @njit(nogil=True)
 def prefetch_values(pages: Pages, page: int, head: int, slot: int, count: int) -> None:
     """Ask for the values of some slots."""
-    for panel in range((pages.head_dim + LANES - 1) // LANES):
+    for panel in range(dim_panels(pages)):
         _prefetch(value_panel(pages, page, head, panel, slot), count * LANES * pages.value_bytes)
 
 
