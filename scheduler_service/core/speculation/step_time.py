@@ -126,7 +126,7 @@ class StepTime:
             values += self._last_slope * np.maximum(at - _KNOTS[-1], 0.0)
         added: Floats = values - values[0]
         if not _is_ragged(base):
-            added[1:] += self._ragged
+            added[at > base.rows] += self._ragged
         return added
 
     def least_slope(self, tokens: int, most: int) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.speculation.step_time import StepTime, Work
@@ -160,6 +160,7 @@ works = st.builds(
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(works, st.floats(1e-6, 100.0)), max_size=30), works)
+@example([(Work(1, 1), 1.0)] * 4 + [(Work(1, 1, prompt=1), 2.0)], Work(41, 1))  # ragged from 42 tokens on
 def test_whatever_was_measured_more_work_is_never_cheaper(seen: list[tuple[Work, float]], work: Work) -> None:
     fit = StepTime()
     for observed, seconds in seen:
