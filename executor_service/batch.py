@@ -70,6 +70,7 @@ class Batch:
         self.freed_behind = 0  # pages that undoing rows freed beyond theirs; below 0: released before
         self.jobs: list[Job] = []  # accepted rows, in the order of the launch
         self.opened = 0  # sequences that this step added
+        self.prefill_rows = self.decode_rows = 0  # committed; prefill: computed prompt tokens
         self.flight: Flight | None = None  # what is under way
         self.results: list[RowResult] = []
 
@@ -114,11 +115,9 @@ class Batch:
                     f"openings[{index}].cache_id: cache {opening.cache_id} has more than one row in the step"
                 )
             elif draining:
-                job = Refusal(Reason.UNAVAILABLE, "draining: no sequences are opened any more")
+                job = Refusal(Reason.DRAINING, "draining: no sequences are opened any more")
             elif live + self.opened >= self._limits.max_sequences:
-                job = Refusal(
-                    Reason.RESOURCE_EXHAUSTED, f"all {self._limits.max_sequences} sequences are in use"
-                )
+                job = Refusal(Reason.SEQUENCES, f"all {self._limits.max_sequences} sequences are in use")
             else:
                 job = self._open(index, opening)
             if isinstance(job, Refusal):
@@ -195,7 +194,7 @@ class Batch:
             start, known = job.end, job.foreseen
             if job.outputs:
                 follows = place
-        if row.kv_length != start:
+        if row.kv_length != start and not (row.is_bound and start < row.kv_length):
             return _unexpected(index, row, start)
         given, drafts, steps = len(row.tokens), len(row.drafts), row.steps
         if given:
@@ -225,7 +224,7 @@ class Batch:
         try:
             copy = self._cache.reserve(sequence.table, start, end)
         except OutOfPages as error:
-            return Refusal(Reason.RESOURCE_EXHAUSTED, f"rows.cache_ids[{index}]: {error}")
+            return Refusal(Reason.PAGES, f"rows.cache_ids[{index}]: {error}")
         if copy:
             self._backend.copy_page(*copy)
         self._budget -= end - start
@@ -249,7 +248,7 @@ class Batch:
         session, cache_id = self._session, opening.cache_id
         if session.used(cache_id):
             return Refusal(
-                Reason.ALREADY_EXISTS,
+                Reason.CACHE_ID_USED,
                 f"openings[{index}].cache_id: {cache_id} was used before in this session",
             )
         total = len(opening.tokens)
@@ -263,7 +262,7 @@ class Batch:
             try:
                 self._cache.reserve(table, hit, hit + fed)
             except OutOfPages as error:
-                refusal = Refusal(Reason.RESOURCE_EXHAUSTED, f"openings[{index}]: {error}")
+                refusal = Refusal(Reason.PAGES, f"openings[{index}]: {error}")
         if refusal:
             self._cache.cut(table, 0)
             return refusal
@@ -288,9 +287,10 @@ class Batch:
         return job
 
     def _over_budget(self, field: str, tokens: int) -> Refusal:
-        return _invalid(
+        return Refusal(
+            Reason.TOO_LARGE,
             f"{field}: {tokens} tokens to compute, but only {self._budget} of the step's "
-            f"{self._limits.max_step_tokens} (max_step_tokens) are left"
+            f"{self._limits.max_step_tokens} (max_step_tokens) are left",
         )
 
     def _forward_row(self, job: Job) -> ForwardRow:
@@ -356,6 +356,10 @@ class Batch:
         """Commit a row: `length` tokens have KV, `known` are known."""
         sequence, cache = job.sequence, self._cache
         table = sequence.table
+        if job.in_prompt:
+            self.prefill_rows += 1
+        else:
+            self.decode_rows += 1
         sequence.length, sequence.known = length, known
         full = length // cache.page_size
         # Pages become public only behind an output that was finite: it attended to all of them, so
@@ -377,7 +381,7 @@ class Batch:
         if self._behind is not None:
             self._behind._lose(job)
         self.results[job.index] = RowResult(
-            refusal=Refusal(Reason.INTERNAL, "the logits were NaN or infinite")
+            refusal=Refusal(Reason.NOT_FINITE, "the logits were NaN or infinite")
         )
 
     def _undo(self, job: Job, length: int) -> None:
@@ -406,17 +410,17 @@ class Batch:
 
 
 def _unknown(index: int, row: Row) -> Refusal:
-    return Refusal(Reason.NOT_FOUND, f"rows.cache_ids[{index}]: unknown or released cache {row.cache_id}")
+    return Refusal(Reason.CACHE, f"rows.cache_ids[{index}]: unknown or released cache {row.cache_id}")
 
 
 def _unexpected(index: int, row: Row, length: int) -> Refusal:
     return Refusal(
-        Reason.FAILED_PRECONDITION, f"rows.kv_lengths[{index}]: expected {row.kv_length}, is {length}"
+        Reason.KV_LENGTH, f"rows.kv_lengths[{index}]: expected {row.kv_length}, is {length}", length
     )
 
 
 def _invalid(message: str) -> Refusal:
-    return Refusal(Reason.INVALID_ARGUMENT, message)
+    return Refusal(Reason.INVALID, message)
 
 
 def _keep(output: RowOutput, count: int) -> None:

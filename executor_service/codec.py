@@ -12,15 +12,17 @@ import hashlib
 import secrets
 from collections.abc import Sequence as Items
 from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 from paceline.executor.v1 import executor_pb2 as pb
 
-from executor_service.errors import CODE_OF
+from executor_service.errors import CODE_OF, WIRE_REASON
 from executor_service.limits import Limits
 from executor_service.plan import (
+    CacheView,
     Fork,
     Op,
     Opening,
@@ -37,6 +39,11 @@ from executor_service.plan import (
     TokenIds,
     Truncate,
 )
+
+T = TypeVar("T", int, bool)
+
+MAX_PENDING_SHOWN = 1024
+"""Pending tokens that GetCaches shows of a cache."""
 
 _UINT32_MAX = (1 << 32) - 1
 _EMPTY: TokenIds = np.zeros(0, np.int32)
@@ -74,7 +81,7 @@ def decode_step(step: pb.Step, limits: Limits, takes: Takes) -> StepPlan:
     count = len(packed.cache_ids)
     total = count + len(step.openings)
     if total > limits.max_rows:
-        raise _refused(f"rows.cache_ids: {total} rows and openings, at most {limits.max_rows} (max_rows)")
+        raise _oversized(f"rows.cache_ids: {total} rows and openings, at most {limits.max_rows} (max_rows)")
     if Takes.ONE in takes and total != 1:
         raise _refused(f"rows.cache_ids: exactly one row or opening, not {total}")
     if not total and Takes.NOTHING not in takes:
@@ -98,7 +105,7 @@ def decode_step(step: pb.Step, limits: Limits, takes: Takes) -> StepPlan:
         if not isinstance(opening, Refusal) and opening.output is OutputMode.FULL
     )
     if full_bytes > limits.max_full_logits_bytes:
-        raise _refused(
+        raise _oversized(
             f"rows.outputs: {full_bytes} bytes of FULL output, at most {limits.max_full_logits_bytes} "
             "(max_full_logits_bytes)"
         )
@@ -141,7 +148,7 @@ def decode_forward(
 ) -> tuple[list[TokenIds], frozenset[str]]:
     """Forward's inputs and what is wanted of them. Raises StepRefused."""
     if not 1 <= len(request.inputs) <= limits.max_rows:
-        raise _refused(f"inputs: 1 to {limits.max_rows} (max_rows), not {len(request.inputs)}")
+        raise _oversized(f"inputs: 1 to {limits.max_rows} (max_rows), not {len(request.inputs)}")
     names = {
         pb.FORWARD_OUTPUT_HIDDEN: "hidden",
         pb.FORWARD_OUTPUT_EMBEDDING: "embedding",
@@ -152,11 +159,11 @@ def decode_forward(
     want = frozenset(names[output] for output in request.outputs)
     lengths = [len(item.tokens) for item in request.inputs]
     if sum(lengths) > limits.max_step_tokens:
-        raise _refused(f"inputs: {sum(lengths)} tokens, at most {limits.max_step_tokens} (max_step_tokens)")
+        raise _oversized(f"inputs: {sum(lengths)} tokens, at most {limits.max_step_tokens} (max_step_tokens)")
     width = hidden_size * ("hidden" in want) + limits.vocab_size * ("logits" in want)
     size = 4 * (width * sum(lengths) + hidden_size * len(lengths) * ("embedding" in want))
     if size > limits.max_full_logits_bytes:
-        raise _refused(
+        raise _oversized(
             f"outputs: {size} bytes, at most {limits.max_full_logits_bytes} (max_full_logits_bytes)"
         )
     inputs = []
@@ -176,13 +183,13 @@ def digest(message: Message) -> bytes:
 
 def _check_ops(ops: Items[pb.Op], limits: Limits) -> None:
     if len(ops) > limits.max_ops:
-        raise _refused(f"ops: at most {limits.max_ops}, has {len(ops)}")
+        raise _oversized(f"ops: at most {limits.max_ops}, has {len(ops)}")
     _check_released(sum(len(op.release.cache_ids) for op in ops), limits)
 
 
 def _check_released(count: int, limits: Limits) -> None:
-    if count > limits.max_released:
-        raise _refused(f"release.cache_ids: at most {limits.max_released} in a step, has {count}")
+    if count > limits.max_released_ids:
+        raise _oversized(f"release.cache_ids: at most {limits.max_released_ids} in a step, has {count}")
 
 
 def _rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tuple[Row | Refusal, ...]:
@@ -193,6 +200,7 @@ def _rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tuple[Ro
     steps = _per_row("steps", packed.steps, count, 1)
     outputs = _per_row("outputs", packed.outputs, count, pb.OUTPUT_MODE_SAMPLE)
     top_ks = _per_row("top_ks", packed.top_ks, count, 0)
+    bounds = _per_row("kv_length_bounds", packed.kv_length_bounds, count, False)
     tokens, bad_tokens = _ragged("tokens", packed.tokens, packed.token_counts, count, limits)
     drafts, bad_drafts = _ragged("drafts", packed.drafts, packed.draft_counts, count, limits)
     if packed.drafts and Takes.DRAFTS not in takes:
@@ -202,7 +210,10 @@ def _rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tuple[Ro
     if Takes.STEPS not in takes and any(number > 1 for number in steps):
         raise _refused("rows.steps: this RPC takes no rows with several steps")
     # The usual step says nothing about any of these: then every row is plain.
-    if not (packed.steps or packed.outputs or packed.top_ks or packed.draft_counts or bad_tokens):
+    special = (
+        packed.steps or packed.outputs or packed.top_ks or packed.draft_counts or packed.kv_length_bounds
+    )
+    if not (special or bad_tokens):
         return tuple(
             Row(cache_id, length, given, _EMPTY, most)
             for cache_id, length, given, most in zip(ids, lengths, tokens, limit, strict=True)
@@ -211,6 +222,8 @@ def _rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tuple[Ro
     for i in range(count):
         bad = bad_tokens.get(i) or bad_drafts.get(i)
         bad = bad or _bad_row(i, steps[i], len(drafts[i]), outputs[i], top_ks[i], limits)
+        if bounds[i] and len(tokens[i]):
+            bad = bad or _invalid(f"rows.kv_length_bounds[{i}]: not with tokens of its own")
         rows.append(
             bad
             or Row(
@@ -222,6 +235,7 @@ def _rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tuple[Ro
                 steps[i] or 1,
                 _OUTPUTS[outputs[i]],
                 top_ks[i],
+                bounds[i],
             )
         )
     return tuple(rows)
@@ -231,9 +245,9 @@ def _bad_row(i: int, steps: int, drafts: int, output: int, top_k: int, limits: L
     if output not in _OUTPUTS:
         return _invalid(f"rows.outputs[{i}]: unknown mode {output}")
     if steps > limits.max_steps:
-        return _invalid(f"rows.steps[{i}]: at most {limits.max_steps} (max_steps), is {steps}")
+        return _too_large(f"rows.steps[{i}]: at most {limits.max_steps} (max_steps), is {steps}")
     if drafts > limits.max_drafts:
-        return _invalid(f"rows.draft_counts[{i}]: at most {limits.max_drafts} (max_drafts), is {drafts}")
+        return _too_large(f"rows.draft_counts[{i}]: at most {limits.max_drafts} (max_drafts), is {drafts}")
     if steps > 1 and drafts:
         return _invalid(f"rows.steps[{i}]: not with drafts")
     if steps > 1 and _OUTPUTS[output] is not OutputMode.SAMPLE:
@@ -243,11 +257,11 @@ def _bad_row(i: int, steps: int, drafts: int, output: int, top_k: int, limits: L
 
 def _bad_top_k(field: str, output: int, top_k: int, limits: Limits) -> Refusal | None:
     if output == pb.OUTPUT_MODE_TOP_K and not 1 <= top_k <= limits.max_logprobs:
-        return _invalid(f"{field}: 1 to {limits.max_logprobs} (max_logprobs), is {top_k}")
+        return _too_large(f"{field}: 1 to {limits.max_logprobs} (max_logprobs), is {top_k}")
     return None
 
 
-def _per_row(name: str, packed: Items[int], count: int, default: int) -> list[int]:
+def _per_row(name: str, packed: Items[T], count: int, default: T) -> list[T]:
     if not packed:
         return [default] * count
     if len(packed) != count:
@@ -271,7 +285,7 @@ def _ragged(
         raise _refused(f"{field}: they sum to {ends[-1]}, rows.{name} has {len(packed)} entries")
     most = max(limits.max_step_tokens, limits.context_length)
     if len(packed) > most:
-        raise _refused(f"rows.{name}: at most {most} in a step, has {len(packed)}")
+        raise _oversized(f"rows.{name}: at most {most} in a step, has {len(packed)}")
     wide: NDArray[np.int64] = np.array(list(packed), np.int64)
     ids = wide.astype(np.int32)
     begins = [0, *ends[:-1]]
@@ -283,11 +297,22 @@ def _ragged(
     return [ids[a:b] if b > a else _EMPTY for a, b in zip(begins, ends, strict=True)], bad
 
 
-def _tokens(field: str, packed: Items[int], limits: Limits) -> TokenIds | Refusal:
+def _opening_tokens(field: str, opening: pb.Opening, limits: Limits) -> TokenIds | Refusal:
+    packed = opening.packed_tokens
+    if not packed:
+        return _tokens(f"{field}.tokens", opening.tokens, limits)
+    if opening.tokens:
+        return _invalid(f"{field}.packed_tokens: not together with tokens")
+    if len(packed) % 4:
+        return _invalid(f"{field}.packed_tokens: 4 bytes for each id, has {len(packed)} bytes")
+    return _tokens(f"{field}.packed_tokens", np.frombuffer(packed, "<u4"), limits)
+
+
+def _tokens(field: str, packed: Items[int] | NDArray[np.uint32], limits: Limits) -> TokenIds | Refusal:
     """One whole input."""
     if not 1 <= len(packed) <= limits.context_length:
-        return _invalid(f"{field}: 1 to {limits.context_length} ids (context_length), has {len(packed)}")
-    wide: NDArray[np.int64] = np.array(list(packed), np.int64)
+        return _too_large(f"{field}: 1 to {limits.context_length} ids (context_length), has {len(packed)}")
+    wide = np.array(packed if isinstance(packed, np.ndarray) else list(packed), np.int64)
     if (worst := int(wide.max())) >= limits.vocab_size:
         return _invalid(f"{field}: ids below {limits.vocab_size}, has {worst}")
     return wide.astype(np.int32)
@@ -296,7 +321,7 @@ def _tokens(field: str, packed: Items[int], limits: Limits) -> TokenIds | Refusa
 def _opening(field: str, opening: pb.Opening, limits: Limits) -> Opening | Refusal:
     if opening.cache_id == 0:
         return _invalid(f"{field}.cache_id: must not be 0")
-    tokens = _tokens(f"{field}.tokens", opening.tokens, limits)
+    tokens = _opening_tokens(field, opening, limits)
     if isinstance(tokens, Refusal):
         return tokens
     if opening.prompt_length > len(tokens):
@@ -306,7 +331,7 @@ def _opening(field: str, opening: pb.Opening, limits: Limits) -> Opening | Refus
     if bad := _bad_top_k(f"{field}.top_k", opening.output, opening.top_k, limits):
         return bad
     if len(opening.salt) > limits.max_salt_bytes:
-        return _invalid(f"{field}.salt: at most {limits.max_salt_bytes} bytes, has {len(opening.salt)}")
+        return _too_large(f"{field}.salt: at most {limits.max_salt_bytes} bytes, has {len(opening.salt)}")
     sampling = decode_sampling(f"{field}.sampling", opening.sampling, limits)
     if isinstance(sampling, Refusal):
         return sampling
@@ -360,7 +385,7 @@ def decode_sampling(field: str, sampling: pb.Sampling, limits: Limits) -> Sampli
     if not 0 < repetition <= 100:
         return _invalid(f"{field}.repetition_penalty: above 0 and up to 100, is {repetition:g}")
     if len(sampling.logit_bias) > limits.max_logit_bias:
-        return _invalid(
+        return _too_large(
             f"{field}.logit_bias: at most {limits.max_logit_bias} entries (max_logit_bias), "
             f"has {len(sampling.logit_bias)}"
         )
@@ -372,7 +397,7 @@ def decode_sampling(field: str, sampling: pb.Sampling, limits: Limits) -> Sampli
             return _invalid(f"{field}.logit_bias[{token}]: -1000 to 1000, is {value:g}")
     stops = tuple(sampling.stop_token_ids)
     if len(stops) > limits.max_stop_token_ids:
-        return _invalid(
+        return _too_large(
             f"{field}.stop_token_ids: at most {limits.max_stop_token_ids} (max_stop_token_ids), "
             f"has {len(stops)}"
         )
@@ -380,7 +405,7 @@ def decode_sampling(field: str, sampling: pb.Sampling, limits: Limits) -> Sampli
         return _invalid(f"{field}.stop_token_ids: ids below {limits.vocab_size}, has {max(stops)}")
     logprobs = sampling.logprobs if sampling.HasField("logprobs") else None
     if logprobs is not None and logprobs > limits.max_logprobs:
-        return _invalid(f"{field}.logprobs: at most {limits.max_logprobs} (max_logprobs), is {logprobs}")
+        return _too_large(f"{field}.logprobs: at most {limits.max_logprobs} (max_logprobs), is {logprobs}")
     return Sampling(
         temperature=sampling.temperature,
         top_k=sampling.top_k if sampling.top_k < limits.vocab_size else 0,
@@ -423,9 +448,34 @@ def encode_result(message: pb.StepResult, result: StepResult, plan: StepPlan, ep
             message.op_errors.append(encode_error(op.refusal, index))
 
 
+def encode_caches(views: Items[CacheView], last_step_id: int, epoch: int) -> pb.GetCachesResponse:
+    """GetCaches' reply."""
+    return pb.GetCachesResponse(
+        epoch=epoch,
+        last_step_id=last_step_id,
+        caches=[
+            pb.Cache(
+                cache_id=view.cache_id,
+                kv_length=view.kv_length,
+                pending_tokens=view.pending[:MAX_PENDING_SHOWN].tolist(),
+                pending_count=len(view.pending),
+                prompt_length=view.prompt_length,
+                pages=view.pages,
+            )
+            for view in views
+        ],
+    )
+
+
 def encode_error(refusal: Refusal, index: int = 0) -> pb.Error:
     """A refusal as a value."""
-    return pb.Error(index=index, code=CODE_OF[refusal.reason], message=refusal.message)
+    return pb.Error(
+        index=index,
+        code=CODE_OF[refusal.reason],
+        message=refusal.message,
+        reason=WIRE_REASON[refusal.reason],
+        kv_length=refusal.kv_length,
+    )
 
 
 def encode_tensor(array: NDArray[np.float32]) -> pb.Tensor:
@@ -447,8 +497,16 @@ def _detail(index: int, row: RowResult) -> pb.RowDetail:
 
 
 def _invalid(message: str) -> Refusal:
-    return Refusal(Reason.INVALID_ARGUMENT, message)
+    return Refusal(Reason.INVALID, message)
 
 
 def _refused(message: str) -> StepRefused:
-    return StepRefused(Reason.INVALID_ARGUMENT, message)
+    return StepRefused(Reason.INVALID, message)
+
+
+def _too_large(message: str) -> Refusal:
+    return Refusal(Reason.TOO_LARGE, message)
+
+
+def _oversized(message: str) -> StepRefused:
+    return StepRefused(Reason.TOO_LARGE, message)

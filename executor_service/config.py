@@ -85,6 +85,11 @@ class ExecutorConfig(ServiceSettings):
             raise ValueError("the torch backend needs --model; --backend oracle needs none")
         if self.backend != "torch" and self.tensor_parallel > 1:
             raise ValueError("--tensor-parallel is for the torch backend")
+        if self.max_step_tokens < self.max_rows:
+            raise ValueError(
+                f"--max-step-tokens {self.max_step_tokens} must be at least --max-rows {self.max_rows}: "
+                "every sequence can decode in a step"
+            )
         if self.kv_memory is not None and self.pages is not None:
             raise ValueError("--kv-memory or --pages, not both")
         return self

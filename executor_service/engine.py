@@ -24,6 +24,7 @@ from executor_service.kv_cache import KvCache
 from executor_service.limits import Limits
 from executor_service.overlap import must_wait
 from executor_service.plan import (
+    CacheView,
     Fork,
     Op,
     OpResult,
@@ -63,6 +64,12 @@ class Counters:
     drafts_verified: int = 0
     drafts_accepted: int = 0
     compute_s: float = 0.0
+    prefill_steps: int = 0  # steps with a row that computed prompt tokens
+    decode_steps: int = 0  # all others that had rows
+    prefill_s: float = 0.0  # part of compute_s
+    decode_s: float = 0.0
+    prefill_rows: int = 0
+    decode_rows: int = 0
     sessions_expired: int = 0
     caches_expired: int = 0
     refused: Counter[Reason] = field(default_factory=Counter)  # rows and ops
@@ -202,7 +209,6 @@ class Engine:
             self._free_by_commits += self.cache.free - free
             self._cached_by_commits += self.cache.cached - cached
             rows, freed_behind = batch.results, batch.freed_behind
-            self._count(batch)
             self._renew(step)
             step.batch = None
         now_s = time.perf_counter()
@@ -211,6 +217,8 @@ class Engine:
         self._finished_s = now_s
         self.counters.steps += 1
         self.counters.compute_s += elapsed_s
+        if batch is not None:
+            self._count(batch, elapsed_s)
         for refusal in [op.refusal for op in step.ops] + [row.refusal for row in rows]:
             if refusal is not None:
                 self.counters.refused[refusal.reason] += 1
@@ -223,24 +231,44 @@ class Engine:
     def check_epoch(self, epoch: int) -> None:
         """Raises StepRefused when a request means another life of this executor. Any thread."""
         if epoch not in (0, self.epoch):
-            raise StepRefused(
-                Reason.FAILED_PRECONDITION, f"header.epoch: {epoch} is over, it is {self.epoch}"
-            )
+            raise StepRefused(Reason.EPOCH, f"header.epoch: {epoch} is over, it is {self.epoch}")
 
-    def open_session(self, replaces: int, lease_ms: int, label: str) -> Session:
-        """Open a session, after releasing and fencing the one that it replaces, if that is known."""
+    def open_session(self, replaces: int, lease_ms: int, label: str, owner: str = "") -> Session:
+        """Open a session, after releasing and fencing those that it replaces: that one, and the owner's."""
         if replaces and (old := self.sessions.find(replaces)) is not None:
+            self._end(old, fence=True)
+        if owner and (old := self.sessions.owned_by(owner)) is not None:
             self._end(old, fence=True)
         lease_s = lease_ms / 1000 or self.leases.default_s
         lease_s = min(max(lease_s, self.leases.least_s), self.leases.most_s)
-        return self.sessions.open(lease_s, label)
+        return self.sessions.open(lease_s, label, owner)
 
     def close_session(self, session_id: int) -> int:
         """End a session; the number of caches released. An unknown one is no error."""
         if session_id == 0:
-            raise StepRefused(Reason.INVALID_ARGUMENT, "session_id: session 0 is shared and can't be closed")
+            raise StepRefused(Reason.INVALID, "session_id: session 0 is shared and can't be closed")
         session = self.sessions.find(session_id)
         return 0 if session is None else self._end(session, fence=False)
+
+    def look(self, session_id: int, epoch: int, cache_ids: Items[int]) -> tuple[int, list[CacheView]]:
+        """The session's last step that is done, and its caches: these, or all. Raises StepRefused."""
+        self.check_epoch(epoch)
+        self.settle()
+        session = self.sessions.get(session_id)
+        views = []
+        for cache_id in cache_ids or sorted(session.caches):
+            if (sequence := session.caches.get(cache_id)) is not None:
+                sequence.renewed_s = session.renewed_s
+                views.append(
+                    CacheView(
+                        cache_id,
+                        sequence.length,
+                        sequence.ids[sequence.length : sequence.known].copy(),
+                        sequence.prompt_length,
+                        sequence.table.count,
+                    )
+                )
+        return session.last_step_id, views
 
     def touch(self, session_id: int) -> None:
         """Renew the lease of a session that has something queued, if it lives."""
@@ -299,11 +327,9 @@ class Engine:
     def _truncate(self, session: Session, op: Truncate, now_s: float) -> OpResult:
         sequence = session.caches.get(op.cache_id)
         if sequence is None:
-            return _refused(Reason.NOT_FOUND, f"truncate.cache_id: unknown or released cache {op.cache_id}")
+            return _refused(Reason.CACHE, f"truncate.cache_id: unknown or released cache {op.cache_id}")
         if op.length > sequence.length:
-            return _refused(
-                Reason.INVALID_ARGUMENT, f"truncate.length: at most {sequence.length}, is {op.length}"
-            )
+            return _refused(Reason.INVALID, f"truncate.length: at most {sequence.length}, is {op.length}")
         self.cache.cut(sequence.table, op.length)
         sequence.forget_pending(op.length)
         sequence.renewed_s = now_s
@@ -312,17 +338,15 @@ class Engine:
     def _fork(self, session: Session, op: Fork, now_s: float) -> OpResult:
         source = session.caches.get(op.source_id)
         if source is None:
-            return _refused(Reason.NOT_FOUND, f"fork.source_id: unknown or released cache {op.source_id}")
+            return _refused(Reason.CACHE, f"fork.source_id: unknown or released cache {op.source_id}")
         if session.used(op.cache_id):
             return _refused(
-                Reason.ALREADY_EXISTS, f"fork.cache_id: {op.cache_id} was used before in this session"
+                Reason.CACHE_ID_USED, f"fork.cache_id: {op.cache_id} was used before in this session"
             )
         if op.length > source.length:
-            return _refused(Reason.INVALID_ARGUMENT, f"fork.length: at most {source.length}, is {op.length}")
+            return _refused(Reason.INVALID, f"fork.length: at most {source.length}, is {op.length}")
         if self.sequences >= self.limits.max_sequences:
-            return _refused(
-                Reason.RESOURCE_EXHAUSTED, f"all {self.limits.max_sequences} sequences are in use"
-            )
+            return _refused(Reason.SEQUENCES, f"all {self.limits.max_sequences} sequences are in use")
         source.renewed_s = now_s
         session.caches[op.cache_id] = Sequence(
             self.cache.fork(source.table, op.length),
@@ -350,13 +374,21 @@ class Engine:
             for job in step.batch.jobs:
                 job.sequence.renewed_s = now_s
 
-    def _count(self, batch: Batch) -> None:
+    def _count(self, batch: Batch, elapsed_s: float) -> None:
         counters, tally = self.counters, batch.tally
         counters.rows += len(batch.results)
         counters.tokens_computed += tally.tokens_computed
         counters.tokens_sampled += tally.tokens_sampled
         counters.drafts_verified += tally.drafts_verified
         counters.drafts_accepted += tally.drafts_accepted
+        counters.prefill_rows += batch.prefill_rows
+        counters.decode_rows += batch.decode_rows
+        if batch.prefill_rows:
+            counters.prefill_steps += 1
+            counters.prefill_s += elapsed_s
+        elif batch.decode_rows:
+            counters.decode_steps += 1
+            counters.decode_s += elapsed_s
 
 
 def _refused(reason: Reason, message: str) -> OpResult:

@@ -7,26 +7,67 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
+from paceline.executor.v1 import executor_pb2 as pb
 from paceline.malformed import Malformed, lenient
 from paceline.service.logs import Log
+from paceline.service.status import rich_status
 
-from executor_service.plan import Reason, StepRefused
+from executor_service.plan import Reason, Refusal, StepRefused
 
 log = Log(__name__)
 
 STATUS_OF: dict[Reason, grpc.StatusCode] = {
-    Reason.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    Reason.ALREADY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
-    Reason.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
-    Reason.FAILED_PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
-    Reason.RESOURCE_EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Reason.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    Reason.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
+    Reason.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.STEP_CONTENT: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.CACHE: grpc.StatusCode.NOT_FOUND,
+    Reason.SESSION: grpc.StatusCode.NOT_FOUND,
+    Reason.TOKENIZER: grpc.StatusCode.NOT_FOUND,
+    Reason.CACHE_ID_USED: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.KV_LENGTH: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.EPOCH: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.FENCED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.STEP_GAP: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.STEP_FORGOTTEN: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.PAGES: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.SEQUENCES: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.SESSIONS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.QUEUE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.LOADING: grpc.StatusCode.UNAVAILABLE,
+    Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
+    Reason.UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
+    Reason.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.PERMISSION: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.CANCELLED: grpc.StatusCode.CANCELLED,
+    Reason.NOT_FINITE: grpc.StatusCode.INTERNAL,
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 
 CODE_OF: dict[Reason, int] = {reason: status.value[0] for reason, status in STATUS_OF.items()}
 """The google.rpc.Code of each reason."""
+
+WIRE_REASON: dict[Reason, pb.ErrorReason.ValueType] = {
+    reason: pb.ErrorReason.Value(f"ERROR_REASON_{reason.name}") for reason in Reason
+}
+
+_RETRY_AFTER_S = {Reason.QUEUE: 0.1, Reason.LOADING: 1.0}
+"""Where a status says when to try again."""
+
+
+def status_of(refusal: Refusal) -> grpc.Status:
+    """A refusal as an RPC's status."""
+    metadata = {} if refusal.kv_length is None else {"kv_length": str(refusal.kv_length)}
+    return rich_status(
+        STATUS_OF[refusal.reason],
+        refusal.message,
+        reason=refusal.reason.name,
+        metadata=metadata,
+        retry_after_s=_RETRY_AFTER_S.get(refusal.reason),
+    )
+
+
+_OURS = "/paceline."
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
@@ -50,6 +91,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 lenient(handler.request_deserializer),
                 handler.response_serializer,
             )
+        if handler.unary_stream and method.startswith(_OURS):
+            return grpc.unary_stream_rpc_method_handler(
+                _guarded(method, handler.unary_stream),
+                lenient(handler.request_deserializer),
+                handler.response_serializer,
+            )
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(
                 _guarded(method, handler.stream_stream),
@@ -70,19 +117,20 @@ def _guarded(method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
                 return None
             return await result
         except StepRefused as error:
-            await context.abort(STATUS_OF[error.refusal.reason], error.refusal.message)
+            await context.abort_with_status(status_of(error.refusal))
         except grpc.aio.AbortError:
             raise
         except Exception as error:
             log.error("an RPC failed", error, method=method)
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error; the executor's log says more")
+            refusal = Refusal(Reason.INTERNAL, "internal error; the executor's log says more")
+            await context.abort_with_status(status_of(refusal))
 
     return call
 
 
 def _checked(request: Any) -> Any:
     if isinstance(request, Malformed):
-        raise StepRefused(Reason.INVALID_ARGUMENT, f"request: {request.message}")
+        raise StepRefused(Reason.INVALID, f"request: {request.message}")
     return request
 
 

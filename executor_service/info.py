@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from importlib import metadata
 
 from paceline.executor.v1 import executor_pb2 as pb
@@ -10,6 +11,11 @@ from paceline.executor.v1 import executor_pb2 as pb
 from executor_service.backends.base import ModelInfo, TokenizerFiles
 from executor_service.noise import SAMPLER_VERSION
 from executor_service.runtime import Loaded, Runtime, State
+
+CONTRACT_REVISION = 1
+"""Of executor.proto: rises whenever it grows."""
+
+TOKENIZER_PIECE_BYTES = 1 << 20
 
 _STATES = {
     State.LOADING: pb.EXECUTOR_STATE_LOADING,
@@ -61,6 +67,13 @@ def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
             layers=info.layers,
             kv_bytes_per_token=info.kv_bytes_per_token,
             eos_token_ids=info.eos_token_ids,
+            heads=info.heads,
+            kv_heads=info.kv_heads,
+            head_size=info.head_size,
+            attention_kinds=[pb.ATTENTION_KIND_FULL] if info.heads else [],
+            supported_dtypes=info.supported_dtypes,
+            supported_devices=info.supported_devices,
+            weight_bytes=runtime.weight_bytes,
         ),
         limits=pb.Limits(
             page_size=limits.page_size,
@@ -75,6 +88,17 @@ def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
             max_logit_bias=limits.max_logit_bias,
             max_stop_token_ids=limits.max_stop_token_ids,
             max_full_logits_bytes=limits.max_full_logits_bytes,
+            max_message_bytes=limits.max_message_bytes,
+            max_ops=limits.max_ops,
+            max_released_ids=limits.max_released_ids,
+            max_salt_bytes=limits.max_salt_bytes,
+            max_label_bytes=limits.max_label_bytes,
+            max_sessions=limits.max_sessions,
+            max_queued_steps=limits.max_queued_steps,
+            min_lease_ms=limits.min_lease_ms,
+            max_lease_ms=limits.max_lease_ms,
+            max_default_pages=limits.max_default_pages,
+            max_default_sequences=limits.max_default_sequences,
         ),
         capabilities=capabilities(info),
         fingerprints=pb.Fingerprints(
@@ -82,13 +106,15 @@ def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
         ),
         version=version(),
         backend=runtime.config.backend,
+        contract_revision=CONTRACT_REVISION,
     )
 
 
-def encode_tokenizer(files: TokenizerFiles, info: ModelInfo) -> pb.GetTokenizerResponse:
-    """GetTokenizer's reply."""
-    return pb.GetTokenizerResponse(
-        tokenizer_json=files.tokenizer_json,
+def encode_tokenizer(files: TokenizerFiles, info: ModelInfo) -> Iterator[pb.GetTokenizerResponse]:
+    """GetTokenizer's replies: the first has all but the rest of tokenizer.json."""
+    json = files.tokenizer_json
+    yield pb.GetTokenizerResponse(
+        tokenizer_json=json[:TOKENIZER_PIECE_BYTES],
         chat_template=files.chat_template,
         bos_token=files.bos_token,
         eos_token=files.eos_token,
@@ -96,6 +122,8 @@ def encode_tokenizer(files: TokenizerFiles, info: ModelInfo) -> pb.GetTokenizerR
         eos_token_ids=info.eos_token_ids,
         generation_defaults=files.generation_defaults,
     )
+    for start in range(TOKENIZER_PIECE_BYTES, len(json), TOKENIZER_PIECE_BYTES):
+        yield pb.GetTokenizerResponse(tokenizer_json=json[start : start + TOKENIZER_PIECE_BYTES])
 
 
 def encode_status(runtime: Runtime, loaded: Loaded | None) -> pb.GetStatusResponse:
@@ -123,6 +151,12 @@ def encode_status(runtime: Runtime, loaded: Loaded | None) -> pb.GetStatusRespon
     response.drafts_verified = counters.drafts_verified
     response.drafts_accepted = counters.drafts_accepted
     response.compute_s = counters.compute_s
+    response.prefill_steps = counters.prefill_steps
+    response.decode_steps = counters.decode_steps
+    response.prefill_s = counters.prefill_s
+    response.decode_s = counters.decode_s
+    response.prefill_rows = counters.prefill_rows
+    response.decode_rows = counters.decode_rows
     free, cached = cache.free, cache.cached  # the worker may be at it: the sum must hold all the same
     response.cache.CopyFrom(
         pb.CacheStatus(

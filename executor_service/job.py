@@ -15,7 +15,7 @@ class Job:
     """An accepted row. What its sequence has and knows changes only when it is committed."""
 
     __slots__ = (
-        "drafts", "end", "fed", "follows", "hit", "index", "known", "left", "opened", "output", "outputs",
+        "drafts", "end", "fed", "follows", "hit", "in_prompt", "index", "known", "left", "opened", "output", "outputs",
         "overwritten", "parts", "sequence", "start", "tokens", "top_k",
     )  # fmt: skip
 
@@ -33,6 +33,7 @@ class Job:
         self.index = index  # in the step's results
         self.sequence = sequence
         self.start = start  # of the next forward
+        self.in_prompt = start < sequence.prompt_length  # it computes prompt tokens
         self.fed = fed  # tokens in the next forward, drafts included
         self.end = end  # what is reserved: the KV length if all drafts are accepted and all steps taken
         self.known = known  # tokens known once this row is done, but for what it samples

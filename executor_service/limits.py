@@ -15,7 +15,7 @@ class Limits:
     total_pages: int
     max_sequences: int
     max_rows: int
-    max_step_tokens: int
+    max_step_tokens: int  # at least max_rows
     max_in_flight: int = 4
     max_drafts: int = 64
     max_steps: int = 64
@@ -27,4 +27,10 @@ class Limits:
     max_label_bytes: int = 128
     max_sessions: int = 256
     max_ops: int = 16_384  # of a step
-    max_released: int = 65_536  # ids in a step's releases
+    max_released_ids: int = 65_536  # in a step's releases, and of GetCaches
+    max_message_bytes: int = 64 << 20
+    max_queued_steps: int = 1024
+    min_lease_ms: int = 500
+    max_lease_ms: int = 3_600_000
+    max_default_pages: int = 0  # of session 0; 0: any number
+    max_default_sequences: int = 0

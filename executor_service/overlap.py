@@ -54,7 +54,7 @@ def _row_waits(row: Row | Refusal, session: Session, ahead: Batch) -> bool:
     job = _under_way(row.cache_id, session, ahead)
     if job is None:
         return False
-    if len(row.tokens) or len(row.drafts) or row.steps > 1 or ahead.lost(job):
+    if len(row.tokens) or len(row.drafts) or row.steps > 1 or row.is_bound or ahead.lost(job):
         return True
     if not job.outputs:
         return False

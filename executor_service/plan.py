@@ -79,13 +79,14 @@ class Row:
     """A row that continues a sequence of this session."""
 
     cache_id: int
-    kv_length: int  # the KV length the client expects
+    kv_length: int  # the KV length the client expects, or an upper bound of it
     tokens: TokenIds  # empty: go on with the pending tokens; else these replace the sampled one
     drafts: TokenIds  # tokens to verify after the pending ones
     limit: int = 0  # compute at most this many pending tokens; 0: all
     steps: int = 1  # sample this many tokens, feeding each back
     output: OutputMode = OutputMode.SAMPLE
     top_k: int = 0
+    is_bound: bool = False  # `kv_length` is an upper bound: the row begins at the length that there is
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +131,33 @@ class StepPlan:
 
 
 class Reason(enum.Enum):
-    """Why a step, an op or a row was refused; `errors.py` maps each to one gRPC code."""
+    """Why a step, an op or a row was refused (the proto's ErrorReason); `errors.py` has the gRPC codes."""
 
-    NOT_FOUND = "not_found"  # unknown or released cache, unknown session
-    ALREADY_EXISTS = "already_exists"  # cache id in use or used before in this session
-    INVALID_ARGUMENT = "invalid_argument"  # names the field
-    FAILED_PRECONDITION = "failed_precondition"  # KV length, epoch, order, fenced session
-    RESOURCE_EXHAUSTED = "resource_exhausted"  # pages, sequences
-    UNAVAILABLE = "unavailable"  # loading or draining
-    UNIMPLEMENTED = "unimplemented"  # not advertised by GetInfo
-    INTERNAL = "internal"  # the row's logits were NaN or infinite
+    INVALID = "invalid"  # the message names the field
+    TOO_LARGE = "too_large"  # beyond one of GetInfo's limits
+    CACHE = "cache"  # unknown or released
+    SESSION = "session"  # unknown
+    CACHE_ID_USED = "cache_id_used"  # in use, or used before in this session
+    KV_LENGTH = "kv_length"  # another KV length than the client expects
+    EPOCH = "epoch"  # the executor was restarted
+    FENCED = "fenced"  # the session was replaced
+    STEP_GAP = "step_gap"  # steps before this one are missing
+    STEP_FORGOTTEN = "step_forgotten"  # done, but its reply is no longer kept
+    STEP_CONTENT = "step_content"  # done with other content
+    PAGES = "pages"
+    SEQUENCES = "sequences"
+    SESSIONS = "sessions"
+    QUEUE = "queue"  # too many steps wait
+    QUOTA = "quota"  # session 0's share is used up
+    LOADING = "loading"
+    DRAINING = "draining"
+    UNSUPPORTED = "unsupported"  # not advertised by GetInfo
+    NOT_FINITE = "not_finite"  # the row's logits were NaN or infinite
+    TOKENIZER = "tokenizer"  # the model has none
+    UNAUTHENTICATED = "unauthenticated"
+    PERMISSION = "permission"
+    CANCELLED = "cancelled"  # no longer wanted, and undone
+    INTERNAL = "internal"  # a bug
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +166,7 @@ class Refusal:
 
     reason: Reason
     message: str
+    kv_length: int | None = None  # with Reason.KV_LENGTH: what it is
 
 
 class StepRefused(Exception):
@@ -174,6 +193,17 @@ class RowResult:
     top_logprobs: NDArray[np.float32] | None = None  # [outputs, k]
     logits: NDArray[np.float32] | None = None  # [outputs, vocabulary]
     refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheView:
+    """What GetCaches tells of one cache."""
+
+    cache_id: int
+    kv_length: int
+    pending: TokenIds
+    prompt_length: int
+    pages: int
 
 
 @dataclass(slots=True)

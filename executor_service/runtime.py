@@ -85,7 +85,7 @@ class Runtime:
         """Raises StepRefused (UNAVAILABLE) while loading."""
         if self._loaded is None:
             raise StepRefused(
-                Reason.UNAVAILABLE, f"not ready: {self.loading} ({self.load_fraction:.0%}); try again later"
+                Reason.LOADING, f"not ready: {self.loading} ({self.load_fraction:.0%}); try again later"
             )
         return self._loaded
 
@@ -130,6 +130,11 @@ class Runtime:
         """Live caches."""
         return 0 if self._loaded is None else self._loaded.engine.sequences
 
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the weights take as loaded."""
+        return self._memory_bytes.get("weights", 0)
+
     def memory(self) -> dict[str, int]:
         """Bytes of the backend's storage, as of the end of loading, and of the whole process now."""
         with open("/proc/self/statm") as statm:
@@ -152,6 +157,7 @@ class Runtime:
             max_rows=config.max_rows,
             max_step_tokens=config.max_step_tokens,
             max_in_flight=config.max_in_flight,
+            max_queued_steps=config.max_queued_steps,
             max_logprobs=min(20, info.vocab_size),
         )
         self._progress("KV pages", 1.0)

@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import grpc.aio
@@ -49,12 +50,14 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
         """A new session, after the end of the one it replaces."""
         loaded = self._runtime.loaded
-        if len(request.label.encode()) > loaded.limits.max_label_bytes:
-            raise StepRefused(
-                Reason.INVALID_ARGUMENT, f"label: at most {loaded.limits.max_label_bytes} bytes"
-            )
+        most = loaded.limits.max_label_bytes
+        for name, text in (("label", request.label), ("owner", request.owner)):
+            if len(text.encode()) > most:
+                raise StepRefused(Reason.TOO_LARGE, f"{name}: at most {most} bytes (max_label_bytes)")
         session = await self._runtime.worker.submit(
-            lambda: loaded.engine.open_session(request.replaces, request.lease_ms, request.label)
+            lambda: loaded.engine.open_session(
+                request.replaces, request.lease_ms, request.label, request.owner
+            )
         )
         log.info("session opened", label=request.label, replaces_one=bool(request.replaces))
         return pb.OpenSessionResponse(
@@ -76,25 +79,36 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         """What the executor is and can do."""
         return encode_info(self._runtime, self._runtime.loaded)
 
-    async def GetTokenizer(
+    async def GetTokenizer(  # type: ignore[override]  # writes; a generator may never be closed
         self, request: pb.GetTokenizerRequest, context: Context
-    ) -> pb.GetTokenizerResponse:
-        """The tokenizer's files."""
+    ) -> None:
+        """The tokenizer's files, in pieces."""
         loaded = self._runtime.loaded
         if loaded.tokenizer is None:
-            raise StepRefused(Reason.NOT_FOUND, "the model has no tokenizer")
-        return encode_tokenizer(loaded.tokenizer, loaded.info)
+            raise StepRefused(Reason.TOKENIZER, "the model has no tokenizer")
+        for piece in encode_tokenizer(loaded.tokenizer, loaded.info):
+            await context.write(piece)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Live counters, at once, whatever the device does; renews the session's lease."""
         loaded = self._runtime.loaded_or_none
         if request.epoch not in (0, self._runtime.epoch):
-            raise StepRefused(
-                Reason.FAILED_PRECONDITION, f"epoch: {request.epoch} is over, it is {self._runtime.epoch}"
-            )
+            raise StepRefused(Reason.EPOCH, f"epoch: {request.epoch} is over, it is {self._runtime.epoch}")
         if loaded is not None and request.session_id:
             loaded.engine.sessions.get(request.session_id)
         return encode_status(self._runtime, loaded)
+
+    async def GetCaches(self, request: pb.GetCachesRequest, context: Context) -> pb.GetCachesResponse:
+        """Lengths and pending tokens, behind the queued steps."""
+        loaded = self._runtime.loaded
+        ids, most = tuple(request.cache_ids), loaded.limits.max_released_ids
+        if len(ids) > most:
+            raise StepRefused(
+                Reason.TOO_LARGE, f"cache_ids: at most {most} (max_released_ids), has {len(ids)}"
+            )
+        look = partial(loaded.engine.look, request.session_id, request.epoch, ids)
+        last_step_id, views = await self._runtime.worker.submit(look)
+        return codec.encode_caches(views, last_step_id, self._runtime.epoch)
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.PrefillResponse:
         """One opening or chunk."""
@@ -145,24 +159,26 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
     ) -> None:
         """Steps in order; a reader runs at most `max_in_flight` steps ahead of the answers."""
         slots = asyncio.Semaphore(self._runtime.config.max_in_flight)
-        answers: asyncio.Queue[asyncio.Future[Answer] | StepRefused | None] = asyncio.Queue()
+        answers: asyncio.Queue[tuple[int, asyncio.Future[Answer] | StepRefused] | None] = asyncio.Queue()
 
         async def read() -> None:
             try:
                 await slots.acquire()
                 async for request in request_iterator:
+                    step_id = request.step.header.step_id
                     try:
-                        answers.put_nowait(self._step(request.step, codec.UNIFIED))
+                        answers.put_nowait((step_id, self._step(request.step, codec.UNIFIED)))
                     except StepRefused as error:
-                        answers.put_nowait(error)
+                        answers.put_nowait((step_id, error))
                     await slots.acquire()
             finally:
                 answers.put_nowait(None)
 
         reader = asyncio.create_task(read())
         try:
-            while (answer := await answers.get()) is not None:
-                response = pb.StreamUnifiedDecodeResponse()
+            while (item := await answers.get()) is not None:
+                step_id, answer = item
+                response = pb.StreamUnifiedDecodeResponse(step_id=step_id)
                 try:
                     if isinstance(answer, StepRefused):
                         raise answer
@@ -175,14 +191,14 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         finally:
             reader.cancel()
             while not answers.empty():  # their steps are done all the same; nobody reads the answers
-                if isinstance(answer := answers.get_nowait(), asyncio.Future):
-                    answer.cancel()
+                if (item := answers.get_nowait()) is not None and isinstance(item[1], asyncio.Future):
+                    item[1].cancel()
 
     async def Forward(self, request: pb.ForwardRequest, context: Context) -> pb.ForwardResponse:
         """Whole inputs, no cache."""
         loaded = self._runtime.loaded
         if not loaded.info.can_forward:
-            raise StepRefused(Reason.UNIMPLEMENTED, "this executor does not offer Forward")
+            raise StepRefused(Reason.UNSUPPORTED, "this executor does not offer Forward")
         inputs, want = codec.decode_forward(request, loaded.limits, loaded.info.hidden_size)
         outputs = await self._runtime.worker.submit(lambda: loaded.engine.forward_once(inputs, want))
         response = pb.ForwardResponse()

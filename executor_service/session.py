@@ -42,11 +42,14 @@ class LeaseClock:
 class Session:
     """One client's caches, step order and stored replies. Session 0 has neither order nor owner."""
 
-    def __init__(self, session_id: int, lease_s: float, label: str, renewed_s: float) -> None:
+    def __init__(
+        self, session_id: int, lease_s: float, label: str, renewed_s: float, owner: str = ""
+    ) -> None:
         self.id, self.lease_s, self.label, self.renewed_s = session_id, lease_s, label, renewed_s
+        self.owner = owner  # a new session of the same owner replaces this one; "": nobody
         self.caches: dict[int, Sequence] = {}
         self._released: OrderedDict[int, None] = OrderedDict()
-        self._last_step_id = 0
+        self.last_step_id = 0  # begun last
         self._replies: OrderedDict[int, tuple[bytes, StepResult]] = OrderedDict()
 
     def used(self, cache_id: int) -> bool:
@@ -61,12 +64,12 @@ class Session:
 
     def is_next(self, plan: StepPlan) -> bool:
         """Whether the step is the one behind all that were begun, as far as its session has an order."""
-        return plan.step_id in (0, self._last_step_id + 1)
+        return plan.step_id in (0, self.last_step_id + 1)
 
     def advance(self, plan: StepPlan) -> None:
         """A step is begun: from now on its reply can be asked for again."""
         if plan.step_id:
-            self._last_step_id = plan.step_id
+            self.last_step_id = plan.step_id
 
     def replay(self, plan: StepPlan) -> StepResult | None:
         """The stored reply if this step was done before, None if it is the next one.
@@ -78,25 +81,23 @@ class Session:
         if step_id == 0:
             return None
         if self.id == 0:
-            raise StepRefused(
-                Reason.INVALID_ARGUMENT, "header.step_id: session 0 has no step order; open a session"
-            )
-        if step_id == self._last_step_id + 1:
+            raise StepRefused(Reason.INVALID, "header.step_id: session 0 has no step order; open a session")
+        if step_id == self.last_step_id + 1:
             return None
-        if step_id > self._last_step_id:
+        if step_id > self.last_step_id:
             raise StepRefused(
-                Reason.FAILED_PRECONDITION,
-                f"header.step_id: expected {self._last_step_id + 1}, is {step_id}: steps are missing",
+                Reason.STEP_GAP,
+                f"header.step_id: expected {self.last_step_id + 1}, is {step_id}: steps are missing",
             )
         stored = self._replies.get(step_id)
         if stored is None:
             raise StepRefused(
-                Reason.FAILED_PRECONDITION, f"header.step_id: the reply of step {step_id} is no longer kept"
+                Reason.STEP_FORGOTTEN, f"header.step_id: the reply of step {step_id} is no longer kept"
             )
         digest, result = stored
         if digest != plan.digest:
             raise StepRefused(
-                Reason.INVALID_ARGUMENT, f"header.step_id: step {step_id} was done with other content"
+                Reason.STEP_CONTENT, f"header.step_id: step {step_id} was done with other content"
             )
         return result
 
@@ -129,19 +130,23 @@ class Sessions:
         session = self._live.get(session_id)
         if session is None:
             if session_id in self._fenced:
-                raise StepRefused(Reason.FAILED_PRECONDITION, "header.session_id: the session was replaced")
-            raise StepRefused(Reason.NOT_FOUND, "header.session_id: unknown session; open one")
+                raise StepRefused(Reason.FENCED, "header.session_id: the session was replaced")
+            raise StepRefused(Reason.SESSION, "header.session_id: unknown session; open one")
         session.renewed_s = self._clock()
         return session
 
-    def open(self, lease_s: float, label: str) -> Session:
+    def owned_by(self, owner: str) -> Session | None:
+        """The live session that was opened for this owner."""
+        return next((session for session in self._live.values() if session.owner == owner), None)
+
+    def open(self, lease_s: float, label: str, owner: str = "") -> Session:
         """A new session under a random id, so that no id of another process means anything here."""
         if len(self._live) > self._limit:
-            raise StepRefused(Reason.RESOURCE_EXHAUSTED, f"{self._limit} sessions are open; close one")
+            raise StepRefused(Reason.SESSIONS, f"{self._limit} sessions are open; close one")
         session_id = 0
         while session_id == 0 or session_id in self._live:
             session_id = secrets.randbits(63)
-        self._live[session_id] = Session(session_id, lease_s, label, self._clock())
+        self._live[session_id] = Session(session_id, lease_s, label, self._clock(), owner)
         return self._live[session_id]
 
     def find(self, session_id: int) -> Session | None:

@@ -107,7 +107,7 @@ class Worker:
     def _submit(self, work: Callable[[], Any], session_id: int, *, is_step: bool) -> asyncio.Future[Any]:
         assert self._loop is not None
         if self.queued >= self._max_queued:
-            raise StepRefused(Reason.RESOURCE_EXHAUSTED, f"{self._max_queued} steps are queued; wait")
+            raise StepRefused(Reason.QUEUE, f"{self._max_queued} steps are queued; wait")
         future: asyncio.Future[Any] = self._loop.create_future()
         self._submitted += 1
         self._inbox.put(_Job(work, future, session_id, is_step))

@@ -41,6 +41,11 @@ class ModelInfo:
     fingerprint: bytes  # SHA-256 of weights + config + dtype: same fingerprint, same model
     can_forward: bool = False  # the Forward RPC works
     has_tokenizer: bool = True
+    heads: int = 0  # of queries, in each layer
+    kv_heads: int = 0
+    head_size: int = 0
+    supported_dtypes: tuple[str, ...] = ()  # that the model could be loaded in
+    supported_devices: tuple[str, ...] = ("cpu",)
 
 
 @dataclass(frozen=True, slots=True)

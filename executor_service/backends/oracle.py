@@ -110,6 +110,7 @@ class OracleBackend(Synchronous):
             fingerprint=fingerprint("oracle", {"vocab_size": config.vocab_size, "draft": draft}),
             can_forward=True,
             has_tokenizer=has_text,
+            supported_dtypes=("uint64",),
         )
         self._steps = 0
         self._kv = np.zeros((0, 1), dtype=np.uint64)

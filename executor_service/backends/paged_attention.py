@@ -73,6 +73,10 @@ class PagedAttentionBackend(Synchronous):
             fingerprint=fingerprint("paged-attention", asdict(config)),
             can_forward=True,
             has_tokenizer=has_text,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_size=config.head_dim,
+            supported_dtypes=("float32",),
         )
         self._page_size = 0
         self._keys = self._values = _pages(config, 0, 0)

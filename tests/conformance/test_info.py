@@ -78,8 +78,23 @@ def test_the_epoch_is_not_zero_and_is_in_every_reply(executor: Executor) -> None
 
 def test_the_tokenizer_is_there_exactly_when_advertised(executor: Executor) -> None:
     if not executor.can("TOKENIZER"):
-        assert refused(executor.call, "GetTokenizer", pb.GetTokenizerRequest()) is grpc.StatusCode.NOT_FOUND
+        assert refused(executor.tokenizer) is grpc.StatusCode.NOT_FOUND
         return
-    tokenizer = executor.call("GetTokenizer", pb.GetTokenizerRequest())
-    assert isinstance(json.loads(tokenizer.tokenizer_json), dict)
-    assert list(tokenizer.eos_token_ids) == list(executor.info.model.eos_token_ids)
+    first, *others = executor.tokenizer()
+    assert all(len(piece.tokenizer_json) <= 1 << 20 for piece in (first, *others))
+    assert not any(piece.eos_token_ids or piece.chat_template for piece in others)
+    joined = b"".join(piece.tokenizer_json for piece in (first, *others))
+    assert isinstance(json.loads(joined), dict)
+    assert list(first.eos_token_ids) == list(executor.info.model.eos_token_ids)
+
+
+def test_the_limits_let_every_row_decode_in_one_step(executor: Executor) -> None:
+    assert executor.limits.max_step_tokens >= executor.limits.max_rows
+
+
+def test_every_limit_is_told(executor: Executor) -> None:
+    may_be_zero = {"max_default_pages", "max_default_sequences", "max_drafts", "max_steps"}
+    for field in pb.Limits.DESCRIPTOR.fields:
+        assert getattr(executor.limits, field.name) > 0 or field.name in may_be_zero, field.name
+    assert executor.limits.min_lease_ms <= executor.limits.max_lease_ms
+    assert executor.info.contract_revision >= 1

@@ -233,6 +233,7 @@ class TorchBackend:
     def _describe(self, checkpoint: Checkpoint, digest: bytes) -> ModelInfo:
         spec = checkpoint.spec
         item_bytes = self.model.kernels.cache_dtype.itemsize
+        on_cuda = self._config.device.startswith("cuda")
         return ModelInfo(
             name=checkpoint.name,
             architecture=spec.architecture,
@@ -248,6 +249,11 @@ class TorchBackend:
             fingerprint=digest,
             can_forward=True,
             has_tokenizer=self._has_tokenizer(checkpoint),
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_size=spec.head_dim,
+            supported_dtypes=("float32", "bfloat16", "float16", "int8", *(("fp8",) if on_cuda else ())),
+            supported_devices=("cpu", *(("cuda",) if torch.cuda.is_available() else ())),
         )
 
     def _has_tokenizer(self, checkpoint: Checkpoint) -> bool:

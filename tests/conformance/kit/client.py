@@ -41,6 +41,7 @@ class Row:
     steps: int = 1
     output: pb.OutputMode = SAMPLE
     top_k: int = 0
+    is_bound: bool = False
 
 
 def pack(rows: Iterable[Row]) -> pb.Rows:
@@ -57,6 +58,7 @@ def pack(rows: Iterable[Row]) -> pb.Rows:
         packed.steps.append(row.steps)
         packed.outputs.append(row.output)
         packed.top_ks.append(row.top_k)
+        packed.kv_length_bounds.append(row.is_bound)
     return packed
 
 
@@ -102,14 +104,26 @@ class Executor:
         request = getattr(pb, f"{rpc}Request")(step=step)
         return unpack(self.call(rpc, request).result, len(step.openings))
 
+    def tokenizer(self) -> list[pb.GetTokenizerResponse]:
+        """The pieces of GetTokenizer. Raises grpc.RpcError."""
+        call = self.stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=_DEADLINE_S, metadata=self.metadata)
+        return list(call)
+
+    def caches(self, session_id: int, *cache_ids: int) -> dict[int, pb.Cache]:
+        """GetCaches of these, or of all, by id."""
+        request = pb.GetCachesRequest(session_id=session_id, cache_ids=cache_ids)
+        return {cache.cache_id: cache for cache in self.call("GetCaches", request).caches}
+
     def status(self) -> pb.GetStatusResponse:
         """The live counters."""
         response: pb.GetStatusResponse = self.call("GetStatus", pb.GetStatusRequest())
         return response
 
-    def open_session(self, replaces: int = 0, lease_ms: int = 0) -> Session:
+    def open_session(self, replaces: int = 0, lease_ms: int = 0, owner: str = "") -> Session:
         """A new session."""
-        request = pb.OpenSessionRequest(replaces=replaces, lease_ms=lease_ms, label="conformance")
+        request = pb.OpenSessionRequest(
+            replaces=replaces, lease_ms=lease_ms, label="conformance", owner=owner
+        )
         session = Session(self, self.call("OpenSession", request))
         self.open_sessions[session.id] = session
         return session

@@ -329,7 +329,7 @@ def neighbours_poisoned() -> None:
         bad = [i for i, result in enumerate(self.results) if result.refusal is not None]
         for job in [job for job in self.jobs if bad and job.index > bad[0]]:
             self.jobs.remove(job)
-            refusal = Refusal(Reason.INVALID_ARGUMENT, "another row was wrong")
+            refusal = Refusal(Reason.INVALID, "another row was wrong")
             self.results[job.index] = RowResult(refusal=refusal)
 
     wrap(Batch, "prepare", prepare)

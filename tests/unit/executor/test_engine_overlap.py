@@ -106,9 +106,9 @@ def test_a_row_behind_one_that_is_not_finite_finds_its_sequence_as_it_was(
     h.begin(opening(1, PROMPT), opening(2, [1, 2])).finish()
     device.poisoned = {continuation(PROMPT, 1)[0]}
     failed, lost = h.begin(row(1, 6), row(2, 2)), h.begin(row(1, 7), row(2, 3))
-    assert refusal_of(failed).reason is Reason.INTERNAL
+    assert refusal_of(failed).reason is Reason.NOT_FINITE
     h.engine.check()
-    assert refusal_of(lost) == Refusal(Reason.FAILED_PRECONDITION, "rows.kv_lengths[0]: expected 7, is 6")
+    assert refusal_of(lost) == Refusal(Reason.KV_LENGTH, "rows.kv_lengths[0]: expected 7, is 6", 6)
     assert tokens_of(lost)[1] == continuation([1, 2], 3)[2:]
     assert h.engine.cache.owned == 3
     device.poisoned = set()
@@ -125,7 +125,7 @@ def test_a_row_may_come_again_while_the_lost_one_is_under_way(h: Harness, device
     device.poisoned = set()
     again = h.begin(row(1, 6))
     assert tokens_of(again) == [continuation(PROMPT, 2)[1:]]
-    assert refusal_of(lost).reason is Reason.FAILED_PRECONDITION
+    assert refusal_of(lost).reason is Reason.KV_LENGTH
 
 
 def test_no_row_continues_a_lost_one(h: Harness, device: DeferredBackend) -> None:
@@ -154,8 +154,8 @@ def test_a_row_behind_an_opening_that_is_not_finite_finds_no_sequence(
 ) -> None:
     device.poisoned = {66}
     failed, lost = h.begin(opening(1, [3] * 8 + [66])), h.begin(row(1, 9))
-    assert refusal_of(lost) == Refusal(Reason.NOT_FOUND, "rows.cache_ids[0]: unknown or released cache 1")
-    assert refusal_of(failed).reason is Reason.INTERNAL
+    assert refusal_of(lost) == Refusal(Reason.CACHE, "rows.cache_ids[0]: unknown or released cache 1")
+    assert refusal_of(failed).reason is Reason.NOT_FINITE
     assert (h.engine.sequences, h.engine.cache.owned, h.engine.cache.cached) == (0, 0, 0)
     device.poisoned = set()
     again = h.begin(opening(1, [3] * 8 + [66])).finish().rows[0]

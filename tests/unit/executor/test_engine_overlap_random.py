@@ -68,7 +68,7 @@ class Client:
     def learn(self, plan: StepPlan, result: StepResult) -> None:
         """Remember whom to release."""
         for item, row in zip((*plan.rows, *plan.openings), result.rows, strict=True):
-            if row.refusal is not None and row.refusal.reason is Reason.INTERNAL:
+            if row.refusal is not None and row.refusal.reason is Reason.NOT_FINITE:
                 assert not isinstance(item, Refusal)
                 self.failed.append(item.cache_id)
 
@@ -151,7 +151,8 @@ def seen(result: StepResult | StepRefused, *, exact: bool) -> Any:
 
 def counted(harness: Harness) -> tuple[object, ...]:
     counters, cache = harness.engine.counters, harness.engine.cache
-    return replace(counters, compute_s=0.0), cache.query_tokens, cache.hit_tokens, harness.engine.sequences
+    unclocked = replace(counters, compute_s=0.0, prefill_s=0.0, decode_s=0.0)
+    return unclocked, cache.query_tokens, cache.hit_tokens, harness.engine.sequences
 
 
 class TwoWays:

@@ -43,8 +43,8 @@ class EngineMachine(RuleBasedStateMachine):
         tokens = prompt + [POISON] * poison
         answer = self.h.row(opening(cache_id, tokens, limit, seed=seed))
         if answer.refusal is not None:
-            assert answer.refusal.reason in (Reason.RESOURCE_EXHAUSTED, Reason.INTERNAL)
-            assert poison or answer.refusal.reason is Reason.RESOURCE_EXHAUSTED
+            assert answer.refusal.reason in (Reason.PAGES, Reason.SEQUENCES, Reason.NOT_FINITE)
+            assert poison or answer.refusal.reason is not Reason.NOT_FINITE
             return
         known = Known(list(tokens), answer.kv_length, seed)
         left = len(tokens) - answer.cached_length
@@ -74,12 +74,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.took(known, answer.tokens, complete=known.length == len(known.tokens))
 
     def check_refusal(self, known: Known, reason: Reason, possible: bool, end: int) -> None:
-        if reason is Reason.INVALID_ARGUMENT:
+        if reason in (Reason.INVALID, Reason.TOO_LARGE):
             assert not possible or end > 40
-        elif reason is Reason.INTERNAL:
+        elif reason is Reason.NOT_FINITE:
             assert POISON in known.tokens
         else:
-            assert reason is Reason.RESOURCE_EXHAUSTED
+            assert reason in (Reason.PAGES, Reason.SEQUENCES)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), right=st.integers(0, 4), wrong=st.integers(0, 4))

@@ -93,9 +93,7 @@ def test_a_verify_row_without_sampling_accepts_nothing_and_keeps_everything(h: H
     assert (result.kv_length, result.tokens) == (9, [])
     assert result.logits is not None
     assert result.logits.shape == (3, 97)
-    assert h.row(row(1, 9)).refusal == Refusal(
-        Reason.INVALID_ARGUMENT, "rows.tokens[0]: required, nothing is pending"
-    )
+    assert h.row(row(1, 9)).refusal == Refusal(Reason.INVALID, "rows.tokens[0]: required, nothing is pending")
 
 
 def test_full_output_behind_several_given_tokens_has_one_row_per_draft_and_one_more(h: Harness) -> None:
@@ -166,7 +164,7 @@ def test_truncate_forgets_pending_tokens_and_frees_pages_at_once(h: Harness) -> 
     assert h.engine.cache.free + h.engine.cache.cached == free + 1
     refusal = h.row(row(1, 3)).refusal
     assert refusal is not None
-    assert refusal.reason is Reason.INVALID_ARGUMENT
+    assert refusal.reason is Reason.INVALID
     assert h.row(row(1, 3, tokens=[50])).tokens == continuation([*PROMPT[:3], 50], 1)
 
 
@@ -193,18 +191,18 @@ def test_a_fork_outlives_its_source(h: Harness) -> None:
 
 
 REFUSALS = [
-    (row(9, 6), Reason.NOT_FOUND, "rows.cache_ids[0]: unknown or released cache 9"),
-    (row(1, 5), Reason.FAILED_PRECONDITION, "rows.kv_lengths[0]: expected 5, is 6"),
-    (row(2, 2, tokens=[1]), Reason.INVALID_ARGUMENT, "rows.tokens[0]: 4 tokens of the prompt are pending"),
-    (row(2, 2, drafts=[1], limit=2), Reason.INVALID_ARGUMENT, "rows.limits[0]"),
-    (row(2, 2, steps=2, limit=2), Reason.INVALID_ARGUMENT, "rows.limits[0]"),
-    (row(1, 6, steps=60), Reason.INVALID_ARGUMENT, "context length 64"),
-    (row(1, 6, drafts=[1] * 40), Reason.INVALID_ARGUMENT, "max_step_tokens"),
-    (row(1, 6, drafts=[1] * 20), Reason.RESOURCE_EXHAUSTED, "needs 5 pages, 4 are available"),
-    (opening(1, PROMPT), Reason.ALREADY_EXISTS, "openings[0].cache_id: 1 was used"),
-    (opening(3, PROMPT), Reason.ALREADY_EXISTS, "openings[0].cache_id: 3 was used"),
-    (opening(9, [1] * 33), Reason.INVALID_ARGUMENT, "openings[0].limit"),
-    (opening(9, [1] * 17), Reason.RESOURCE_EXHAUSTED, "openings[0]: needs 5 pages, 4 are available"),
+    (row(9, 6), Reason.CACHE, "rows.cache_ids[0]: unknown or released cache 9"),
+    (row(1, 5), Reason.KV_LENGTH, "rows.kv_lengths[0]: expected 5, is 6"),
+    (row(2, 2, tokens=[1]), Reason.INVALID, "rows.tokens[0]: 4 tokens of the prompt are pending"),
+    (row(2, 2, drafts=[1], limit=2), Reason.INVALID, "rows.limits[0]"),
+    (row(2, 2, steps=2, limit=2), Reason.INVALID, "rows.limits[0]"),
+    (row(1, 6, steps=60), Reason.INVALID, "context length 64"),
+    (row(1, 6, drafts=[1] * 40), Reason.TOO_LARGE, "max_step_tokens"),
+    (row(1, 6, drafts=[1] * 20), Reason.PAGES, "needs 5 pages, 4 are available"),
+    (opening(1, PROMPT), Reason.CACHE_ID_USED, "openings[0].cache_id: 1 was used"),
+    (opening(3, PROMPT), Reason.CACHE_ID_USED, "openings[0].cache_id: 3 was used"),
+    (opening(9, [1] * 33), Reason.TOO_LARGE, "openings[0].limit"),
+    (opening(9, [1] * 17), Reason.PAGES, "openings[0]: needs 5 pages, 4 are available"),
 ]
 
 
@@ -234,7 +232,7 @@ def test_duplicates_are_refused_all_of_them_and_only_they(h: Harness) -> None:
     h.step(opening(1, PROMPT), opening(2, [1, 2]))
     before = h.snapshot()
     result = h.step(row(1, 6), row(1, 6), opening(3, [5]), opening(3, [6]))
-    assert [r.refusal and r.refusal.reason for r in result.rows] == [Reason.INVALID_ARGUMENT] * 4
+    assert [r.refusal and r.refusal.reason for r in result.rows] == [Reason.INVALID] * 4
     assert "openings[1].cache_id: cache 3 has more than one row" in str(result.rows[3].refusal)
     assert h.snapshot() == before
     assert h.step(row(2, 2), row(1, 6), row(1, 6)).rows[0].tokens == continuation([1, 2], 2)[1:]
@@ -242,7 +240,7 @@ def test_duplicates_are_refused_all_of_them_and_only_they(h: Harness) -> None:
 
 def test_a_row_refused_by_the_codec_keeps_its_place(h: Harness) -> None:
     h.row(opening(1, PROMPT))
-    refusal = Refusal(Reason.INVALID_ARGUMENT, "rows.tokens[0]: ids below 97, has 97")
+    refusal = Refusal(Reason.INVALID, "rows.tokens[0]: ids below 97, has 97")
     result = h.engine.execute(StepPlan(rows=(refusal, row(1, 6)), openings=(refusal, opening(2, [1]))))
     assert [r.refusal for r in result.rows] == [refusal, None, refusal, None]
 
@@ -251,16 +249,16 @@ def test_pages_are_reserved_in_row_order_openings_last() -> None:
     h = Harness(limits(total_pages=3))
     h.row(opening(1, [1, 2, 3, 4]))
     result = h.step(opening(2, [9] * 8), row(1, 4), opening(3, [8] * 4))
-    assert [r.refusal and r.refusal.reason for r in result.rows] == [None, Reason.RESOURCE_EXHAUSTED, None]
+    assert [r.refusal and r.refusal.reason for r in result.rows] == [None, Reason.PAGES, None]
 
 
 def test_sequences_are_limited() -> None:
     h = Harness(limits(max_sequences=2))
     result = h.step(opening(1, [1]), opening(2, [2]), opening(3, [3]))
-    assert [r.refusal and r.refusal.reason for r in result.rows] == [None, None, Reason.RESOURCE_EXHAUSTED]
+    assert [r.refusal and r.refusal.reason for r in result.rows] == [None, None, Reason.SEQUENCES]
     refusal = h.op(fork(1, 4, 1)).refusal
     assert refusal is not None
-    assert refusal.reason is Reason.RESOURCE_EXHAUSTED
+    assert refusal.reason is Reason.SEQUENCES
     h.op(Release((1,)))
     assert h.row(opening(5, [3])).refusal is None
 
@@ -270,7 +268,8 @@ def test_a_row_that_is_not_finite_changes_nothing_and_its_neighbours_go_on(h: Ha
     h.backend.poisoned = {66}
     before = h.snapshot()
     result = h.step(row(1, 6, tokens=[66]), row(2, 2), opening(3, [3] * 8 + [66]))
-    assert [r.refusal and r.refusal.reason for r in result.rows] == [Reason.INTERNAL, None, Reason.INTERNAL]
+    reasons = [r.refusal and r.refusal.reason for r in result.rows]
+    assert reasons == [Reason.NOT_FINITE, None, Reason.NOT_FINITE]
     h.op(Truncate(2, 2))
     assert h.row(row(1, 6)).tokens == continuation(PROMPT, 2)[1:], "the sampled token is still pending"
     h.backend.poisoned = set()
@@ -294,7 +293,7 @@ def test_a_multi_step_row_that_fails_midway_takes_everything_back(h: Harness) ->
     before = h.snapshot()
     refusal = h.row(row(1, 6, steps=6)).refusal
     assert refusal is not None
-    assert refusal.reason is Reason.INTERNAL
+    assert refusal.reason is Reason.NOT_FINITE
     assert h.snapshot() == before
     h.backend.poisoned = set()
     assert h.row(row(1, 6, steps=6)).tokens == continuation(PROMPT, 7)[1:]
@@ -304,4 +303,4 @@ def test_draining_refuses_openings_and_lets_live_caches_go_on(h: Harness) -> Non
     h.row(opening(1, PROMPT))
     h.engine.draining = True
     result = h.step(row(1, 6), opening(2, [1]))
-    assert [r.refusal and r.refusal.reason for r in result.rows] == [None, Reason.UNAVAILABLE]
+    assert [r.refusal and r.refusal.reason for r in result.rows] == [None, Reason.DRAINING]

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import grpc
 import grpc.aio
 import pytest
+from paceline.errors import from_status
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1 import executor_pb2_grpc as rpc
 
-from executor_service.errors import CODE_OF, STATUS_OF, ErrorInterceptor
-from executor_service.plan import Reason, StepRefused
+from executor_service.errors import CODE_OF, STATUS_OF, ErrorInterceptor, status_of
+from executor_service.plan import Reason, Refusal, StepRefused
 
 
 def test_every_reason_has_a_status() -> None:
     assert set(STATUS_OF) == set(Reason)
 
 
-def test_a_reason_is_named_as_its_status() -> None:
+def test_reasons_are_the_contracts_and_have_the_code_that_it_names() -> None:
+    assert {f"ERROR_REASON_{reason.name}" for reason in Reason} == set(pb.ErrorReason.keys()) - {
+        "ERROR_REASON_UNSPECIFIED"
+    }
+    proto = Path(__file__).parents[3] / "protos/paceline/executor/v1/executor.proto"
+    told = dict(re.findall(r"ERROR_REASON_(\w+) = \d+; // ([A-Z_]+)", proto.read_text()))
     for reason, status in STATUS_OF.items():
-        assert reason.name == status.name
+        assert told[reason.name] == status.name
         assert CODE_OF[reason] == status.value[0]
-    assert grpc.StatusCode.UNKNOWN not in STATUS_OF.values()
+
+
+def test_a_status_carries_its_reason_and_the_kv_length() -> None:
+    status = status_of(Refusal(Reason.KV_LENGTH, "expected 3, is 2", 2))
+    assert (status.code, status.details) == (grpc.StatusCode.FAILED_PRECONDITION, "expected 3, is 2")
+    error = from_status(status.code, status.details, status.trailing_metadata)
+    assert (error.reason, dict(error.metadata)) == ("KV_LENGTH", {"kv_length": "2"})
 
 
 async def test_what_a_handler_raises_leaves_as_internal_without_its_text(
@@ -31,7 +46,7 @@ async def test_what_a_handler_raises_leaves_as_internal_without_its_text(
             raise KeyError("the secret")
 
         async def GetStatus(self, request: pb.GetStatusRequest, context: object) -> pb.GetStatusResponse:  # noqa: N802
-            raise StepRefused(Reason.UNAVAILABLE, "loading: weights (50%)")
+            raise StepRefused(Reason.LOADING, "loading: weights (50%)")
 
     server = grpc.aio.server(interceptors=[ErrorInterceptor()])
     rpc.add_ExecutorServiceServicer_to_server(Broken(), server)

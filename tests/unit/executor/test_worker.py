@@ -58,7 +58,7 @@ async def test_jobs_run_in_order_on_one_thread_that_is_not_the_loops(worker: Wor
 
 async def test_a_refusal_reaches_its_client_and_the_thread_goes_on(worker: Worker) -> None:
     def refuse() -> None:
-        raise StepRefused(Reason.NOT_FOUND, "no")
+        raise StepRefused(Reason.CACHE, "no")
 
     with pytest.raises(StepRefused):
         await worker.submit(refuse)

@@ -48,9 +48,11 @@ class FakeExecutor(ExecutorServiceServicer):
             fingerprints=pb.Fingerprints(model=self.model, vocabulary=self.vocabulary, sampler="s"),
         )
 
-    async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> pb.GetTokenizerResponse:
+    async def GetTokenizer(
+        self, request: pb.GetTokenizerRequest, context: Any
+    ) -> AsyncIterator[pb.GetTokenizerResponse]:
         self.tokenizers_sent += 1
-        return pb.GetTokenizerResponse()
+        yield pb.GetTokenizerResponse()
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         if request.session_id:

@@ -18,6 +18,7 @@ from paceline.aio.calls import reply_of
 from paceline.channel import PLAINTEXT, Link, Security, open_aio_channel
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1.executor_pb2_grpc import ExecutorServiceStub
+from paceline.pieces import Pieces
 from paceline.session import Session
 
 _Request = TypeVar("_Request")
@@ -59,7 +60,23 @@ class ExecutorClient:
 
     async def get_tokenizer(self, *, timeout_s: float | None = None) -> pb.GetTokenizerResponse:
         """tokenizer.json, chat template, end tokens, generation defaults."""
-        return await self._call(self._stub.GetTokenizer, pb.GetTokenizerRequest(), timeout_s)
+        call = self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=timeout_s, metadata=self._metadata)
+        pieces = Pieces[pb.GetTokenizerResponse]()
+        while isinstance(piece := await reply_of(call.read()), pb.GetTokenizerResponse):
+            pieces.add(piece)
+        return pieces.joined()
+
+    async def get_caches(
+        self,
+        session_id: int,
+        cache_ids: Iterable[int] = (),
+        *,
+        epoch: int = 0,
+        timeout_s: float | None = None,
+    ) -> pb.GetCachesResponse:
+        """Lengths and pending tokens of these caches, or all of the session's, behind its queued steps."""
+        request = pb.GetCachesRequest(session_id=session_id, epoch=epoch, cache_ids=cache_ids)
+        return await self._call(self._stub.GetCaches, request, timeout_s)
 
     async def get_status(
         self, session_id: int = 0, epoch: int = 0, *, timeout_s: float | None = None
@@ -71,10 +88,16 @@ class ExecutorClient:
     # Sessions
 
     async def open_session(
-        self, *, replaces: int = 0, lease_ms: int = 0, label: str = "", timeout_s: float | None = None
+        self,
+        *,
+        replaces: int = 0,
+        lease_ms: int = 0,
+        label: str = "",
+        owner: str = "",
+        timeout_s: float | None = None,
     ) -> Session:
-        """Open a session, after releasing and fencing the one it `replaces`."""
-        request = pb.OpenSessionRequest(replaces=replaces, lease_ms=lease_ms, label=label)
+        """Open a session, after releasing and fencing the one it `replaces`, and the `owner`'s former one."""
+        request = pb.OpenSessionRequest(replaces=replaces, lease_ms=lease_ms, label=label, owner=owner)
         return Session.opened(await self._call(self._stub.OpenSession, request, timeout_s))
 
     async def close_session(self, session_id: int, *, timeout_s: float | None = None) -> int:

@@ -3,8 +3,10 @@
 isort:skip_file
 Paceline's executor: a model, its device and a paged KV cache, offered as primitives.
 
-THE STEP. Every token RPC is one step: `ops` (release, truncate, fork) applied in order, then
-all rows computed side by side in one forward. The RPCs differ only in the rows they take.
+STEP. Every token RPC is one step: first its `ops` (release, truncate, fork), in order; then all
+of its rows, side by side in one forward pass. The RPCs differ only in the rows they take. A step
+with neither ops nor rows is valid where an RPC allows no rows (UnifiedDecode and its stream): it
+computes nothing, is answered in its turn, and uses up its step_id.
 
 KV LENGTH. n is the number of tokens of a cache whose keys and values are stored. Tokens that
 are known but not stored yet are *pending*: the rest of a prompt, or the token sampled last.
@@ -16,23 +18,42 @@ are known but not stored yet are *pending*: the rest of a prompt, or the token s
 The token sampled last is pending, never stored: after any of these the last emitted token
 is fed by the next row, which need not carry it.
 
-ERRORS. A step is refused as a whole (the RPC's status) only for its header, its shape or its
-size: then nothing has changed. Every other error belongs to one row or op, as a
-google.rpc.Code and a message: that row has changed nothing, and its neighbours go on. The
-RPCs that take a single row or op (Prefill, Decode, TruncateKv, ForkCache) answer its error
-as the RPC's status.
+LIMITS. GetInfo publishes every limit. `max_step_tokens` >= `max_rows`, so that every sequence
+can decode in one step. What exceeds a limit:
+  the whole step is refused for its number of rows, ops or released ids, for arrays that do not
+  fit together, and for the size of its FULL output: the RPC's status is INVALID_ARGUMENT
+  a single row is refused for its own values, and for tokens beyond what is left of
+  `max_step_tokens`: rows take from it in order, first `rows`, then `openings`; the rows that
+  fit are computed
+
+ERRORS. A step that is refused as a whole has changed nothing. Every other error belongs to one
+row or op, as a google.rpc.Code, an ErrorReason and a message: that row has changed nothing, and
+the others go on. RPCs that take a single row or op (Prefill, Decode, TruncateKv, ReleaseCache,
+ForkCache) answer its error as the RPC's status. Statuses carry google.rpc.ErrorInfo: domain
+"paceline", `reason` the ErrorReason without its prefix, `metadata["kv_length"]` where it helps.
   INVALID_ARGUMENT     the message names the field; do not retry
   NOT_FOUND            unknown or released cache, unknown session: open it again
   ALREADY_EXISTS       the cache id was used before in this session: choose another
   FAILED_PRECONDITION  not the KV length, epoch or step order you think: look, then decide
-  RESOURCE_EXHAUSTED   pages or sequences ran out, all or nothing: release something, or wait
+  RESOURCE_EXHAUSTED   pages, sequences, sessions or queue are full, all or nothing: release
+                       something, or wait
   UNAVAILABLE          loading or draining: try again later, or elsewhere
-  UNIMPLEMENTED        GetInfo does not advertise it
+  UNAUTHENTICATED      no token, or a wrong one
+  PERMISSION_DENIED    the caller may not do this
+  UNIMPLEMENTED        GetInfo does not advertise it: a field that is set while its feature is
+                       missing is refused by name, never ignored
   INTERNAL             the row's logits were NaN or infinite: release the cache
+Unknown fields (of a later revision) are ignored, as protobuf does: compare `contract_revision`.
+
+AUTHENTICATION. An executor may demand a token: `authorization: Bearer TOKEN` in each call's
+metadata. Without it every method but grpc.health.v1's is UNAUTHENTICATED, before its message is
+read. Sessions and session 0 belong to the identity that the token stands for: those of others
+are NOT_FOUND.
 
 SESSIONS. A cache belongs to a session, named by a cache_id that the client chooses and never
 reuses in it: ids of live caches and of the 16,384 released last are ALREADY_EXISTS (an older
-one is not recognized, and opens a new, empty cache). Session 0 is shared by all who name none.
+one is not recognized, and opens a new, empty cache). Session 0 is shared by all calls of one
+identity that name none; it may hold a share of the pages and sequences only (Limits).
 A session's lease is renewed by each of its RPCs; when it runs out, its caches are released.
 In session 0, which nobody owns, each cache has a lease, renewed by its own rows and ops, and
 there is no step order. `epoch` is random at each start of the process: a request that names
@@ -42,6 +63,25 @@ RETRIES. With step_id 0 a step must not be retried blindly. Otherwise step_id ri
 per session, beginning at 1; the replies of the last `max_in_flight` steps are kept, an exact
 replay gets the stored reply (or joins the running step), the same id with other content is
 INVALID_ARGUMENT, a gap or a forgotten step FAILED_PRECONDITION.
+
+CANCEL AND DEADLINE. A unary step RPC that its client cancels, or whose deadline passes, is no
+longer wanted. If it has not begun it is dropped. If it is running, long rows are computed in
+pieces, and between two pieces the executor looks whether the step is still wanted. Either
+the step completes, and its reply is kept for a replay if it has a step_id; or it is undone,
+has changed nothing, and the same step_id may be sent again. Nothing in between. A later step
+that was already queued behind a dropped one then finds a gap. Replies that several RPCs wait
+for are wanted as long as one of them is. Closing a stream cancels nothing: its steps complete.
+
+SAMPLING ORDER (normative). Penalties, then logit_bias; then stop_token_ids are masked until
+min_tokens; then temperature; then top_k, top_p, min_p; then argmax(logits + noise). A mask that
+would leave no token with a finite logit is not applied: the row samples as without it, and may
+so end before min_tokens. Vectors, 4 ids, greedy, logits [1, 3, 2, 0]:
+  stop_token_ids  min_tokens  logit_bias                        token
+  [1]             0           {}                                1
+  [1]             1           {}                                2
+  [1, 2]          1           {}                                0
+  [0, 1, 2, 3]    1           {}                                1  (nothing is left: no mask)
+  [1]             1           {0: -1000, 2: -1000, 3: -1000}    2  (finite: the mask holds)
 
 SAMPLING NOISE (normative; "paceline-gumbel-1"). All integers wrap.
   mix64(x)  = SplitMix64's output function: x ^= x>>30; x *= 0xbf58476d1ce4e5b9;
@@ -155,6 +195,142 @@ CAPABILITY_FORWARD: Capability.ValueType  # 8
 CAPABILITY_TOKENIZER: Capability.ValueType  # 9
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
+class _ErrorReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ERROR_REASON_UNSPECIFIED: _ErrorReason.ValueType  # 0
+    ERROR_REASON_INVALID: _ErrorReason.ValueType  # 1
+    """INVALID_ARGUMENT: the message names the field"""
+    ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 2
+    """INVALID_ARGUMENT: beyond one of GetInfo's limits"""
+    ERROR_REASON_CACHE: _ErrorReason.ValueType  # 3
+    """NOT_FOUND: unknown or released"""
+    ERROR_REASON_SESSION: _ErrorReason.ValueType  # 4
+    """NOT_FOUND: unknown, or another identity's"""
+    ERROR_REASON_CACHE_ID_USED: _ErrorReason.ValueType  # 5
+    """ALREADY_EXISTS"""
+    ERROR_REASON_KV_LENGTH: _ErrorReason.ValueType  # 6
+    """FAILED_PRECONDITION: Error.kv_length is the cache's n"""
+    ERROR_REASON_EPOCH: _ErrorReason.ValueType  # 7
+    """FAILED_PRECONDITION: the executor was restarted"""
+    ERROR_REASON_FENCED: _ErrorReason.ValueType  # 8
+    """FAILED_PRECONDITION: the session was replaced"""
+    ERROR_REASON_STEP_GAP: _ErrorReason.ValueType  # 9
+    """FAILED_PRECONDITION: steps before this one are missing"""
+    ERROR_REASON_STEP_FORGOTTEN: _ErrorReason.ValueType  # 10
+    """FAILED_PRECONDITION: done, but its reply is no longer kept"""
+    ERROR_REASON_STEP_CONTENT: _ErrorReason.ValueType  # 11
+    """INVALID_ARGUMENT: done with other content"""
+    ERROR_REASON_PAGES: _ErrorReason.ValueType  # 12
+    """RESOURCE_EXHAUSTED"""
+    ERROR_REASON_SEQUENCES: _ErrorReason.ValueType  # 13
+    """RESOURCE_EXHAUSTED"""
+    ERROR_REASON_SESSIONS: _ErrorReason.ValueType  # 14
+    """RESOURCE_EXHAUSTED"""
+    ERROR_REASON_QUEUE: _ErrorReason.ValueType  # 15
+    """RESOURCE_EXHAUSTED: too many steps wait"""
+    ERROR_REASON_QUOTA: _ErrorReason.ValueType  # 16
+    """RESOURCE_EXHAUSTED: session 0's share of pages or sequences is used up"""
+    ERROR_REASON_LOADING: _ErrorReason.ValueType  # 17
+    """UNAVAILABLE"""
+    ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 18
+    """UNAVAILABLE"""
+    ERROR_REASON_UNSUPPORTED: _ErrorReason.ValueType  # 19
+    """UNIMPLEMENTED: not advertised by GetInfo"""
+    ERROR_REASON_NOT_FINITE: _ErrorReason.ValueType  # 20
+    """INTERNAL: logits were NaN or infinite"""
+    ERROR_REASON_TOKENIZER: _ErrorReason.ValueType  # 21
+    """NOT_FOUND: the model has none"""
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 22
+    """UNAUTHENTICATED"""
+    ERROR_REASON_PERMISSION: _ErrorReason.ValueType  # 23
+    """PERMISSION_DENIED"""
+    ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 24
+    """CANCELLED: no longer wanted, and undone"""
+    ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 25
+    """INTERNAL: a bug; the executor's log says more"""
+
+class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
+    """Why something was refused: the cause behind a google.rpc.Code."""
+
+ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
+ERROR_REASON_INVALID: ErrorReason.ValueType  # 1
+"""INVALID_ARGUMENT: the message names the field"""
+ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 2
+"""INVALID_ARGUMENT: beyond one of GetInfo's limits"""
+ERROR_REASON_CACHE: ErrorReason.ValueType  # 3
+"""NOT_FOUND: unknown or released"""
+ERROR_REASON_SESSION: ErrorReason.ValueType  # 4
+"""NOT_FOUND: unknown, or another identity's"""
+ERROR_REASON_CACHE_ID_USED: ErrorReason.ValueType  # 5
+"""ALREADY_EXISTS"""
+ERROR_REASON_KV_LENGTH: ErrorReason.ValueType  # 6
+"""FAILED_PRECONDITION: Error.kv_length is the cache's n"""
+ERROR_REASON_EPOCH: ErrorReason.ValueType  # 7
+"""FAILED_PRECONDITION: the executor was restarted"""
+ERROR_REASON_FENCED: ErrorReason.ValueType  # 8
+"""FAILED_PRECONDITION: the session was replaced"""
+ERROR_REASON_STEP_GAP: ErrorReason.ValueType  # 9
+"""FAILED_PRECONDITION: steps before this one are missing"""
+ERROR_REASON_STEP_FORGOTTEN: ErrorReason.ValueType  # 10
+"""FAILED_PRECONDITION: done, but its reply is no longer kept"""
+ERROR_REASON_STEP_CONTENT: ErrorReason.ValueType  # 11
+"""INVALID_ARGUMENT: done with other content"""
+ERROR_REASON_PAGES: ErrorReason.ValueType  # 12
+"""RESOURCE_EXHAUSTED"""
+ERROR_REASON_SEQUENCES: ErrorReason.ValueType  # 13
+"""RESOURCE_EXHAUSTED"""
+ERROR_REASON_SESSIONS: ErrorReason.ValueType  # 14
+"""RESOURCE_EXHAUSTED"""
+ERROR_REASON_QUEUE: ErrorReason.ValueType  # 15
+"""RESOURCE_EXHAUSTED: too many steps wait"""
+ERROR_REASON_QUOTA: ErrorReason.ValueType  # 16
+"""RESOURCE_EXHAUSTED: session 0's share of pages or sequences is used up"""
+ERROR_REASON_LOADING: ErrorReason.ValueType  # 17
+"""UNAVAILABLE"""
+ERROR_REASON_DRAINING: ErrorReason.ValueType  # 18
+"""UNAVAILABLE"""
+ERROR_REASON_UNSUPPORTED: ErrorReason.ValueType  # 19
+"""UNIMPLEMENTED: not advertised by GetInfo"""
+ERROR_REASON_NOT_FINITE: ErrorReason.ValueType  # 20
+"""INTERNAL: logits were NaN or infinite"""
+ERROR_REASON_TOKENIZER: ErrorReason.ValueType  # 21
+"""NOT_FOUND: the model has none"""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 22
+"""UNAUTHENTICATED"""
+ERROR_REASON_PERMISSION: ErrorReason.ValueType  # 23
+"""PERMISSION_DENIED"""
+ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 24
+"""CANCELLED: no longer wanted, and undone"""
+ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 25
+"""INTERNAL: a bug; the executor's log says more"""
+Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
+
+class _AttentionKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AttentionKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AttentionKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ATTENTION_KIND_UNSPECIFIED: _AttentionKind.ValueType  # 0
+    ATTENTION_KIND_FULL: _AttentionKind.ValueType  # 1
+    """all before it"""
+    ATTENTION_KIND_SLIDING_WINDOW: _AttentionKind.ValueType  # 2
+    """the last ones"""
+
+class AttentionKind(_AttentionKind, metaclass=_AttentionKindEnumTypeWrapper):
+    """Which positions an attention layer sees."""
+
+ATTENTION_KIND_UNSPECIFIED: AttentionKind.ValueType  # 0
+ATTENTION_KIND_FULL: AttentionKind.ValueType  # 1
+"""all before it"""
+ATTENTION_KIND_SLIDING_WINDOW: AttentionKind.ValueType  # 2
+"""the last ones"""
+Global___AttentionKind: _TypeAlias = AttentionKind  # noqa: Y015
+
 class _ExecutorState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -232,8 +408,7 @@ Global___StepHeader: _TypeAlias = StepHeader  # noqa: Y015
 @_typing.final
 class Sampling(_message.Message):
     """Sampling parameters of one sequence. They cross once, when it is opened or forked.
-    Order: penalties and logit_bias; stop_token_ids masked until min_tokens; temperature; top_k,
-    top_p, min_p; noise. Unset fields are off.
+    Unset fields are off. SAMPLING ORDER, above, says how they combine.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -351,6 +526,7 @@ class Opening(_message.Message):
     OUTPUT_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
+    PACKED_TOKENS_FIELD_NUMBER: _builtins.int
     cache_id: _builtins.int
     """> 0, never used before in this session"""
     prompt_length: _builtins.int
@@ -362,9 +538,11 @@ class Opening(_message.Message):
     """for OUTPUT_MODE_TOP_K"""
     salt: _builtins.bytes
     """prefix-cache namespace: pages are shared only under the same salt"""
+    packed_tokens: _builtins.bytes
+    """in place of `tokens`: 4 bytes each, little-endian; cheaper to make"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """the whole prompt, 1..context_length ids"""
+        """the whole prompt, 1..context_length ids; or `packed_tokens`"""
 
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
@@ -379,10 +557,11 @@ class Opening(_message.Message):
         output: Global___OutputMode.ValueType = ...,
         top_k: _builtins.int = ...,
         salt: _builtins.bytes = ...,
+        packed_tokens: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_id", b"cache_id", "limit", b"limit", "output", b"output", "prompt_length", b"prompt_length", "salt", b"salt", "sampling", b"sampling", "tokens", b"tokens", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_id", b"cache_id", "limit", b"limit", "output", b"output", "packed_tokens", b"packed_tokens", "prompt_length", b"prompt_length", "salt", b"salt", "sampling", b"sampling", "tokens", b"tokens", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -392,8 +571,6 @@ Global___Opening: _TypeAlias = Opening  # noqa: Y015
 class Rows(_message.Message):
     """Rows that continue sequences of this session, as parallel arrays. `cache_ids` and `kv_lengths`
     have one entry per row; every other array has one entry per row or is empty (all default).
-    Numbers 20 to 29 are kept for adapters and for grammar masks (one packed vocabulary bitmask
-    per sampled position).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -408,13 +585,14 @@ class Rows(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
     TOP_KS_FIELD_NUMBER: _builtins.int
+    KV_LENGTH_BOUNDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cache_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """a cache has at most one row (or opening) in a step"""
 
     @_builtins.property
     def kv_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """what the client expects n to be"""
+        """what the client expects n to be; see `kv_length_bounds`"""
 
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -447,6 +625,14 @@ class Rows(_message.Message):
     def top_ks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """for OUTPUT_MODE_TOP_K"""
 
+    @_builtins.property
+    def kv_length_bounds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """Set: the row's kv_length is an upper bound of n, so that the row can be sent while a
+        verification of the same cache is unanswered. Give n as if all of its drafts were accepted;
+        the row starts at the n that there is by then, and its drafts are compared from there. Such
+        a row feeds what is pending and carries no tokens.
+        """
+
     def __init__(
         self,
         *,
@@ -460,10 +646,11 @@ class Rows(_message.Message):
         steps: _abc.Iterable[_builtins.int] | None = ...,
         outputs: _abc.Iterable[Global___OutputMode.ValueType] | None = ...,
         top_ks: _abc.Iterable[_builtins.int] | None = ...,
+        kv_length_bounds: _abc.Iterable[_builtins.bool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_ids", b"cache_ids", "draft_counts", b"draft_counts", "drafts", b"drafts", "kv_lengths", b"kv_lengths", "limits", b"limits", "outputs", b"outputs", "steps", b"steps", "token_counts", b"token_counts", "tokens", b"tokens", "top_ks", b"top_ks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_ids", b"cache_ids", "draft_counts", b"draft_counts", "drafts", b"drafts", "kv_length_bounds", b"kv_length_bounds", "kv_lengths", b"kv_lengths", "limits", b"limits", "outputs", b"outputs", "steps", b"steps", "token_counts", b"token_counts", "tokens", b"tokens", "top_ks", b"top_ks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -615,23 +802,34 @@ class Error(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    KV_LENGTH_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """of the row (rows first, then openings) or op"""
     code: _builtins.int
     """google.rpc.Code"""
     message: _builtins.str
+    """for people"""
+    reason: Global___ErrorReason.ValueType
+    """for programs"""
+    kv_length: _builtins.int
+    """with ERROR_REASON_KV_LENGTH: the cache's n"""
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
         code: _builtins.int = ...,
         message: _builtins.str = ...,
+        reason: Global___ErrorReason.ValueType = ...,
+        kv_length: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_length", b"_kv_length", "kv_length", b"kv_length"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "index", b"index", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_length", b"_kv_length", "code", b"code", "index", b"index", "kv_length", b"kv_length", "message", b"message", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__kv_length: _TypeAlias = _typing.Literal["kv_length"]  # noqa: Y015
+    _WhichOneofArgType__kv_length: _TypeAlias = _typing.Literal["_kv_length", b"_kv_length"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_length) -> _WhichOneofReturnType__kv_length | None: ...
 
 Global___Error: _TypeAlias = Error  # noqa: Y015
 
@@ -838,22 +1036,26 @@ class OpenSessionRequest(_message.Message):
     REPLACES_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     replaces: _builtins.int
     """a session to release and fence first; 0: none"""
     lease_ms: _builtins.int
     """0: the executor's default; clamped to its limits"""
     label: _builtins.str
-    """for logs, at most 128 bytes"""
+    """for logs, at most max_label_bytes"""
+    owner: _builtins.str
+    """replaces the session opened under this name before; at most max_label_bytes"""
     def __init__(
         self,
         *,
         replaces: _builtins.int = ...,
         lease_ms: _builtins.int = ...,
         label: _builtins.str = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "lease_ms", b"lease_ms", "replaces", b"replaces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "lease_ms", b"lease_ms", "owner", b"owner", "replaces", b"replaces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -953,11 +1155,14 @@ class GetInfoResponse(_message.Message):
     FINGERPRINTS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
+    CONTRACT_REVISION_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     version: _builtins.str
     """of Paceline"""
     backend: _builtins.str
     """oracle, paged-attention, torch"""
+    contract_revision: _builtins.int
+    """rises whenever this file grows; this is revision 1"""
     @_builtins.property
     def model(self) -> Global___ModelInfo: ...
     @_builtins.property
@@ -976,10 +1181,11 @@ class GetInfoResponse(_message.Message):
         fingerprints: Global___Fingerprints | None = ...,
         version: _builtins.str = ...,
         backend: _builtins.str = ...,
+        contract_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprints", b"fingerprints", "limits", b"limits", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "capabilities", b"capabilities", "epoch", b"epoch", "fingerprints", b"fingerprints", "limits", b"limits", "model", b"model", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "capabilities", b"capabilities", "contract_revision", b"contract_revision", "epoch", b"epoch", "fingerprints", b"fingerprints", "limits", b"limits", "model", b"model", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1000,6 +1206,13 @@ class ModelInfo(_message.Message):
     LAYERS_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
+    KV_HEADS_FIELD_NUMBER: _builtins.int
+    HEAD_SIZE_FIELD_NUMBER: _builtins.int
+    ATTENTION_KINDS_FIELD_NUMBER: _builtins.int
+    SUPPORTED_DTYPES_FIELD_NUMBER: _builtins.int
+    SUPPORTED_DEVICES_FIELD_NUMBER: _builtins.int
+    WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     architecture: _builtins.str
     vocab_size: _builtins.int
@@ -1011,8 +1224,27 @@ class ModelInfo(_message.Message):
     hidden_size: _builtins.int
     layers: _builtins.int
     kv_bytes_per_token: _builtins.int
+    heads: _builtins.int
+    """of queries, in each layer; 0: the backend has no layers"""
+    kv_heads: _builtins.int
+    """of keys and values"""
+    head_size: _builtins.int
+    weight_bytes: _builtins.int
+    """memory that the weights take as loaded"""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def attention_kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___AttentionKind.ValueType]:
+        """that its layers have"""
+
+    @_builtins.property
+    def supported_dtypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that this executor could load the model in"""
+
+    @_builtins.property
+    def supported_devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that it could run on: cpu, cuda"""
+
     def __init__(
         self,
         *,
@@ -1027,10 +1259,17 @@ class ModelInfo(_message.Message):
         layers: _builtins.int = ...,
         kv_bytes_per_token: _builtins.int = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        heads: _builtins.int = ...,
+        kv_heads: _builtins.int = ...,
+        head_size: _builtins.int = ...,
+        attention_kinds: _abc.Iterable[Global___AttentionKind.ValueType] | None = ...,
+        supported_dtypes: _abc.Iterable[_builtins.str] | None = ...,
+        supported_devices: _abc.Iterable[_builtins.str] | None = ...,
+        weight_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "hidden_size", b"hidden_size", "kv_bytes_per_token", b"kv_bytes_per_token", "layers", b"layers", "name", b"name", "parameters", b"parameters", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_kinds", b"attention_kinds", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "head_size", b"head_size", "heads", b"heads", "hidden_size", b"hidden_size", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_heads", b"kv_heads", "layers", b"layers", "name", b"name", "parameters", b"parameters", "supported_devices", b"supported_devices", "supported_dtypes", b"supported_dtypes", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1054,6 +1293,17 @@ class Limits(_message.Message):
     MAX_LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     MAX_STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MAX_FULL_LOGITS_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_OPS_FIELD_NUMBER: _builtins.int
+    MAX_RELEASED_IDS_FIELD_NUMBER: _builtins.int
+    MAX_SALT_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_LABEL_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_SESSIONS_FIELD_NUMBER: _builtins.int
+    MAX_QUEUED_STEPS_FIELD_NUMBER: _builtins.int
+    MIN_LEASE_MS_FIELD_NUMBER: _builtins.int
+    MAX_LEASE_MS_FIELD_NUMBER: _builtins.int
+    MAX_DEFAULT_PAGES_FIELD_NUMBER: _builtins.int
+    MAX_DEFAULT_SEQUENCES_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """tokens per page"""
     total_pages: _builtins.int
@@ -1062,7 +1312,7 @@ class Limits(_message.Message):
     max_rows: _builtins.int
     """in a step, openings included"""
     max_step_tokens: _builtins.int
-    """fed in one step"""
+    """fed in one step; at least max_rows"""
     max_in_flight: _builtins.int
     max_drafts: _builtins.int
     """of a row"""
@@ -1074,7 +1324,28 @@ class Limits(_message.Message):
     """entries"""
     max_stop_token_ids: _builtins.int
     max_full_logits_bytes: _builtins.int
-    """of a step's FULL output or a Forward reply"""
+    """Of a step's FULL output or a Forward reply. It may exceed the 4 MiB that gRPC clients receive
+    by default: raise max_receive_message_length to max_message_bytes.
+    """
+    max_message_bytes: _builtins.int
+    """of any request or reply"""
+    max_ops: _builtins.int
+    """of a step"""
+    max_released_ids: _builtins.int
+    """in a step's releases, and of GetCaches"""
+    max_salt_bytes: _builtins.int
+    max_label_bytes: _builtins.int
+    """of a session's label, and of its owner"""
+    max_sessions: _builtins.int
+    """open at once"""
+    max_queued_steps: _builtins.int
+    """waiting, all clients together"""
+    min_lease_ms: _builtins.int
+    max_lease_ms: _builtins.int
+    max_default_pages: _builtins.int
+    """that session 0 may hold, each identity's; 0: any number"""
+    max_default_sequences: _builtins.int
+    """likewise, caches"""
     def __init__(
         self,
         *,
@@ -1090,10 +1361,21 @@ class Limits(_message.Message):
         max_logit_bias: _builtins.int = ...,
         max_stop_token_ids: _builtins.int = ...,
         max_full_logits_bytes: _builtins.int = ...,
+        max_message_bytes: _builtins.int = ...,
+        max_ops: _builtins.int = ...,
+        max_released_ids: _builtins.int = ...,
+        max_salt_bytes: _builtins.int = ...,
+        max_label_bytes: _builtins.int = ...,
+        max_sessions: _builtins.int = ...,
+        max_queued_steps: _builtins.int = ...,
+        min_lease_ms: _builtins.int = ...,
+        max_lease_ms: _builtins.int = ...,
+        max_default_pages: _builtins.int = ...,
+        max_default_sequences: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_drafts", b"max_drafts", "max_full_logits_bytes", b"max_full_logits_bytes", "max_in_flight", b"max_in_flight", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_rows", b"max_rows", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "max_steps", b"max_steps", "max_stop_token_ids", b"max_stop_token_ids", "page_size", b"page_size", "total_pages", b"total_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_default_pages", b"max_default_pages", "max_default_sequences", b"max_default_sequences", "max_drafts", b"max_drafts", "max_full_logits_bytes", b"max_full_logits_bytes", "max_in_flight", b"max_in_flight", "max_label_bytes", b"max_label_bytes", "max_lease_ms", b"max_lease_ms", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_message_bytes", b"max_message_bytes", "max_ops", b"max_ops", "max_queued_steps", b"max_queued_steps", "max_released_ids", b"max_released_ids", "max_rows", b"max_rows", "max_salt_bytes", b"max_salt_bytes", "max_sequences", b"max_sequences", "max_sessions", b"max_sessions", "max_step_tokens", b"max_step_tokens", "max_steps", b"max_steps", "max_stop_token_ids", b"max_stop_token_ids", "min_lease_ms", b"min_lease_ms", "page_size", b"page_size", "total_pages", b"total_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1176,7 +1458,7 @@ class GetTokenizerResponse(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     GENERATION_DEFAULTS_FIELD_NUMBER: _builtins.int
     tokenizer_json: _builtins.bytes
-    """Hugging Face `tokenizers` format"""
+    """Hugging Face `tokenizers` format; the pieces of all messages joined"""
     chat_template: _builtins.str
     """Jinja; empty: the model has none"""
     bos_token: _builtins.str
@@ -1273,6 +1555,12 @@ class GetStatusResponse(_message.Message):
     COMPUTE_S_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    PREFILL_STEPS_FIELD_NUMBER: _builtins.int
+    DECODE_STEPS_FIELD_NUMBER: _builtins.int
+    PREFILL_S_FIELD_NUMBER: _builtins.int
+    DECODE_S_FIELD_NUMBER: _builtins.int
+    PREFILL_ROWS_FIELD_NUMBER: _builtins.int
+    DECODE_ROWS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     state: Global___ExecutorState.ValueType
     loading: _builtins.str
@@ -1295,6 +1583,18 @@ class GetStatusResponse(_message.Message):
     drafts_verified: _builtins.int
     drafts_accepted: _builtins.int
     compute_s: _builtins.float
+    prefill_steps: _builtins.int
+    """A step counts as a prefill step if one of its rows computed prompt tokens, else as a decode
+    step if it had rows. Mean times are seconds divided by steps.
+    """
+    decode_steps: _builtins.int
+    prefill_s: _builtins.float
+    """part of compute_s"""
+    decode_s: _builtins.float
+    prefill_rows: _builtins.int
+    """that computed prompt tokens"""
+    decode_rows: _builtins.int
+    """all others"""
     @_builtins.property
     def cache(self) -> Global___CacheStatus: ...
     @_builtins.property
@@ -1322,10 +1622,16 @@ class GetStatusResponse(_message.Message):
         compute_s: _builtins.float = ...,
         cache: Global___CacheStatus | None = ...,
         memory_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        prefill_steps: _builtins.int = ...,
+        decode_steps: _builtins.int = ...,
+        prefill_s: _builtins.float = ...,
+        decode_s: _builtins.float = ...,
+        prefill_rows: _builtins.int = ...,
+        decode_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "compute_s", b"compute_s", "drafts_accepted", b"drafts_accepted", "drafts_verified", b"drafts_verified", "epoch", b"epoch", "load_fraction", b"load_fraction", "loading", b"loading", "memory_bytes", b"memory_bytes", "queued_steps", b"queued_steps", "rows", b"rows", "sequences", b"sequences", "sessions", b"sessions", "state", b"state", "step_age_s", b"step_age_s", "steps", b"steps", "tokens_computed", b"tokens_computed", "tokens_sampled", b"tokens_sampled", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "compute_s", b"compute_s", "decode_rows", b"decode_rows", "decode_s", b"decode_s", "decode_steps", b"decode_steps", "drafts_accepted", b"drafts_accepted", "drafts_verified", b"drafts_verified", "epoch", b"epoch", "load_fraction", b"load_fraction", "loading", b"loading", "memory_bytes", b"memory_bytes", "prefill_rows", b"prefill_rows", "prefill_s", b"prefill_s", "prefill_steps", b"prefill_steps", "queued_steps", b"queued_steps", "rows", b"rows", "sequences", b"sequences", "sessions", b"sessions", "state", b"state", "step_age_s", b"step_age_s", "steps", b"steps", "tokens_computed", b"tokens_computed", "tokens_sampled", b"tokens_sampled", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1375,6 +1681,105 @@ class CacheStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CacheStatus: _TypeAlias = CacheStatus  # noqa: Y015
+
+@_typing.final
+class GetCachesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    CACHE_IDS_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.int
+    epoch: _builtins.int
+    """the epoch expected; 0: any"""
+    @_builtins.property
+    def cache_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """none: all of the session's"""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        cache_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_ids", b"cache_ids", "epoch", b"epoch", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCachesRequest: _TypeAlias = GetCachesRequest  # noqa: Y015
+
+@_typing.final
+class GetCachesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LAST_STEP_ID_FIELD_NUMBER: _builtins.int
+    CACHES_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    last_step_id: _builtins.int
+    """the session's last step that is done; 0: none"""
+    @_builtins.property
+    def caches(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cache]:
+        """by id"""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        last_step_id: _builtins.int = ...,
+        caches: _abc.Iterable[Global___Cache] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "epoch", b"epoch", "last_step_id", b"last_step_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCachesResponse: _TypeAlias = GetCachesResponse  # noqa: Y015
+
+@_typing.final
+class Cache(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CACHE_ID_FIELD_NUMBER: _builtins.int
+    KV_LENGTH_FIELD_NUMBER: _builtins.int
+    PENDING_TOKENS_FIELD_NUMBER: _builtins.int
+    PENDING_COUNT_FIELD_NUMBER: _builtins.int
+    PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    cache_id: _builtins.int
+    kv_length: _builtins.int
+    """n"""
+    pending_count: _builtins.int
+    """how many there are"""
+    prompt_length: _builtins.int
+    """tokens behind it are output"""
+    pages: _builtins.int
+    """referenced; shared ones count in each cache"""
+    @_builtins.property
+    def pending_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """fed by the next row, if it carries none; at most 1,024 of them"""
+
+    def __init__(
+        self,
+        *,
+        cache_id: _builtins.int = ...,
+        kv_length: _builtins.int = ...,
+        pending_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        pending_count: _builtins.int = ...,
+        prompt_length: _builtins.int = ...,
+        pages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_id", b"cache_id", "kv_length", b"kv_length", "pages", b"pages", "pending_count", b"pending_count", "pending_tokens", b"pending_tokens", "prompt_length", b"prompt_length"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cache: _TypeAlias = Cache  # noqa: Y015
 
 @_typing.final
 class PrefillRequest(_message.Message):
@@ -1602,6 +2007,9 @@ class StreamUnifiedDecodeResponse(_message.Message):
 
     RESULT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    STEP_ID_FIELD_NUMBER: _builtins.int
+    step_id: _builtins.int
+    """of the step that this answers"""
     @_builtins.property
     def result(self) -> Global___StepResult: ...
     @_builtins.property
@@ -1613,10 +2021,11 @@ class StreamUnifiedDecodeResponse(_message.Message):
         *,
         result: Global___StepResult | None = ...,
         error: Global___Error | None = ...,
+        step_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "result", b"result", "step_id", b"step_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

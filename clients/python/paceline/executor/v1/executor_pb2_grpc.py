@@ -50,7 +50,7 @@ class ExecutorServiceStub:
                 request_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetInfoRequest.SerializeToString,
                 response_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetInfoResponse.FromString,
                 _registered_method=True)
-        self.GetTokenizer = channel.unary_unary(
+        self.GetTokenizer = channel.unary_stream(
                 '/paceline.executor.v1.ExecutorService/GetTokenizer',
                 request_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetTokenizerRequest.SerializeToString,
                 response_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetTokenizerResponse.FromString,
@@ -59,6 +59,11 @@ class ExecutorServiceStub:
                 '/paceline.executor.v1.ExecutorService/GetStatus',
                 request_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetStatusResponse.FromString,
+                _registered_method=True)
+        self.GetCaches = channel.unary_unary(
+                '/paceline.executor.v1.ExecutorService/GetCaches',
+                request_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetCachesRequest.SerializeToString,
+                response_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetCachesResponse.FromString,
                 _registered_method=True)
         self.Prefill = channel.unary_unary(
                 '/paceline.executor.v1.ExecutorService/Prefill',
@@ -135,8 +140,10 @@ class ExecutorServiceServicer:
         """Opens a session, and so the right to replay steps.
         Precondition: none. With `replaces`, everything of that session is released first and its
         later steps are FAILED_PRECONDITION: so does a client begin again after any loss. An unknown
-        `replaces` is fine.
-        Retry: safe; a session that nobody uses ends with its lease.
+        `replaces` is fine. With `owner`, the same happens to the caller's session that was opened
+        under that name: a restarted client has its former self's pages back at once, and two clients
+        with different names leave each other alone.
+        Errors: RESOURCE_EXHAUSTED (sessions). Retry: safe; an unused session ends with its lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,7 +166,8 @@ class ExecutorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetTokenizer(self, request, context):
-        """The tokenizer's files: a client needs nothing but this address.
+        """The tokenizer's files: a client needs nothing but this address. The first message has all
+        other fields; `tokenizer_json` goes on in the messages behind it, in pieces of at most 1 MiB.
         Errors: UNAVAILABLE while loading, NOT_FOUND if the model has no tokenizer. Retry: safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -170,6 +178,16 @@ class ExecutorServiceServicer:
         """Live counters. Answered while loading too. Renews the lease of the session that it names:
         the heartbeat. Errors: NOT_FOUND, FAILED_PRECONDITION for the session or epoch named.
         Retry: safe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCaches(self, request, context):
+        """Lengths and pending tokens of caches, behind all steps queued before it. Renews the leases of
+        the session and, in session 0, of the caches. Unknown ids are left out.
+        Errors: NOT_FOUND, FAILED_PRECONDITION for the session or epoch named; INVALID_ARGUMENT for
+        more than `max_released_ids` ids. Retry: safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,8 +239,8 @@ class ExecutorServiceServicer:
     def StreamUnifiedDecode(self, request_iterator, context):
         """UnifiedDecode over one stream: steps are computed and answered in order, up to
         `max_in_flight` unanswered ones (more wait in the transport). What would be the RPC's status
-        is `error` in that step's reply, and the stream lives. Closing the stream cancels nothing
-        and releases nothing: reconnect and replay.
+        is `error` in that step's reply, with its step_id, and the stream lives. Closing the stream
+        cancels nothing and releases nothing: reconnect and replay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -265,7 +283,9 @@ class ExecutorServiceServicer:
 
     def Forward(self, request, context):
         """Non-autoregressive: hidden states, embeddings or logits of whole inputs; no cache involved.
-        Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED. Retry: safe.
+        Each input has at most `context_length` tokens, all together at most `max_step_tokens`, and the
+        reply at most `max_full_logits_bytes`. Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED.
+        Retry: safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -306,7 +326,7 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     request_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetInfoRequest.FromString,
                     response_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetInfoResponse.SerializeToString,
             ),
-            'GetTokenizer': grpc.unary_unary_rpc_method_handler(
+            'GetTokenizer': grpc.unary_stream_rpc_method_handler(
                     servicer.GetTokenizer,
                     request_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetTokenizerRequest.FromString,
                     response_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetTokenizerResponse.SerializeToString,
@@ -315,6 +335,11 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetStatusRequest.FromString,
                     response_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'GetCaches': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCaches,
+                    request_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetCachesRequest.FromString,
+                    response_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.GetCachesResponse.SerializeToString,
             ),
             'Prefill': grpc.unary_unary_rpc_method_handler(
                     servicer.Prefill,
@@ -485,7 +510,7 @@ class ExecutorService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/paceline.executor.v1.ExecutorService/GetTokenizer',
@@ -518,6 +543,33 @@ class ExecutorService:
             '/paceline.executor.v1.ExecutorService/GetStatus',
             paceline_dot_executor_dot_v1_dot_executor__pb2.GetStatusRequest.SerializeToString,
             paceline_dot_executor_dot_v1_dot_executor__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCaches(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.executor.v1.ExecutorService/GetCaches',
+            paceline_dot_executor_dot_v1_dot_executor__pb2.GetCachesRequest.SerializeToString,
+            paceline_dot_executor_dot_v1_dot_executor__pb2.GetCachesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,8 +3,10 @@
 isort:skip_file
 Paceline's executor: a model, its device and a paged KV cache, offered as primitives.
 
-THE STEP. Every token RPC is one step: `ops` (release, truncate, fork) applied in order, then
-all rows computed side by side in one forward. The RPCs differ only in the rows they take.
+STEP. Every token RPC is one step: first its `ops` (release, truncate, fork), in order; then all
+of its rows, side by side in one forward pass. The RPCs differ only in the rows they take. A step
+with neither ops nor rows is valid where an RPC allows no rows (UnifiedDecode and its stream): it
+computes nothing, is answered in its turn, and uses up its step_id.
 
 KV LENGTH. n is the number of tokens of a cache whose keys and values are stored. Tokens that
 are known but not stored yet are *pending*: the rest of a prompt, or the token sampled last.
@@ -16,23 +18,42 @@ are known but not stored yet are *pending*: the rest of a prompt, or the token s
 The token sampled last is pending, never stored: after any of these the last emitted token
 is fed by the next row, which need not carry it.
 
-ERRORS. A step is refused as a whole (the RPC's status) only for its header, its shape or its
-size: then nothing has changed. Every other error belongs to one row or op, as a
-google.rpc.Code and a message: that row has changed nothing, and its neighbours go on. The
-RPCs that take a single row or op (Prefill, Decode, TruncateKv, ForkCache) answer its error
-as the RPC's status.
+LIMITS. GetInfo publishes every limit. `max_step_tokens` >= `max_rows`, so that every sequence
+can decode in one step. What exceeds a limit:
+  the whole step is refused for its number of rows, ops or released ids, for arrays that do not
+  fit together, and for the size of its FULL output: the RPC's status is INVALID_ARGUMENT
+  a single row is refused for its own values, and for tokens beyond what is left of
+  `max_step_tokens`: rows take from it in order, first `rows`, then `openings`; the rows that
+  fit are computed
+
+ERRORS. A step that is refused as a whole has changed nothing. Every other error belongs to one
+row or op, as a google.rpc.Code, an ErrorReason and a message: that row has changed nothing, and
+the others go on. RPCs that take a single row or op (Prefill, Decode, TruncateKv, ReleaseCache,
+ForkCache) answer its error as the RPC's status. Statuses carry google.rpc.ErrorInfo: domain
+"paceline", `reason` the ErrorReason without its prefix, `metadata["kv_length"]` where it helps.
   INVALID_ARGUMENT     the message names the field; do not retry
   NOT_FOUND            unknown or released cache, unknown session: open it again
   ALREADY_EXISTS       the cache id was used before in this session: choose another
   FAILED_PRECONDITION  not the KV length, epoch or step order you think: look, then decide
-  RESOURCE_EXHAUSTED   pages or sequences ran out, all or nothing: release something, or wait
+  RESOURCE_EXHAUSTED   pages, sequences, sessions or queue are full, all or nothing: release
+                       something, or wait
   UNAVAILABLE          loading or draining: try again later, or elsewhere
-  UNIMPLEMENTED        GetInfo does not advertise it
+  UNAUTHENTICATED      no token, or a wrong one
+  PERMISSION_DENIED    the caller may not do this
+  UNIMPLEMENTED        GetInfo does not advertise it: a field that is set while its feature is
+                       missing is refused by name, never ignored
   INTERNAL             the row's logits were NaN or infinite: release the cache
+Unknown fields (of a later revision) are ignored, as protobuf does: compare `contract_revision`.
+
+AUTHENTICATION. An executor may demand a token: `authorization: Bearer TOKEN` in each call's
+metadata. Without it every method but grpc.health.v1's is UNAUTHENTICATED, before its message is
+read. Sessions and session 0 belong to the identity that the token stands for: those of others
+are NOT_FOUND.
 
 SESSIONS. A cache belongs to a session, named by a cache_id that the client chooses and never
 reuses in it: ids of live caches and of the 16,384 released last are ALREADY_EXISTS (an older
-one is not recognized, and opens a new, empty cache). Session 0 is shared by all who name none.
+one is not recognized, and opens a new, empty cache). Session 0 is shared by all calls of one
+identity that name none; it may hold a share of the pages and sequences only (Limits).
 A session's lease is renewed by each of its RPCs; when it runs out, its caches are released.
 In session 0, which nobody owns, each cache has a lease, renewed by its own rows and ops, and
 there is no step order. `epoch` is random at each start of the process: a request that names
@@ -42,6 +63,25 @@ RETRIES. With step_id 0 a step must not be retried blindly. Otherwise step_id ri
 per session, beginning at 1; the replies of the last `max_in_flight` steps are kept, an exact
 replay gets the stored reply (or joins the running step), the same id with other content is
 INVALID_ARGUMENT, a gap or a forgotten step FAILED_PRECONDITION.
+
+CANCEL AND DEADLINE. A unary step RPC that its client cancels, or whose deadline passes, is no
+longer wanted. If it has not begun it is dropped. If it is running, long rows are computed in
+pieces, and between two pieces the executor looks whether the step is still wanted. Either
+the step completes, and its reply is kept for a replay if it has a step_id; or it is undone,
+has changed nothing, and the same step_id may be sent again. Nothing in between. A later step
+that was already queued behind a dropped one then finds a gap. Replies that several RPCs wait
+for are wanted as long as one of them is. Closing a stream cancels nothing: its steps complete.
+
+SAMPLING ORDER (normative). Penalties, then logit_bias; then stop_token_ids are masked until
+min_tokens; then temperature; then top_k, top_p, min_p; then argmax(logits + noise). A mask that
+would leave no token with a finite logit is not applied: the row samples as without it, and may
+so end before min_tokens. Vectors, 4 ids, greedy, logits [1, 3, 2, 0]:
+  stop_token_ids  min_tokens  logit_bias                        token
+  [1]             0           {}                                1
+  [1]             1           {}                                2
+  [1, 2]          1           {}                                0
+  [0, 1, 2, 3]    1           {}                                1  (nothing is left: no mask)
+  [1]             1           {0: -1000, 2: -1000, 3: -1000}    2  (finite: the mask holds)
 
 SAMPLING NOISE (normative; "paceline-gumbel-1"). All integers wrap.
   mix64(x)  = SplitMix64's output function: x ^= x>>30; x *= 0xbf58476d1ce4e5b9;
@@ -105,8 +145,10 @@ class ExecutorServiceStub:
     """Opens a session, and so the right to replay steps.
     Precondition: none. With `replaces`, everything of that session is released first and its
     later steps are FAILED_PRECONDITION: so does a client begin again after any loss. An unknown
-    `replaces` is fine.
-    Retry: safe; a session that nobody uses ends with its lease.
+    `replaces` is fine. With `owner`, the same happens to the caller's session that was opened
+    under that name: a restarted client has its former self's pages back at once, and two clients
+    with different names leave each other alone.
+    Errors: RESOURCE_EXHAUSTED (sessions). Retry: safe; an unused session ends with its lease.
     """
     CloseSession: _grpc.UnaryUnaryMultiCallable[_executor_pb2.CloseSessionRequest, _executor_pb2.CloseSessionResponse]
     """Ends a session and releases its caches. Steps queued before it are computed first.
@@ -116,14 +158,21 @@ class ExecutorServiceStub:
     """What the executor is and can do. Nothing that is not advertised here works.
     Errors: UNAVAILABLE while loading. Retry: safe.
     """
-    GetTokenizer: _grpc.UnaryUnaryMultiCallable[_executor_pb2.GetTokenizerRequest, _executor_pb2.GetTokenizerResponse]
-    """The tokenizer's files: a client needs nothing but this address.
+    GetTokenizer: _grpc.UnaryStreamMultiCallable[_executor_pb2.GetTokenizerRequest, _executor_pb2.GetTokenizerResponse]
+    """The tokenizer's files: a client needs nothing but this address. The first message has all
+    other fields; `tokenizer_json` goes on in the messages behind it, in pieces of at most 1 MiB.
     Errors: UNAVAILABLE while loading, NOT_FOUND if the model has no tokenizer. Retry: safe.
     """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_executor_pb2.GetStatusRequest, _executor_pb2.GetStatusResponse]
     """Live counters. Answered while loading too. Renews the lease of the session that it names:
     the heartbeat. Errors: NOT_FOUND, FAILED_PRECONDITION for the session or epoch named.
     Retry: safe.
+    """
+    GetCaches: _grpc.UnaryUnaryMultiCallable[_executor_pb2.GetCachesRequest, _executor_pb2.GetCachesResponse]
+    """Lengths and pending tokens of caches, behind all steps queued before it. Renews the leases of
+    the session and, in session 0, of the caches. Unknown ids are left out.
+    Errors: NOT_FOUND, FAILED_PRECONDITION for the session or epoch named; INVALID_ARGUMENT for
+    more than `max_released_ids` ids. Retry: safe.
     """
     Prefill: _grpc.UnaryUnaryMultiCallable[_executor_pb2.PrefillRequest, _executor_pb2.PrefillResponse]
     """Exactly one row: an opening, or a chunk of an opened prompt. Samples at the prompt's end.
@@ -151,8 +200,8 @@ class ExecutorServiceStub:
     StreamUnifiedDecode: _grpc.StreamStreamMultiCallable[_executor_pb2.StreamUnifiedDecodeRequest, _executor_pb2.StreamUnifiedDecodeResponse]
     """UnifiedDecode over one stream: steps are computed and answered in order, up to
     `max_in_flight` unanswered ones (more wait in the transport). What would be the RPC's status
-    is `error` in that step's reply, and the stream lives. Closing the stream cancels nothing
-    and releases nothing: reconnect and replay.
+    is `error` in that step's reply, with its step_id, and the stream lives. Closing the stream
+    cancels nothing and releases nothing: reconnect and replay.
     """
     ForwardVerify: _grpc.UnaryUnaryMultiCallable[_executor_pb2.ForwardVerifyRequest, _executor_pb2.ForwardVerifyResponse]
     """Rows with drafts. With OUTPUT_MODE_SAMPLE acceptance happens in the executor and n becomes
@@ -174,7 +223,9 @@ class ExecutorServiceStub:
     """
     Forward: _grpc.UnaryUnaryMultiCallable[_executor_pb2.ForwardRequest, _executor_pb2.ForwardResponse]
     """Non-autoregressive: hidden states, embeddings or logits of whole inputs; no cache involved.
-    Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED. Retry: safe.
+    Each input has at most `context_length` tokens, all together at most `max_step_tokens`, and the
+    reply at most `max_full_logits_bytes`. Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED.
+    Retry: safe.
     """
     Warmup: _grpc.UnaryUnaryMultiCallable[_executor_pb2.WarmupRequest, _executor_pb2.WarmupResponse]
     """Runs the shapes that compile or allocate lazily, so that the first request does not wait.
@@ -195,8 +246,10 @@ class ExecutorServiceAsyncStub(ExecutorServiceStub):
     """Opens a session, and so the right to replay steps.
     Precondition: none. With `replaces`, everything of that session is released first and its
     later steps are FAILED_PRECONDITION: so does a client begin again after any loss. An unknown
-    `replaces` is fine.
-    Retry: safe; a session that nobody uses ends with its lease.
+    `replaces` is fine. With `owner`, the same happens to the caller's session that was opened
+    under that name: a restarted client has its former self's pages back at once, and two clients
+    with different names leave each other alone.
+    Errors: RESOURCE_EXHAUSTED (sessions). Retry: safe; an unused session ends with its lease.
     """
     CloseSession: _aio.UnaryUnaryMultiCallable[_executor_pb2.CloseSessionRequest, _executor_pb2.CloseSessionResponse]  # type: ignore[assignment]
     """Ends a session and releases its caches. Steps queued before it are computed first.
@@ -206,14 +259,21 @@ class ExecutorServiceAsyncStub(ExecutorServiceStub):
     """What the executor is and can do. Nothing that is not advertised here works.
     Errors: UNAVAILABLE while loading. Retry: safe.
     """
-    GetTokenizer: _aio.UnaryUnaryMultiCallable[_executor_pb2.GetTokenizerRequest, _executor_pb2.GetTokenizerResponse]  # type: ignore[assignment]
-    """The tokenizer's files: a client needs nothing but this address.
+    GetTokenizer: _aio.UnaryStreamMultiCallable[_executor_pb2.GetTokenizerRequest, _executor_pb2.GetTokenizerResponse]  # type: ignore[assignment]
+    """The tokenizer's files: a client needs nothing but this address. The first message has all
+    other fields; `tokenizer_json` goes on in the messages behind it, in pieces of at most 1 MiB.
     Errors: UNAVAILABLE while loading, NOT_FOUND if the model has no tokenizer. Retry: safe.
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_executor_pb2.GetStatusRequest, _executor_pb2.GetStatusResponse]  # type: ignore[assignment]
     """Live counters. Answered while loading too. Renews the lease of the session that it names:
     the heartbeat. Errors: NOT_FOUND, FAILED_PRECONDITION for the session or epoch named.
     Retry: safe.
+    """
+    GetCaches: _aio.UnaryUnaryMultiCallable[_executor_pb2.GetCachesRequest, _executor_pb2.GetCachesResponse]  # type: ignore[assignment]
+    """Lengths and pending tokens of caches, behind all steps queued before it. Renews the leases of
+    the session and, in session 0, of the caches. Unknown ids are left out.
+    Errors: NOT_FOUND, FAILED_PRECONDITION for the session or epoch named; INVALID_ARGUMENT for
+    more than `max_released_ids` ids. Retry: safe.
     """
     Prefill: _aio.UnaryUnaryMultiCallable[_executor_pb2.PrefillRequest, _executor_pb2.PrefillResponse]  # type: ignore[assignment]
     """Exactly one row: an opening, or a chunk of an opened prompt. Samples at the prompt's end.
@@ -241,8 +301,8 @@ class ExecutorServiceAsyncStub(ExecutorServiceStub):
     StreamUnifiedDecode: _aio.StreamStreamMultiCallable[_executor_pb2.StreamUnifiedDecodeRequest, _executor_pb2.StreamUnifiedDecodeResponse]  # type: ignore[assignment]
     """UnifiedDecode over one stream: steps are computed and answered in order, up to
     `max_in_flight` unanswered ones (more wait in the transport). What would be the RPC's status
-    is `error` in that step's reply, and the stream lives. Closing the stream cancels nothing
-    and releases nothing: reconnect and replay.
+    is `error` in that step's reply, with its step_id, and the stream lives. Closing the stream
+    cancels nothing and releases nothing: reconnect and replay.
     """
     ForwardVerify: _aio.UnaryUnaryMultiCallable[_executor_pb2.ForwardVerifyRequest, _executor_pb2.ForwardVerifyResponse]  # type: ignore[assignment]
     """Rows with drafts. With OUTPUT_MODE_SAMPLE acceptance happens in the executor and n becomes
@@ -264,7 +324,9 @@ class ExecutorServiceAsyncStub(ExecutorServiceStub):
     """
     Forward: _aio.UnaryUnaryMultiCallable[_executor_pb2.ForwardRequest, _executor_pb2.ForwardResponse]  # type: ignore[assignment]
     """Non-autoregressive: hidden states, embeddings or logits of whole inputs; no cache involved.
-    Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED. Retry: safe.
+    Each input has at most `context_length` tokens, all together at most `max_step_tokens`, and the
+    reply at most `max_full_logits_bytes`. Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED.
+    Retry: safe.
     """
     Warmup: _aio.UnaryUnaryMultiCallable[_executor_pb2.WarmupRequest, _executor_pb2.WarmupResponse]  # type: ignore[assignment]
     """Runs the shapes that compile or allocate lazily, so that the first request does not wait.
@@ -288,8 +350,10 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Opens a session, and so the right to replay steps.
         Precondition: none. With `replaces`, everything of that session is released first and its
         later steps are FAILED_PRECONDITION: so does a client begin again after any loss. An unknown
-        `replaces` is fine.
-        Retry: safe; a session that nobody uses ends with its lease.
+        `replaces` is fine. With `owner`, the same happens to the caller's session that was opened
+        under that name: a restarted client has its former self's pages back at once, and two clients
+        with different names leave each other alone.
+        Errors: RESOURCE_EXHAUSTED (sessions). Retry: safe; an unused session ends with its lease.
         """
 
     @_abc_1.abstractmethod
@@ -317,8 +381,9 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _executor_pb2.GetTokenizerRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_executor_pb2.GetTokenizerResponse, _abc.Awaitable[_executor_pb2.GetTokenizerResponse]]:
-        """The tokenizer's files: a client needs nothing but this address.
+    ) -> _typing.Union[_abc.Iterator[_executor_pb2.GetTokenizerResponse], _abc.AsyncIterator[_executor_pb2.GetTokenizerResponse]]:
+        """The tokenizer's files: a client needs nothing but this address. The first message has all
+        other fields; `tokenizer_json` goes on in the messages behind it, in pieces of at most 1 MiB.
         Errors: UNAVAILABLE while loading, NOT_FOUND if the model has no tokenizer. Retry: safe.
         """
 
@@ -331,6 +396,18 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Live counters. Answered while loading too. Renews the lease of the session that it names:
         the heartbeat. Errors: NOT_FOUND, FAILED_PRECONDITION for the session or epoch named.
         Retry: safe.
+        """
+
+    @_abc_1.abstractmethod
+    def GetCaches(
+        self,
+        request: _executor_pb2.GetCachesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_executor_pb2.GetCachesResponse, _abc.Awaitable[_executor_pb2.GetCachesResponse]]:
+        """Lengths and pending tokens of caches, behind all steps queued before it. Renews the leases of
+        the session and, in session 0, of the caches. Unknown ids are left out.
+        Errors: NOT_FOUND, FAILED_PRECONDITION for the session or epoch named; INVALID_ARGUMENT for
+        more than `max_released_ids` ids. Retry: safe.
         """
 
     @_abc_1.abstractmethod
@@ -394,8 +471,8 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_executor_pb2.StreamUnifiedDecodeResponse], _abc.AsyncIterator[_executor_pb2.StreamUnifiedDecodeResponse]]:
         """UnifiedDecode over one stream: steps are computed and answered in order, up to
         `max_in_flight` unanswered ones (more wait in the transport). What would be the RPC's status
-        is `error` in that step's reply, and the stream lives. Closing the stream cancels nothing
-        and releases nothing: reconnect and replay.
+        is `error` in that step's reply, with its step_id, and the stream lives. Closing the stream
+        cancels nothing and releases nothing: reconnect and replay.
         """
 
     @_abc_1.abstractmethod
@@ -447,7 +524,9 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_executor_pb2.ForwardResponse, _abc.Awaitable[_executor_pb2.ForwardResponse]]:
         """Non-autoregressive: hidden states, embeddings or logits of whole inputs; no cache involved.
-        Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED. Retry: safe.
+        Each input has at most `context_length` tokens, all together at most `max_step_tokens`, and the
+        reply at most `max_full_logits_bytes`. Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED.
+        Retry: safe.
         """
 
     @_abc_1.abstractmethod
