@@ -15,8 +15,8 @@ class Job:
     """An accepted row. What its sequence has and knows changes only when it is committed."""
 
     __slots__ = (
-        "drafts", "end", "fed", "follows", "hit", "in_prompt", "index", "known", "left", "opened", "output", "outputs",
-        "overwritten", "parts", "sequence", "start", "tokens", "top_k",
+        "drafts", "end", "fed", "follows", "hit", "in_prompt", "index", "known", "left", "opened", "output",
+        "outputs", "overwritten", "parts", "sequence", "start", "tokens", "top_k",
     )  # fmt: skip
 
     def __init__(

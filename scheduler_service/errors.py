@@ -1,14 +1,21 @@
 """Everything that a request can end badly with, and its one mapping to a gRPC status.
 
 ServiceError
-├── InvalidRequest     INVALID_ARGUMENT    names the field
-├── DuplicateRequest   ALREADY_EXISTS      the request_id is live
-├── QueueFull          RESOURCE_EXHAUSTED  with RetryInfo
-├── NotReady           UNAVAILABLE         loading, draining or no executor, nothing emitted; with RetryInfo
-├── Aborted            CANCELLED           Abort, or a forced shutdown
-├── StalledReader      CANCELLED           the client stopped reading
-├── DeadlineExceeded   DEADLINE_EXCEEDED
-└── InternalError      INTERNAL            a fault that could not be healed
+├── InvalidRequest        INVALID_ARGUMENT     names the field
+├── Unsupported           UNIMPLEMENTED        names the field whose feature is missing
+├── ModelNotFound         NOT_FOUND            no such model
+├── TokenizerNotFound     NOT_FOUND            the model has no tokenizer
+├── DuplicateRequest      ALREADY_EXISTS       the request_id is live
+├── ContinuationMismatch  FAILED_PRECONDITION  another prompt, model or sampler than the one continued
+├── QueueFull             RESOURCE_EXHAUSTED   with RetryInfo
+├── NotReady              UNAVAILABLE          loading or no executor; with RetryInfo until tokens were sent
+├── Draining              UNAVAILABLE          with RetryInfo: another scheduler may take it
+├── ShuttingDown          UNAVAILABLE          ended by a drain that took too long
+├── Aborted               ABORTED              by Abort
+├── Replaced              ABORTED              by a resend of the same request
+├── StalledReader         ABORTED              the client stopped reading
+├── DeadlineExceeded      DEADLINE_EXCEEDED
+└── InternalError         INTERNAL             a fault that could not be healed; `reason` says which
 
 The core's refusals and failures become these in `of_admission` and `of_failure`; any other
 exception is a bug: it is logged, and leaves as INTERNAL without its text.
@@ -19,21 +26,17 @@ from __future__ import annotations
 from typing import ClassVar
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
-from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
+from paceline.service.status import rich_status
 
 from scheduler_service.core import errors as core_errors
 from scheduler_service.core.events import Failed, Failure
 
-DOMAIN = "paceline"
-
 
 class ServiceError(Exception):
-    """A request's bad end. `retry_after_s` is set where waiting helps."""
+    """A request's bad end. `retry_after_s` is set where the same request may then be sent again."""
 
     code: ClassVar[grpc.StatusCode]
-    reason: ClassVar[str]
+    reason: str  # an ErrorReason of the proto, without its prefix
 
     def __init__(
         self, message: str, *, retry_after_s: float | None = None, metadata: dict[str, str] | None = None
@@ -45,17 +48,14 @@ class ServiceError(Exception):
 
     def status(self) -> grpc.Status:
         """The status with its google.rpc details, as gRPC wants it."""
-        info = error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=self.metadata)
-        details = [_packed(info)]
-        if self.retry_after_s is not None:
-            delay = duration_pb2.Duration()
-            delay.FromNanoseconds(int(self.retry_after_s * 1e9))
-            details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
-        number: int = self.code.value[0]
-        status: grpc.Status = rpc_status.to_status(
-            status_pb2.Status(code=number, message=self.message, details=details)
+        return rich_status(
+            self.code,
+            self.message,
+            reason=self.reason,
+            metadata=self.metadata,
+            field=self.metadata.get("field", ""),
+            retry_after_s=self.retry_after_s,
         )
-        return status
 
 
 class InvalidRequest(ServiceError):
@@ -67,6 +67,37 @@ class InvalidRequest(ServiceError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}", metadata={"field": field})
         self.field = field
+
+
+class Unsupported(ServiceError):
+    """A field is set whose feature is missing here."""
+
+    code = grpc.StatusCode.UNIMPLEMENTED
+    reason = "UNSUPPORTED"
+
+    def __init__(self, field: str) -> None:
+        super().__init__(f"{field}: this scheduler does not offer it", metadata={"field": field})
+
+
+class ModelNotFound(ServiceError):
+    """No model of this name."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "MODEL_NOT_FOUND"
+
+
+class TokenizerNotFound(ServiceError):
+    """The model has no tokenizer."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "TOKENIZER_NOT_FOUND"
+
+
+class ContinuationMismatch(ServiceError):
+    """What is to be continued is not what would run here."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "CONTINUATION"
 
 
 class DuplicateRequest(ServiceError):
@@ -84,23 +115,44 @@ class QueueFull(ServiceError):
 
 
 class NotReady(ServiceError):
-    """Loading, draining or without an executor; nothing was emitted."""
+    """Loading, or without an executor."""
 
     code = grpc.StatusCode.UNAVAILABLE
     reason = "NOT_READY"
 
 
-class Aborted(ServiceError):
-    """Ended by Abort or by a forced shutdown."""
+class Draining(ServiceError):
+    """No new requests are taken."""
 
-    code = grpc.StatusCode.CANCELLED
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "DRAINING"
+
+
+class ShuttingDown(ServiceError):
+    """Ended by a drain that took too long."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "SHUTTING_DOWN"
+
+
+class Aborted(ServiceError):
+    """Ended by Abort."""
+
+    code = grpc.StatusCode.ABORTED
     reason = "ABORTED"
+
+
+class Replaced(ServiceError):
+    """A resend of the same request took its place."""
+
+    code = grpc.StatusCode.ABORTED
+    reason = "REPLACED"
 
 
 class StalledReader(ServiceError):
     """The client did not read its stream."""
 
-    code = grpc.StatusCode.CANCELLED
+    code = grpc.StatusCode.ABORTED
     reason = "STALLED_READER"
 
 
@@ -117,11 +169,15 @@ class InternalError(ServiceError):
     code = grpc.StatusCode.INTERNAL
     reason = "INTERNAL"
 
+    def __init__(self, message: str, reason: str = "INTERNAL") -> None:
+        super().__init__(message)
+        self.reason = reason
+
 
 RETRY_AFTER_S = 1.0
 """The hint while loading, or while no executor is there."""
 
-_FIELDS = {"prompt": "prompt", "max_tokens": "stop.max_tokens", "n": "n"}
+_FIELDS = {"max_tokens": "stop.max_tokens"}
 """The core's names of fields that the proto calls otherwise."""
 
 
@@ -146,13 +202,11 @@ def of_failure(failed: Failed) -> ServiceError:
             return DeadlineExceeded(failed.message)
         case Failure.CANCELLED:
             return Aborted(failed.message)
-        case Failure.NO_EXECUTOR if not failed.emitted:
-            return NotReady(failed.message, retry_after_s=RETRY_AFTER_S)
-        case Failure.NO_EXECUTOR | Failure.POISON | Failure.NOT_FINITE | Failure.REFUSED:
-            return InternalError(failed.message)
-
-
-def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(message)
-    return packed
+        case Failure.NO_EXECUTOR:
+            return NotReady(failed.message, retry_after_s=None if failed.emitted else RETRY_AFTER_S)
+        case Failure.POISON:
+            return InternalError(failed.message, "EXECUTORS_LOST")
+        case Failure.NOT_FINITE:
+            return InternalError(failed.message, "NOT_FINITE")
+        case Failure.REFUSED:
+            return InternalError(failed.message, "EXECUTOR_REFUSED")

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-from scheduler_service.codec.requests import CheckedRequest
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from scheduler_service.codec.requests import CheckedRequest, Returns
+from scheduler_service.codec.responses import started_response
 from scheduler_service.core.errors import AdmissionError
 from scheduler_service.core.events import Event, Failed, Finished, Tokens
+from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.errors import (
     Aborted,
     DuplicateRequest,
+    Replaced,
     ServiceError,
     StalledReader,
     of_admission,
     of_failure,
 )
+from scheduler_service.link.pool import Served
 from scheduler_service.metrics import Metrics
-from scheduler_service.stream import Readers, RequestStream
+from scheduler_service.model import Model
+from scheduler_service.stream import Readers, RequestStream, StreamOptions
 from scheduler_service.text.stop_strings import StopStrings
-from scheduler_service.text.tools import TextTools
 
 Clock = Callable[[], float]
 
@@ -43,10 +50,14 @@ class LiveRequests:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def check_id(self, request_id: str) -> None:
-        """Raises DuplicateRequest if its stream has not ended, whatever the core says."""
-        if request_id in self._streams:
-            raise DuplicateRequest(f"request_id: {request_id} is live")
+    def check_id(self, checked: CheckedRequest) -> None:
+        """Raises DuplicateRequest if a stream of this id has not ended, whatever the core says.
+
+        A resend of the same bytes, before the client was sent anything, may take its place.
+        """
+        stream = self._streams.get(checked.id)
+        if stream is not None and (stream.taken or not checked.digest or stream.digest != checked.digest):
+            raise DuplicateRequest(f"request_id: {checked.id} is live")
 
     def admit(
         self,
@@ -55,27 +66,50 @@ class LiveRequests:
         *,
         arrival: float,
         deadline: float | None,
-        text: TextTools | None,
+        served: Served,
     ) -> RequestStream:
         """Take a request into the queue. Raises a ServiceError, and then nothing has changed."""
-        self.check_id(checked.id)
+        self.check_id(checked)
         request = checked.to_core(prompt, arrival=arrival, deadline=deadline)
-        try:
-            self._core.add(request, self._clock())
-        except AdmissionError as error:
-            raise of_admission(error) from error
         stream = RequestStream(
             checked.id,
             arrival,
             checked.n,
             checked.eos_token_ids | checked.stop_token_ids,
-            text.detokenizer if text is not None else None,
+            served.text.detokenizer if served.text is not None else None,
             StopStrings(checked.stop_strings) if checked.stop_strings else None,
             self._readers,
+            StreamOptions(
+                ids=checked.returns is not Returns.TEXT,
+                text=checked.returns is not Returns.TOKEN_IDS,
+                include_stop_string=checked.include_stop_string,
+            ),
         )
+        stream.digest = checked.digest
+        stopped = []
+        if checked.continuation is not None:
+            checked.continuation.check_prompt(prompt)
+            stopped = stream.take_over(checked.continuation)
+        if checked.id in self._streams:
+            self.cancel(checked.id, Replaced("the same request was sent again"))
+        try:
+            self.post(self._core.add(request, self._clock()))
+        except AdmissionError as error:
+            raise of_admission(error) from error
+        stream.begin = partial(self._started, request, served.model)
         self._streams[checked.id] = stream
+        for index in stopped:
+            self._stop(stream, index)
         self._wake()
         return stream
+
+    def _started(self, request: Request, model: Model, stream: RequestStream) -> pb.GenerateResponse:
+        return started_response(
+            request,
+            model=model,
+            max_tokens=self._core.max_tokens(request),
+            cached_tokens=stream.cached_tokens,
+        )
 
     def post(self, events: Iterable[Event]) -> None:
         """Keep events for the next `deliver`: the next step is sent first."""
@@ -92,11 +126,10 @@ class LiveRequests:
             match event:
                 case Tokens():
                     self._metrics.tokens(stream, event, now)
+                    if event.cached_tokens is not None:
+                        stream.cached_tokens = event.cached_tokens
                     if stream.push(event) is not None:
-                        finished = self._core.stop(event.request_id, event.index, now)
-                        if finished is not None:
-                            self._finish(stream, finished)
-                            self._wake()
+                        self._stop(stream, event.index)
                 case Finished():
                     self._finish(stream, event)
                 case Failed():
@@ -118,9 +151,9 @@ class LiveRequests:
             self.cancel(stream.request_id, Aborted("the client has left"))
 
     def cancel_all(self, begun: ServiceError, untouched: ServiceError) -> None:
-        """End all live requests: with `begun` those that had tokens, with `untouched` the others."""
+        """End all live requests; those whose client was sent something with `begun`."""
         for request_id, stream in list(self._streams.items()):
-            self.cancel(request_id, begun if stream.begun else untouched)
+            self.cancel(request_id, begun if stream.taken else untouched)
 
     def cancel_stalled(self, timeout_s: float) -> None:
         """End the requests whose reader has not moved for so long."""
@@ -130,6 +163,13 @@ class LiveRequests:
             self.cancel(stream.request_id, StalledReader(f"nothing was read for {timeout_s:g} s"))
             if stream.reader is not None:
                 stream.reader.cancel()
+
+    def _stop(self, stream: RequestStream, index: int) -> None:
+        """The completion's text has reached a stop string."""
+        finished = self._core.stop(stream.request_id, index, self._clock())
+        if finished is not None:
+            self._finish(stream, finished)
+            self._wake()
 
     def _finish(self, stream: RequestStream, event: Finished) -> None:
         stream.finish(event)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler_service.core.request import Drafter, Speculation
+
+
+class ServiceState(enum.Enum):
+    """What a scheduler can do for a new request: the proto's SchedulerState."""
+
+    LOADING = "loading"  # no executor was ready yet
+    SERVING = "serving"
+    NO_EXECUTOR = "no_executor"  # none is ready to take new requests; they wait
+    DRAINING = "draining"  # takes no new requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +90,7 @@ class TokenizerFiles:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorView:
-    """One executor, as GetStatus shows it; pages as of its last heartbeat."""
+    """One executor, as ListExecutors shows it; pages as of its last heartbeat."""
 
     address: str
     connected: bool
@@ -90,3 +100,4 @@ class ExecutorView:
     available_pages: int  # free and evictable
     losses: int
     draft: bool  # its model drafts for the others'
+    draining: bool  # takes no new sequences

@@ -7,11 +7,12 @@ import asyncio
 import grpc.aio
 from grpc_reflection.v1alpha import reflection
 from paceline.channel import Link, server_options
-from paceline.scheduler.v1 import scheduler_pb2_grpc
+from paceline.scheduler.v1 import admin_pb2_grpc, scheduler_pb2_grpc
 from paceline.service.logs import Log
 from paceline.service.process import Shutdown, write_port_file
 from paceline.service.settings import EXIT_USAGE
 
+from scheduler_service.admin_servicer import AdminServicer
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.health import SERVICE, Health
 from scheduler_service.interceptor import ErrorInterceptor
@@ -19,6 +20,8 @@ from scheduler_service.service import SchedulerService
 from scheduler_service.servicer import SchedulerServicer
 
 log = Log(__name__)
+
+ADMIN_SERVICE = "paceline.scheduler.v1.AdminService"
 
 RECEIVE_BYTES = 16 << 20
 """Above the 4 MiB of public messages, so that a prompt far too large is refused by name."""
@@ -41,8 +44,9 @@ class Server:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
             SchedulerServicer(self.service), self._server
         )
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.service), self._server)
         if settings.reflection:
-            names = (SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+            names = (SERVICE, ADMIN_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
 
     async def start(self) -> int:

@@ -12,13 +12,14 @@ from paceline.service.logs import Log
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.draft_loop import DraftLoop
-from scheduler_service.errors import RETRY_AFTER_S, Aborted, InternalError, NotReady
+from scheduler_service.errors import RETRY_AFTER_S, Draining, InternalError, NotReady, ShuttingDown
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.pool import ExecutorPool, Served
 from scheduler_service.live import LiveRequests
 from scheduler_service.loop import Loop
 from scheduler_service.metrics import Metrics
-from scheduler_service.model import ExecutorView, Model
+from scheduler_service.model import ExecutorView, Model, ServiceState
+from scheduler_service.rates import Rates
 from scheduler_service.wake import Wake
 
 log = Log(__name__)
@@ -37,6 +38,7 @@ class SchedulerService:
         self.core = Scheduler(settings.core)
         self.draining = False
         self.started_at = time.monotonic()
+        self.rates = Rates(self.started_at)
         wake, wake_drafts = Wake(), Wake()
         self.pool = ExecutorPool(
             settings.executor,
@@ -74,11 +76,18 @@ class SchedulerService:
                 self.pool.served.text.close()
 
     @property
-    def state(self) -> str:
-        """`loading` until the first executor is ready, `serving`, then `draining`."""
+    def state(self) -> ServiceState:
+        """What it can do for a new request."""
         if self.draining:
-            return "draining"
-        return "loading" if self.pool.served is None or self.core.capacity is None else "serving"
+            return ServiceState.DRAINING
+        if self.pool.served is None or self.core.capacity is None:
+            return ServiceState.LOADING
+        return ServiceState.SERVING if self.ready_executors else ServiceState.NO_EXECUTOR
+
+    @property
+    def ready_executors(self) -> int:
+        """Executors that could take new sequences now."""
+        return sum(link.ready and not link.retiring for link in self.pool.links)
 
     @property
     def healthy(self) -> bool:
@@ -106,7 +115,7 @@ class SchedulerService:
     def door(self) -> Served:
         """The model, for a new request. Raises NotReady also while draining."""
         if self.draining:
-            raise NotReady("draining", retry_after_s=RETRY_AFTER_S)
+            raise Draining("draining", retry_after_s=RETRY_AFTER_S)
         return self.served()
 
     async def leave(self) -> None:
@@ -125,7 +134,7 @@ class SchedulerService:
         if len(self.live):
             log.warning("ending live requests", live=len(self.live))
             why = "the scheduler is shutting down"
-            self.live.cancel_all(Aborted(why), NotReady(why, retry_after_s=RETRY_AFTER_S))
+            self.live.cancel_all(ShuttingDown(why), ShuttingDown(why, retry_after_s=RETRY_AFTER_S))
 
     def _model(self) -> Model | None:
         return None if self.pool.served is None else self.pool.served.model
@@ -133,7 +142,9 @@ class SchedulerService:
     async def _tick(self, show_health: Callable[[bool], Awaitable[None]]) -> None:
         while True:
             self.live.cancel_stalled(self.settings.stall_timeout_s)
-            self.metrics.show(self.core.snapshot())
+            snapshot = self.core.snapshot()
+            self.metrics.show(snapshot)
+            self.rates.observe(snapshot.counters, time.monotonic())
             for link in (*self.pool.links, *self.drafts.links):
                 self.metrics.executor_ready.labels(link.address).set(link.ready)
             await show_health(self.healthy)

@@ -20,7 +20,7 @@ from scheduler_service.codec.requests import (
     check_prompt,
     check_request,
 )
-from scheduler_service.codec.responses import Collector, model_info, service_status
+from scheduler_service.codec.responses import Collector, model_info, service_status, tokenizer_pieces
 from scheduler_service.errors import (
     RETRY_AFTER_S,
     Aborted,
@@ -28,6 +28,7 @@ from scheduler_service.errors import (
     QueueFull,
     ServiceError,
     StalledReader,
+    TokenizerNotFound,
 )
 from scheduler_service.link.pool import Served
 from scheduler_service.service import SchedulerService
@@ -53,11 +54,14 @@ class SchedulerServicer(SchedulerServiceServicer):
         stream = await self._admitted(request, context)
         stream.reader = asyncio.current_task()
         try:
-            await context.send_initial_metadata((("request-id", stream.request_id),))
             write = context.write
-            while messages := await stream.take():
+            messages = await stream.take()
+            # Not before the first message: until then the client's own retries work.
+            await context.send_initial_metadata((("request-id", stream.request_id),))
+            while messages:
                 for message in messages:
                     await write(message)
+                messages = await stream.take()
         except asyncio.CancelledError:
             if isinstance(stream.error, StalledReader):  # cancelled by us: the client is still there
                 self._metrics.ended_badly(stream.error)
@@ -75,10 +79,10 @@ class SchedulerServicer(SchedulerServiceServicer):
         """The same stream, collected."""
         stream = await self._admitted(request.request, context)
         try:
-            await context.send_initial_metadata((("request-id", stream.request_id),))
             collector = Collector(stream.request_id)
             while messages := await stream.take():
                 collector.add(messages)
+            await context.send_initial_metadata((("request-id", stream.request_id),))
             return collector.response()
         except ServiceError as error:
             self._metrics.ended_badly(error)
@@ -96,7 +100,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         served = self._service.served()
         check_detokenize(request.token_ids, served.model)
         if served.text is None:
-            raise InvalidRequest("token_ids", "the model has no tokenizer")
+            raise TokenizerNotFound("the model has no tokenizer")
         try:
             return pb.DetokenizeResponse(text=await served.text.decode(request.token_ids))
         except BusyError as error:
@@ -119,10 +123,21 @@ class SchedulerServicer(SchedulerServiceServicer):
         return model_info(
             served.model,
             max_request_tokens=service.core.max_request_tokens,
+            has_text=served.text is not None,
             has_chat_template=served.text is not None and served.text.has_chat_template,
             queue=service.settings.core,
             drafting=service.settings.drafting,
         )
+
+    async def GetTokenizer(  # type: ignore[override]  # writes, and so is no iterator
+        self, request: pb.GetTokenizerRequest, context: _Context
+    ) -> None:
+        """As the executor gave it, in pieces."""
+        served = self._service.served()
+        if served.files is None:
+            raise TokenizerNotFound("the model has no tokenizer")
+        for piece in tokenizer_pieces(served.files, served.model.eos_token_ids):
+            await context.write(piece)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: _Context) -> pb.GetStatusResponse:
         """Answered in every state."""
@@ -130,8 +145,9 @@ class SchedulerServicer(SchedulerServiceServicer):
         return service_status(
             state=service.state,
             uptime_s=time.monotonic() - service.started_at,
+            ready_executors=service.ready_executors,
             snapshot=service.core.snapshot(),
-            executors=service.executors,
+            rates=service.rates,
         )
 
     async def _admitted(self, request: pb.GenerateRequest, context: _Context) -> RequestStream:
@@ -140,13 +156,13 @@ class SchedulerServicer(SchedulerServiceServicer):
         try:
             served = self._service.door()
             checked = check_request(request, served.model, self._drafting)
-            self._service.live.check_id(checked.id)  # before the work of tokenizing
+            self._service.live.check_id(checked)  # before the work of tokenizing
             return self._service.live.admit(
                 checked,
                 await _token_ids(checked.prompt, served),
                 arrival=arrival,
                 deadline=None if remaining is None else arrival + remaining,
-                text=served.text,
+                served=served,
             )
         except ServiceError as error:
             self._metrics.ended_badly(error)

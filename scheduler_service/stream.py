@@ -12,13 +12,15 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
+from scheduler_service.codec.continuation import Continuation
 from scheduler_service.codec.responses import delta_response, finished_message
 from scheduler_service.core.events import Finished, Tokens
 from scheduler_service.core.step import TopLogprobs
-from scheduler_service.errors import ServiceError
+from scheduler_service.errors import ContinuationMismatch, ServiceError
 from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.stop_strings import StopMatcher, StopStrings
 
@@ -26,12 +28,30 @@ MAX_DELTA_TOKENS = 1024
 """Of one message: with logprobs of 20 alternatives it stays far below 4 MiB."""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """Which parts of the output the client wants."""
+
+    ids: bool = True  # and logprobs
+    text: bool = True
+    include_stop_string: bool = False
+
+
 class Completion:
     """One completion's tokens and text that wait for the reader."""
 
-    def __init__(self, index: int, detokenizer: Detokenizer | None, matcher: StopMatcher | None) -> None:
+    def __init__(
+        self,
+        index: int,
+        detokenizer: Detokenizer | None,
+        matcher: StopMatcher | None,
+        options: StreamOptions,
+    ) -> None:
         self.index = index
+        self.elapsed_us = 0  # from the request's arrival to the last token here
+        self._options = options
         self.finished: Finished | None = None
+        self.is_over = False  # it was finished before this stream: nothing is sent for it
         self.stop_string: str | None = None
         self._detokenizer = detokenizer
         self._matcher = matcher
@@ -39,19 +59,51 @@ class Completion:
         self._text = ""
         self._logprobs: list[TopLogprobs] = []
 
+    @property
+    def has_news(self) -> bool:
+        """Something waits for the reader."""
+        return bool(self._ids or self._text)
+
     def push(self, event: Tokens, terminators: frozenset[int]) -> str | None:
         """Take new tokens; returns the stop string that they completed, if they did."""
-        ids = event.ids
-        self._ids += ids
-        if event.logprobs:
-            self._logprobs += event.logprobs
-        if self._detokenizer is not None:
-            # A terminator can only be the last token, and is no part of the text.
-            text = self._detokenizer.push(ids[:-1] if ids[-1] in terminators else ids)
-            if self._matcher is not None and text:
-                text, self.stop_string = self._matcher.push(text)
-            self._text += text
+        if self._options.ids:
+            self._ids += event.ids
+            if event.logprobs:
+                self._logprobs += event.logprobs
+        self._add_text(event.ids, terminators)
         return self.stop_string
+
+    def take_over(self, ids: tuple[int, ...], text_bytes: int, terminators: frozenset[int]) -> str | None:
+        """Begin behind output that the client has already: all of `ids`, and so much of their text.
+
+        Returns the stop string that they completed, if they did. Raises ContinuationMismatch if their text
+        is shorter, or `text_bytes` is no border of characters in it.
+        """
+        if ids:
+            self._add_text(ids, terminators)
+        text = self._text.encode()
+        if self._detokenizer is None:
+            return None
+        if text_bytes > len(text) or (text_bytes < len(text) and text[text_bytes] & 0xC0 == 0x80):
+            raise ContinuationMismatch(
+                f"continuation.completions: completion {self.index} has {len(text)} bytes of text here, and "
+                f"{text_bytes} is no border in it",
+                metadata={"field": "continuation.completions"},
+            )
+        self._text = text[text_bytes:].decode()
+        return self.stop_string
+
+    def _add_text(self, ids: tuple[int, ...], terminators: frozenset[int]) -> None:
+        if self._detokenizer is None:
+            return
+        # A terminator can only be the last token, and is no part of the text.
+        text = self._detokenizer.push(ids[:-1] if ids[-1] in terminators else ids)
+        if self._matcher is not None and text:
+            text, self.stop_string = self._matcher.push(text)
+        self._text += self._with_stop_string(text)
+
+    def _with_stop_string(self, text: str) -> str:
+        return text + self.stop_string if self.stop_string and self._options.include_stop_string else text
 
     def finish(self, event: Finished) -> None:
         """Nothing follows: let go of what was held back."""
@@ -61,21 +113,25 @@ class Completion:
             if self._matcher is not None:
                 text, self.stop_string = self._matcher.push(text)
                 text += "" if self.stop_string else self._matcher.flush()
-            self._text += text
+            self._text += self._with_stop_string(text)
 
     def take(self) -> list[pb.GenerateResponse]:
         """All that waits, as messages; the last one is the end if there is one."""
         ids, text, logprobs = self._ids, self._text, self._logprobs
+        if not self._options.text:
+            text = ""
         messages = []
+        elapsed_us = self.elapsed_us
         if ids or text:
             self._ids, self._text, self._logprobs = [], "", []
             if len(ids) <= MAX_DELTA_TOKENS:
-                messages.append(delta_response(self.index, ids, text, logprobs))
+                messages.append(delta_response(self.index, ids, text, logprobs, elapsed_us))
             else:  # the text goes with the last piece: it may lag behind the ids, never lead them
                 for start in range(0, len(ids), MAX_DELTA_TOKENS):
                     end = start + MAX_DELTA_TOKENS
                     tail = text if end >= len(ids) else ""
-                    messages.append(delta_response(self.index, ids[start:end], tail, logprobs[start:end]))
+                    piece = logprobs[start:end]
+                    messages.append(delta_response(self.index, ids[start:end], tail, piece, elapsed_us))
         if self.finished is not None:
             end_message = finished_message(self.finished, self.stop_string)
             messages.append(pb.GenerateResponse(index=self.index, finished=end_message))
@@ -122,17 +178,24 @@ class RequestStream:
         detokenizer: Callable[[], Detokenizer] | None,
         stop_strings: StopStrings | None,
         readers: Readers,
+        options: StreamOptions | None = None,
     ) -> None:
         self.request_id = request_id
         self.arrival = arrival  # time.monotonic()
         self.last_tokens_at: dict[int, float] = {}
         """When each completion last got tokens, for metrics; time.monotonic()."""
+        self.cached_tokens = 0  # of the prompt, found in the prefix cache; known with the first tokens
+        self.begin: Callable[[RequestStream], pb.GenerateResponse] | None = None
+        """Makes the message that goes before all others; None: it was sent."""
+        self.digest = b""  # of the request's bytes
         self._terminators = terminators
+        options = options or StreamOptions()
         self._completions = [
             Completion(
                 index,
                 detokenizer() if detokenizer else None,
                 StopMatcher(stop_strings) if stop_strings else None,
+                options,
             )
             for index in range(n)
         ]
@@ -153,9 +216,9 @@ class RequestStream:
         return self._unfinished == 0 or self.error is not None
 
     @property
-    def begun(self) -> bool:
-        """It has had tokens, so that nobody may send the request again unasked."""
-        return bool(self.last_tokens_at)
+    def taken(self) -> bool:
+        """The client has been sent something, so that the request must not be retried blindly."""
+        return self.begin is None
 
     def push(self, event: Tokens) -> str | None:
         """Take new tokens; returns the stop string that they completed, if they did."""
@@ -163,13 +226,34 @@ class RequestStream:
         if self.error is not None or completion.finished or completion.stop_string:
             return None
         found = completion.push(event, self._terminators)
+        completion.elapsed_us = round(
+            1e6 * (self.last_tokens_at.get(event.index, self.arrival) - self.arrival)
+        )
         self._wake(completion)
         return found
+
+    def take_over(self, continuation: Continuation) -> list[int]:
+        """Begin behind what the client has already; the completions whose stop string was in it.
+
+        Before anything is pushed. Raises ContinuationMismatch.
+        """
+        stopped = []
+        for one, text_bytes in zip(continuation.completions, continuation.text_bytes, strict=True):
+            completion = self._completions[one.index]
+            if one.finished:
+                self._unfinished -= 1
+                completion.is_over = True
+                continue
+            if completion.take_over(one.ids, text_bytes, self._terminators):
+                stopped.append(one.index)
+            if completion.has_news:
+                self._changed[one.index] = completion
+        return stopped
 
     def finish(self, event: Finished) -> None:
         """One completion has ended well."""
         completion = self._completions[event.index]
-        if self.error is None and completion.finished is None:
+        if self.error is None and completion.finished is None and not completion.is_over:
             completion.finish(event)
             self._unfinished -= 1
             self._wake(completion)
@@ -197,15 +281,19 @@ class RequestStream:
     async def take(self) -> list[pb.GenerateResponse]:
         """What is new, waiting for it; empty when all has been taken. Raises the request's error."""
         self._taken_at = None
-        while not self._changed:
-            if self.error is not None:
-                raise self.error
-            if self._unfinished == 0:
-                return []
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        changed, self._changed = self._changed, {}
-        self._taken_at = time.monotonic()
-        if len(changed) == 1:
-            return next(iter(changed.values())).take()
-        return [message for completion in changed.values() for message in completion.take()]
+        while True:
+            while not self._changed:
+                if self.error is not None:
+                    raise self.error
+                if self._unfinished == 0:
+                    return []
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            changed, self._changed = self._changed, {}
+            messages = [message for completion in changed.values() for message in completion.take()]
+            if self.begin is not None and messages:
+                messages.insert(0, self.begin(self))
+                self.begin = None
+            if messages:  # none: text is held back, and the client wants no ids
+                self._taken_at = time.monotonic()
+                return messages

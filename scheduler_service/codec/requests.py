@@ -6,6 +6,8 @@ Sizes and counts are looked at before contents.
 
 from __future__ import annotations
 
+import enum
+import hashlib
 import re
 import secrets
 from collections.abc import Iterable, Sequence
@@ -13,8 +15,9 @@ from dataclasses import dataclass
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
+from scheduler_service.codec.continuation import Continuation, check_continuation
 from scheduler_service.core.request import Drafter, Request, Sampling, Speculation
-from scheduler_service.errors import InvalidRequest
+from scheduler_service.errors import InvalidRequest, ModelNotFound, Unsupported
 from scheduler_service.model import Drafting, Model
 
 MAX_REQUEST_ID_BYTES = 128
@@ -48,6 +51,15 @@ class TokenPrompt:
 
 Prompt = TextPrompt | ChatPrompt | TokenPrompt
 
+
+class Returns(enum.Enum):
+    """Which parts of the output the client wants."""
+
+    BOTH = pb.RETURNS_BOTH
+    TEXT = pb.RETURNS_TEXT
+    TOKEN_IDS = pb.RETURNS_TOKEN_IDS
+
+
 DRAFTERS = {pb.DRAFTER_NGRAM: Drafter.NGRAM, pb.DRAFTER_DRAFT_EXECUTOR: Drafter.EXECUTOR}
 """The proto's names of them."""
 
@@ -68,6 +80,10 @@ class CheckedRequest:
     priority: int
     salt: bytes
     speculation: Speculation
+    returns: Returns
+    include_stop_string: bool
+    continuation: Continuation | None
+    digest: bytes  # of the request's bytes; empty: its id was drawn, so that nobody can send it again
 
     def to_core(self, prompt: Sequence[int], *, arrival: float, deadline: float | None) -> Request:
         """The core's request, with the prompt as token ids; times on the loop's clock."""
@@ -85,11 +101,18 @@ class CheckedRequest:
             deadline=deadline,
             salt=self.salt,
             speculation=self.speculation,
+            continued=self.continuation.completions if self.continuation else (),
         )
 
 
 def check_request(message: pb.GenerateRequest, model: Model, drafting: Drafting) -> CheckedRequest:
-    """The request, checked. Raises InvalidRequest. An empty request_id and a missing seed are drawn."""
+    """The request, checked. An empty request_id and a missing seed are drawn.
+
+    Raises InvalidRequest, ModelNotFound, Unsupported.
+    """
+    _refuse_unsupported(message)
+    if message.model not in ("", model.name):
+        raise ModelNotFound(f"model: {message.model[:64]!r} is not served, {model.name!r} is")
     limits, stop = model.limits, message.stop
     max_tokens = stop.max_tokens if stop.HasField("max_tokens") else None
     if max_tokens is not None:
@@ -111,7 +134,47 @@ def check_request(message: pb.GenerateRequest, model: Model, drafting: Drafting)
         priority=message.priority,
         salt=salt,
         speculation=_speculation(message.speculation, model, drafting),
+        returns=_returns(message),
+        include_stop_string=stop.include_stop_string,
+        continuation=_continuation(message, model),
+        digest=_digest(message),
     )
+
+
+_UNSUPPORTED = ("grammar", "labels", "prompt_logprobs", "ttft_ms", "tpot_ms")
+"""Fields of GenerateRequest whose features are missing here."""
+
+
+def _refuse_unsupported(message: pb.GenerateRequest) -> None:
+    set_fields = {field.name for field, _ in message.ListFields()}
+    for name in _UNSUPPORTED:
+        if name in set_fields:
+            raise Unsupported(name)
+
+
+def _returns(message: pb.GenerateRequest) -> Returns:
+    if message.returns == pb.RETURNS_UNSPECIFIED:
+        return Returns.BOTH
+    try:
+        return Returns(message.returns)
+    except ValueError:
+        raise InvalidRequest("returns", f"unknown value {message.returns}") from None
+
+
+def _continuation(message: pb.GenerateRequest, model: Model) -> Continuation | None:
+    if not message.HasField("continuation"):
+        return None
+    if not message.sampling.HasField("seed"):
+        raise InvalidRequest("sampling.seed", "is required with a continuation: send Started's sampling")
+    eos = frozenset() if message.stop.ignore_eos else model.eos_token_ids
+    ends = eos | frozenset(message.stop.token_ids)
+    return check_continuation(message.continuation, message.n or 1, message.stop.min_tokens, ends, model)
+
+
+def _digest(message: pb.GenerateRequest) -> bytes:
+    if not message.request_id:
+        return b""
+    return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
 
 
 def check_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, model: Model) -> Prompt:
@@ -126,6 +189,9 @@ def check_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, model: Model)
         _check_size("text", len(message.text.encode()), model.limits.max_prompt_bytes, "bytes")
         return TextPrompt(message.text)
     if kind == "messages":
+        for field, _ in message.messages.ListFields():
+            if field.name != "messages":
+                raise Unsupported(f"messages.{field.name}")
         return _messages(message.messages.messages, model)
     if isinstance(message, pb.GenerateRequest) and kind == "token_ids":
         ids = message.token_ids.ids
@@ -171,13 +237,35 @@ def _messages(messages: Sequence[pb.Message], model: Model) -> ChatPrompt:
         raise InvalidRequest("messages", "must not be empty")
     _check_size("messages", len(messages), MAX_MESSAGES, "messages")
     total = 0
+    texts: list[str] = []
     for index, turn in enumerate(messages):
         if not turn.role:
             raise InvalidRequest(f"messages[{index}].role", "must not be empty")
         _check_size(f"messages[{index}].role", len(turn.role.encode()), MAX_ROLE_BYTES, "bytes")
-        total += len(turn.content.encode())
+        for name in ("tool_calls", "tool_call_id"):
+            if getattr(turn, name):
+                raise Unsupported(f"messages[{index}].{name}")
+        _check_size(f"messages[{index}].name", len(turn.name.encode()), MAX_ROLE_BYTES, "bytes")
+        texts.append(_content(index, turn))
+        total += len(texts[-1].encode())
         _check_size(f"messages[{index}].content", total, model.limits.max_prompt_bytes, "bytes in all")
-    return ChatPrompt(tuple({"role": turn.role, "content": turn.content} for turn in messages))
+    return ChatPrompt(
+        tuple(
+            {"role": turn.role, "content": text} | ({"name": turn.name} if turn.name else {})
+            for turn, text in zip(messages, texts, strict=True)
+        )
+    )
+
+
+def _content(index: int, turn: pb.Message) -> str:
+    if not turn.parts:
+        return turn.content
+    if turn.content:
+        raise InvalidRequest(f"messages[{index}].parts", "not together with content")
+    for at, part in enumerate(turn.parts):
+        if part.WhichOneof("part") != "text":
+            raise InvalidRequest(f"messages[{index}].parts[{at}]", "is empty, or of an unknown kind")
+    return "".join(part.text for part in turn.parts)
 
 
 def _sampling(message: pb.SamplingParams, model: Model) -> Sampling:

@@ -2,24 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
+from scheduler_service.codec.continuation import prompt_digest
 from scheduler_service.codec.requests import DRAFTERS
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import Finished, FinishReason
-from scheduler_service.core.request import Speculation
+from scheduler_service.core.request import Request, Speculation
 from scheduler_service.core.snapshot import Snapshot
 from scheduler_service.core.step import TopLogprobs
-from scheduler_service.model import Drafting, ExecutorView, Model
+from scheduler_service.model import Drafting, ExecutorView, Model, ServiceState, TokenizerFiles
+from scheduler_service.rates import Rates
+
+CONTRACT_REVISION = 1
+"""Of scheduler.proto: rises whenever it grows."""
+
+TOKENIZER_PIECE_BYTES = 1 << 20
+
+
+def started_response(
+    request: Request,
+    *,
+    model: Model,
+    max_tokens: int,
+    cached_tokens: int,
+) -> pb.GenerateResponse:
+    """What a client needs to continue the stream elsewhere."""
+    sampling = request.sampling
+    return pb.GenerateResponse(
+        started=pb.Started(
+            request_id=request.id,
+            model=model.name,
+            prompt_tokens=len(request.prompt),
+            cached_tokens=cached_tokens,
+            sampling=pb.SamplingParams(
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                min_p=sampling.min_p,
+                repetition_penalty=sampling.repetition_penalty,
+                presence_penalty=sampling.presence_penalty,
+                frequency_penalty=sampling.frequency_penalty,
+                logit_bias=dict(sampling.logit_bias),
+                seed=sampling.seed,
+                logprobs=sampling.logprobs,
+            ),
+            max_tokens=max_tokens,
+            prompt_digest=prompt_digest(request.prompt),
+            model_fingerprint=model.identity.model,
+            sampler=model.identity.sampler,
+            continued_tokens=sum(len(one.ids) for one in request.continued),
+        )
+    )
 
 
 def delta_response(
-    index: int, ids: Sequence[int], text: str, logprobs: Sequence[TopLogprobs]
+    index: int, ids: Sequence[int], text: str, logprobs: Sequence[TopLogprobs], elapsed_us: int
 ) -> pb.GenerateResponse:
     """New ids and text of one completion."""
-    delta = pb.Delta(token_ids=ids, text=text)
+    delta = pb.Delta(token_ids=ids, text=text, elapsed_us=elapsed_us)
     if logprobs:
         delta.logprobs.extend(
             [
@@ -80,9 +124,10 @@ class Collector:
         for message in messages:
             index = message.index
             completion = self._completions.setdefault(index, pb.Completion(index=index))
-            if message.HasField("finished"):
+            kind = message.WhichOneof("event")
+            if kind == "finished":
                 completion.finished.CopyFrom(message.finished)
-            else:
+            elif kind == "delta":
                 completion.token_ids.extend(message.delta.token_ids)
                 completion.logprobs.extend(message.delta.logprobs)
                 self._text.setdefault(index, []).append(message.delta.text)
@@ -96,7 +141,13 @@ class Collector:
 
 
 def model_info(
-    model: Model, *, max_request_tokens: int, has_chat_template: bool, queue: CoreConfig, drafting: Drafting
+    model: Model,
+    *,
+    max_request_tokens: int,
+    has_text: bool,
+    has_chat_template: bool,
+    queue: CoreConfig,
+    drafting: Drafting,
 ) -> pb.GetModelInfoResponse:
     """The model and the limits of a request."""
     limits = model.limits
@@ -125,7 +176,22 @@ def model_info(
         dtype=model.dtype,
         drafters=[number for number, drafter in DRAFTERS.items() if drafter in drafting.drafters],
         speculation=_speculation(drafting.default),
+        contract_revision=CONTRACT_REVISION,
+        capabilities=_capabilities(model, has_text=has_text, has_chat_template=has_chat_template),
+        sampler=model.identity.sampler,
     )
+
+
+def _capabilities(model: Model, *, has_text: bool, has_chat_template: bool) -> list[pb.Capability.ValueType]:
+    offered = {
+        pb.CAPABILITY_TOKENIZER: has_text,
+        pb.CAPABILITY_CHAT: has_chat_template,
+        pb.CAPABILITY_MULTIPLE_COMPLETIONS: model.limits.max_n > 1,
+        pb.CAPABILITY_LOGPROBS: model.limits.max_logprobs > 0,
+        pb.CAPABILITY_SPECULATION: model.max_draft_tokens > 0,
+        pb.CAPABILITY_CONTINUATION: True,
+    }
+    return [capability for capability, is_offered in offered.items() if is_offered]
 
 
 def _speculation(default: Speculation) -> pb.Speculation:
@@ -136,19 +202,28 @@ def _speculation(default: Speculation) -> pb.Speculation:
     return pb.Speculation(mode=pb.SPECULATION_MODE_FIXED, draft_tokens=default.length)
 
 
-def service_status(
-    *, state: str, uptime_s: float, snapshot: Snapshot, executors: Sequence[ExecutorView]
-) -> pb.GetStatusResponse:
-    """Live counters."""
-    counters = snapshot.counters
-    return pb.GetStatusResponse(
-        state=state,
-        uptime_s=uptime_s,
-        running=snapshot.running,
-        waiting=snapshot.waiting,
-        waiting_tokens=snapshot.waiting_tokens,
+def tokenizer_pieces(
+    files: TokenizerFiles, eos_token_ids: Iterable[int]
+) -> Iterator[pb.GetTokenizerResponse]:
+    """GetTokenizer's replies: the first has all but the rest of tokenizer.json."""
+    json = files.tokenizer_json
+    yield pb.GetTokenizerResponse(
+        tokenizer_json=json[:TOKENIZER_PIECE_BYTES],
+        chat_template=files.chat_template,
+        bos_token=files.bos_token,
+        eos_token=files.eos_token,
+        add_bos=files.add_bos,
+        eos_token_ids=sorted(eos_token_ids),
+    )
+    for start in range(TOKENIZER_PIECE_BYTES, len(json), TOKENIZER_PIECE_BYTES):
+        yield pb.GetTokenizerResponse(tokenizer_json=json[start : start + TOKENIZER_PIECE_BYTES])
+
+
+def executor_list(executors: Sequence[ExecutorView]) -> admin_pb2.ListExecutorsResponse:
+    """The operator's view of them."""
+    return admin_pb2.ListExecutorsResponse(
         executors=[
-            pb.ExecutorStatus(
+            admin_pb2.Executor(
                 address=executor.address,
                 connected=executor.connected,
                 detail=executor.detail,
@@ -157,9 +232,25 @@ def service_status(
                 losses=executor.losses,
                 active=executor.active,
                 draft=executor.draft,
+                draining=executor.draining,
             )
             for executor in executors
-        ],
+        ]
+    )
+
+
+def service_status(
+    *, state: ServiceState, uptime_s: float, ready_executors: int, snapshot: Snapshot, rates: Rates
+) -> pb.GetStatusResponse:
+    """Live counters and load figures."""
+    counters = snapshot.counters
+    return pb.GetStatusResponse(
+        state=pb.SchedulerState.Value(f"SCHEDULER_STATE_{state.name}"),
+        uptime_s=uptime_s,
+        running=snapshot.running,
+        waiting=snapshot.waiting,
+        waiting_tokens=snapshot.waiting_tokens,
+        ready_executors=ready_executors,
         requests=counters.requests,
         finished=counters.finished,
         cancelled=counters.cancelled,
@@ -176,4 +267,11 @@ def service_status(
         accepted_tokens=counters.accepted_tokens,
         verifications=counters.verifications,
         draft_step_ms=snapshot.draft_step_s * 1000,
+        page_size=snapshot.page_size,
+        total_pages=snapshot.total_pages,
+        available_pages=snapshot.free_pages + snapshot.evictable_pages,
+        seats=snapshot.seats,
+        uncomputed_tokens=snapshot.uncomputed_tokens,
+        prompt_tokens_per_s=rates.prompt_tokens_per_s,
+        completion_tokens_per_s=rates.completion_tokens_per_s,
     )

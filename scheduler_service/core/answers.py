@@ -104,15 +104,17 @@ class Answers:
         self._counters.completion_tokens += count
         if sequence.track is not None and isinstance(sent, Row) and sent.drafts:
             self._verified(sequence.track, len(sent.drafts), min(len(tokens) - 1, count))
-        logprobs = answer.logprobs
-        events.append(
-            Tokens(
-                sequence.live.request.id,
-                sequence.index,
-                tuple(tokens[:count]),
-                tuple(logprobs[:count]) if logprobs else (),
-            )
+        logprobs, live = answer.logprobs, sequence.live
+        news = Tokens(
+            live.request.id,
+            sequence.index,
+            tuple(tokens[:count]),
+            tuple(logprobs[:count]) if logprobs else (),
         )
+        if not live.emitted:
+            live.emitted = True
+            news.cached_tokens = sequence.cached or 0
+        events.append(news)
         if end is not None:
             events.append(self._registry.finish(sequence, *end, now))
         elif sequence.losses and len(known) > sequence.lost_at:
@@ -134,10 +136,10 @@ class Answers:
 
     def _prefilled(self, sequence: Sequence, answer: RowResult, now: float) -> None:
         self._note_hit(sequence, answer)
+        self._counters.prefilled_tokens += answer.kv_length - max(sequence.kv, answer.cached_length)
         sequence.happen(Trigger.SAMPLE)
         if sequence.first_token_at is None:
             sequence.first_token_at = now
-            sequence.live.emitted = True
         if sequence.index == 0:
             self._roster.unhold(sequence.live)
 
@@ -146,6 +148,7 @@ class Answers:
             self._stale(sequence, f"its KV length is {answer.kv_length} and it sampled nothing", events)
             return
         self._note_hit(sequence, answer)
+        self._counters.prefilled_tokens += answer.kv_length - max(sequence.kv, answer.cached_length)
         sequence.happen(Trigger.CHUNK)
         sequence.kv = answer.kv_length
 

@@ -57,6 +57,7 @@ class Tokens:
     index: int
     ids: tuple[int, ...]
     logprobs: tuple[TopLogprobs, ...] = field(default=())
+    cached_tokens: int | None = None  # with the request's first tokens: of its prompt, found in the cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import DuplicateRequest, NeverFits, QueueFull
-from scheduler_service.core.events import Failed, Failure, Finished, FinishReason
+from scheduler_service.core.events import Event, Failed, Failure, Finished, FinishReason
 from scheduler_service.core.policy import Limits, retry_after_s
 from scheduler_service.core.request import Request
 from scheduler_service.core.roster import Roster
@@ -50,13 +50,13 @@ class Registry:
         if request.id in self._live:
             raise DuplicateRequest(f"request {request.id!r} is live")
         why = misfit(request, limits)
-        if why is None and len(request.prompt) > self._config.max_queued_tokens:
+        if why is None and request.input_tokens > self._config.max_queued_tokens:
             why = "prompt", f"has more tokens than the queue holds ({self._config.max_queued_tokens})"
         if why is not None:
             raise NeverFits(*why)
         if self.queued_requests >= self._config.max_queued_requests:
             what = f"{self.queued_requests} requests are queued"
-        elif self.queued_tokens + len(request.prompt) > self._config.max_queued_tokens:
+        elif self.queued_tokens + request.input_tokens > self._config.max_queued_tokens:
             what = f"{self.queued_tokens} tokens are queued"
         else:
             return
@@ -70,10 +70,22 @@ class Registry:
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, live.serial, live))
         self.queued_requests += 1
-        self.queued_tokens += len(request.prompt)
+        self.queued_tokens += request.input_tokens
         self._speculator.enlist(live)
         self._roster.enlist(live)
         return live
+
+    def take_over(self, live: LiveRequest, now: float) -> list[Event]:
+        """End those completions of a new request that had their end elsewhere; the ends to be told."""
+        events: list[Event] = []
+        for one in live.request.continued:
+            if one.finished:
+                self._roster.end(live.sequences[one.index])
+        for one in live.request.continued:
+            sequence = live.sequences[one.index]
+            if one.ids and not one.finished and (verdict := sequence.verdict()) is not None:
+                events.append(self.finish(sequence, *verdict, now))
+        return events
 
     def start(self, live: LiveRequest, now: float) -> None:
         """It is in a step for the first time: it leaves the queue's bounds."""
@@ -87,7 +99,7 @@ class Registry:
     def _unqueue(self, live: LiveRequest) -> None:
         live.started = True
         self.queued_requests -= 1
-        self.queued_tokens -= len(live.request.prompt)
+        self.queued_tokens -= live.request.input_tokens
 
     def finish(self, sequence: Sequence, reason: FinishReason, matched: int | None, now: float) -> Finished:
         """End one completion well."""
@@ -137,7 +149,7 @@ class Registry:
         assert all(not live.ended for live in self), "an ended request is live"
         queued = [live for live in self if not live.started]
         assert self.queued_requests == len(queued), "queued requests are miscounted"
-        assert self.queued_tokens == sum(len(q.request.prompt) for q in queued), (
+        assert self.queued_tokens == sum(q.request.input_tokens for q in queued), (
             "queued tokens are miscounted"
         )
         sequences = [s for live in self for s in live.sequences]
@@ -162,6 +174,9 @@ def misfit(request: Request, limits: Limits) -> tuple[str, str] | None:
         return "n", "must be at least 1"
     if len(request.prompt) >= limits.request_tokens:
         return "prompt", f"has {len(request.prompt)} tokens; at most {limits.request_tokens - 1} fit"
+    for one in request.continued:
+        if len(one.ids) > (request.max_tokens or limits.request_tokens - len(request.prompt)):
+            return "continuation", f"has {len(one.ids)} tokens of completion {one.index}, more than fit"
     if request.max_tokens is not None:
         if request.max_tokens < 1:
             return "max_tokens", "must be at least 1"

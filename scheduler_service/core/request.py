@@ -42,6 +42,15 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class Continued:
+    """Output of one completion that was produced elsewhere, and is to be continued."""
+
+    index: int
+    ids: tuple[int, ...]
+    finished: bool = False  # it has ended there: nothing is left to do
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One Generate call. Times are the caller's clock in seconds; lengths are tokens."""
 
@@ -58,3 +67,9 @@ class Request:
     deadline: float | None = None
     salt: bytes = b""
     speculation: Speculation = Speculation()
+    continued: tuple[Continued, ...] = ()  # at most one for each index
+
+    @property
+    def input_tokens(self) -> int:
+        """Tokens that the queue is charged for: the prompt, and what is continued."""
+        return len(self.prompt) + sum(len(one.ids) for one in self.continued)

@@ -88,11 +88,15 @@ class Scheduler:
         roster = self._roster
         self._counters.preemptions = roster.preemptions
         held = [s for live in self._registry for s in live.sequences if s.state is State.HELD]
+        waiting_tokens = sum(len(s.tokens) for s in roster.waiting) + sum(len(s.tokens) for s in held)
         return Snapshot(
             executor=self._connected,
             running=len(roster.running),
             waiting=len(roster.waiting) + len(held),
-            waiting_tokens=sum(len(s.tokens) for s in roster.waiting) + sum(len(s.tokens) for s in held),
+            waiting_tokens=waiting_tokens,
+            uncomputed_tokens=waiting_tokens + sum(len(s.tokens) - s.kv for s in roster.running),
+            page_size=self._limits.page_size if self._limits else 0,
+            seats=self._limits.seats if self._limits else 0,
             in_flight=len(self._in_flight),
             total_pages=self._limits.total_pages if self._limits else 0,
             free_pages=self._free_pages,
@@ -118,9 +122,10 @@ class Scheduler:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def add(self, request: Request, now: float) -> None:
+    def add(self, request: Request, now: float) -> list[Event]:
         """Take a request into the queue, also while no executor is connected.
 
+        The events are ends of completions that had all their tokens elsewhere (`Request.continued`).
         Raises NotReady, DuplicateRequest, NeverFits, QueueFull.
         """
         try:
@@ -130,9 +135,14 @@ class Scheduler:
         except AdmissionError:
             self._counters.refused += 1
             raise
-        self._registry.add(request, self._limits, now)
+        live = self._registry.add(request, self._limits, now)
         self._counters.requests += 1
         self._counters.prompt_tokens += len(request.prompt)
+        return self._registry.take_over(live, now) if request.continued else []
+
+    def max_tokens(self, request: Request) -> int:
+        """Most output tokens of each completion of a request that was taken."""
+        return 0 if self._limits is None else max_tokens(request, self._limits)
 
     def cancel(self, request_id: str, now: float, message: str = "cancelled") -> Failed | None:
         """End a request; None if it is not live. No later plan has it."""

@@ -35,6 +35,8 @@ class LiveRequest:
         self.stops = request.eos_token_ids | request.stop_token_ids
         self.stop_token_ids = tuple(sorted(self.stops))  # as executors take them
         self.sequences = [Sequence(self, i, max_tokens) for i in range(request.n)]
+        for one in request.continued:
+            self.sequences[one.index].tokens += one.ids
 
     @property
     def ended(self) -> bool:

@@ -20,6 +20,7 @@ class Counters:
     rows: int = 0  # answered, openings included
     prompt_tokens: int = 0  # of requests taken
     cached_tokens: int = 0  # found in the prefix cache
+    prefilled_tokens: int = 0  # known tokens that were computed to fill a cache
     completion_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -34,6 +35,9 @@ class Snapshot:
     running: int  # sequences that hold a cache
     waiting: int  # sequences that hold none
     waiting_tokens: int  # their known tokens
+    uncomputed_tokens: int  # known tokens of all sequences that are not computed yet
+    page_size: int  # tokens
+    seats: int  # sequences that can run at once
     in_flight: int  # steps
     total_pages: int
     free_pages: int  # from the last reply; evictable ones not counted

@@ -113,7 +113,7 @@ class ExecutorLink:
         return time.monotonic() - self._sent[0][1] if self._sent else 0.0
 
     def view(self, *, active: bool, draft: bool = False) -> ExecutorView:
-        """For GetStatus."""
+        """For ListExecutors."""
         cache = self._status.cache
         return ExecutorView(
             address=self.address,
@@ -124,6 +124,7 @@ class ExecutorLink:
             available_pages=cache.free_pages + cache.cached_pages,
             losses=self.losses,
             draft=draft,
+            draining=self.retiring,
         )
 
     # Being there

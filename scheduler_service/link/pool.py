@@ -18,7 +18,7 @@ from paceline.service.logs import Log
 
 from scheduler_service.codec.handshake import decode_identity, decode_model, decode_tokenizer
 from scheduler_service.link.executor import ExecutorLink, RefusedExecutorError, Timing
-from scheduler_service.model import Model, RequestLimits
+from scheduler_service.model import Model, RequestLimits, TokenizerFiles
 from scheduler_service.text.tools import TextTools, UnusableTokenizerError
 
 log = Log(__name__)
@@ -30,6 +30,7 @@ class Served:
 
     model: Model
     text: TextTools | None  # None: the model has no tokenizer, prompts are token ids
+    files: TokenizerFiles | None = None  # what `text` is made of
 
 
 class LinkPool:
@@ -98,8 +99,9 @@ class ExecutorPool(LinkPool):
         """What is served from now on, unless another executor was faster. Raises RefusedExecutorError."""
         if not self.check(info):
             return
+        files = decode_tokenizer(tokenizer)
         try:
-            text = TextTools.made_of(decode_tokenizer(tokenizer))
+            text = TextTools.made_of(files)
         except UnusableTokenizerError as error:
             raise RefusedExecutorError(f"its tokenizer can't be used: {error}") from error
-        self.served = Served(decode_model(info, tokenizer, self._limits), text)
+        self.served = Served(decode_model(info, tokenizer, self._limits), text, files if text else None)

@@ -58,7 +58,10 @@ export class Client {
     const abort = () => call.cancel();
     signal?.addEventListener('abort', abort, { once: true });
     try {
-      for await (const message of call) yield messages.event(message);
+      for await (const message of call) {
+        const event = messages.event(message);
+        if (event) yield event;
+      }
     } catch (error) {
       signal?.throwIfAborted();
       throw fromRpc(error);

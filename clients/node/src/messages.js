@@ -23,10 +23,12 @@
  * @property {string[]} [stop] Not part of the text returned.
  * @property {number[]} [stopTokenIds]
  * @property {boolean} [ignoreEos]
+ * @property {boolean} [includeStopString] The text ends with the stop string that ended it.
  * @property {number} [n] Completions; default 1.
  * @property {number} [priority] Higher goes first.
  * @property {string} [cacheSalt]
  * @property {string} [requestId]
+ * @property {string} [model] Default: the one that is served.
  * @property {Speculation | Speculation['mode']} [speculation] How far ahead tokens are guessed; plain: its mode.
  * @property {number} [timeoutMs] The call's deadline, which the scheduler honours too.
  * @property {AbortSignal} [signal] Aborting cancels the request.
@@ -95,8 +97,8 @@ const SAMPLING = [
   'temperature', 'topK', 'topP', 'minP', 'repetitionPenalty', 'presencePenalty',
   'frequencyPenalty', 'logitBias', 'seed', 'logprobs',
 ];
-const STOP = { maxTokens: 'maxTokens', minTokens: 'minTokens', stop: 'strings', stopTokenIds: 'tokenIds', ignoreEos: 'ignoreEos' };
-const REQUEST = ['n', 'priority', 'cacheSalt', 'requestId'];
+const STOP = { maxTokens: 'maxTokens', minTokens: 'minTokens', stop: 'strings', stopTokenIds: 'tokenIds', ignoreEos: 'ignoreEos', includeStopString: 'includeStopString' };
+const REQUEST = ['n', 'priority', 'cacheSalt', 'requestId', 'model'];
 const PROMPTS = ['prompt', 'messages', 'tokenIds'];
 const CALL = ['timeoutMs', 'signal'];
 const KNOWN = new Set([...SAMPLING, ...Object.keys(STOP), ...REQUEST, 'speculation', ...PROMPTS, ...CALL]);
@@ -201,10 +203,11 @@ function pick(from, names) {
 
 /**
  * @param {any} message A GenerateResponse.
- * @returns {Event}
+ * @returns {Event | undefined} None for an event that is not for the caller, or of a later revision.
  */
 export function event(message) {
   if (message.event === 'finished') return finished(message.index, message.finished);
+  if (message.event !== 'delta') return undefined;
   const { tokenIds, text, logprobs } = message.delta;
   return { type: 'delta', index: message.index, tokenIds, text, logprobs: logprobs.map(tokenLogprobs) };
 }

@@ -131,14 +131,14 @@ test('an aborted signal sends nothing', async () => {
   assert.equal((await client.status()).requests, before);
 });
 
-test('abort by id ends the stream CANCELLED', async () => {
+test('abort by id ends the stream ABORTED', async () => {
   await assert.rejects(
     async () => {
       for await (const _ of client.generate({ prompt: 'endless', maxTokens: 20000, ignoreEos: true, requestId: 'mine' })) {
         await client.abort(['mine']);
       }
     },
-    (error) => error instanceof PacelineError && error.code === 'CANCELLED' && !error.retryable,
+    (error) => error instanceof PacelineError && error.code === 'ABORTED' && !error.retryable,
   );
 });
 

@@ -10,9 +10,11 @@ import grpc
 from paceline import errors, requests, responses
 from paceline.channel import PLAINTEXT, SCHEDULER_ADDRESS, Link, Security, open_channel
 from paceline.requests import Options
+from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceStub
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from paceline.types import Aborted, Completion, Event, MessageLike, ModelInfo, Status
+from paceline.types import Aborted, Completion, Event, ExecutorStatus, MessageLike, ModelInfo, Status
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
@@ -35,6 +37,7 @@ class Client:
         self._metadata = security.metadata
         self._channel = open_channel(address, Link.PUBLIC, security)
         self._stub = SchedulerServiceStub(self._channel)
+        self._admin = AdminServiceStub(self._channel)
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +100,7 @@ class Client:
         return (self._call(self._stub.Detokenize, request, timeout_s)).text
 
     def abort(self, request_ids: Iterable[str], *, timeout_s: float | None = None) -> Aborted:
-        """End live requests of anyone; unknown ids are no error."""
+        """End live requests of this identity; unknown ids are no error."""
         request = pb.AbortRequest(request_ids=request_ids)
         return responses.aborted(self._call(self._stub.Abort, request, timeout_s))
 
@@ -108,6 +111,11 @@ class Client:
     def status(self, *, timeout_s: float | None = None) -> Status:
         """Live counters."""
         return responses.status(self._call(self._stub.GetStatus, pb.GetStatusRequest(), timeout_s))
+
+    def executors(self, *, timeout_s: float | None = None) -> tuple[ExecutorStatus, ...]:
+        """The executors behind the scheduler; only for admins, where callers need tokens."""
+        request = admin_pb2.ListExecutorsRequest()
+        return responses.executors(self._call(self._admin.ListExecutors, request, timeout_s))
 
     def _call(
         self,
@@ -145,7 +153,9 @@ class Generation:
         if self._closed:
             raise StopIteration
         try:
-            return responses.event(next(self._call))
+            while (event := responses.event(next(self._call))) is None:
+                pass
+            return event
         except grpc.RpcError as error:
             if self._closed:  # by another thread, meanwhile
                 raise StopIteration from None

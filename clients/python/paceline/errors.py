@@ -125,7 +125,7 @@ class Unavailable(RetryLater):
 
 
 class Cancelled(PacelineError):
-    """Ended by Abort, by a drain, or because this reader stalled; `reason` says which."""
+    """Ended by the caller, by Abort, by a resend, or because this reader stalled; `reason` says which."""
 
     code = grpc.StatusCode.CANCELLED
 
@@ -156,7 +156,7 @@ BY_CODE: Mapping[grpc.StatusCode, type[PacelineError]] = MappingProxyType(
         grpc.StatusCode.ALREADY_EXISTS: DuplicateRequest,
         grpc.StatusCode.NOT_FOUND: NotFound,
         grpc.StatusCode.FAILED_PRECONDITION: StaleState,
-        grpc.StatusCode.ABORTED: StaleState,
+        grpc.StatusCode.ABORTED: Cancelled,
         grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
         grpc.StatusCode.PERMISSION_DENIED: Unauthenticated,
         grpc.StatusCode.UNIMPLEMENTED: Unsupported,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Literal, TypedDict
 
 from paceline.errors import InvalidRequest
@@ -31,10 +32,13 @@ class Options(TypedDict, total=False):
     stop: Sequence[str]  # strings; not part of the text returned
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    include_stop_string: bool  # the text ends with the stop string that ended it
     n: int  # completions
     priority: int  # higher goes first
     cache_salt: str  # prompts share cached prefixes only under the same salt
-    request_id: str  # default: the scheduler draws one
+    request_id: str  # default: one is drawn
+    model: str  # default: the one that is served
+    returns: Literal["both", "text", "token_ids"]  # what the deltas hold
     speculation: Speculation | Literal["off", "auto"] | int  # plain: its mode
 
 
@@ -45,8 +49,10 @@ _STOP = {
     "stop": "strings",
     "stop_token_ids": "token_ids",
     "ignore_eos": "ignore_eos",
+    "include_stop_string": "include_stop_string",
 }
-_REQUEST = frozenset({"n", "priority", "cache_salt", "request_id"})
+_RETURNS = {"both": pb.RETURNS_BOTH, "text": pb.RETURNS_TEXT, "token_ids": pb.RETURNS_TOKEN_IDS}
+_REQUEST = frozenset({"n", "priority", "cache_salt", "request_id", "model"})
 
 
 def generate_request(
@@ -73,6 +79,10 @@ def generate_request(
             _set(request.stop, _STOP[name], value, name)
         elif name in _REQUEST:
             _set(request, name, value, name)
+        elif name == "returns":
+            if value not in _RETURNS:
+                raise InvalidRequest(f"returns: expected one of {', '.join(_RETURNS)}, got {value!r}")
+            request.returns = _RETURNS[value]
         elif name == "speculation":
             request.speculation.CopyFrom(speculation(value))
         else:
@@ -112,8 +122,10 @@ def chat_messages(messages: Sequence[MessageLike]) -> pb.Messages:
     """Messages for Generate and Tokenize. Raises InvalidRequest, naming the turn."""
     wire = pb.Messages()
     for index, message in enumerate(messages):
-        turn = {"role": message.role, "content": message.content} if isinstance(message, Message) else message
+        turn = asdict(message) if isinstance(message, Message) else message
         entry = wire.messages.add()
+        if turn.get("name"):
+            _set(entry, "name", turn["name"], f"messages[{index}].name")
         for field in ("role", "content"):
             if field not in turn:
                 raise InvalidRequest(f"messages[{index}] has no {field!r}")

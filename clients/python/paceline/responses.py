@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline.errors import InternalError
+from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import (
     Aborted,
@@ -36,12 +37,17 @@ _DRAFTERS = {
 }
 
 
-def event(message: pb.GenerateResponse) -> Event:
-    """One event of a stream."""
-    if message.WhichOneof("event") == "finished":
+def event(message: pb.GenerateResponse) -> Event | None:
+    """One event of a stream; None for one that is not for the caller, or of a later revision."""
+    kind = message.WhichOneof("event")
+    if kind == "finished":
         return _finished(message.index, message.finished)
+    if kind != "delta":
+        return None
     delta = message.delta
-    return Delta(message.index, tuple(delta.token_ids), delta.text, _logprobs(delta.logprobs))
+    return Delta(
+        message.index, tuple(delta.token_ids), delta.text, _logprobs(delta.logprobs), delta.elapsed_us
+    )
 
 
 def completions(message: pb.GenerateUnaryResponse) -> list[Completion]:
@@ -72,6 +78,11 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         dtype=message.dtype,
         version=message.version,
         model_fingerprint=message.model_fingerprint,
+        contract_revision=message.contract_revision,
+        capabilities=tuple(
+            _lower_name(pb.Capability, "CAPABILITY_", capability) for capability in message.capabilities
+        ),
+        sampler=message.sampler,
         limits=RequestLimits(**{f.name: getattr(limits, f.name) for f in limits.DESCRIPTOR.fields}),
         drafters=tuple(_DRAFTERS[drafter] for drafter in message.drafters if drafter in _DRAFTERS),
         speculation=_speculation(message.speculation),
@@ -80,12 +91,17 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
 
 def status(message: pb.GetStatusResponse) -> Status:
     """The scheduler's counters."""
-    executors = tuple(
+    values: dict[str, Any] = {f.name: getattr(message, f.name) for f in message.DESCRIPTOR.fields}
+    values["state"] = _lower_name(pb.SchedulerState, "SCHEDULER_STATE_", message.state)
+    return Status(**values)
+
+
+def executors(message: admin_pb2.ListExecutorsResponse) -> tuple[ExecutorStatus, ...]:
+    """The executors, as AdminService shows them."""
+    return tuple(
         ExecutorStatus(**{f.name: getattr(one, f.name) for f in one.DESCRIPTOR.fields})
         for one in message.executors
     )
-    plain = {f.name: getattr(message, f.name) for f in message.DESCRIPTOR.fields if f.name != "executors"}
-    return Status(executors=executors, **plain)
 
 
 def aborted(message: pb.AbortResponse) -> Aborted:
@@ -143,6 +159,14 @@ def _usage(message: pb.Usage) -> Usage:
     for name in ("drafted_by_position", "accepted_by_position"):
         values[name] = tuple(values[name])
     return Usage(**values)
+
+
+def _lower_name(enum: Any, prefix: str, value: int) -> str:
+    """An enum value's name without its prefix; its number if this package does not know it."""
+    try:
+        return str(enum.Name(value)).removeprefix(prefix).lower()
+    except ValueError:
+        return str(value)
 
 
 def _speculation(message: pb.Speculation) -> Speculation:

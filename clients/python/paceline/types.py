@@ -17,10 +17,11 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a chat."""
+    """One turn of a chat. Nothing in it is taken for a control token of the model."""
 
     role: str  # system, user, assistant, ...: what the model's template knows
     content: str
+    name: str = ""  # of who speaks, where the template uses it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Delta:
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, if asked for
+    elapsed_us: int = 0  # from the request's arrival to the last token here, in microseconds
 
 
 class Drafter(enum.Enum):
@@ -141,6 +143,9 @@ class ModelInfo:
     version: str  # of Paceline
     model_fingerprint: bytes
     limits: RequestLimits
+    contract_revision: int = 0
+    capabilities: tuple[str, ...] = ()  # in lower case: chat, logprobs, continuation, ...
+    sampler: str = ""  # version of the sampling rules
     drafters: tuple[Drafter, ...] = ()  # that a request may name
     speculation: Speculation = Speculation()  # of requests that name none
 
@@ -157,18 +162,19 @@ class ExecutorStatus:
     losses: int
     active: bool
     draft: bool = False  # its model drafts for the others'
+    draining: bool = False  # takes no new sequences
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
     """The scheduler's live counters; those of requests and tokens are since its start."""
 
-    state: str  # loading, serving, draining
+    state: str  # loading, serving, no_executor, draining
     uptime_s: float
     running: int
     waiting: int
     waiting_tokens: int
-    executors: tuple[ExecutorStatus, ...]
+    ready_executors: int
     requests: int
     finished: int
     cancelled: int
@@ -185,6 +191,13 @@ class Status:
     accepted_tokens: int = 0
     verifications: int = 0
     draft_step_ms: float = 0.0  # moving average, of the draft executor
+    page_size: int = 0  # tokens per KV page
+    total_pages: int = 0
+    available_pages: int = 0  # free and evictable
+    seats: int = 0  # sequences that can run at once
+    uncomputed_tokens: int = 0  # known tokens of waiting and running sequences not computed yet
+    prompt_tokens_per_s: float = 0.0  # computed, over the last seconds
+    completion_tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

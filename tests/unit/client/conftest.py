@@ -5,9 +5,9 @@ import grpc.aio
 import pytest
 from paceline import aio
 from paceline.channel import Link, server_options
-from paceline.scheduler.v1 import scheduler_pb2_grpc
+from paceline.scheduler.v1 import admin_pb2_grpc, scheduler_pb2_grpc
 
-from tests.unit.client.fake_scheduler import FakeScheduler
+from tests.unit.client.fake_scheduler import FakeAdmin, FakeScheduler
 
 
 @dataclass
@@ -24,6 +24,7 @@ async def served() -> AsyncIterator[Served]:
     fake = FakeScheduler()
     server = grpc.aio.server(options=server_options(Link.PUBLIC))
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(fake, server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(FakeAdmin(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with aio.Client(f"127.0.0.1:{port}") as client:

@@ -12,8 +12,8 @@ import grpc.aio
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
+from paceline.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2_grpc
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.scheduler.v1 import scheduler_pb2_grpc
 
 
 def rich_status(code: int, message: str, reason: str, retry_after_s: float | None = None) -> grpc.Status:
@@ -107,10 +107,17 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
-        return pb.GetStatusResponse(
-            state="serving",
-            running=2,
-            executors=[pb.ExecutorStatus(address="here", connected=True, active=True)],
+        return pb.GetStatusResponse(state=pb.SCHEDULER_STATE_SERVING, running=2, ready_executors=1)
+
+
+class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
+    """One executor."""
+
+    async def ListExecutors(
+        self, request: admin_pb2.ListExecutorsRequest, context: Any
+    ) -> admin_pb2.ListExecutorsResponse:
+        return admin_pb2.ListExecutorsResponse(
+            executors=[admin_pb2.Executor(address="here", connected=True, active=True)]
         )
 
 

@@ -10,6 +10,7 @@ from paceline import errors, responses
 from paceline.cli.app import app
 from paceline.cli.common import advice, console
 from paceline.cli.status import table
+from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from typer.testing import CliRunner, Result
 
@@ -131,7 +132,7 @@ async def test_generate_leaves_speculation_to_the_server(served: Served) -> None
 
 def test_status_shows_drafts_and_who_makes_them() -> None:
     with console.capture() as shown:
-        console.print(table(responses.status(DRAFTING)))
+        console.print(table(responses.status(DRAFTING), responses.executors(EXECUTORS)))
     lines = shown.get().splitlines()
     drafts = next(line for line in lines if "drafts" in line)
     assert "10 (60% accepted)" in drafts
@@ -141,15 +142,17 @@ def test_status_shows_drafts_and_who_makes_them() -> None:
 
 
 DRAFTING = pb.GetStatusResponse(
-    state="serving",
+    state=pb.SCHEDULER_STATE_SERVING,
     drafted_tokens=10,
     accepted_tokens=6,
     verifications=4,
     draft_step_ms=3,
+)
+EXECUTORS = admin_pb2.ListExecutorsResponse(
     executors=[
-        pb.ExecutorStatus(address="here", connected=True, active=True),
-        pb.ExecutorStatus(address="there", draft=True, detail="another [vocabulary]"),
-    ],
+        admin_pb2.Executor(address="here", connected=True, active=True),
+        admin_pb2.Executor(address="there", draft=True, detail="another [vocabulary]"),
+    ]
 )
 
 

@@ -130,7 +130,7 @@ async def test_unary_calls_give_plain_values(served: Served) -> None:
     assert await client.detokenize([104, 105]) == "hi"
     assert (await client.abort(["a", "b"])).unknown == ("b",)
     assert (await client.model_info()).limits.max_n == 4
-    assert (await client.status()).executors[0].address == "here"
+    assert (await client.executors())[0].address == "here"
     [completion] = await client.complete("words")
     assert isinstance(completion, Completion)
     assert (await client.chat([{"role": "user", "content": "hi"}])).text == "a b c"

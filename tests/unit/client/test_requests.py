@@ -23,10 +23,12 @@ EVERYTHING: dict[str, Any] = {
     "stop": ["a", "b"],
     "stop_token_ids": [4, 5],
     "ignore_eos": True,
+    "include_stop_string": True,
     "n": 3,
     "priority": -2,
     "cache_salt": "salt",
     "request_id": "id",
+    "model": "a model",
 }
 
 
@@ -43,12 +45,18 @@ def test_every_option_has_its_place_on_the_wire() -> None:
     assert {name: flat[name] for name in EVERYTHING} == EVERYTHING
 
 
+def test_what_is_returned_has_its_place_and_anything_else_is_refused() -> None:
+    assert generate(returns="token_ids").returns == pb.RETURNS_TOKEN_IDS
+    with pytest.raises(InvalidRequest, match="returns"):
+        generate(returns="everything")
+
+
 def test_the_options_are_all_that_the_wire_has() -> None:
-    assert set(EVERYTHING) | {"speculation"} == set(requests.Options.__annotations__)
+    assert set(EVERYTHING) | {"speculation", "returns"} == set(requests.Options.__annotations__)
     on_wire = {
         field.name for kind in (pb.SamplingParams, pb.StopConditions) for field in kind.DESCRIPTOR.fields
     }
-    assert len(on_wire) == len(set(EVERYTHING) - {"n", "priority", "cache_salt", "request_id"})
+    assert len(on_wire) == len(set(EVERYTHING) - {"n", "priority", "cache_salt", "request_id", "model"})
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,13 @@ class Harness:
         self._take(self.core.executor_ready(self.executor.capacity, self.now))
 
     def add(self, request: Request) -> None:
-        self.core.add(request, self.now)
+        events = self.core.add(request, self.now)
         self.requests[request.id] = request
         for index in range(request.n):
             self.tokens[request.id, index] = []
+        for one in request.continued:
+            self.tokens[request.id, one.index] += one.ids
+        self._take(events)
 
     def cancel(self, request_id: str) -> None:
         failed = self.core.cancel(request_id, self.now)
@@ -217,7 +220,11 @@ class Harness:
             assert event.request_id not in self.failed, "a request that failed has another event"
             if isinstance(event, Failed):
                 self.failed[event.request_id] = event
-                emitted = any(self.tokens[event.request_id, i] for i in range(self._n(event.request_id)))
+                given = {one.index: len(one.ids) for one in self.requests[event.request_id].continued}
+                emitted = any(
+                    len(self.tokens[event.request_id, i]) > given.get(i, 0)
+                    for i in range(self._n(event.request_id))
+                )
                 assert event.emitted == emitted
                 continue
             key = event.request_id, event.index

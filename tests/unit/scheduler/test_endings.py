@@ -72,7 +72,7 @@ def test_a_run_of_tokens_is_cut_where_it_ends() -> None:
     logprobs = [TopLogprobs(-0.5), TopLogprobs(-0.25), TopLogprobs(-0.125)]
     row = RowResult(kv_length=5, tokens=[8, 9, 10], logprobs=logprobs)
     events = harness.answer(Result(plan.number, [row], [], 10, 0))
-    assert events[0] == Tokens("a", 0, (8, 9), (TopLogprobs(-0.5), TopLogprobs(-0.25)))
+    assert events[0] == Tokens("a", 0, (8, 9), (TopLogprobs(-0.5), TopLogprobs(-0.25)), 0)
     assert harness.finished["a", 0].matched_id == 9
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
+from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service import errors
 from scheduler_service.core import errors as core_errors
 from scheduler_service.core.events import Failed, Failure
 
+REASONS = {name.removeprefix("ERROR_REASON_") for name in pb.ErrorReason.keys()}  # noqa: SIM118
 RETRYABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 ADMISSION = [
@@ -27,10 +31,11 @@ def details(error: errors.ServiceError) -> tuple[error_details_pb2.ErrorInfo, fl
     status = status_pb2.Status.FromString(metadata["grpc-status-details-bin"])
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     assert status.details[0].Unpack(info)
+    assert info.reason in REASONS
     delay = None
-    if len(status.details) > 1:
-        assert status.details[1].Unpack(retry)
-        delay = retry.retry_delay.ToTimedelta().total_seconds()
+    for detail in status.details[1:]:
+        if detail.Unpack(retry):
+            delay = retry.retry_delay.ToTimedelta().total_seconds()
     return info, delay
 
 
@@ -60,16 +65,28 @@ def test_every_failure_has_its_status_and_none_is_retryable_after_tokens(
     mapped = errors.of_failure(Failed("r", failure, "why", emitted))
     _, delay = details(mapped)
     assert mapped.message == "why"
-    assert (delay is not None) == (mapped.code in RETRYABLE)
-    if emitted:
-        assert mapped.code not in RETRYABLE
+    assert (delay is not None) == (mapped.code in RETRYABLE and not emitted)
 
 
 def test_every_kind_of_error_names_its_own_reason() -> None:
     kinds = errors.ServiceError.__subclasses__()
     assert len({kind.reason for kind in kinds}) == len(kinds)
+    assert {kind.reason for kind in kinds} <= REASONS
+
+
+def test_every_reason_has_the_code_that_the_contract_names() -> None:
+    proto = Path(__file__).parents[3] / "protos/paceline/scheduler/v1/scheduler.proto"
+    told = dict(re.findall(r"ERROR_REASON_(\w+) = \d+; // ([A-Z_]+)", proto.read_text()))
+    for kind in errors.ServiceError.__subclasses__():
+        assert told[kind.reason] == kind.code.name
 
 
 def test_a_refused_field_is_in_the_details() -> None:
-    info, _ = details(errors.InvalidRequest("stop.strings[3]", "must not be empty"))
+    refused = errors.InvalidRequest("stop.strings[3]", "must not be empty")
+    info, _ = details(refused)
     assert dict(info.metadata) == {"field": "stop.strings[3]"}
+    metadata = dict(refused.status().trailing_metadata)
+    bad = error_details_pb2.BadRequest()
+    status = status_pb2.Status.FromString(metadata["grpc-status-details-bin"])
+    assert any(detail.Unpack(bad) for detail in status.details)
+    assert [violation.field for violation in bad.field_violations] == ["stop.strings[3]"]

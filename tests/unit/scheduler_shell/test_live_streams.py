@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
+from scheduler_service.codec.continuation import prompt_digest
 from scheduler_service.codec.requests import check_request
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import Speculation
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import Capacity, Plan, Result, RowResult, TopLogprobs
-from scheduler_service.errors import Aborted, DuplicateRequest, StalledReader
+from scheduler_service.errors import Aborted, DuplicateRequest, Replaced, StalledReader
+from scheduler_service.link.pool import Served
 from scheduler_service.live import LiveRequests
 from scheduler_service.metrics import Metrics
 from scheduler_service.model import Drafting, TokenizerFiles
@@ -44,8 +46,8 @@ class Shop:
         tokens = pb.TokenIds(ids=[1, 2])
         message = pb.GenerateRequest(request_id=id_, token_ids=tokens, stop=conditions, n=n)
         checked = check_request(message, MODEL, Drafting(default=Speculation()))
-        tools = self.text if text else None
-        return self.live.admit(checked, [1, 2], arrival=self.now, deadline=None, text=tools)
+        served = Served(MODEL, self.text if text else None)
+        return self.live.admit(checked, [1, 2], arrival=self.now, deadline=None, served=served)
 
     def step(self, tokens: Sequence[int] | None = None, *, deliver: bool = True) -> Plan | None:
         """One step, in which each sampling row gets the next of `tokens` (7 without)."""
@@ -65,9 +67,14 @@ class Shop:
 
 async def read(stream: RequestStream) -> list[pb.GenerateResponse]:
     messages = []
-    while batch := await stream.take():
+    while batch := await take(stream):
         messages += batch
     return messages
+
+
+async def take(stream: RequestStream) -> list[pb.GenerateResponse]:
+    """What is new, without the message that begins a stream."""
+    return [message for message in await stream.take() if message.WhichOneof("event") != "started"]
 
 
 def text_of(messages: Sequence[pb.GenerateResponse]) -> str:
@@ -80,12 +87,12 @@ async def test_a_reader_that_keeps_up_gets_each_token_and_one_end() -> None:
     seen = []
     for token in (11, 12, 13):
         shop.step([token])
-        seen += await stream.take()
+        seen += await take(stream)
     assert [list(message.delta.token_ids) for message in seen] == [[11], [12], [13], []]
     end = seen[-1].finished
     assert end.reason == pb.FINISH_REASON_LENGTH
     assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (2, 3)
-    assert await stream.take() == []
+    assert await take(stream) == []
     assert len(shop.live) == 0
 
 
@@ -133,7 +140,7 @@ def test_a_stop_string_ends_the_text_before_it_however_it_is_read(ids: list[int]
             if shop.step([id_]) is None:
                 break
             if step < len(reads) and reads[step] and stream._changed:
-                messages += await stream.take()
+                messages += await take(stream)
         messages += await read(stream)
         ends = {stop: whole.find(stop) + len(stop) for stop in ("abc", "ca") if stop in whole}
         finished = messages[-1].finished
@@ -175,9 +182,9 @@ async def test_a_cancelled_request_ends_with_its_error_after_what_was_delivered(
     stream = shop.admit(max_tokens=9)
     shop.step([11])
     assert shop.live.cancel("r", Aborted("aborted"))
-    assert [list(message.delta.token_ids) for message in await stream.take()] == [[11]]
+    assert [list(message.delta.token_ids) for message in await take(stream)] == [[11]]
     with pytest.raises(Aborted):
-        await stream.take()
+        await take(stream)
     assert not shop.live.cancel("r", Aborted("again"))
     plan = shop.core.plan(shop.now)
     assert plan is not None  # nothing but the release of its cache
@@ -194,7 +201,45 @@ async def test_a_reused_id_gets_nothing_of_its_predecessor() -> None:
     shop.live.deliver()
     assert not second._changed
     with pytest.raises(DuplicateRequest):
-        shop.admit()
+        shop.admit(n=2)
+
+
+async def test_a_resend_of_the_same_bytes_replaces_a_request_that_was_sent_nothing() -> None:
+    shop = Shop()
+    first = shop.admit(max_tokens=2)
+    shop.step([11])
+    second = shop.admit(max_tokens=2)
+    with pytest.raises(Replaced):
+        await read(first)
+    shop.step([12])
+    shop.step([13])
+    assert [list(message.delta.token_ids) for message in await read(second)] == [[12, 13], []]
+    assert len(shop.live) == 0
+
+
+async def test_a_resend_does_not_replace_a_request_that_was_sent_something() -> None:
+    shop = Shop()
+    first = shop.admit(max_tokens=2)
+    shop.step([11])
+    await take(first)
+    with pytest.raises(DuplicateRequest):
+        shop.admit(max_tokens=2)
+
+
+async def test_a_stream_begins_with_what_is_needed_to_continue_it() -> None:
+    shop = Shop()
+    stream = shop.admit(max_tokens=2)
+    shop.step([11])
+    first, *_ = await stream.take()
+    started = first.started
+    assert (started.request_id, started.model, started.prompt_tokens) == ("r", "small", 2)
+    assert (started.max_tokens, started.continued_tokens) == (2, 0)
+    assert started.prompt_digest == prompt_digest([1, 2])
+    assert (started.model_fingerprint, started.sampler) == (b"model", "sampler-1")
+    resolved = {field.name for field, _ in started.sampling.ListFields()}
+    assert resolved >= {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"}
+    shop.step([12])
+    assert not any(message.HasField("started") for message in await stream.take())
 
 
 async def test_an_id_is_taken_until_its_end_is_delivered() -> None:
@@ -221,13 +266,13 @@ async def test_a_reader_that_stalls_is_ended_with_the_reason() -> None:
     shop = Shop()
     stream, waiting = shop.admit("stalled"), shop.admit("waiting")
     shop.step()
-    await stream.take()  # and never again
-    await waiting.take()
+    await take(stream)  # and never again
+    await take(waiting)
     taking = asyncio.create_task(waiting.take())  # waits for more: this one is no slow reader
     await asyncio.sleep(0)
     shop.now = stream._taken_at + 31.0  # type: ignore[operator]
     shop.live.cancel_stalled(30.0)
     with pytest.raises(StalledReader):
-        await stream.take()
+        await take(stream)
     assert shop.core.live("waiting")
     taking.cancel()

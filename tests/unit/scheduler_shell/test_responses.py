@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.codec.responses import finished_message, model_info, service_status
+from scheduler_service.codec.responses import executor_list, finished_message, model_info, service_status
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import Finished, FinishReason, Usage
 from scheduler_service.core.request import Drafter, Speculation
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.metrics import Metrics
-from scheduler_service.model import Drafting, ExecutorView
+from scheduler_service.model import Drafting, ExecutorView, ServiceState
+from scheduler_service.rates import Rates
 from tests.unit.scheduler_shell.models_made_here import MODEL
 
 USAGE = Usage(5, 1, 9, 6, 4, 0, 0.1, 0.2, 0.3, 2, (2, 2, 2), (2, 1, 1))
@@ -38,6 +39,7 @@ def test_the_model_says_who_drafts_and_what_is_done_unasked(
     told = model_info(
         MODEL,
         max_request_tokens=9,
+        has_text=True,
         has_chat_template=False,
         queue=CoreConfig(),
         drafting=Drafting(BOTH, default),
@@ -45,14 +47,25 @@ def test_the_model_says_who_drafts_and_what_is_done_unasked(
     assert list(told.drafters) == [pb.DRAFTER_NGRAM, pb.DRAFTER_DRAFT_EXECUTOR]
     assert told.speculation == expected
     assert told.limits.max_draft_tokens == 16
+    assert pb.CAPABILITY_CONTINUATION in told.capabilities
+    assert pb.CAPABILITY_CHAT not in told.capabilities
 
 
-def test_status_marks_those_that_draft() -> None:
-    views = [ExecutorView(at, True, True, "", 1, 1, 0, at == "b") for at in "ab"]
+def test_the_list_of_executors_marks_those_that_draft() -> None:
+    views = [ExecutorView(at, True, True, "", 1, 1, 0, at == "b", False) for at in "ab"]
+    assert [(one.address, one.draft) for one in executor_list(views).executors] == [("a", False), ("b", True)]
+
+
+@pytest.mark.parametrize("state", list(ServiceState))
+def test_status_has_every_state(state: ServiceState) -> None:
     status = service_status(
-        state="serving", uptime_s=1.0, snapshot=Scheduler(CoreConfig()).snapshot(), executors=views
+        state=state,
+        uptime_s=1.0,
+        ready_executors=1,
+        snapshot=Scheduler(CoreConfig()).snapshot(),
+        rates=Rates(0.0),
     )
-    assert [(one.address, one.draft) for one in status.executors] == [("a", False), ("b", True)]
+    assert pb.SchedulerState.Name(status.state) == f"SCHEDULER_STATE_{state.name}"
     assert (status.drafted_tokens, status.accepted_tokens, status.verifications) == (0, 0, 0)
 
 

@@ -10,6 +10,8 @@ from scheduler_service.codec.requests import check_request
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.step import Capacity
 from scheduler_service.errors import InternalError, NotReady
+from scheduler_service.link.pool import Served
+from scheduler_service.model import ServiceState
 from scheduler_service.service import SchedulerService, _endless
 from tests.unit.scheduler_shell.models_made_here import DRAFTING, MODEL
 from tests.unit.scheduler_shell.test_request_codec import ids
@@ -29,7 +31,11 @@ async def test_a_bug_in_the_loop_ends_the_service_and_tells_live_requests(
     scheduler = service()
     scheduler.core.executor_ready(Capacity(10, 16, 64, 10, 10, 100), 0.0)
     stream = scheduler.live.admit(
-        check_request(ids(1, 2), MODEL, DRAFTING), [1, 2], arrival=0.0, deadline=None, text=None
+        check_request(ids(1, 2), MODEL, DRAFTING),
+        [1, 2],
+        arrival=0.0,
+        deadline=None,
+        served=Served(MODEL, None),
     )
 
     def bug(now: float) -> list[object]:
@@ -40,7 +46,7 @@ async def test_a_bug_in_the_loop_ends_the_service_and_tells_live_requests(
         await scheduler.run(shown)
     with pytest.raises(InternalError):
         await stream.take()
-    assert scheduler.state == "draining"
+    assert scheduler.state is ServiceState.DRAINING
 
 
 async def test_a_part_that_just_ends_is_a_failure() -> None:

@@ -12,9 +12,11 @@ from paceline import errors, requests, responses
 from paceline.aio.calls import reply_of
 from paceline.channel import PLAINTEXT, SCHEDULER_ADDRESS, Link, Security, open_aio_channel
 from paceline.requests import Options
+from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceStub
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from paceline.types import Aborted, Completion, Event, MessageLike, ModelInfo, Status
+from paceline.types import Aborted, Completion, Event, ExecutorStatus, MessageLike, ModelInfo, Status
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
@@ -37,6 +39,7 @@ class Client:
         self._metadata = security.metadata
         self._channel = open_aio_channel(address, Link.PUBLIC, security)
         self._stub = SchedulerServiceStub(self._channel)
+        self._admin = AdminServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,7 +102,7 @@ class Client:
         return (await self._call(self._stub.Detokenize, request, timeout_s)).text
 
     async def abort(self, request_ids: Iterable[str], *, timeout_s: float | None = None) -> Aborted:
-        """End live requests of anyone; unknown ids are no error."""
+        """End live requests of this identity; unknown ids are no error."""
         request = pb.AbortRequest(request_ids=request_ids)
         return responses.aborted(await self._call(self._stub.Abort, request, timeout_s))
 
@@ -112,6 +115,11 @@ class Client:
     async def status(self, *, timeout_s: float | None = None) -> Status:
         """Live counters."""
         return responses.status(await self._call(self._stub.GetStatus, pb.GetStatusRequest(), timeout_s))
+
+    async def executors(self, *, timeout_s: float | None = None) -> tuple[ExecutorStatus, ...]:
+        """The executors behind the scheduler; only for admins, where callers need tokens."""
+        request = admin_pb2.ListExecutorsRequest()
+        return responses.executors(await self._call(self._admin.ListExecutors, request, timeout_s))
 
     async def _call(
         self,
@@ -145,15 +153,18 @@ class Generation:
     async def __anext__(self) -> Event:
         if self._closed:
             raise StopAsyncIteration
-        try:
-            message = await reply_of(self._call.read())
-        except errors.Unavailable:
-            if self._closed:  # meanwhile, by another task
-                raise StopAsyncIteration from None
-            raise
-        if not isinstance(message, pb.GenerateResponse):  # the end of the stream
-            raise StopAsyncIteration
-        return responses.event(message)
+        event: Event | None = None
+        while event is None:
+            try:
+                message = await reply_of(self._call.read())
+            except errors.Unavailable:
+                if self._closed:  # meanwhile, by another task
+                    raise StopAsyncIteration from None
+                raise
+            if not isinstance(message, pb.GenerateResponse):  # the end of the stream
+                raise StopAsyncIteration
+            event = responses.event(message)
+        return event
 
     def __del__(self) -> None:
         self.close()

@@ -166,7 +166,7 @@ def _panel(stream: _Stream, width: int, lines: int) -> Panel:
 def _status_line(status: Status, streams: Iterable[_Stream]) -> Text:
     recent = time.perf_counter() - 1.0
     rate = sum(count for stream in streams for now, count in stream.trace.arrivals if now > recent)
-    used = sum(one.total_pages - one.available_pages for one in status.executors)
+    used = status.total_pages - status.available_pages
     return Text(
         f"running {status.running} · waiting {status.waiting} · {rate} tokens/s ·"
         f" {status.batch_rows:.1f} rows a step · {status.step_ms:.0f} ms a step · {used} KV pages in use",

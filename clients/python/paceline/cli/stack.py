@@ -178,8 +178,10 @@ async def _serving(stack: Stack) -> None:
         while True:
             try:
                 status = await client.status(timeout_s=_CALL_TIMEOUT_S)
-                if status.state == "serving" and all(one.connected for one in status.executors):
-                    return
+                if status.state == "serving":
+                    executors = await client.executors(timeout_s=_CALL_TIMEOUT_S)
+                    if all(one.connected for one in executors):
+                        return
             except (errors.RetryLater, errors.DeadlineExceeded) as error:
                 if time.monotonic() - began > _PATIENCE_S:  # it listens, and yet nobody gets through
                     raise ChildFailed(f"can't reach the scheduler at {stack.address}: {error}") from None

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from paceline import errors
 from paceline.cli.common import DEFAULT_ADDRESS, Address, console, one_line_errors, security
 from paceline.client import Client
 from paceline.types import ExecutorStatus, Status
@@ -31,27 +32,44 @@ def status(
 ) -> None:
     """Show what the scheduler and its executors are doing."""
     with one_line_errors(address), Client(address, security=security(context)) as client:
-        current = client.status(timeout_s=_TIMEOUT_S)
+
+        def look() -> tuple[Status, tuple[ExecutorStatus, ...]]:
+            return client.status(timeout_s=_TIMEOUT_S), executors(client)
+
+        current = look()
         if as_json:
-            typer.echo(json.dumps(dataclasses.asdict(current)))
+            typer.echo(_json(*current))
         elif not watch:
-            console.print(table(current))
+            console.print(table(*current))
         try:
             if watch and as_json:
                 while True:
                     time.sleep(interval_s)
-                    typer.echo(json.dumps(dataclasses.asdict(client.status(timeout_s=_TIMEOUT_S))))
+                    typer.echo(_json(*look()))
             if watch:
-                with Live(table(current), console=console, auto_refresh=False) as live:
+                with Live(table(*current), console=console, auto_refresh=False) as live:
                     while True:
                         time.sleep(interval_s)
-                        current = client.status(timeout_s=_TIMEOUT_S)
-                        live.update(table(current), refresh=True)
+                        live.update(table(*look()), refresh=True)
         except KeyboardInterrupt:
             raise typer.Exit(0) from None
 
 
-def table(status: Status) -> RenderableType:
+def executors(client: Client) -> tuple[ExecutorStatus, ...]:
+    """The executors; none for callers that have no admin rights."""
+    try:
+        return client.executors(timeout_s=_TIMEOUT_S)
+    except errors.Unauthenticated:
+        return ()
+
+
+def _json(status: Status, executors: tuple[ExecutorStatus, ...]) -> str:
+    return json.dumps(
+        dataclasses.asdict(status) | {"executors": [dataclasses.asdict(one) for one in executors]}
+    )
+
+
+def table(status: Status, executors: tuple[ExecutorStatus, ...]) -> RenderableType:
     """All counters, as two tables."""
     counters = Table(show_header=False, box=None, padding=(0, 2))
     hit = status.cached_tokens / status.prompt_tokens if status.prompt_tokens else 0.0
@@ -84,17 +102,19 @@ def table(status: Status) -> RenderableType:
         rows.append(("draft step", f"{status.draft_step_ms:.1f} ms", "", ""))
     for left, left_value, right, right_value in rows:
         counters.add_row(f"[dim]{left}[/]", left_value, f"[dim]{right}[/]", right_value)
-    executors = Table(box=None, padding=(0, 2))
+    behind = Table(box=None, padding=(0, 2))
     for column in ("executor", "state", "pages used", "losses"):
-        executors.add_column(column, style=None, header_style="dim")
-    for executor in status.executors:
-        executors.add_row(executor.address, _state(executor), _pages(executor), f"{executor.losses}")
-    return Group(counters, "", executors)
+        behind.add_column(column, style=None, header_style="dim")
+    for executor in executors:
+        behind.add_row(executor.address, _state(executor), _pages(executor), f"{executor.losses}")
+    return Group(counters, "", behind)
 
 
 def _state(executor: ExecutorStatus) -> str:
     if not executor.connected:
         return f"[red]lost[/]{' (drafts)' if executor.draft else ''} {escape(executor.detail)}".rstrip()
+    if executor.draining:
+        return "[yellow]draining[/]"
     if executor.draft:
         return "[green]drafts[/]" if executor.active else "standby to draft"
     return "[green]active[/]" if executor.active else "standby"

@@ -3,22 +3,41 @@
 isort:skip_file
 Paceline's scheduler: the public API. Send a prompt, read a stream of tokens.
 
-ERRORS are gRPC statuses, also in mid-stream, with google.rpc.ErrorInfo (domain "paceline")
-and, where waiting helps, google.rpc.RetryInfo. Never "OK with an error inside".
+ERRORS are gRPC statuses, also in mid-stream, with google.rpc.ErrorInfo (domain "paceline",
+`reason` an ErrorReason without its prefix), with google.rpc.BadRequest where a field is at
+fault, and with google.rpc.RetryInfo where waiting helps. Never "OK with an error inside".
   INVALID_ARGUMENT    a parameter is bad or too large, or the request can never fit; the message
                       names the field
+  NOT_FOUND           no such model
   ALREADY_EXISTS      the request_id is live
-  RESOURCE_EXHAUSTED  the queue is full; retry after RetryInfo
-  UNAVAILABLE         loading, draining or no executor, and nothing was emitted; retry
-  CANCELLED           aborted, or the reader stalled
+  FAILED_PRECONDITION a continuation of something else than what runs here
+  RESOURCE_EXHAUSTED  no room in the queue, or too late for the deadline; retry after RetryInfo
+  UNAVAILABLE         loading, draining, shutting down, or no executor
+  ABORTED             ended by Abort, replaced by a resend, or the reader stalled
   DEADLINE_EXCEEDED   the client's deadline
+  UNAUTHENTICATED     no token, or a wrong one
+  PERMISSION_DENIED   the caller may not do this
+  UNIMPLEMENTED       a field is set whose feature is missing here: it is refused by name, never
+                      ignored; GetModelInfo lists the capabilities
   INTERNAL            a fault that could not be healed
-The retryable codes mean that nothing was emitted, so that a gateway may retry blindly.
+CANCELLED is only ever the client's own doing.
+
+RETRIES. Retry blindly only before the first message of a stream, or when a status carries our
+ErrorInfo and RetryInfo. gRPC itself makes UNAVAILABLE of a lost connection, also in mid-stream.
+Nothing, not even initial metadata, is sent before the first message, so that a client's own
+retryPolicy works until then. Afterwards a stream is continued with `continuation`, here or on
+another scheduler with the same model: the tokens are the same as without the interruption.
+
+AUTHENTICATION. A scheduler may demand a token: `authorization: Bearer TOKEN` in each call's
+metadata. Without it every method but grpc.health.v1's is UNAUTHENTICATED, before its message is
+read. The caller's *identity* is the name its token has in the scheduler's tokens file, else its
+certificate, else its address; request ids, quotas and fairness are per identity.
 """
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -31,6 +50,160 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ErrorReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ERROR_REASON_UNSPECIFIED: _ErrorReason.ValueType  # 0
+    ERROR_REASON_INVALID_REQUEST: _ErrorReason.ValueType  # 1
+    """INVALID_ARGUMENT: the message names the field"""
+    ERROR_REASON_UNSUPPORTED: _ErrorReason.ValueType  # 2
+    """UNIMPLEMENTED: a field whose feature is missing here"""
+    ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 3
+    """NOT_FOUND"""
+    ERROR_REASON_TOKENIZER_NOT_FOUND: _ErrorReason.ValueType  # 4
+    """NOT_FOUND: the model has none"""
+    ERROR_REASON_DUPLICATE_REQUEST: _ErrorReason.ValueType  # 5
+    """ALREADY_EXISTS"""
+    ERROR_REASON_CONTINUATION: _ErrorReason.ValueType  # 6
+    """FAILED_PRECONDITION: of another prompt, model or sampler"""
+    ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 7
+    """RESOURCE_EXHAUSTED"""
+    ERROR_REASON_QUOTA: _ErrorReason.ValueType  # 8
+    """RESOURCE_EXHAUSTED: the identity's share of the queue is used up"""
+    ERROR_REASON_TOO_LATE: _ErrorReason.ValueType  # 9
+    """RESOURCE_EXHAUSTED: predicted to miss its deadline"""
+    ERROR_REASON_NOT_READY: _ErrorReason.ValueType  # 10
+    """UNAVAILABLE: loading, or no executor"""
+    ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 11
+    """UNAVAILABLE"""
+    ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 12
+    """UNAVAILABLE: ended by a drain that took too long"""
+    ERROR_REASON_ABORTED: _ErrorReason.ValueType  # 13
+    """ABORTED: by Abort"""
+    ERROR_REASON_REPLACED: _ErrorReason.ValueType  # 14
+    """ABORTED: by a resend of the same request"""
+    ERROR_REASON_STALLED_READER: _ErrorReason.ValueType  # 15
+    """ABORTED: the client did not read its stream"""
+    ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 16
+    """DEADLINE_EXCEEDED"""
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 17
+    """UNAUTHENTICATED"""
+    ERROR_REASON_PERMISSION: _ErrorReason.ValueType  # 18
+    """PERMISSION_DENIED"""
+    ERROR_REASON_EXECUTOR_REFUSED: _ErrorReason.ValueType  # 19
+    """INTERNAL: the executor refuses the request for good"""
+    ERROR_REASON_EXECUTORS_LOST: _ErrorReason.ValueType  # 20
+    """INTERNAL: executors were lost while they computed it, thrice"""
+    ERROR_REASON_NOT_FINITE: _ErrorReason.ValueType  # 21
+    """INTERNAL: the model's logits were NaN or infinite"""
+    ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 22
+    """INTERNAL: a bug; the scheduler's log says more"""
+
+class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
+    """Why a call was refused or ended: the cause behind a status code."""
+
+ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
+ERROR_REASON_INVALID_REQUEST: ErrorReason.ValueType  # 1
+"""INVALID_ARGUMENT: the message names the field"""
+ERROR_REASON_UNSUPPORTED: ErrorReason.ValueType  # 2
+"""UNIMPLEMENTED: a field whose feature is missing here"""
+ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 3
+"""NOT_FOUND"""
+ERROR_REASON_TOKENIZER_NOT_FOUND: ErrorReason.ValueType  # 4
+"""NOT_FOUND: the model has none"""
+ERROR_REASON_DUPLICATE_REQUEST: ErrorReason.ValueType  # 5
+"""ALREADY_EXISTS"""
+ERROR_REASON_CONTINUATION: ErrorReason.ValueType  # 6
+"""FAILED_PRECONDITION: of another prompt, model or sampler"""
+ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 7
+"""RESOURCE_EXHAUSTED"""
+ERROR_REASON_QUOTA: ErrorReason.ValueType  # 8
+"""RESOURCE_EXHAUSTED: the identity's share of the queue is used up"""
+ERROR_REASON_TOO_LATE: ErrorReason.ValueType  # 9
+"""RESOURCE_EXHAUSTED: predicted to miss its deadline"""
+ERROR_REASON_NOT_READY: ErrorReason.ValueType  # 10
+"""UNAVAILABLE: loading, or no executor"""
+ERROR_REASON_DRAINING: ErrorReason.ValueType  # 11
+"""UNAVAILABLE"""
+ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 12
+"""UNAVAILABLE: ended by a drain that took too long"""
+ERROR_REASON_ABORTED: ErrorReason.ValueType  # 13
+"""ABORTED: by Abort"""
+ERROR_REASON_REPLACED: ErrorReason.ValueType  # 14
+"""ABORTED: by a resend of the same request"""
+ERROR_REASON_STALLED_READER: ErrorReason.ValueType  # 15
+"""ABORTED: the client did not read its stream"""
+ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 16
+"""DEADLINE_EXCEEDED"""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 17
+"""UNAUTHENTICATED"""
+ERROR_REASON_PERMISSION: ErrorReason.ValueType  # 18
+"""PERMISSION_DENIED"""
+ERROR_REASON_EXECUTOR_REFUSED: ErrorReason.ValueType  # 19
+"""INTERNAL: the executor refuses the request for good"""
+ERROR_REASON_EXECUTORS_LOST: ErrorReason.ValueType  # 20
+"""INTERNAL: executors were lost while they computed it, thrice"""
+ERROR_REASON_NOT_FINITE: ErrorReason.ValueType  # 21
+"""INTERNAL: the model's logits were NaN or infinite"""
+ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 22
+"""INTERNAL: a bug; the scheduler's log says more"""
+Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
+
+class _Capability:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CAPABILITY_UNSPECIFIED: _Capability.ValueType  # 0
+    CAPABILITY_TOKENIZER: _Capability.ValueType  # 1
+    """text prompts, Tokenize, Detokenize, GetTokenizer"""
+    CAPABILITY_CHAT: _Capability.ValueType  # 2
+    """messages, with template_arguments and continue_final_message"""
+    CAPABILITY_MULTIPLE_COMPLETIONS: _Capability.ValueType  # 3
+    """n > 1"""
+    CAPABILITY_LOGPROBS: _Capability.ValueType  # 4
+    CAPABILITY_SPECULATION: _Capability.ValueType  # 5
+    CAPABILITY_CONTINUATION: _Capability.ValueType  # 6
+    CAPABILITY_GRAMMAR: _Capability.ValueType  # 7
+    """GenerateRequest.grammar"""
+    CAPABILITY_TOOLS: _Capability.ValueType  # 8
+    """Messages.tools, Message.tool_calls"""
+    CAPABILITY_PROMPT_LOGPROBS: _Capability.ValueType  # 9
+    """GenerateRequest.prompt_logprobs"""
+    CAPABILITY_LATENCY_TARGETS: _Capability.ValueType  # 10
+    """GenerateRequest.ttft_ms and tpot_ms"""
+    CAPABILITY_LABELS: _Capability.ValueType  # 11
+    """GenerateRequest.labels"""
+
+class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
+    """What a scheduler offers. Fields that belong to anything else are refused."""
+
+CAPABILITY_UNSPECIFIED: Capability.ValueType  # 0
+CAPABILITY_TOKENIZER: Capability.ValueType  # 1
+"""text prompts, Tokenize, Detokenize, GetTokenizer"""
+CAPABILITY_CHAT: Capability.ValueType  # 2
+"""messages, with template_arguments and continue_final_message"""
+CAPABILITY_MULTIPLE_COMPLETIONS: Capability.ValueType  # 3
+"""n > 1"""
+CAPABILITY_LOGPROBS: Capability.ValueType  # 4
+CAPABILITY_SPECULATION: Capability.ValueType  # 5
+CAPABILITY_CONTINUATION: Capability.ValueType  # 6
+CAPABILITY_GRAMMAR: Capability.ValueType  # 7
+"""GenerateRequest.grammar"""
+CAPABILITY_TOOLS: Capability.ValueType  # 8
+"""Messages.tools, Message.tool_calls"""
+CAPABILITY_PROMPT_LOGPROBS: Capability.ValueType  # 9
+"""GenerateRequest.prompt_logprobs"""
+CAPABILITY_LATENCY_TARGETS: Capability.ValueType  # 10
+"""GenerateRequest.ttft_ms and tpot_ms"""
+CAPABILITY_LABELS: Capability.ValueType  # 11
+"""GenerateRequest.labels"""
+Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -52,6 +225,27 @@ FINISH_REASON_STOP: FinishReason.ValueType  # 1
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens, or the context is full"""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
+
+class _ToolChoiceMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolChoiceModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolChoiceMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_CHOICE_MODE_UNSPECIFIED: _ToolChoiceMode.ValueType  # 0
+    """auto, if there are tools"""
+    TOOL_CHOICE_MODE_AUTO: _ToolChoiceMode.ValueType  # 1
+    TOOL_CHOICE_MODE_NONE: _ToolChoiceMode.ValueType  # 2
+    TOOL_CHOICE_MODE_REQUIRED: _ToolChoiceMode.ValueType  # 3
+
+class ToolChoiceMode(_ToolChoiceMode, metaclass=_ToolChoiceModeEnumTypeWrapper): ...
+
+TOOL_CHOICE_MODE_UNSPECIFIED: ToolChoiceMode.ValueType  # 0
+"""auto, if there are tools"""
+TOOL_CHOICE_MODE_AUTO: ToolChoiceMode.ValueType  # 1
+TOOL_CHOICE_MODE_NONE: ToolChoiceMode.ValueType  # 2
+TOOL_CHOICE_MODE_REQUIRED: ToolChoiceMode.ValueType  # 3
+Global___ToolChoiceMode: _TypeAlias = ToolChoiceMode  # noqa: Y015
 
 class _SpeculationMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -105,48 +299,236 @@ DRAFTER_DRAFT_EXECUTOR: Drafter.ValueType  # 2
 """a smaller model; INVALID_ARGUMENT where the server has none"""
 Global___Drafter: _TypeAlias = Drafter  # noqa: Y015
 
+class _Returns:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReturnsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Returns.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RETURNS_UNSPECIFIED: _Returns.ValueType  # 0
+    """both"""
+    RETURNS_BOTH: _Returns.ValueType  # 1
+    RETURNS_TEXT: _Returns.ValueType  # 2
+    """no token ids and no logprobs"""
+    RETURNS_TOKEN_IDS: _Returns.ValueType  # 3
+    """no text; stop strings still end the output"""
+
+class Returns(_Returns, metaclass=_ReturnsEnumTypeWrapper):
+    """Which parts of the output the client wants."""
+
+RETURNS_UNSPECIFIED: Returns.ValueType  # 0
+"""both"""
+RETURNS_BOTH: Returns.ValueType  # 1
+RETURNS_TEXT: Returns.ValueType  # 2
+"""no token ids and no logprobs"""
+RETURNS_TOKEN_IDS: Returns.ValueType  # 3
+"""no text; stop strings still end the output"""
+Global___Returns: _TypeAlias = Returns  # noqa: Y015
+
+class _SchedulerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SchedulerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SchedulerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SCHEDULER_STATE_UNSPECIFIED: _SchedulerState.ValueType  # 0
+    SCHEDULER_STATE_LOADING: _SchedulerState.ValueType  # 1
+    """no executor was ready yet"""
+    SCHEDULER_STATE_SERVING: _SchedulerState.ValueType  # 2
+    SCHEDULER_STATE_NO_EXECUTOR: _SchedulerState.ValueType  # 3
+    """none is ready to take new requests; they wait"""
+    SCHEDULER_STATE_DRAINING: _SchedulerState.ValueType  # 4
+    """takes no new requests"""
+
+class SchedulerState(_SchedulerState, metaclass=_SchedulerStateEnumTypeWrapper): ...
+
+SCHEDULER_STATE_UNSPECIFIED: SchedulerState.ValueType  # 0
+SCHEDULER_STATE_LOADING: SchedulerState.ValueType  # 1
+"""no executor was ready yet"""
+SCHEDULER_STATE_SERVING: SchedulerState.ValueType  # 2
+SCHEDULER_STATE_NO_EXECUTOR: SchedulerState.ValueType  # 3
+"""none is ready to take new requests; they wait"""
+SCHEDULER_STATE_DRAINING: SchedulerState.ValueType  # 4
+"""takes no new requests"""
+Global___SchedulerState: _TypeAlias = SchedulerState  # noqa: Y015
+
 @_typing.final
 class Message(_message.Message):
-    """One turn of a chat."""
+    """One turn of a chat. Nothing in it is taken for a control token of the model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """what the model's template knows: system, user, assistant, ..."""
+    """what the model's template knows: system, user, assistant, tool, ..."""
     content: _builtins.str
+    """or `parts`"""
+    name: _builtins.str
+    """of who speaks, where the template uses it"""
+    tool_call_id: _builtins.str
+    """a tool's answer: the call that it answers"""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
+        """in place of `content`; joined"""
+
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """an assistant's"""
+
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
+        parts: _abc.Iterable[Global___ContentPart] | None = ...,
+        name: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "parts", b"parts", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Message: _TypeAlias = Message  # noqa: Y015
 
 @_typing.final
+class ContentPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___ContentPart: _TypeAlias = ContentPart  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    name: _builtins.str
+    arguments: _builtins.str
+    """JSON"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
+
+@_typing.final
+class Tool(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    description: _builtins.str
+    parameters: _builtins.str
+    """a JSON schema"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        parameters: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tool: _TypeAlias = Tool  # noqa: Y015
+
+@_typing.final
+class ToolChoice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    mode: Global___ToolChoiceMode.ValueType
+    name: _builtins.str
+    """this tool, and no other; with REQUIRED"""
+    def __init__(
+        self,
+        *,
+        mode: Global___ToolChoiceMode.ValueType = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
+
+@_typing.final
 class Messages(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    TEMPLATE_ARGUMENTS_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    continue_final_message: _builtins.bool
+    """the last message goes on, rather than a new turn beginning"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
         """1..1024"""
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]: ...
+    @_builtins.property
+    def tool_choice(self) -> Global___ToolChoice: ...
+    @_builtins.property
+    def template_arguments(self) -> _struct_pb2.Struct:
+        """what the template calls them: enable_thinking, ..."""
 
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___Message] | None = ...,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+        tool_choice: Global___ToolChoice | None = ...,
+        template_arguments: _struct_pb2.Struct | None = ...,
+        continue_final_message: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["template_arguments", b"template_arguments", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_final_message", b"continue_final_message", "messages", b"messages", "template_arguments", b"template_arguments", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -301,14 +683,17 @@ class StopConditions(_message.Message):
     STRINGS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    INCLUDE_STOP_STRING_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """>= 1; unset: what fits"""
     min_tokens: _builtins.int
     """no end or stop token before so many"""
     ignore_eos: _builtins.bool
+    include_stop_string: _builtins.bool
+    """the text ends with the stop string that ended it"""
     @_builtins.property
     def strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """not part of the text returned; may span tokens"""
+        """may span tokens; not part of the text, but see include_stop_string"""
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -320,10 +705,11 @@ class StopConditions(_message.Message):
         strings: _abc.Iterable[_builtins.str] | None = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool = ...,
+        include_stop_string: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "max_tokens", b"max_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "strings", b"strings", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "ignore_eos", b"ignore_eos", "include_stop_string", b"include_stop_string", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "strings", b"strings", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -358,8 +744,156 @@ class Speculation(_message.Message):
 Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
 
 @_typing.final
+class Grammar(_message.Message):
+    """What the output must match."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    LARK_FIELD_NUMBER: _builtins.int
+    STRUCTURAL_TAG_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    regex: _builtins.str
+    lark: _builtins.str
+    structural_tag: _builtins.str
+    """JSON"""
+    @_builtins.property
+    def choices(self) -> Global___Choices: ...
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        choices: Global___Choices | None = ...,
+        lark: _builtins.str = ...,
+        structural_tag: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "grammar", b"grammar", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "grammar", b"grammar", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_grammar: _TypeAlias = _typing.Literal["json_schema", "regex", "choices", "lark", "structural_tag"]  # noqa: Y015
+    _WhichOneofArgType_grammar: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_grammar) -> _WhichOneofReturnType_grammar | None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
+
+@_typing.final
+class Choices(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        choices: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choices: _TypeAlias = Choices  # noqa: Y015
+
+@_typing.final
+class Continuation(_message.Message):
+    """Output that was produced elsewhere, from the same prompt, and is to be continued as if there had
+    been no interruption: the same tokens, text and counts. The rest of the request must be what it
+    was there, with the sampling of `Started`. Continued tokens are computed again: they count as
+    input for limits and fairness, and as output for penalties, max_tokens, usage and noise.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPLETIONS_FIELD_NUMBER: _builtins.int
+    PROMPT_DIGEST_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    SAMPLER_FIELD_NUMBER: _builtins.int
+    prompt_digest: _builtins.bytes
+    """these three as Started had them; a mismatch is FAILED_PRECONDITION"""
+    model_fingerprint: _builtins.bytes
+    sampler: _builtins.str
+    @_builtins.property
+    def completions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContinuedCompletion]:
+        """One per completion that has had anything; an index without one begins anew."""
+
+    def __init__(
+        self,
+        *,
+        completions: _abc.Iterable[Global___ContinuedCompletion] | None = ...,
+        prompt_digest: _builtins.bytes = ...,
+        model_fingerprint: _builtins.bytes = ...,
+        sampler: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "model_fingerprint", b"model_fingerprint", "prompt_digest", b"prompt_digest", "sampler", b"sampler"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Continuation: _TypeAlias = Continuation  # noqa: Y015
+
+@_typing.final
+class ContinuedCompletion(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXT_BYTES_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    text_bytes: _builtins.int
+    """UTF-8 bytes of text received so far: what follows them is sent"""
+    finished: _builtins.bool
+    """its `finished` has come: nothing more is sent for this index"""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """all received so far"""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        text_bytes: _builtins.int = ...,
+        finished: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "index", b"index", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContinuedCompletion: _TypeAlias = ContinuedCompletion  # noqa: Y015
+
+@_typing.final
 class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
@@ -371,8 +905,16 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    CONTINUATION_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    RETURNS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TTFT_MS_FIELD_NUMBER: _builtins.int
+    TPOT_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """at most 128 bytes; empty: one is drawn"""
+    """1..128 visible ASCII characters; empty: one is drawn. Unique among the identity's live requests."""
     text: _builtins.str
     """as it is: no template"""
     n: _builtins.int
@@ -381,6 +923,15 @@ class GenerateRequest(_message.Message):
     """higher goes first; ties by arrival"""
     cache_salt: _builtins.str
     """prompts share cached prefixes only under the same salt"""
+    model: _builtins.str
+    """GetModelInfo's name; empty: the model that is served"""
+    returns: Global___Returns.ValueType
+    prompt_logprobs: _builtins.int
+    """set: logprobs of the prompt's tokens, and the k best"""
+    ttft_ms: _builtins.int
+    """wanted time to first token; 0: none"""
+    tpot_ms: _builtins.int
+    """wanted time per output token; 0: none"""
     @_builtins.property
     def messages(self) -> Global___Messages:
         """through the model's chat template"""
@@ -393,6 +944,14 @@ class GenerateRequest(_message.Message):
     def stop(self) -> Global___StopConditions: ...
     @_builtins.property
     def speculation(self) -> Global___Speculation: ...
+    @_builtins.property
+    def grammar(self) -> Global___Grammar: ...
+    @_builtins.property
+    def continuation(self) -> Global___Continuation: ...
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """for logs"""
+
     def __init__(
         self,
         *,
@@ -406,13 +965,26 @@ class GenerateRequest(_message.Message):
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
         speculation: Global___Speculation | None = ...,
+        model: _builtins.str = ...,
+        grammar: Global___Grammar | None = ...,
+        continuation: Global___Continuation | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        returns: Global___Returns.ValueType = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        ttft_ms: _builtins.int = ...,
+        tpot_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "continuation", b"continuation", "grammar", b"grammar", "messages", b"messages", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "messages", b"messages", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "labels", b"labels", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "returns", b"returns", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "messages", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
@@ -424,28 +996,92 @@ class GenerateResponse(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """of the completion"""
     @_builtins.property
     def delta(self) -> Global___Delta: ...
     @_builtins.property
     def finished(self) -> Global___Finished: ...
+    @_builtins.property
+    def started(self) -> Global___Started:
+        """once per stream, with index 0"""
+
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
         delta: Global___Delta | None = ...,
         finished: Global___Finished | None = ...,
+        started: Global___Started | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "index", b"index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "index", b"index", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["delta", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["delta", "finished", "started"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class Started(_message.Message):
+    """What a client needs to know of a stream that has begun, and to continue it elsewhere."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_DIGEST_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    SAMPLER_FIELD_NUMBER: _builtins.int
+    CONTINUED_TOKENS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    model: _builtins.str
+    prompt_tokens: _builtins.int
+    cached_tokens: _builtins.int
+    """of the prompt, found in the prefix cache"""
+    max_tokens: _builtins.int
+    """resolved"""
+    prompt_digest: _builtins.bytes
+    """SHA-256 of the prompt's token ids, each as 4 bytes, little-endian"""
+    model_fingerprint: _builtins.bytes
+    sampler: _builtins.str
+    """version of the sampling rules"""
+    continued_tokens: _builtins.int
+    """Tokens taken over from GenerateRequest.continuation, all completions together. A client that
+    sent some and finds 0 here talks to a server that ignored them, and must stop.
+    """
+    @_builtins.property
+    def sampling(self) -> Global___SamplingParams:
+        """resolved: every field is set, the seed drawn"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        sampling: Global___SamplingParams | None = ...,
+        max_tokens: _builtins.int = ...,
+        prompt_digest: _builtins.bytes = ...,
+        model_fingerprint: _builtins.bytes = ...,
+        sampler: _builtins.str = ...,
+        continued_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "continued_tokens", b"continued_tokens", "max_tokens", b"max_tokens", "model", b"model", "model_fingerprint", b"model_fingerprint", "prompt_digest", b"prompt_digest", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampler", b"sampler", "sampling", b"sampling"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Started: _TypeAlias = Started  # noqa: Y015
 
 @_typing.final
 class Delta(_message.Message):
@@ -458,7 +1094,10 @@ class Delta(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    ELAPSED_US_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    elapsed_us: _builtins.int
+    """from the request's arrival to its last token here"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -471,10 +1110,11 @@ class Delta(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        elapsed_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elapsed_us", b"elapsed_us", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -768,6 +1408,59 @@ class DetokenizeResponse(_message.Message):
 Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015
 
 @_typing.final
+class GetTokenizerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTokenizerRequest: _TypeAlias = GetTokenizerRequest  # noqa: Y015
+
+@_typing.final
+class GetTokenizerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENIZER_JSON_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    BOS_TOKEN_FIELD_NUMBER: _builtins.int
+    EOS_TOKEN_FIELD_NUMBER: _builtins.int
+    ADD_BOS_FIELD_NUMBER: _builtins.int
+    EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    tokenizer_json: _builtins.bytes
+    """Hugging Face `tokenizers` format; the pieces of all messages joined"""
+    chat_template: _builtins.str
+    """Jinja; empty: the model has none"""
+    bos_token: _builtins.str
+    eos_token: _builtins.str
+    add_bos: _builtins.bool
+    """text prompts begin with bos_token"""
+    @_builtins.property
+    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        tokenizer_json: _builtins.bytes = ...,
+        chat_template: _builtins.str = ...,
+        bos_token: _builtins.str = ...,
+        eos_token: _builtins.str = ...,
+        add_bos: _builtins.bool = ...,
+        eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_bos", b"add_bos", "bos_token", b"bos_token", "chat_template", b"chat_template", "eos_token", b"eos_token", "eos_token_ids", b"eos_token_ids", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTokenizerResponse: _TypeAlias = GetTokenizerResponse  # noqa: Y015
+
+@_typing.final
 class AbortRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -845,6 +1538,9 @@ class GetModelInfoResponse(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     DRAFTERS_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    CONTRACT_REVISION_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
+    SAMPLER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     architecture: _builtins.str
     vocab_size: _builtins.int
@@ -855,6 +1551,10 @@ class GetModelInfoResponse(_message.Message):
     version: _builtins.str
     model_fingerprint: _builtins.bytes
     dtype: _builtins.str
+    contract_revision: _builtins.int
+    """rises whenever this file grows; this is revision 1"""
+    sampler: _builtins.str
+    """version of the sampling rules"""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -867,6 +1567,8 @@ class GetModelInfoResponse(_message.Message):
     def speculation(self) -> Global___Speculation:
         """the server's default"""
 
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[Global___Capability.ValueType]: ...
     def __init__(
         self,
         *,
@@ -883,10 +1585,13 @@ class GetModelInfoResponse(_message.Message):
         dtype: _builtins.str = ...,
         drafters: _abc.Iterable[Global___Drafter.ValueType] | None = ...,
         speculation: Global___Speculation | None = ...,
+        contract_revision: _builtins.int = ...,
+        capabilities: _abc.Iterable[Global___Capability.ValueType] | None = ...,
+        sampler: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "context_length", b"context_length", "drafters", b"drafters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "limits", b"limits", "max_request_tokens", b"max_request_tokens", "model_fingerprint", b"model_fingerprint", "name", b"name", "speculation", b"speculation", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "context_length", b"context_length", "contract_revision", b"contract_revision", "drafters", b"drafters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "limits", b"limits", "max_request_tokens", b"max_request_tokens", "model_fingerprint", b"model_fingerprint", "name", b"name", "sampler", b"sampler", "speculation", b"speculation", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -955,51 +1660,6 @@ class GetStatusRequest(_message.Message):
 Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
 
 @_typing.final
-class ExecutorStatus(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ADDRESS_FIELD_NUMBER: _builtins.int
-    CONNECTED_FIELD_NUMBER: _builtins.int
-    DETAIL_FIELD_NUMBER: _builtins.int
-    TOTAL_PAGES_FIELD_NUMBER: _builtins.int
-    AVAILABLE_PAGES_FIELD_NUMBER: _builtins.int
-    LOSSES_FIELD_NUMBER: _builtins.int
-    ACTIVE_FIELD_NUMBER: _builtins.int
-    DRAFT_FIELD_NUMBER: _builtins.int
-    address: _builtins.str
-    connected: _builtins.bool
-    detail: _builtins.str
-    """what it is waiting for, when not connected"""
-    total_pages: _builtins.int
-    available_pages: _builtins.int
-    """free and evictable"""
-    losses: _builtins.int
-    """since the start"""
-    active: _builtins.bool
-    """the one that sequences run on, or drafts come from"""
-    draft: _builtins.bool
-    """its model drafts for the others'"""
-    def __init__(
-        self,
-        *,
-        address: _builtins.str = ...,
-        connected: _builtins.bool = ...,
-        detail: _builtins.str = ...,
-        total_pages: _builtins.int = ...,
-        available_pages: _builtins.int = ...,
-        losses: _builtins.int = ...,
-        active: _builtins.bool = ...,
-        draft: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "address", b"address", "available_pages", b"available_pages", "connected", b"connected", "detail", b"detail", "draft", b"draft", "losses", b"losses", "total_pages", b"total_pages"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ExecutorStatus: _TypeAlias = ExecutorStatus  # noqa: Y015
-
-@_typing.final
 class GetStatusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1008,7 +1668,7 @@ class GetStatusResponse(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     WAITING_TOKENS_FIELD_NUMBER: _builtins.int
-    EXECUTORS_FIELD_NUMBER: _builtins.int
+    READY_EXECUTORS_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     CANCELLED_FIELD_NUMBER: _builtins.int
@@ -1025,13 +1685,21 @@ class GetStatusResponse(_message.Message):
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     VERIFICATIONS_FIELD_NUMBER: _builtins.int
     DRAFT_STEP_MS_FIELD_NUMBER: _builtins.int
-    state: _builtins.str
-    """loading, serving, draining"""
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    TOTAL_PAGES_FIELD_NUMBER: _builtins.int
+    AVAILABLE_PAGES_FIELD_NUMBER: _builtins.int
+    SEATS_FIELD_NUMBER: _builtins.int
+    UNCOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    state: Global___SchedulerState.ValueType
     uptime_s: _builtins.float
     running: _builtins.int
     """sequences"""
     waiting: _builtins.int
     waiting_tokens: _builtins.int
+    ready_executors: _builtins.int
+    """AdminService.ListExecutors tells more"""
     requests: _builtins.int
     """counters are since the start"""
     finished: _builtins.int
@@ -1052,17 +1720,31 @@ class GetStatusResponse(_message.Message):
     verifications: _builtins.int
     draft_step_ms: _builtins.float
     """moving average, of the draft executor"""
-    @_builtins.property
-    def executors(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecutorStatus]: ...
+    page_size: _builtins.int
+    """For routers.
+    tokens per KV page: prompts share prefixes in multiples of it
+    """
+    total_pages: _builtins.int
+    """of the executor that sequences run on"""
+    available_pages: _builtins.int
+    """free and evictable"""
+    seats: _builtins.int
+    """sequences that can run at once"""
+    uncomputed_tokens: _builtins.int
+    """known tokens of waiting and running sequences not computed yet"""
+    prompt_tokens_per_s: _builtins.float
+    """computed, over the last seconds; cached ones not counted"""
+    completion_tokens_per_s: _builtins.float
+    """over the last seconds"""
     def __init__(
         self,
         *,
-        state: _builtins.str = ...,
+        state: Global___SchedulerState.ValueType = ...,
         uptime_s: _builtins.float = ...,
         running: _builtins.int = ...,
         waiting: _builtins.int = ...,
         waiting_tokens: _builtins.int = ...,
-        executors: _abc.Iterable[Global___ExecutorStatus] | None = ...,
+        ready_executors: _builtins.int = ...,
         requests: _builtins.int = ...,
         finished: _builtins.int = ...,
         cancelled: _builtins.int = ...,
@@ -1079,10 +1761,17 @@ class GetStatusResponse(_message.Message):
         accepted_tokens: _builtins.int = ...,
         verifications: _builtins.int = ...,
         draft_step_ms: _builtins.float = ...,
+        page_size: _builtins.int = ...,
+        total_pages: _builtins.int = ...,
+        available_pages: _builtins.int = ...,
+        seats: _builtins.int = ...,
+        uncomputed_tokens: _builtins.int = ...,
+        prompt_tokens_per_s: _builtins.float = ...,
+        completion_tokens_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "batch_rows", b"batch_rows", "cached_tokens", b"cached_tokens", "cancelled", b"cancelled", "completion_tokens", b"completion_tokens", "draft_step_ms", b"draft_step_ms", "drafted_tokens", b"drafted_tokens", "executors", b"executors", "failed", b"failed", "finished", b"finished", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "requests", b"requests", "running", b"running", "state", b"state", "step_ms", b"step_ms", "steps", b"steps", "uptime_s", b"uptime_s", "verifications", b"verifications", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "available_pages", b"available_pages", "batch_rows", b"batch_rows", "cached_tokens", b"cached_tokens", "cancelled", b"cancelled", "completion_tokens", b"completion_tokens", "completion_tokens_per_s", b"completion_tokens_per_s", "draft_step_ms", b"draft_step_ms", "drafted_tokens", b"drafted_tokens", "failed", b"failed", "finished", b"finished", "page_size", b"page_size", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "prompt_tokens_per_s", b"prompt_tokens_per_s", "ready_executors", b"ready_executors", "refused", b"refused", "requests", b"requests", "running", b"running", "seats", b"seats", "state", b"state", "step_ms", b"step_ms", "steps", b"steps", "total_pages", b"total_pages", "uncomputed_tokens", b"uncomputed_tokens", "uptime_s", b"uptime_s", "verifications", b"verifications", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

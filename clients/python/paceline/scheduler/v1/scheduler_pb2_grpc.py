@@ -64,6 +64,11 @@ class SchedulerServiceStub:
                 request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetModelInfoRequest.SerializeToString,
                 response_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetModelInfoResponse.FromString,
                 _registered_method=True)
+        self.GetTokenizer = channel.unary_stream(
+                '/paceline.scheduler.v1.SchedulerService/GetTokenizer',
+                request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerRequest.SerializeToString,
+                response_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/paceline.scheduler.v1.SchedulerService/GetStatus',
                 request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetStatusRequest.SerializeToString,
@@ -75,11 +80,15 @@ class SchedulerServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Generates `n` completions and streams them as they grow. Per index: any number of deltas,
-        then exactly one `finished`; the stream ends when all are finished. Deltas are never
-        cumulative and never retracted. Leave by cancelling the RPC: nothing is computed for it from
-        the next step on. The gRPC deadline counts: a request that can't begin in time is not
-        started. The initial metadata carries `request-id`.
+        """Generates `n` completions and streams them as they grow. First one `started`, together with
+        the first delta; then per index any number of deltas and exactly one `finished`; the stream
+        ends when all are finished. A stream that ends OK earlier is broken. Deltas are never
+        cumulative and never retracted; clients ignore events that they don't know. Leave by
+        cancelling the RPC: nothing is computed for it from the next step on. The gRPC deadline
+        counts: a request that is predicted to be late is refused at once, and one that can't begin
+        in time is not started. The initial metadata, sent with the first message, has `request-id`.
+        A resend of the same request_id with the same bytes, by the same identity, before the first
+        message, replaces the first call, which ends ABORTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,8 +116,8 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends live requests with CANCELLED; unknown ids are no error. For those who can't cancel an
-        RPC. Idempotent.
+        """Ends live requests of the caller's identity with ABORTED; others' ids are unknown ids, which
+        are no error. For those who can't cancel an RPC. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,8 +130,17 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTokenizer(self, request, context):
+        """The tokenizer's files. The first message has all other fields; `tokenizer_json` goes on in
+        the messages behind it, in pieces of at most 1 MiB. Errors: UNAVAILABLE; NOT_FOUND if the
+        model has no tokenizer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
-        """Live counters.
+        """Live counters, and the load figures that a router needs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,6 +178,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetModelInfo,
                     request_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetModelInfoRequest.FromString,
                     response_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetModelInfoResponse.SerializeToString,
+            ),
+            'GetTokenizer': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTokenizer,
+                    request_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerRequest.FromString,
+                    response_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -329,6 +352,33 @@ class SchedulerService:
             '/paceline.scheduler.v1.SchedulerService/GetModelInfo',
             paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetModelInfoRequest.SerializeToString,
             paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetModelInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTokenizer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/paceline.scheduler.v1.SchedulerService/GetTokenizer',
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerRequest.SerializeToString,
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,17 +3,35 @@
 isort:skip_file
 Paceline's scheduler: the public API. Send a prompt, read a stream of tokens.
 
-ERRORS are gRPC statuses, also in mid-stream, with google.rpc.ErrorInfo (domain "paceline")
-and, where waiting helps, google.rpc.RetryInfo. Never "OK with an error inside".
+ERRORS are gRPC statuses, also in mid-stream, with google.rpc.ErrorInfo (domain "paceline",
+`reason` an ErrorReason without its prefix), with google.rpc.BadRequest where a field is at
+fault, and with google.rpc.RetryInfo where waiting helps. Never "OK with an error inside".
   INVALID_ARGUMENT    a parameter is bad or too large, or the request can never fit; the message
                       names the field
+  NOT_FOUND           no such model
   ALREADY_EXISTS      the request_id is live
-  RESOURCE_EXHAUSTED  the queue is full; retry after RetryInfo
-  UNAVAILABLE         loading, draining or no executor, and nothing was emitted; retry
-  CANCELLED           aborted, or the reader stalled
+  FAILED_PRECONDITION a continuation of something else than what runs here
+  RESOURCE_EXHAUSTED  no room in the queue, or too late for the deadline; retry after RetryInfo
+  UNAVAILABLE         loading, draining, shutting down, or no executor
+  ABORTED             ended by Abort, replaced by a resend, or the reader stalled
   DEADLINE_EXCEEDED   the client's deadline
+  UNAUTHENTICATED     no token, or a wrong one
+  PERMISSION_DENIED   the caller may not do this
+  UNIMPLEMENTED       a field is set whose feature is missing here: it is refused by name, never
+                      ignored; GetModelInfo lists the capabilities
   INTERNAL            a fault that could not be healed
-The retryable codes mean that nothing was emitted, so that a gateway may retry blindly.
+CANCELLED is only ever the client's own doing.
+
+RETRIES. Retry blindly only before the first message of a stream, or when a status carries our
+ErrorInfo and RetryInfo. gRPC itself makes UNAVAILABLE of a lost connection, also in mid-stream.
+Nothing, not even initial metadata, is sent before the first message, so that a client's own
+retryPolicy works until then. Afterwards a stream is continued with `continuation`, here or on
+another scheduler with the same model: the tokens are the same as without the interruption.
+
+AUTHENTICATION. A scheduler may demand a token: `authorization: Bearer TOKEN` in each call's
+metadata. Without it every method but grpc.health.v1's is UNAUTHENTICATED, before its message is
+read. The caller's *identity* is the name its token has in the scheduler's tokens file, else its
+certificate, else its address; request ids, quotas and fairness are per identity.
 """
 
 from collections import abc as _abc
@@ -45,11 +63,15 @@ class SchedulerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulerServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.GenerateRequest, _scheduler_pb2.GenerateResponse]
-    """Generates `n` completions and streams them as they grow. Per index: any number of deltas,
-    then exactly one `finished`; the stream ends when all are finished. Deltas are never
-    cumulative and never retracted. Leave by cancelling the RPC: nothing is computed for it from
-    the next step on. The gRPC deadline counts: a request that can't begin in time is not
-    started. The initial metadata carries `request-id`.
+    """Generates `n` completions and streams them as they grow. First one `started`, together with
+    the first delta; then per index any number of deltas and exactly one `finished`; the stream
+    ends when all are finished. A stream that ends OK earlier is broken. Deltas are never
+    cumulative and never retracted; clients ignore events that they don't know. Leave by
+    cancelling the RPC: nothing is computed for it from the next step on. The gRPC deadline
+    counts: a request that is predicted to be late is refused at once, and one that can't begin
+    in time is not started. The initial metadata, sent with the first message, has `request-id`.
+    A resend of the same request_id with the same bytes, by the same identity, before the first
+    message, replaces the first call, which ends ABORTED.
     """
     GenerateUnary: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GenerateUnaryRequest, _scheduler_pb2.GenerateUnaryResponse]
     """Generate, collected. The same errors."""
@@ -58,23 +80,32 @@ class SchedulerServiceStub:
     Detokenize: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DetokenizeRequest, _scheduler_pb2.DetokenizeResponse]
     """Token ids to text. Errors: INVALID_ARGUMENT, UNAVAILABLE."""
     Abort: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.AbortRequest, _scheduler_pb2.AbortResponse]
-    """Ends live requests with CANCELLED; unknown ids are no error. For those who can't cancel an
-    RPC. Idempotent.
+    """Ends live requests of the caller's identity with ABORTED; others' ids are unknown ids, which
+    are no error. For those who can't cancel an RPC. Idempotent.
     """
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetModelInfoRequest, _scheduler_pb2.GetModelInfoResponse]
     """The model and the limits of a request. Errors: UNAVAILABLE while no executor was seen yet."""
+    GetTokenizer: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.GetTokenizerRequest, _scheduler_pb2.GetTokenizerResponse]
+    """The tokenizer's files. The first message has all other fields; `tokenizer_json` goes on in
+    the messages behind it, in pieces of at most 1 MiB. Errors: UNAVAILABLE; NOT_FOUND if the
+    model has no tokenizer.
+    """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetStatusRequest, _scheduler_pb2.GetStatusResponse]
-    """Live counters."""
+    """Live counters, and the load figures that a router needs."""
 
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_scheduler_pb2.GenerateRequest, _scheduler_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generates `n` completions and streams them as they grow. Per index: any number of deltas,
-    then exactly one `finished`; the stream ends when all are finished. Deltas are never
-    cumulative and never retracted. Leave by cancelling the RPC: nothing is computed for it from
-    the next step on. The gRPC deadline counts: a request that can't begin in time is not
-    started. The initial metadata carries `request-id`.
+    """Generates `n` completions and streams them as they grow. First one `started`, together with
+    the first delta; then per index any number of deltas and exactly one `finished`; the stream
+    ends when all are finished. A stream that ends OK earlier is broken. Deltas are never
+    cumulative and never retracted; clients ignore events that they don't know. Leave by
+    cancelling the RPC: nothing is computed for it from the next step on. The gRPC deadline
+    counts: a request that is predicted to be late is refused at once, and one that can't begin
+    in time is not started. The initial metadata, sent with the first message, has `request-id`.
+    A resend of the same request_id with the same bytes, by the same identity, before the first
+    message, replaces the first call, which ends ABORTED.
     """
     GenerateUnary: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GenerateUnaryRequest, _scheduler_pb2.GenerateUnaryResponse]  # type: ignore[assignment]
     """Generate, collected. The same errors."""
@@ -83,13 +114,18 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Detokenize: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DetokenizeRequest, _scheduler_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """Token ids to text. Errors: INVALID_ARGUMENT, UNAVAILABLE."""
     Abort: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.AbortRequest, _scheduler_pb2.AbortResponse]  # type: ignore[assignment]
-    """Ends live requests with CANCELLED; unknown ids are no error. For those who can't cancel an
-    RPC. Idempotent.
+    """Ends live requests of the caller's identity with ABORTED; others' ids are unknown ids, which
+    are no error. For those who can't cancel an RPC. Idempotent.
     """
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetModelInfoRequest, _scheduler_pb2.GetModelInfoResponse]  # type: ignore[assignment]
     """The model and the limits of a request. Errors: UNAVAILABLE while no executor was seen yet."""
+    GetTokenizer: _aio.UnaryStreamMultiCallable[_scheduler_pb2.GetTokenizerRequest, _scheduler_pb2.GetTokenizerResponse]  # type: ignore[assignment]
+    """The tokenizer's files. The first message has all other fields; `tokenizer_json` goes on in
+    the messages behind it, in pieces of at most 1 MiB. Errors: UNAVAILABLE; NOT_FOUND if the
+    model has no tokenizer.
+    """
     GetStatus: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetStatusRequest, _scheduler_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """Live counters."""
+    """Live counters, and the load figures that a router needs."""
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -98,11 +134,15 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.GenerateResponse], _abc.AsyncIterator[_scheduler_pb2.GenerateResponse]]:
-        """Generates `n` completions and streams them as they grow. Per index: any number of deltas,
-        then exactly one `finished`; the stream ends when all are finished. Deltas are never
-        cumulative and never retracted. Leave by cancelling the RPC: nothing is computed for it from
-        the next step on. The gRPC deadline counts: a request that can't begin in time is not
-        started. The initial metadata carries `request-id`.
+        """Generates `n` completions and streams them as they grow. First one `started`, together with
+        the first delta; then per index any number of deltas and exactly one `finished`; the stream
+        ends when all are finished. A stream that ends OK earlier is broken. Deltas are never
+        cumulative and never retracted; clients ignore events that they don't know. Leave by
+        cancelling the RPC: nothing is computed for it from the next step on. The gRPC deadline
+        counts: a request that is predicted to be late is refused at once, and one that can't begin
+        in time is not started. The initial metadata, sent with the first message, has `request-id`.
+        A resend of the same request_id with the same bytes, by the same identity, before the first
+        message, replaces the first call, which ends ABORTED.
         """
 
     @_abc_1.abstractmethod
@@ -135,8 +175,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.AbortRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.AbortResponse, _abc.Awaitable[_scheduler_pb2.AbortResponse]]:
-        """Ends live requests with CANCELLED; unknown ids are no error. For those who can't cancel an
-        RPC. Idempotent.
+        """Ends live requests of the caller's identity with ABORTED; others' ids are unknown ids, which
+        are no error. For those who can't cancel an RPC. Idempotent.
         """
 
     @_abc_1.abstractmethod
@@ -148,11 +188,22 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         """The model and the limits of a request. Errors: UNAVAILABLE while no executor was seen yet."""
 
     @_abc_1.abstractmethod
+    def GetTokenizer(
+        self,
+        request: _scheduler_pb2.GetTokenizerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.GetTokenizerResponse], _abc.AsyncIterator[_scheduler_pb2.GetTokenizerResponse]]:
+        """The tokenizer's files. The first message has all other fields; `tokenizer_json` goes on in
+        the messages behind it, in pieces of at most 1 MiB. Errors: UNAVAILABLE; NOT_FOUND if the
+        model has no tokenizer.
+        """
+
+    @_abc_1.abstractmethod
     def GetStatus(
         self,
         request: _scheduler_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.GetStatusResponse, _abc.Awaitable[_scheduler_pb2.GetStatusResponse]]:
-        """Live counters."""
+        """Live counters, and the load figures that a router needs."""
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,85 @@
+"""GenerateRequest.continuation, checked: output of an interrupted stream that is to go on here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from scheduler_service.core.request import Continued
+from scheduler_service.errors import ContinuationMismatch, InvalidRequest
+from scheduler_service.model import Identity, Model
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What was received before the interruption, and what it was made by."""
+
+    completions: tuple[Continued, ...]
+    text_bytes: tuple[int, ...]  # UTF-8 bytes of text received; one for each of `completions`
+    prompt_digest: bytes
+
+    @property
+    def tokens(self) -> int:
+        """All completions' together."""
+        return sum(len(one.ids) for one in self.completions)
+
+    def check_prompt(self, prompt: Sequence[int]) -> None:
+        """Raises ContinuationMismatch if the prompt's token ids are others than where it began."""
+        if prompt_digest(prompt) != self.prompt_digest:
+            raise ContinuationMismatch(
+                "continuation.prompt_digest: the prompt has other token ids here",
+                metadata={"field": "continuation.prompt_digest"},
+            )
+
+
+def prompt_digest(prompt: Sequence[int]) -> bytes:
+    """SHA-256 of token ids, each as 4 bytes, little-endian."""
+    return hashlib.sha256(np.array(prompt, "<u4").tobytes()).digest()
+
+
+def check_continuation(
+    message: pb.Continuation, n: int, min_tokens: int, ends: frozenset[int], model: Model
+) -> Continuation:
+    """The continuation of a request for `n` completions, which end at any id of `ends`.
+
+    Raises InvalidRequest, and ContinuationMismatch if it was made by another model or sampler.
+    """
+    _check_identity(message, model.identity)
+    seen: set[int] = set()
+    completions = []
+    for at, one in enumerate(message.completions):
+        field = f"continuation.completions[{at}]"
+        if one.index >= n or one.index in seen:
+            raise InvalidRequest(f"{field}.index", f"is {one.index}: each index below {n} at most once")
+        seen.add(one.index)
+        ids = tuple(one.token_ids)
+        if len(ids) > model.context_length:
+            raise InvalidRequest(
+                f"{field}.token_ids", f"has {len(ids)} ids, the context {model.context_length}"
+            )
+        if ids and max(ids) >= model.vocab_size:
+            raise InvalidRequest(f"{field}.token_ids", f"has ids beyond the vocabulary of {model.vocab_size}")
+        if any(id_ in ends for id_ in ids[min_tokens:-1]):
+            raise InvalidRequest(f"{field}.token_ids", "goes on behind a token that ended it")
+        completions.append(Continued(one.index, ids, one.finished))
+    if len(completions) == n and all(one.finished for one in completions):
+        raise InvalidRequest("continuation.completions", "all are finished: nothing is left to do")
+    return Continuation(
+        completions=tuple(completions),
+        text_bytes=tuple(one.text_bytes for one in message.completions),
+        prompt_digest=message.prompt_digest,
+    )
+
+
+def _check_identity(message: pb.Continuation, identity: Identity) -> None:
+    for name, theirs, ours in (
+        ("model_fingerprint", message.model_fingerprint, identity.model),
+        ("sampler", message.sampler, identity.sampler),
+    ):
+        if theirs != ours:
+            field = f"continuation.{name}"
+            raise ContinuationMismatch(f"{field}: is another one here", metadata={"field": field})
