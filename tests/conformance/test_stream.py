@@ -101,10 +101,13 @@ def test_a_step_refused_as_a_whole_is_a_reply_and_the_stream_lives(
     for step, _ in refusals:
         pipe.send(step)
     pipe.send(session.plan([row], step_id=1))
-    for _, code in refusals:
-        error = pipe.receive().error
+    for step, code in refusals:
+        response = pipe.receive()
+        error = response.error
         assert CODES[error.code] is code
         assert error.message
+        assert error.reason != pb.ERROR_REASON_UNSPECIFIED
+        assert response.step_id == step.header.step_id
     sequence.took(row, unpack(pipe.receive().result, 0).rows[0])
     assert pipe.close() == []
     judge.check(sequence)

@@ -23,6 +23,8 @@ class RowReply:
     detail: pb.RowDetail = field(default_factory=pb.RowDetail)
     code: grpc.StatusCode = grpc.StatusCode.OK
     message: str = ""
+    reason: pb.ErrorReason.ValueType = pb.ERROR_REASON_UNSPECIFIED
+    known_length: int | None = None  # Error.kv_length
 
     @property
     def logits(self) -> NDArray[np.float32]:
@@ -53,6 +55,8 @@ class OpReply:
     released: int
     code: grpc.StatusCode = grpc.StatusCode.OK
     message: str = ""
+    reason: pb.ErrorReason.ValueType = pb.ERROR_REASON_UNSPECIFIED
+    known_length: int | None = None
 
 
 @dataclass(slots=True)
@@ -103,4 +107,7 @@ def _attach(entries: Sequence[RowReply | OpReply], errors: Sequence[pb.Error]) -
         entry = entries[error.index]
         assert entry.code is grpc.StatusCode.OK, f"two errors for entry {error.index}"
         entry.code, entry.message = CODES[error.code], error.message
+        entry.reason = error.reason
+        entry.known_length = error.kv_length if error.HasField("kv_length") else None
         assert entry.message, f"the error of entry {error.index} has no message"
+        assert entry.reason != pb.ERROR_REASON_UNSPECIFIED, f"the error of entry {error.index} has no reason"

@@ -476,3 +476,67 @@ def refusal_ends_the_stream() -> None:
         return original(refusal, *index)
 
     wrap(codec, "encode_error", encode_error)
+
+
+@mutant("test_caches.py")
+def owner_ignored() -> None:
+    """a restarted client's former session keeps its pages until its lease ends"""
+    wrap(Sessions, "owned_by", lambda original, self, owner: None)
+
+
+@mutant("test_caches.py")
+def upper_bound_taken_for_the_length() -> None:
+    """a row that gives an upper bound of its KV length is refused as if it were the length"""
+
+    def decode_step(original: Any, *args: Any) -> Any:
+        plan = original(*args)
+        for row in plan.rows:
+            if not isinstance(row, Refusal):
+                row.is_bound = False
+        return plan
+
+    wrap(codec, "decode_step", decode_step)
+
+
+@mutant("test_caches.py")
+def pending_tokens_forgotten() -> None:
+    """GetCaches leaves out what is pending"""
+
+    def look(original: Any, *args: Any) -> Any:
+        last_step_id, views = original(*args)
+        return last_step_id, [replace(view, pending=view.pending[:0]) for view in views]
+
+    wrap(Engine, "look", look)
+
+
+@mutant("test_caches.py")
+def packed_prompt_read_big_endian() -> None:
+    """the bytes of a packed prompt are taken in the wrong order"""
+
+    def opening_tokens(original: Any, field: str, opening: Any, limits: Any) -> Any:
+        packed = opening.packed_tokens
+        opening.packed_tokens = np.frombuffer(packed, ">u4").astype("<u4").tobytes() if packed else b""
+        return original(field, opening, limits)
+
+    wrap(codec, "_opening_tokens", opening_tokens)
+
+
+@mutant("test_stream.py")
+def stream_error_without_its_step() -> None:
+    """a step that was refused on a stream is answered without its step id"""
+    from executor_service.servicer import pb
+
+    original = pb.StreamUnifiedDecodeResponse
+
+    def response(**fields: Any) -> Any:
+        return original()
+
+    class Messages:
+        StreamUnifiedDecodeResponse = staticmethod(response)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(pb, name)
+
+    import executor_service.servicer as servicer
+
+    servicer.pb = Messages()  # type: ignore[assignment]
