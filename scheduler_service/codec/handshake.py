@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 
 from paceline.executor.v1 import executor_pb2 as pb
+from paceline.service.logs import Log
 
+from scheduler_service.codec.ranges import RANGES
 from scheduler_service.core.step import Capacity
 from scheduler_service.model import Identity, Model, RequestLimits, TokenizerFiles, Vocabulary
+
+log = Log(__name__)
 
 
 def decode_identity(info: pb.GetInfoResponse) -> Identity:
@@ -47,9 +51,16 @@ def _max_drafts(info: pb.GetInfoResponse) -> int:
 
 
 def decode_model(info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse, own: RequestLimits) -> Model:
-    """The model, with the settings' limits narrowed to what this executor takes."""
-    eos = frozenset(info.model.eos_token_ids) | frozenset(tokenizer.eos_token_ids)
-    limits = info.limits
+    """The model, with the settings' limits narrowed to what this executor takes.
+
+    Raises ValueError if it has more end tokens than a step may carry: no request could be computed.
+    """
+    limits, eos = info.limits, _end_tokens(info, tokenizer)
+    if len(eos) > limits.max_stop_token_ids:
+        raise ValueError(
+            f"the executor's model has {len(eos)} end tokens, but its max_stop_token_ids is "
+            f"{limits.max_stop_token_ids}"
+        )
     can_fork = pb.CAPABILITY_FORK in info.capabilities
     return Model(
         identity=decode_identity(info),
@@ -72,10 +83,31 @@ def decode_model(info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse, o
             max_prompt_bytes=own.max_prompt_bytes,
         ),
         max_draft_tokens=_max_drafts(info),
-        generation_defaults={
-            key: value for key, value in tokenizer.generation_defaults.items() if math.isfinite(value)
-        },
+        generation_defaults=_generation_defaults(tokenizer.generation_defaults),
     )
+
+
+def _end_tokens(info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse) -> frozenset[int]:
+    """Ids outside of the vocabulary are never sampled, and executors refuse steps that carry them."""
+    given = frozenset(info.model.eos_token_ids) | frozenset(tokenizer.eos_token_ids)
+    known = frozenset(id_ for id_ in given if id_ < info.model.vocab_size)
+    if known != given:
+        outside, size = sorted(given - known)[:8], info.model.vocab_size
+        log.warning("end tokens outside of the vocabulary ignored", ids=outside, vocab_size=size)
+    return known
+
+
+def _generation_defaults(given: Mapping[str, float]) -> dict[str, float]:
+    """Those that requests may have: another would make each request fail that does not say its own."""
+    defaults = {}
+    for key, value in given.items():
+        if key not in RANGES:
+            continue
+        if value in RANGES[key]:
+            defaults[key] = value
+        else:
+            log.warning("sampling default ignored", key=key, value=value, range=str(RANGES[key]))
+    return defaults
 
 
 def decode_tokenizer(message: pb.GetTokenizerResponse) -> TokenizerFiles:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.codec.continuation import Continuation, check_continuation
+from scheduler_service.codec.ranges import RANGES
 from scheduler_service.core.request import Drafter, Request, Sampling, Speculation
 from scheduler_service.errors import InvalidRequest, ModelNotFound, Unsupported
 from scheduler_service.model import Drafting, Model
@@ -275,24 +276,23 @@ def _sampling(message: pb.SamplingParams, model: Model) -> Sampling:
             return given
         return model.generation_defaults.get(name, otherwise)
 
-    def within(name: str, low: float, high: float, otherwise: float, *, open_low: bool = False) -> float:
+    def within(name: str, otherwise: float) -> float:
         number = value(name, otherwise)
-        if not (low <= number <= high) or (open_low and number == low):  # NaN fails the first
-            bounds = f"{'(' if open_low else '['}{low:g}, {high:g}]"
-            raise InvalidRequest(f"sampling.{name}", f"must be within {bounds}, not {number}")
+        if number not in RANGES[name]:
+            raise InvalidRequest(f"sampling.{name}", f"must be within {RANGES[name]}, not {number}")
         return number
 
     if message.HasField("logprobs"):
         _check_range("sampling.logprobs", message.logprobs, 0, model.limits.max_logprobs)
     top_k = int(value("top_k", 0))
     return Sampling(
-        temperature=within("temperature", 0, 100, 1.0),
+        temperature=within("temperature", 1.0),
         top_k=top_k if 0 < top_k < model.vocab_size else 0,  # the whole vocabulary is no filter
-        top_p=within("top_p", 0, 1, 1.0, open_low=True),
-        min_p=within("min_p", 0, 1, 0.0),
-        repetition_penalty=within("repetition_penalty", 0, 100, 1.0, open_low=True),
-        presence_penalty=within("presence_penalty", -100, 100, 0.0),
-        frequency_penalty=within("frequency_penalty", -100, 100, 0.0),
+        top_p=within("top_p", 1.0),
+        min_p=within("min_p", 0.0),
+        repetition_penalty=within("repetition_penalty", 1.0),
+        presence_penalty=within("presence_penalty", 0.0),
+        frequency_penalty=within("frequency_penalty", 0.0),
         logit_bias=_logit_bias(message, model),
         seed=message.seed if message.HasField("seed") else secrets.randbits(64),
         logprobs=message.logprobs if message.HasField("logprobs") else None,

@@ -1,0 +1,73 @@
+"""What an executor says of its model is made fit for requests, or refused: no default fails each of them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+from paceline.executor.v1 import executor_pb2 as executor_pb
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from scheduler_service.codec.handshake import decode_model
+from scheduler_service.codec.requests import check_request
+from scheduler_service.model import Model
+from tests.unit.scheduler_shell.models_made_here import DRAFTING, LIMITS
+
+
+def model_of(defaults: dict[str, float] | None = None, ends: tuple[int, ...] = (0,)) -> Model:
+    info = executor_pb.GetInfoResponse(
+        model=executor_pb.ModelInfo(vocab_size=100, context_length=64, eos_token_ids=ends),
+        limits=executor_pb.Limits(max_stop_token_ids=8, max_logprobs=5, max_logit_bias=4),
+    )
+    tokenizer = executor_pb.GetTokenizerResponse(generation_defaults=defaults or {}, eos_token_ids=ends)
+    return decode_model(info, tokenizer, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("temperature", 1e9),
+        ("temperature", float("nan")),
+        ("top_p", 5),
+        ("top_p", 0),
+        ("top_k", -1),
+        ("top_k", float("inf")),
+        ("min_p", 2),
+        ("repetition_penalty", 0),
+        ("presence_penalty", 101),
+        ("frequency_penalty", -101),
+    ],
+)
+def test_a_default_that_no_request_may_have_is_ignored_with_a_warning(
+    caplog: pytest.LogCaptureFixture, key: str, value: float
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        model = model_of({key: value, "repetition_penalty": 1.25} | {key: value})
+    assert key not in model.generation_defaults
+    [record] = caplog.records
+    assert record.fields["key"] == key  # type: ignore[attr-defined]
+    silent = check_request(pb.GenerateRequest(text="x"), model, DRAFTING).sampling
+    plain = check_request(pb.GenerateRequest(text="x"), replace(model, generation_defaults={}), DRAFTING)
+    assert getattr(silent, key) == getattr(plain.sampling, key)
+
+
+def test_a_default_within_its_range_holds_for_requests_that_do_not_say() -> None:
+    model = model_of({"temperature": 0.5, "top_k": 7.0, "top_p": 0.875, "made_up_next_year": -1e9})
+    sampling = check_request(pb.GenerateRequest(text="x"), model, DRAFTING).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 0.875)
+
+
+def test_end_tokens_that_no_step_may_carry_are_refused_when_the_executor_is_greeted() -> None:
+    assert model_of(ends=tuple(range(8))).limits.max_stop_token_ids == 0
+    with pytest.raises(ValueError, match="9 end tokens, but its max_stop_token_ids is 8"):
+        model_of(ends=tuple(range(9)))
+
+
+def test_end_tokens_outside_of_the_vocabulary_are_ignored_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert model_of(ends=(5, 100, 2**32 - 1)).eos_token_ids == {5}
+    [record] = caplog.records
+    assert record.fields["ids"] == [100, 2**32 - 1]  # type: ignore[attr-defined]
