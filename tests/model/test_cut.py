@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend.config_json import spec_from_config
 from executor_service.backends.torch_backend.parallel.cut import Cut
-from executor_service.backends.torch_backend.spec import ModelSpec, spec_from_config
+from executor_service.backends.torch_backend.spec import ModelSpec
 from executor_service.backends.torch_backend.weights import expected_shapes
 from tests.model.tiny import CONFIGS
 

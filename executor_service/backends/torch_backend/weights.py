@@ -16,9 +16,11 @@ from typing import Protocol
 import torch
 
 from executor_service.backends.base import ModelError, Progress
+from executor_service.backends.torch_backend.config_json import spec_from_config
 from executor_service.backends.torch_backend.gguf_file import MAGIC, GgufFile
+from executor_service.backends.torch_backend.gguf_spec import spec_from_gguf
 from executor_service.backends.torch_backend.safetensors_dir import SafetensorsDirectory, read_json
-from executor_service.backends.torch_backend.spec import ModelSpec, spec_from_config, spec_from_gguf
+from executor_service.backends.torch_backend.spec import ModelSpec
 
 Shapes = dict[str, tuple[int, ...]]
 

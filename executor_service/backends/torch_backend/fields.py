@@ -1,0 +1,82 @@
+"""`Fields`: typed, bounded reads from a model file's mapping, whose origin is not trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from executor_service.backends.base import ModelError
+
+_MAX_SIZE = 1 << 24  # of any dimension: far above every known model, far below an overflow
+
+
+class Fields:
+    """A mapping and the name of its file. Every method raises ModelError naming file, key and value."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values, self.where = values, where
+
+    def fault(self, message: str) -> ModelError:
+        """An error about this file."""
+        return ModelError(f"{self.where}: {message}")
+
+    def get(self, key: str, default: Any) -> Any:
+        """The value as it is; the default where it is missing or null."""
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def size(self, key: str, default: int | None = None, most: int = _MAX_SIZE) -> int:
+        """A whole number from 1 to `most`."""
+        value = self.get(key, default)
+        if value is None:
+            raise self.fault(f"{key} is missing")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self.fault(f"{key} is {shown(value)}, expected a whole number from 1 to {most}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self.get(key, default)
+        if value is None:
+            raise self.fault(f"{key} is missing")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
+            raise self.fault(f"{key} is {shown(value)}, expected a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A truth value."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.fault(f"{key} is {shown(value)}, expected true or false")
+        return value
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        """Token ids, or layers, each once; empty where the key is missing or null."""
+        value = self.get(key, [])
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
+            raise self.fault(f"{key} is {shown(value)}, expected token ids")
+        return tuple(dict.fromkeys(values))
+
+    def end_ids(self, key: str, vocab_size: int, most: int) -> tuple[int, ...]:
+        """Token ids of the vocabulary, `most` at most."""
+        ids = self.ids(key)
+        if len(ids) > most:
+            raise self.fault(f"{key} has {len(ids)} different end ids, at most {most} are supported")
+        outside = [i for i in ids if i >= vocab_size]
+        if outside:
+            raise self.fault(f"{key}: the eos id {outside[0]} lies outside of the vocabulary of {vocab_size}")
+        return ids
+
+    def only(self, key: str, accepted: Sequence[Any]) -> None:
+        """Refuse every value of `key` but null and those accepted, at which it changes nothing."""
+        value = self.values.get(key)
+        if value is None or value in accepted:
+            return
+        known = f", only {', '.join(map(shown, accepted))}" if accepted else ""
+        raise self.fault(f"{key} {shown(value)} is not supported{known}")
+
+
+def shown(value: object) -> str:
+    """A value of any size and origin, in up to 42 characters."""
+    return repr(value if isinstance(value, (int, float)) and abs(value) < 1e30 else str(value)[:40])

@@ -1,0 +1,74 @@
+"""What a config.json leaves out is what transformers takes for it, family by family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+
+from executor_service.backends.torch_backend.weights import open_checkpoint
+from tests.model.test_config_fields import assert_equal_to_transformers
+
+CLASSES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "qwen3_moe": Qwen3MoeConfig}
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+FAMILIES = {"llama": SIZES, "qwen2": SIZES, "qwen3": SIZES, "qwen3_moe": SIZES | EXPERTS}
+# A number of KV heads that is the class's, not the number of heads, needs more heads; and so on.
+BESIDE: dict[tuple[str, str], dict[str, Any]] = {
+    ("qwen2", "num_key_value_heads"): {"num_attention_heads": 64, "hidden_size": 64, "head_dim": 2},
+    ("qwen3", "num_key_value_heads"): {"num_attention_heads": 64, "hidden_size": 64, "head_dim": 2},
+    ("qwen3_moe", "num_experts_per_tok"): {"num_experts": 9},
+    ("qwen3_moe", "head_dim"): {"hidden_size": 64},
+}
+FIELDS = [*SIZES, "rms_norm_eps", "rope_parameters", "hidden_act", "attention_bias"]
+MOE_FIELDS = [*EXPERTS, "decoder_sparse_step", "mlp_only_layers"]
+CASES = [
+    (family, field)
+    for family, sizes in FAMILIES.items()
+    for field in (FIELDS + MOE_FIELDS if sizes is not SIZES else FIELDS)
+]
+
+
+@pytest.mark.parametrize(("family", "field"), CASES)
+def test_a_missing_field_is_transformers_default(family: str, field: str, tmp_path: Path) -> None:
+    values = FAMILIES[family] | BESIDE.get((family, field), {})
+    write(CLASSES[family](**{k: v for k, v in values.items() if k != field}), tmp_path, without=field)
+    assert_equal_to_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_null_kv_heads_are_as_many_as_heads(family: str, tmp_path: Path) -> None:
+    write(CLASSES[family](**SIZES | {"num_key_value_heads": None}), tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_key_value_heads": None}))
+    assert open_checkpoint(tmp_path).spec.kv_heads == 8
+    assert_equal_to_transformers(tmp_path)
+
+
+def write(config: Any, path: Path, without: str = "") -> None:
+    """Save a random model whose config.json lacks a field."""
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    model.save_pretrained(path)
+    file = path / "config.json"
+    found = json.loads(file.read_text())
+    for name in {"num_experts": ("num_experts", "num_local_experts")}.get(without, (without,)):
+        found.pop(name, None)
+    file.write_text(json.dumps(found))
