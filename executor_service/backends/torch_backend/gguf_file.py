@@ -1,7 +1,8 @@
 """`GgufFile`: a GGUF file's metadata and tensors, every length checked against the file's size first.
 
 Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. The header is
-walked here, because it comes from strangers; the `gguf` package dequantizes the blocks.
+walked here, because it comes from strangers, and no count in it is believed beyond a bound; the `gguf`
+package dequantizes the blocks.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ _SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
-_MAX_ITEMS = 1 << 24  # of one metadata array: the largest vocabularies have 2^18
-_MAX_TENSORS = 1 << 17
+_LENGTH = struct.Struct("<Q")
+_MAX_ITEMS = 1 << 21  # of all metadata arrays: vocabularies of 2^18 have 1.3 million, merges included
+_MAX_ENTRIES = 1 << 14  # of metadata; files have some dozens
+_MAX_TENSORS = 1 << 16
+_MAX_HEADER_BYTES = 128 << 20  # with a vocabulary of 2^18 tokens it has 20 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class GgufFile:
             raise self.fault(f"truncated: {self.size} bytes are too few for a GGUF header")
         with path.open("rb") as file:
             self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._at = 0
+        self._at, self._items = 0, 0  # what was read of the header, and of its arrays
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GgufTensor] = {}
         try:
@@ -75,7 +79,8 @@ class GgufFile:
         raw = np.frombuffer(self.bytes, np.uint8, tensor.size, tensor.offset)
         rows = raw.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * block_bytes)
         try:
-            values: NDArray[np.float32] = quants.dequantize(rows if index is None else rows[index], kind)
+            with np.errstate(all="ignore"):  # a scale that is not finite shows in its numbers
+                values: NDArray[np.float32] = quants.dequantize(rows if index is None else rows[index], kind)
         except NotImplementedError:
             raise self.fault(f"tensor {name!r}: the type {kind.name} can't be dequantized") from None
         return values
@@ -83,6 +88,8 @@ class GgufFile:
     def _take(self, count: int, what: str) -> bytes:
         if count > self.size - self._at:
             raise self.fault(f"{what} at byte {self._at} runs beyond the file's {self.size} bytes")
+        if self._at + count > _MAX_HEADER_BYTES:
+            raise self.fault(f"{what} ends beyond the {_MAX_HEADER_BYTES} bytes of a header that are read")
         self._at += count
         return self.bytes[self._at - count : self._at]
 
@@ -96,21 +103,42 @@ class GgufFile:
         except UnicodeDecodeError:
             raise self.fault(f"{what} is not UTF-8") from None
 
-    def _value(self, kind: int, what: str, nested: bool = False) -> Any:
+    def _strings(self, count: int, what: str) -> list[str]:
+        """As `count` calls of `_string`, faster: vocabularies and their merges are most of a header."""
+        raw, end, strings = self.bytes, min(self.size, _MAX_HEADER_BYTES), []
+        for _ in range(count):
+            first = self._at + 8
+            last = first + _LENGTH.unpack_from(raw, self._at)[0] if first <= end else end + 1
+            if last > end:
+                self._string(what)  # raises, and says why
+            try:
+                strings.append(raw[first:last].decode("utf-8"))
+            except UnicodeDecodeError:
+                raise self.fault(f"{what} is not UTF-8") from None
+            self._at = last
+        return strings
+
+    def _value(self, kind: int, what: str) -> Any:
         if kind in _SCALARS:
             return self._scalar(_SCALARS[kind], what)
         if kind == _STRING:
             return self._string(what)
-        if kind != _ARRAY or nested:
+        if kind != _ARRAY:
             raise self.fault(f"{what} has the unknown type {kind}")
         item, count = self._scalar("<I", what), self._scalar("<Q", what)
-        if count > min(_MAX_ITEMS, self.size - self._at):
-            raise self.fault(f"{what} claims {count} items, more than the file or this reader holds")
+        self._items += count
+        if count > self.size - self._at or self._items > _MAX_ITEMS:
+            raise self.fault(
+                f"{what} claims {count} items, more than the file holds, "
+                f"or than the {_MAX_ITEMS} of all arrays that are read"
+            )
         if item in _SCALARS:
             code = _SCALARS[item]
             raw = self._take(count * struct.calcsize(code), what)
             return list(struct.unpack(f"<{count}{code[1]}", raw))
-        return [self._value(item, what, nested=True) for _ in range(count)]
+        if item == _STRING:
+            return self._strings(count, what)
+        raise self.fault(f"{what} has items of the unknown type {item}")
 
     def _read_header(self) -> None:
         if self._take(4, "magic") != MAGIC:
@@ -119,10 +147,15 @@ class GgufFile:
         if version not in (2, 3):
             raise self.fault(f"GGUF version {version} is not supported, only 2 and 3")
         tensors, entries = self._scalar("<Q", "tensor count"), self._scalar("<Q", "metadata count")
-        if tensors > _MAX_TENSORS or entries > _MAX_TENSORS:
-            raise self.fault(f"claims {tensors} tensors and {entries} metadata entries")
+        if tensors > _MAX_TENSORS or entries > _MAX_ENTRIES:
+            raise self.fault(
+                f"claims {tensors} tensors and {entries} metadata entries, "
+                f"at most {_MAX_TENSORS} and {_MAX_ENTRIES} are read"
+            )
         for _ in range(entries):
             key = self._string("a metadata key")
+            if key in self.metadata:
+                raise self.fault(f"the metadata key {key[:80]!r} is there twice")
             kind = self._scalar("<I", f"type of {key[:80]!r}")
             self.metadata[key] = self._value(kind, f"metadata {key[:80]!r}")
         found = [self._tensor_entry() for _ in range(tensors)]

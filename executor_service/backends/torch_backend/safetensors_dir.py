@@ -1,13 +1,13 @@
 """`SafetensorsDirectory`: the tensors of a Hugging Face model directory, read on demand.
 
-Format: github.com/huggingface/safetensors. Headers are checked against the files' sizes before the
-library sees them, and shards never leave the directory.
+Format: github.com/huggingface/safetensors. Headers are checked against the files' sizes and counted before
+the library sees them, and shards never leave the directory.
 """
 
 from __future__ import annotations
 
-import json
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend.json_file import MAX_JSON_BYTES, parse_json, read_json
 
-_MAX_HEADER_BYTES = 100_000_000  # the library's own limit
-_MAX_JSON_BYTES = 64 << 20
+_MAX_TENSORS = 1 << 16  # of all shards; Qwen3-235B-A22B has 37,000
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -30,19 +30,6 @@ class ShardTensor:
     file: Path
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of bounded size. Raises ModelError naming the file."""
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise ModelError(f"{path.name}: larger than {_MAX_JSON_BYTES} bytes")
-        value = json.loads(path.read_bytes())
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path.name}: not readable as JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path.name}: not a JSON object")
-    return value
-
-
 class SafetensorsDirectory:
     """All tensors of `model.safetensors`, or of the shards its index names. Raises ModelError."""
 
@@ -50,8 +37,10 @@ class SafetensorsDirectory:
         self.path = path
         self.files = self._shards()
         self.tensors: dict[str, ShardTensor] = {}
+        self._open: dict[Path, Any] = {}  # the library reads a header each time that it opens a file
+        self._exits = ExitStack()
         for file in self.files:
-            for name, shape in _header(file).items():
+            for name, shape in _header(file, _MAX_TENSORS - len(self.tensors)).items():
                 if name in self.tensors:
                     raise ModelError(
                         f"{file.name}: tensor {name!r} is also in {self.tensors[name].file.name}"
@@ -62,11 +51,18 @@ class SafetensorsDirectory:
         """A tensor in the dtype it is stored in, or a part of it, of which alone the bytes are read."""
         file = self.tensors[name].file
         try:
-            with safe_open(file, framework="pt") as shard:
-                tensor: torch.Tensor = shard.get_tensor(name) if part is None else shard.get_slice(name)[part]
-                return tensor
+            if file not in self._open:
+                self._open[file] = self._exits.enter_context(safe_open(file, framework="pt"))
+            shard = self._open[file]
+            tensor: torch.Tensor = shard.get_tensor(name) if part is None else shard.get_slice(name)[part]
+            return tensor
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file.name}: {error}") from None
+
+    def close(self) -> None:
+        """Let go of the files; tensors that were read stay."""
+        self._open.clear()
+        self._exits.close()
 
     def _shards(self) -> list[Path]:
         index = self.path / "model.safetensors.index.json"
@@ -90,20 +86,20 @@ class SafetensorsDirectory:
         return files
 
 
-def _header(file: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a file's tensors, after checking that all of them lie inside of it."""
+def _header(file: Path, most: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a file's up to `most` tensors, after checking that all of them lie inside of it."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
-            raise ModelError(f"{file.name}: a header of {length} bytes does not fit the file's {size}")
-        try:
-            header = json.loads(stream.read(length))
-        except (UnicodeDecodeError, ValueError, RecursionError) as error:
-            raise ModelError(f"{file.name}: the header is not JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise ModelError(f"{file.name}: the header is not a JSON object")
+        if size < 8 or length > min(size - 8, MAX_JSON_BYTES):
+            raise ModelError(
+                f"{file.name}: a header of {length} bytes does not fit the file's {size}, "
+                f"or the {MAX_JSON_BYTES} that are read"
+            )
+        header = parse_json(stream.read(length), f"{file.name}: the header")
     header.pop("__metadata__", None)
+    if len(header) > most:
+        raise ModelError(f"{file.name}: more than {_MAX_TENSORS} tensors in all")
     return {name: _entry(file, name, entry, size - 8 - length) for name, entry in header.items()}
 
 

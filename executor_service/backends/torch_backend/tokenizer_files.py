@@ -16,9 +16,10 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 from executor_service.backends.base import ModelError, TokenizerFiles
 from executor_service.backends.torch_backend.gguf_file import GgufFile
-from executor_service.backends.torch_backend.safetensors_dir import read_json
+from executor_service.backends.torch_backend.json_file import read_bounded, read_json
 
 _MAX_TOKENIZER_BYTES = 64 << 20
+_MAX_TEMPLATE_BYTES = 1 << 20
 _CONTROL, _USER_DEFINED = 3, 4  # GGUF token types that are matched before the text is split
 
 # The published split patterns of Llama 3 and Qwen2; they differ in how many digits make a group.
@@ -57,9 +58,7 @@ def tokenizer_from_directory(path: Path) -> TokenizerFiles:
     file = path / "tokenizer.json"
     if not file.is_file():
         raise ModelError(f"{path.name}: tokenizer.json is missing: the model has no tokenizer")
-    if file.stat().st_size > _MAX_TOKENIZER_BYTES:
-        raise ModelError(f"tokenizer.json: larger than {_MAX_TOKENIZER_BYTES} bytes")
-    raw = file.read_bytes()
+    raw = read_bounded(file, _MAX_TOKENIZER_BYTES)
     try:
         tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
     except Exception as error:  # the library raises bare Exception
@@ -150,7 +149,7 @@ def _chat_template(path: Path, config: Mapping[str, Any]) -> str:
     file = path / "chat_template.jinja"
     if file.is_file():
         try:
-            return file.read_text(encoding="utf-8")
+            return read_bounded(file, _MAX_TEMPLATE_BYTES).decode("utf-8")
         except UnicodeDecodeError:
             raise ModelError("chat_template.jinja: not UTF-8") from None
     template = config.get("chat_template")

@@ -19,7 +19,8 @@ from executor_service.backends.base import ModelError, Progress
 from executor_service.backends.torch_backend.config_json import spec_from_config
 from executor_service.backends.torch_backend.gguf_file import MAGIC, GgufFile
 from executor_service.backends.torch_backend.gguf_spec import spec_from_gguf
-from executor_service.backends.torch_backend.safetensors_dir import SafetensorsDirectory, read_json
+from executor_service.backends.torch_backend.json_file import read_json
+from executor_service.backends.torch_backend.safetensors_dir import SafetensorsDirectory
 from executor_service.backends.torch_backend.spec import ModelSpec
 
 Shapes = dict[str, tuple[int, ...]]
@@ -155,7 +156,8 @@ class DirectoryCheckpoint:
         return self._store.files
 
     def close(self) -> None:
-        """Nothing stays open between reads."""
+        """See `Checkpoint`."""
+        self._store.close()
 
 
 class GgufCheckpoint:
@@ -165,12 +167,13 @@ class GgufCheckpoint:
         self.file = GgufFile(path)
         self.spec = spec_from_gguf(self.file.metadata, self.file.tensors, path.name)
         self.name = str(self.file.metadata.get("general.name") or path.stem)[:200]
-        found: Shapes = {}
-        for name, (stored, index) in ((n, self._stored(n)) for n, _ in expected_shapes(self.spec)):
+        for name, shape in expected_shapes(self.spec):
+            stored, index = self._stored(name)
             tensor = self.file.tensors.get(stored)
+            found = {}
             if tensor is not None and (index is None or index < tensor.shape[0]):
                 found[name] = tensor.shape if index is None else tensor.shape[1:]
-        _check_shapes(self.spec, found, path.name)
+            _check_shape(name, shape, found, path.name)
         factors = self.file.tensors.get("rope_freqs.weight")
         if factors is not None and factors.shape != (self.spec.head_dim // 2,):
             raise self.file.fault(f"rope_freqs.weight has the shape {factors.shape}")
@@ -221,7 +224,11 @@ def _mlp_shapes(prefix: str, hidden: int, inner: int) -> Iterator[tuple[str, tup
 
 def _check_shapes(spec: ModelSpec, found: Shapes, where: str) -> None:
     for name, shape in expected_shapes(spec):
-        if name not in found:
-            raise ModelError(f"{where}: the tensor {name!r} is missing")
-        if found[name] != shape:
-            raise ModelError(f"{where}: tensor {name!r} has the shape {found[name]}, expected {shape}")
+        _check_shape(name, shape, found, where)
+
+
+def _check_shape(name: str, shape: tuple[int, ...], found: Shapes, where: str) -> None:
+    if name not in found:
+        raise ModelError(f"{where}: the tensor {name!r} is missing")
+    if found[name] != shape:
+        raise ModelError(f"{where}: tensor {name!r} has the shape {found[name]}, expected {shape}")

@@ -1,0 +1,47 @@
+"""`read_json`: JSON of strangers, bounded in bytes and in values before it is parsed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from executor_service.backends.base import ModelError
+
+MAX_JSON_BYTES = 16 << 20
+"""The index of 65,536 tensors, or the header of a shard with them, has some 8 MiB."""
+_MAX_SEPARATORS = 10 << 16
+"""Of commas and colons, and so nearly of the values made of them; the entry of a matrix has 9."""
+
+
+def parse_json(raw: bytes, where: str) -> dict[str, Any]:
+    """A JSON object. Raises ModelError beginning with `where`; of what is too large before it is parsed."""
+    if len(raw) > MAX_JSON_BYTES:
+        raise ModelError(f"{where}: {len(raw)} bytes of JSON, at most {MAX_JSON_BYTES} are read")
+    separators = raw.count(b",") + raw.count(b":")
+    if separators > _MAX_SEPARATORS:
+        raise ModelError(f"{where}: {separators} commas and colons, at most {_MAX_SEPARATORS} are read")
+    try:
+        value = json.loads(raw)
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ModelError(f"{where}: not readable as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{where}: not a JSON object")
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises ModelError naming the file."""
+    return parse_json(read_bounded(path, MAX_JSON_BYTES), path.name)
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """A whole file of at most `most` bytes. Raises ModelError naming the file."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(most + 1)
+    except OSError as error:
+        raise ModelError(f"{path.name}: {error.strerror}") from None
+    if len(raw) > most:
+        raise ModelError(f"{path.name}: larger than {most} bytes")
+    return raw
