@@ -1,7 +1,8 @@
 """`Checkpoint`: a model's spec and weights under one set of names, from a directory or a GGUF file.
 
 Names and shapes are Hugging Face's. Every tensor the spec asks for is checked by name and shape when the
-checkpoint is opened, from the headers alone: nothing is allocated for a model that can't be used.
+checkpoint is opened, from the headers alone: nothing is allocated for a model that can't be used. A tensor
+that the spec does not ask for, but that would take part in a layer, is refused as well.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from paceline.service.logs import Log
 
 from executor_service.backends.base import ModelError, Progress
 from executor_service.backends.torch_backend.config_json import spec_from_config
@@ -29,6 +31,12 @@ Part = tuple[slice, ...]
 """A part of a tensor: a slice of each of its first dimensions, step 1."""
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+_HEAD_BIAS, _LAYERS = "lm_head.bias", "model.layers."
+_BUFFERS = (".rotary_emb.inv_freq", ".masked_bias")  # that old files hold beside their weights
+_ROPE_FACTORS = "rope_freqs.weight"
+_COMPARED_ROWS = 4096
+
+log = Log(__name__)
 
 _GGUF_LAYER_NAMES = {
     "input_layernorm": "attn_norm",
@@ -128,7 +136,11 @@ def fingerprint(checkpoint: Checkpoint, dtypes: Sequence[str], progress: Progres
 
 
 class DirectoryCheckpoint:
-    """A Hugging Face directory: config.json beside safetensors."""
+    """A Hugging Face directory: config.json beside safetensors.
+
+    `tie_word_embeddings` holds as in transformers: of two different tensors in the file both are used, and of
+    the embedding and the head either may be missing.
+    """
 
     def __init__(self, path: Path) -> None:
         if not (path / "config.json").is_file():
@@ -141,11 +153,36 @@ class DirectoryCheckpoint:
             "config.json",
         )
         self._store = SafetensorsDirectory(path)
-        _check_shapes(self.spec, {name: t.shape for name, t in self._store.tensors.items()}, self.name)
+        try:
+            self._check()
+        except ModelError:
+            self.close()
+            raise
+
+    def _check(self) -> None:
+        found: Shapes = {name: tensor.shape for name, tensor in self._store.tensors.items()}
+        if self.spec.tied_embeddings and EMBEDDING in found and HEAD in found:
+            untied = dataclasses.replace(self.spec, tied_embeddings=False)
+            check_shapes(untied, found, self.name)
+            if not self._equal(EMBEDDING, HEAD):
+                log.warning("tie_word_embeddings is set, but lm_head.weight is another tensor: not tied")
+                self.spec = untied
+        elif self.spec.tied_embeddings and HEAD in found:
+            found[EMBEDDING] = found[HEAD]
+        check_shapes(self.spec, found, self.name)
+        _refuse_unused(self.spec, found, self.name)
+
+    def _equal(self, one: str, other: str) -> bool:
+        """Whether two matrices of one shape hold the same numbers; reads a piece of them at a time."""
+        pieces = (slice(i, i + _COMPARED_ROWS) for i in range(0, self.spec.vocab_size, _COMPARED_ROWS))
+        return all(
+            torch.equal(self._store.read(one, (rows,)).float(), self._store.read(other, (rows,)).float())
+            for rows in pieces
+        )
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """See `Checkpoint`."""
-        return self._store.read(name, part)
+        return self._store.read(HEAD if name == EMBEDDING and name not in self._store.tensors else name, part)
 
     def rope_factors(self) -> torch.Tensor | None:
         """See `Checkpoint`."""
@@ -165,18 +202,30 @@ class GgufCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.file = GgufFile(path)
-        self.spec = spec_from_gguf(self.file.metadata, self.file.tensors, path.name)
-        self.name = str(self.file.metadata.get("general.name") or path.stem)[:200]
+        try:
+            self.spec = spec_from_gguf(self.file.metadata, self.file.tensors, path.name)
+            self.name = str(self.file.metadata.get("general.name") or path.stem)[:200]
+            self._check(path.name)
+        except ModelError:
+            self.close()
+            raise
+
+    def _check(self, where: str) -> None:
+        used = {_ROPE_FACTORS}
         for name, shape in expected_shapes(self.spec):
             stored, index = self._stored(name)
             tensor = self.file.tensors.get(stored)
             found = {}
             if tensor is not None and (index is None or index < tensor.shape[0]):
                 found[name] = tensor.shape if index is None else tensor.shape[1:]
-            _check_shape(name, shape, found, path.name)
-        factors = self.file.tensors.get("rope_freqs.weight")
+            _check_shape(name, shape, found, where)
+            used.add(stored)
+        for stored in self.file.tensors:
+            if stored not in used:
+                raise self.file.fault(f"tensor {stored!r} is no part of a {self.spec.architecture} model")
+        factors = self.file.tensors.get(_ROPE_FACTORS)
         if factors is not None and factors.shape != (self.spec.head_dim // 2,):
-            raise self.file.fault(f"rope_freqs.weight has the shape {factors.shape}")
+            raise self.file.fault(f"{_ROPE_FACTORS} has the shape {factors.shape}")
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """See `Checkpoint`. The whole is dequantized first."""
@@ -191,9 +240,9 @@ class GgufCheckpoint:
 
     def rope_factors(self) -> torch.Tensor | None:
         """See `Checkpoint`."""
-        if "rope_freqs.weight" not in self.file.tensors:
+        if _ROPE_FACTORS not in self.file.tensors:
             return None
-        return torch.from_numpy(self.file.read("rope_freqs.weight").copy())
+        return torch.from_numpy(self.file.read(_ROPE_FACTORS).copy())
 
     def files(self) -> list[Path]:
         """See `Checkpoint`."""
@@ -222,7 +271,8 @@ def _mlp_shapes(prefix: str, hidden: int, inner: int) -> Iterator[tuple[str, tup
     yield prefix + "down_proj.weight", (hidden, inner)
 
 
-def _check_shapes(spec: ModelSpec, found: Shapes, where: str) -> None:
+def check_shapes(spec: ModelSpec, found: Shapes, where: str) -> None:
+    """Whether all tensors of the spec are there, in its shapes. Raises ModelError naming one that is not."""
     for name, shape in expected_shapes(spec):
         _check_shape(name, shape, found, where)
 
@@ -232,3 +282,13 @@ def _check_shape(name: str, shape: tuple[int, ...], found: Shapes, where: str) -
         raise ModelError(f"{where}: the tensor {name!r} is missing")
     if found[name] != shape:
         raise ModelError(f"{where}: tensor {name!r} has the shape {found[name]}, expected {shape}")
+
+
+def _refuse_unused(spec: ModelSpec, found: Shapes, where: str) -> None:
+    """Refuse what would take part in the head or a layer; later layers and old files' buffers are ignored."""
+    used = {name for name, _ in expected_shapes(spec)} | {HEAD}
+    for name in found:
+        layer = name.removeprefix(_LAYERS).split(".", 1)[0] if name.startswith(_LAYERS) else ""
+        inside = layer.isdecimal() and int(layer) < spec.layers and not name.endswith(_BUFFERS)
+        if (inside or name == _HEAD_BIAS) and name not in used:
+            raise ModelError(f"{where}: tensor {name!r} is in the file, but config.json has no use for it")
