@@ -23,6 +23,7 @@ from executor_service.backends.base import (
 )
 from executor_service.backends.torch_backend import sampler
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS, Batch
+from executor_service.backends.torch_backend.finite import FiniteCheckpoint
 from executor_service.backends.torch_backend.host_runner import HostRunner
 from executor_service.backends.torch_backend.kernels import Kernels, LayerCache, PlainKernels
 from executor_service.backends.torch_backend.model import Model
@@ -105,7 +106,8 @@ class TorchBackend:
             dtypes = self._config.dtype, str(kernels.cache_dtype)
             digest = fingerprint(checkpoint, dtypes, progress) if answers else b""
             with torch.inference_mode():
-                self._model = Model(self._shard.cut(checkpoint), kernels, progress, self._shard)
+                weights = FiniteCheckpoint(self._shard.cut(checkpoint), kernels.dtype)
+                self._model = Model(weights, kernels, progress, self._shard)
         finally:
             checkpoint.close()
         self.info = self._describe(checkpoint, digest)

@@ -1,0 +1,48 @@
+"""`FiniteCheckpoint`: weights that were looked at for NaN and infinity as they were read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend.weights import Checkpoint, Part
+
+
+class FiniteCheckpoint:
+    """A `Checkpoint` that refuses tensors with numbers that `dtype`, that of the arithmetic, can't hold.
+
+    One of them fails every row that it takes part in. Quantized blocks are looked at dequantized, so that a
+    scale that is not finite is found as well.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+        self.name, self.spec = checkpoint.name, checkpoint.spec
+        self._checkpoint, self._dtype = checkpoint, dtype
+        self._largest = torch.finfo(dtype).max
+
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """See `Checkpoint`. Raises ModelError naming the tensor."""
+        tensor = self._checkpoint.read(name, part)
+        low, high = tensor.aminmax()  # NaN if any number is; a tenth of the time of isfinite().all()
+        if not (low >= -self._largest and high <= self._largest):
+            what = "NaN" if low.isnan() else f"numbers of magnitude {max(-float(low), float(high)):g}"
+            dtype = str(self._dtype).removeprefix("torch.")
+            raise ModelError(f"{self.name}: tensor {name!r} has {what}, which {dtype} can't compute with")
+        return tensor
+
+    def rope_factors(self) -> torch.Tensor | None:
+        """See `Checkpoint`. Raises ModelError where they can't be divided by."""
+        factors = self._checkpoint.rope_factors()
+        if factors is not None and not (factors.isfinite() & (factors > 0)).all():
+            raise ModelError(f"{self.name}: the rotary factors are not all finite and positive")
+        return factors
+
+    def files(self) -> list[Path]:
+        """See `Checkpoint`."""
+        return self._checkpoint.files()
+
+    def close(self) -> None:
+        """See `Checkpoint`."""
+        self._checkpoint.close()

@@ -1,0 +1,75 @@
+"""Weights that can't be computed with are refused when they are read, by the name of their tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from tests.unit.executor.model_files import change_tensors, refuses, write_gguf, write_model
+
+NAMES = [
+    "model.embed_tokens.weight",
+    "model.norm.weight",
+    "model.layers.0.input_layernorm.weight",
+    "model.layers.0.self_attn.q_proj.weight",
+    "model.layers.1.self_attn.o_proj.weight",
+    "model.layers.1.mlp.down_proj.weight",
+]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_model(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "fp8"])
+@pytest.mark.parametrize(
+    ("value", "word"), [(float("nan"), "NaN"), (float("inf"), "inf"), (float("-inf"), "inf")]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_weight_that_is_not_finite_is_refused_by_name(
+    model: Path, name: str, value: float, word: str, dtype: str
+) -> None:
+    change_tensors(model, lambda tensors: tensors[name].view(-1)[-3:-2].fill_(value))
+    refuses(model, name, word, dtype=dtype)
+
+
+def test_a_weight_that_overflows_the_dtype_of_the_arithmetic_is_refused_by_name(model: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    change_tensors(model, lambda tensors: tensors[name].view(-1)[:1].fill_(70_000))
+    refuses(model, name, "70000", "float16", dtype="float16")
+    backend = TorchBackend(TorchConfig(model))
+    backend.load(lambda what, done: None)
+    backend.close()
+
+    def widen(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = tensors[name].double()
+        tensors[name][0, 0] = 1e300
+
+    change_tensors(model, widen)
+    refuses(model, name, "float32")
+
+
+def test_a_quantized_block_whose_scale_is_not_finite_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, quantized=gguf.GGMLQuantizationType.Q8_0)
+    backend = TorchBackend(TorchConfig(file))
+    backend.load(lambda what, done: None)
+    backend.close()
+    [place] = [t for t in gguf.GGUFReader(file).tensors if t.name == "blk.1.ffn_up.weight"]
+    raw = bytearray(file.read_bytes())
+    raw[place.data_offset : place.data_offset + 2] = np.float16("nan").tobytes()
+    file.write_bytes(raw)
+    refuses(file, "model.layers.1.mlp.up_proj.weight", "NaN")
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
+def test_rotary_factors_that_nothing_can_be_divided_by_are_refused(tmp_path: Path, factor: float) -> None:
+    write_gguf(tmp_path / "tiny.gguf", rope_factors=[1.0, 2.0, factor, 4.0])
+    refuses(tmp_path / "tiny.gguf", "rotary factors")
