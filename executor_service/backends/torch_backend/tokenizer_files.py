@@ -15,6 +15,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from executor_service.backends.base import ModelError, TokenizerFiles
+from executor_service.backends.torch_backend.generation import GENERATION_CONFIG, generation_defaults
 from executor_service.backends.torch_backend.gguf_file import GgufFile
 from executor_service.backends.torch_backend.json_file import read_bounded, read_json
 
@@ -72,7 +73,7 @@ def tokenizer_from_directory(path: Path) -> TokenizerFiles:
         bos_token=bos,
         eos_token=eos,
         add_bos=bool(bos) and starts == [tokenizer.token_to_id(bos)],
-        generation_defaults=_generation_defaults(_optional_json(path / "generation_config.json")),
+        generation_defaults=generation_defaults(_optional_json(path / GENERATION_CONFIG), GENERATION_CONFIG),
     )
 
 
@@ -157,10 +158,3 @@ def _chat_template(path: Path, config: Mapping[str, Any]) -> str:
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, Mapping)}
         template = named.get("default")
     return template if isinstance(template, str) else ""
-
-
-def _generation_defaults(config: Mapping[str, Any]) -> dict[str, float]:
-    keys = ["repetition_penalty"]
-    if config.get("do_sample") is True:  # otherwise the model's authors mean greedy
-        keys += ["temperature", "top_p", "top_k", "min_p"]
-    return {key: float(config[key]) for key in keys if isinstance(config.get(key), (int, float))}

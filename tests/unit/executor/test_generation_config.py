@@ -1,0 +1,91 @@
+"""What generation_config.json says holds for every request, or is dropped or refused by name at the start."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from executor_service.backends.torch_backend.tokenizer_files import tokenizer_from_directory
+from executor_service.backends.torch_backend.weights import open_checkpoint
+from tests.unit.executor.model_files import refuses, write_config, write_model
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_model(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text(Tokenizer(models.BPE({"x": 0}, [])).to_str())
+    return tmp_path / "model"
+
+
+def write_generation(path: Path, **values: Any) -> None:
+    (path / "generation_config.json").write_text(json.dumps(values))
+
+
+def test_defaults_within_their_ranges_are_kept(model: Path) -> None:
+    values = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0, "repetition_penalty": 1.05}
+    write_generation(model, do_sample=True, **values)
+    assert tokenizer_from_directory(model).generation_defaults == values
+    write_generation(model, **values)  # greedy, unless a request says otherwise
+    assert tokenizer_from_directory(model).generation_defaults == {"repetition_penalty": 1.05}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("top_p", 5),
+        ("top_p", 0),
+        ("top_p", -0.1),
+        ("top_p", "0.9"),
+        ("temperature", 1e9),
+        ("temperature", -1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", True),
+        ("temperature", 10**400),
+        ("top_k", -1),
+        ("top_k", 2**32),
+        ("top_k", 2.5),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 101),
+        ("repetition_penalty", [1.1]),
+    ],
+)
+def test_a_default_that_no_request_may_have_is_dropped_with_a_warning_that_names_it(
+    model: Path, caplog: pytest.LogCaptureFixture, key: str, value: Any
+) -> None:
+    write_generation(model, **({"do_sample": True, "repetition_penalty": 1.25} | {key: value}))
+    with caplog.at_level(logging.WARNING):
+        defaults = tokenizer_from_directory(model).generation_defaults
+    assert defaults == ({} if key == "repetition_penalty" else {"repetition_penalty": 1.25})
+    [record] = caplog.records
+    fields = record.fields  # type: ignore[attr-defined]
+    assert (fields["file"], fields["key"]) == ("generation_config.json", key)
+    assert str(value)[:8] in fields["value"]
+    assert fields["range"]
+
+
+@pytest.mark.parametrize("place", ["config.json", "generation_config.json"])
+def test_end_ids_that_no_step_could_carry_are_refused_by_name(model: Path, place: str) -> None:
+    ids = list(range(500))
+    if place == "config.json":
+        write_config(model, vocab_size=1000, eos_token_id=ids)
+    else:
+        write_config(model, vocab_size=1000)
+        write_generation(model, eos_token_id=ids)
+    refuses(model, f"{place}: eos_token_id has 500 different end ids, at most 64")
+
+
+def test_end_ids_are_counted_once_each(model: Path) -> None:
+    write_generation(model, eos_token_id=[7, 2] * 100)
+    assert open_checkpoint(model).spec.eos_token_ids == (7, 2)
+
+
+def test_end_ids_outside_of_the_vocabulary_are_refused_by_file_and_name(model: Path) -> None:
+    write_generation(model, eos_token_id=[2, 32])
+    refuses(model, "generation_config.json: eos_token_id: the eos id 32 lies outside of the vocabulary of 32")
