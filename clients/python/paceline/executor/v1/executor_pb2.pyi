@@ -1232,7 +1232,9 @@ class ModelInfo(_message.Message):
     weight_bytes: _builtins.int
     """memory that the weights take as loaded"""
     @_builtins.property
-    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """at most max_stop_token_ids, as they travel among those"""
+
     @_builtins.property
     def attention_kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___AttentionKind.ValueType]:
         """that its layers have"""
@@ -1468,7 +1470,7 @@ class GetTokenizerResponse(_message.Message):
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def generation_defaults(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """temperature, top_k, top_p, repetition_penalty"""
+        """temperature, top_k, top_p, min_p, repetition_penalty: within Sampling's ranges; others are ignored"""
 
     def __init__(
         self,
