@@ -60,7 +60,8 @@ class Client:
     ) -> Generation:
         """Start generating; iterate over the result for Delta and Finished events."""
         request = requests.generate_request(prompt, messages, token_ids, options)
-        return Generation(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        return Generation(call, max(request.n, 1))
 
     def complete(
         self,
@@ -75,7 +76,8 @@ class Client:
         request = pb.GenerateUnaryRequest(
             request=requests.generate_request(prompt, messages, token_ids, options)
         )
-        return responses.completions(self._call(self._stub.GenerateUnary, request, timeout_s))
+        reply = self._call(self._stub.GenerateUnary, request, timeout_s)
+        return responses.completions(reply, max(request.request.n, 1))
 
     def chat(
         self, messages: Sequence[MessageLike], *, timeout_s: float | None = None, **options: Unpack[Options]
@@ -132,12 +134,14 @@ class Client:
 class Generation:
     """A running Generate call: an iterator of events that can be left at any time.
 
+    The iteration ends when all completions have finished; a stream that ends before raises InternalError.
     Leaving (`with`, `close()`, or letting go of it) cancels the request: the scheduler
     computes nothing for it from the next step on.
     """
 
-    def __init__(self, call: grpc._CallIterator[pb.GenerateResponse]) -> None:
+    def __init__(self, call: grpc._CallIterator[pb.GenerateResponse], n: int) -> None:
         self._call = call
+        self._progress = responses.Progress(n)
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -155,7 +159,14 @@ class Generation:
         try:
             while (event := responses.event(next(self._call))) is None:
                 pass
-            return event
+            return self._progress.see(event)
+        except StopIteration:
+            if not self._closed:
+                self._progress.check_end()
+            raise
+        except errors.InternalError:  # it makes no sense to us: nobody reads on
+            self.close()
+            raise
         except grpc.RpcError as error:
             if self._closed:  # by another thread, meanwhile
                 raise StopIteration from None

@@ -12,7 +12,7 @@
     │   └── Unavailable        not reachable, loading, draining, or without an executor
     ├── Cancelled              aborted by someone, or this reader stalled
     ├── DeadlineExceeded       `timeout_s` went by
-    ├── InternalError          a fault that could not be healed
+    ├── InternalError          a fault that could not be healed, or an answer that is not whole (DATA_LOSS)
     └── StepRefused            executor streams: one step was refused whole, and the stream lives
 
 `from_rpc` is the one place where gRPC statuses become these. A bad argument that never leaves the
@@ -137,7 +137,9 @@ class DeadlineExceeded(PacelineError):
 
 
 class InternalError(PacelineError):
-    """A fault that could not be healed. Not your request's doing; report it."""
+    """A fault that could not be healed, or an answer that can't be parsed or is not whole, though its
+    status is OK (`code` is then INTERNAL or DATA_LOSS). Not your request's doing; report it.
+    """
 
     code = grpc.StatusCode.INTERNAL
 
@@ -194,6 +196,11 @@ def from_status(code: grpc.StatusCode, message: str, trailers: object = ()) -> P
 def from_code(code: int, message: str) -> PacelineError:
     """The SDK's error for a google.rpc.Code that came as a value: of one row, op or step."""
     return _make(_BY_NUMBER.get(code, grpc.StatusCode.UNKNOWN), message, "", _NO_METADATA, None)
+
+
+def incomplete(message: str) -> InternalError:
+    """The error for an answer that is not whole though its status is OK."""
+    return InternalError(message, code=grpc.StatusCode.DATA_LOSS)
 
 
 def _make(

@@ -17,7 +17,7 @@ from paceline.channel import PLAINTEXT, Link, Metadata, Security, open_channel
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1.executor_pb2_grpc import ExecutorServiceStub
 from paceline.pieces import Pieces
-from paceline.session import Session
+from paceline.session import Session, step_result
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
@@ -122,29 +122,29 @@ class ExecutorClient:
 
     def prefill(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
         """One opening or chunk; its error is raised."""
-        return self._call(self._stub.Prefill, pb.PrefillRequest(step=step), timeout_s).result
+        return step_result(self._call(self._stub.Prefill, pb.PrefillRequest(step=step), timeout_s))
 
     def batch_prefill(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
         """Openings and chunks."""
-        return (self._call(self._stub.BatchPrefill, pb.BatchPrefillRequest(step=step), timeout_s)).result
+        return step_result(self._call(self._stub.BatchPrefill, pb.BatchPrefillRequest(step=step), timeout_s))
 
     def decode(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
         """One row without drafts; its error is raised."""
-        return self._call(self._stub.Decode, pb.DecodeRequest(step=step), timeout_s).result
+        return step_result(self._call(self._stub.Decode, pb.DecodeRequest(step=step), timeout_s))
 
     def batch_decode(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
         """Rows without drafts, each for `steps` tokens."""
-        return self._call(self._stub.BatchDecode, pb.BatchDecodeRequest(step=step), timeout_s).result
+        return step_result(self._call(self._stub.BatchDecode, pb.BatchDecodeRequest(step=step), timeout_s))
 
     def unified_decode(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
         """Any mix of rows in one forward."""
         request = pb.UnifiedDecodeRequest(step=step)
-        return self._call(self._stub.UnifiedDecode, request, timeout_s).result
+        return step_result(self._call(self._stub.UnifiedDecode, request, timeout_s))
 
     def forward_verify(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
         """Rows with drafts."""
         request = pb.ForwardVerifyRequest(step=step)
-        return self._call(self._stub.ForwardVerify, request, timeout_s).result
+        return step_result(self._call(self._stub.ForwardVerify, request, timeout_s))
 
     def stream(self, *, timeout_s: float | None = None) -> StepStream:
         """StreamUnifiedDecode, as a context manager: `send` steps, `recv` their results in order."""
@@ -158,21 +158,21 @@ class ExecutorClient:
         """Cut a cache to `length` tokens; its next row must carry its tokens."""
         truncate = pb.Truncate(cache_id=cache_id, length=length)
         request = pb.TruncateKvRequest(header=header, truncate=truncate)
-        return self._call(self._stub.TruncateKv, request, timeout_s).result
+        return step_result(self._call(self._stub.TruncateKv, request, timeout_s))
 
     def release_cache(
         self, header: pb.StepHeader, cache_ids: Iterable[int], *, timeout_s: float | None = None
     ) -> pb.StepResult:
         """Release caches; unknown ids are no error."""
         request = pb.ReleaseCacheRequest(header=header, release=pb.Release(cache_ids=cache_ids))
-        return self._call(self._stub.ReleaseCache, request, timeout_s).result
+        return step_result(self._call(self._stub.ReleaseCache, request, timeout_s))
 
     def fork_cache(
         self, header: pb.StepHeader, fork: pb.Fork, *, timeout_s: float | None = None
     ) -> pb.StepResult:
         """Open a cache as a copy of another's first tokens."""
         request = pb.ForkCacheRequest(header=header, fork=fork)
-        return self._call(self._stub.ForkCache, request, timeout_s).result
+        return step_result(self._call(self._stub.ForkCache, request, timeout_s))
 
     # The rest
 
@@ -186,7 +186,10 @@ class ExecutorClient:
         """Hidden states, embeddings or logits of whole inputs; one result per input."""
         wire = [pb.ForwardInput(tokens=tokens) for tokens in inputs]
         request = pb.ForwardRequest(inputs=wire, outputs=outputs)
-        return list((self._call(self._stub.Forward, request, timeout_s)).results)
+        results = (self._call(self._stub.Forward, request, timeout_s)).results
+        if len(results) != len(wire):
+            raise errors.incomplete(f"{len(wire)} inputs were answered with {len(results)} results")
+        return list(results)
 
     def warmup(self, *, timeout_s: float | None = None) -> int:
         """Run the lazy shapes once; returns the milliseconds it took."""
@@ -251,4 +254,4 @@ class StepStream:
         if reply.HasField("error"):
             cause = errors.from_code(reply.error.code, reply.error.message)
             raise errors.StepRefused(cause.message, code=cause.code) from cause
-        return reply.result
+        return step_result(reply)

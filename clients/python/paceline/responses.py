@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from paceline.errors import InternalError
+from paceline.errors import InternalError, incomplete
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import (
@@ -50,8 +50,14 @@ def event(message: pb.GenerateResponse) -> Event | None:
     )
 
 
-def completions(message: pb.GenerateUnaryResponse) -> list[Completion]:
-    """All completions of GenerateUnary, by index."""
+def completions(message: pb.GenerateUnaryResponse, n: int) -> list[Completion]:
+    """All `n` completions of GenerateUnary, by index. Raises InternalError unless all are there, finished."""
+    indexes = [one.index for one in message.completions]
+    if indexes != list(range(n)):
+        raise incomplete(f"the reply has the completions {indexes[: n + 1]}, not 0 to {n - 1}")
+    for one in message.completions:
+        if not one.HasField("finished"):
+            raise incomplete(f"the reply has completion {one.index} of {n} unfinished")
     return [
         Completion(
             index=one.index,
@@ -107,6 +113,28 @@ def executors(message: admin_pb2.ListExecutorsResponse) -> tuple[ExecutorStatus,
 def aborted(message: pb.AbortResponse) -> Aborted:
     """What Abort did."""
     return Aborted(tuple(message.aborted), tuple(message.unknown))
+
+
+class Progress:
+    """Which of a stream's `n` completions have finished: a stream that ends OK must have finished all."""
+
+    def __init__(self, n: int) -> None:
+        self._unfinished = dict.fromkeys(range(n))
+
+    def see(self, event: Event) -> Event:
+        """Take the next event, and give it back. Raises InternalError if its completion can't have any."""
+        if event.index not in self._unfinished:
+            raise InternalError(
+                f"an event of completion {event.index}, which has finished or was not asked for"
+            )
+        if isinstance(event, Finished):
+            del self._unfinished[event.index]
+        return event
+
+    def check_end(self) -> None:
+        """The stream has ended OK. Raises InternalError if a completion is unfinished."""
+        for index in self._unfinished:
+            raise incomplete(f"the stream ended before completion {index} finished")
 
 
 class Collector:
@@ -181,6 +209,10 @@ def _speculation(message: pb.Speculation) -> Speculation:
 
 
 def _logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
-    return tuple(
-        TokenLogprobs(one.logprob, tuple(zip(one.top_ids, one.top_logprobs, strict=True))) for one in messages
-    )
+    try:
+        return tuple(
+            TokenLogprobs(one.logprob, tuple(zip(one.top_ids, one.top_logprobs, strict=True)))
+            for one in messages
+        )
+    except ValueError:
+        raise InternalError("a token has more top_ids than top_logprobs, or fewer") from None

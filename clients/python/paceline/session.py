@@ -4,8 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
 
+from paceline import errors
 from paceline.executor.v1 import executor_pb2 as pb
+
+
+class _StepReply(Protocol):
+    """The reply of an RPC that is a step."""
+
+    @property
+    def result(self) -> pb.StepResult: ...
+    def HasField(self, field_name: Literal["result"]) -> bool: ...  # noqa: N802  # protobuf's own
+
+
+_AnyStepReply = TypeVar("_AnyStepReply", bound=_StepReply)
+
+
+def step_result(reply: _AnyStepReply) -> pb.StepResult:
+    """The result in an OK reply. Raises InternalError if there is none."""
+    if not reply.HasField("result"):
+        raise errors.incomplete("the step was answered without a result")
+    return reply.result
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from paceline import errors, requests, responses
-from paceline.aio.calls import reply_of
+from paceline.aio.calls import outcome_of, reply_of
 from paceline.channel import PLAINTEXT, SCHEDULER_ADDRESS, Link, Security, open_aio_channel
 from paceline.requests import Options
 from paceline.scheduler.v1 import admin_pb2
@@ -62,7 +62,8 @@ class Client:
     ) -> Generation:
         """Start generating; iterate over the result for Delta and Finished events."""
         request = requests.generate_request(prompt, messages, token_ids, options)
-        return Generation(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        return Generation(call, max(request.n, 1))
 
     async def complete(
         self,
@@ -77,7 +78,8 @@ class Client:
         request = pb.GenerateUnaryRequest(
             request=requests.generate_request(prompt, messages, token_ids, options)
         )
-        return responses.completions(await self._call(self._stub.GenerateUnary, request, timeout_s))
+        reply = await self._call(self._stub.GenerateUnary, request, timeout_s)
+        return responses.completions(reply, max(request.request.n, 1))
 
     async def chat(
         self, messages: Sequence[MessageLike], *, timeout_s: float | None = None, **options: Unpack[Options]
@@ -133,12 +135,16 @@ class Client:
 class Generation:
     """A running Generate call: an async iterator of events that can be left at any time.
 
+    The iteration ends when all completions have finished; a stream that ends before raises InternalError.
     Leaving (`async with`, `close()`, or letting go of it) cancels the request: the scheduler
     computes nothing for it from the next step on.
     """
 
-    def __init__(self, call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]) -> None:
+    def __init__(
+        self, call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse], n: int
+    ) -> None:
         self._call = call
+        self._progress = responses.Progress(n)
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -153,18 +159,20 @@ class Generation:
     async def __anext__(self) -> Event:
         if self._closed:
             raise StopAsyncIteration
-        event: Event | None = None
-        while event is None:
-            try:
-                message = await reply_of(self._call.read())
-            except errors.Unavailable:
-                if self._closed:  # meanwhile, by another task
-                    raise StopAsyncIteration from None
-                raise
-            if not isinstance(message, pb.GenerateResponse):  # the end of the stream
-                raise StopAsyncIteration
-            event = responses.event(message)
-        return event
+        try:
+            while isinstance(message := await reply_of(self._call.read()), pb.GenerateResponse):
+                if (event := responses.event(message)) is not None:
+                    return self._progress.see(event)
+        except errors.InternalError:  # it makes no sense to us: nobody reads on
+            self.close()
+            raise
+        except errors.Unavailable:
+            if self._closed:  # meanwhile, by another task
+                raise StopAsyncIteration from None
+            raise
+        if not self._closed:
+            self._progress.check_end()
+        raise StopAsyncIteration
 
     def __del__(self) -> None:
         self.close()
@@ -176,7 +184,7 @@ class Generation:
 
     async def request_id(self) -> str:
         """The request's id, once the scheduler has taken it."""
-        metadata = await reply_of(self._call.initial_metadata())
+        metadata = await outcome_of(self._call.initial_metadata())
         return str(dict(metadata or ()).get("request-id", ""))
 
     async def collect(self) -> list[Completion]:

@@ -14,12 +14,12 @@ import grpc
 import grpc.aio
 
 from paceline import errors
-from paceline.aio.calls import reply_of
+from paceline.aio.calls import outcome_of, reply_of
 from paceline.channel import PLAINTEXT, Link, Security, open_aio_channel
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1.executor_pb2_grpc import ExecutorServiceStub
 from paceline.pieces import Pieces
-from paceline.session import Session
+from paceline.session import Session, step_result
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
@@ -123,31 +123,33 @@ class ExecutorClient:
 
     async def prefill(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
         """One opening or chunk; its error is raised."""
-        return (await self._call(self._stub.Prefill, pb.PrefillRequest(step=step), timeout_s)).result
+        return step_result(await self._call(self._stub.Prefill, pb.PrefillRequest(step=step), timeout_s))
 
     async def batch_prefill(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
         """Openings and chunks."""
-        return (
+        return step_result(
             await self._call(self._stub.BatchPrefill, pb.BatchPrefillRequest(step=step), timeout_s)
-        ).result
+        )
 
     async def decode(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
         """One row without drafts; its error is raised."""
-        return (await self._call(self._stub.Decode, pb.DecodeRequest(step=step), timeout_s)).result
+        return step_result(await self._call(self._stub.Decode, pb.DecodeRequest(step=step), timeout_s))
 
     async def batch_decode(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
         """Rows without drafts, each for `steps` tokens."""
-        return (await self._call(self._stub.BatchDecode, pb.BatchDecodeRequest(step=step), timeout_s)).result
+        return step_result(
+            await self._call(self._stub.BatchDecode, pb.BatchDecodeRequest(step=step), timeout_s)
+        )
 
     async def unified_decode(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
         """Any mix of rows in one forward."""
         request = pb.UnifiedDecodeRequest(step=step)
-        return (await self._call(self._stub.UnifiedDecode, request, timeout_s)).result
+        return step_result(await self._call(self._stub.UnifiedDecode, request, timeout_s))
 
     async def forward_verify(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
         """Rows with drafts."""
         request = pb.ForwardVerifyRequest(step=step)
-        return (await self._call(self._stub.ForwardVerify, request, timeout_s)).result
+        return step_result(await self._call(self._stub.ForwardVerify, request, timeout_s))
 
     def stream(self, *, timeout_s: float | None = None) -> StepStream:
         """StreamUnifiedDecode, as an async context manager: `send` steps, `recv` their results in order."""
@@ -161,21 +163,21 @@ class ExecutorClient:
         """Cut a cache to `length` tokens; its next row must carry its tokens."""
         truncate = pb.Truncate(cache_id=cache_id, length=length)
         request = pb.TruncateKvRequest(header=header, truncate=truncate)
-        return (await self._call(self._stub.TruncateKv, request, timeout_s)).result
+        return step_result(await self._call(self._stub.TruncateKv, request, timeout_s))
 
     async def release_cache(
         self, header: pb.StepHeader, cache_ids: Iterable[int], *, timeout_s: float | None = None
     ) -> pb.StepResult:
         """Release caches; unknown ids are no error."""
         request = pb.ReleaseCacheRequest(header=header, release=pb.Release(cache_ids=cache_ids))
-        return (await self._call(self._stub.ReleaseCache, request, timeout_s)).result
+        return step_result(await self._call(self._stub.ReleaseCache, request, timeout_s))
 
     async def fork_cache(
         self, header: pb.StepHeader, fork: pb.Fork, *, timeout_s: float | None = None
     ) -> pb.StepResult:
         """Open a cache as a copy of another's first tokens."""
         request = pb.ForkCacheRequest(header=header, fork=fork)
-        return (await self._call(self._stub.ForkCache, request, timeout_s)).result
+        return step_result(await self._call(self._stub.ForkCache, request, timeout_s))
 
     # The rest
 
@@ -189,7 +191,10 @@ class ExecutorClient:
         """Hidden states, embeddings or logits of whole inputs; one result per input."""
         wire = [pb.ForwardInput(tokens=tokens) for tokens in inputs]
         request = pb.ForwardRequest(inputs=wire, outputs=outputs)
-        return list((await self._call(self._stub.Forward, request, timeout_s)).results)
+        results = (await self._call(self._stub.Forward, request, timeout_s)).results
+        if len(results) != len(wire):
+            raise errors.incomplete(f"{len(wire)} inputs were answered with {len(results)} results")
+        return list(results)
 
     async def warmup(self, *, timeout_s: float | None = None) -> int:
         """Run the lazy shapes once; returns the milliseconds it took."""
@@ -233,21 +238,21 @@ class StepStream:
 
     async def send(self, step: pb.Step) -> None:
         """Send one step. Returns when it is on its way, not when it is answered."""
-        await self._guard(self._call.write(pb.StreamUnifiedDecodeRequest(step=step)))
+        await self._guard(outcome_of(self._call.write(pb.StreamUnifiedDecodeRequest(step=step))))
 
     async def recv(self) -> pb.StepResult:
         """The next result. One caller at a time."""
-        reply = await self._guard(self._call.read())
+        reply = await self._guard(reply_of(self._call.read()))
         if not isinstance(reply, pb.StreamUnifiedDecodeResponse):  # the end of the stream
             raise errors.Unavailable("the executor ended the stream")
         if reply.HasField("error"):
             cause = errors.from_code(reply.error.code, reply.error.message)
             raise errors.StepRefused(cause.message, code=cause.code) from cause
-        return reply.result
+        return step_result(reply)
 
     async def _guard(self, operation: Awaitable[_Reply]) -> _Reply:
         try:
-            return await reply_of(operation)
+            return await operation
         except asyncio.InvalidStateError:  # a write after the call has ended: say how it ended
             call = self._call
             code, message, trailers = await call.code(), await call.details(), await call.trailing_metadata()
