@@ -45,7 +45,8 @@ export class Client {
 
   /**
    * Generate, as a stream of events. Leaving the loop, or aborting the signal, cancels the request:
-   * the scheduler computes nothing for it from the next step on.
+   * the scheduler computes nothing for it from the next step on. A stream that ends before all
+   * completions have finished throws DATA_LOSS.
    *
    * @param {GenerateOptions} options
    * @returns {AsyncGenerator<messages.Event, void, void>}
@@ -53,15 +54,18 @@ export class Client {
   async *generate(options) {
     const { signal } = options;
     signal?.throwIfAborted();
-    const call = this.#stub.generate(messages.generateRequest(options), this.#metadata(), deadline(options));
+    const request = messages.generateRequest(options);
+    const progress = new messages.Progress(options.n || 1);
+    const call = this.#stub.generate(request, this.#metadata(), deadline(options));
     call.on('error', () => {}); // the loop below reports errors; after it nobody listens
     const abort = () => call.cancel();
     signal?.addEventListener('abort', abort, { once: true });
     try {
       for await (const message of call) {
         const event = messages.event(message);
-        if (event) yield event;
+        if (event) yield progress.see(event);
       }
+      progress.checkEnd();
     } catch (error) {
       signal?.throwIfAborted();
       throw fromRpc(error);
@@ -79,7 +83,7 @@ export class Client {
    */
   async complete(options) {
     const reply = await this.#call('generateUnary', { request: messages.generateRequest(options) }, options);
-    return reply.completions.map(messages.completion);
+    return messages.completions(reply, options.n || 1);
   }
 
   /**

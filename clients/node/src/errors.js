@@ -31,6 +31,7 @@ const details = protobuf.Root.fromJSON({
  *
  * `code` is the gRPC status by name. RESOURCE_EXHAUSTED and UNAVAILABLE mean that nothing was
  * emitted: the same request may be sent again, after `retryAfterMs` where the service gave one.
+ * DATA_LOSS: the answer is not whole, though the service says that it is.
  */
 export class PacelineError extends Error {
   /**
@@ -54,6 +55,15 @@ export class PacelineError extends Error {
   get retryable() {
     return this.code === 'RESOURCE_EXHAUSTED' || this.code === 'UNAVAILABLE';
   }
+}
+
+/**
+ * The error for an answer that is not whole, or makes no sense, though its status is OK.
+ *
+ * @param {string} message
+ */
+export function incomplete(message) {
+  return new PacelineError(message, { code: 'DATA_LOSS' });
 }
 
 /**

@@ -1,5 +1,7 @@
 // Between plain JavaScript objects and the messages of scheduler.proto.
 
+import { incomplete } from './errors.js';
+
 /**
  * What `generate` takes: exactly one of prompt, messages and tokenIds. What is left out is the
  * model's own default; scheduler.proto lists ranges.
@@ -212,11 +214,54 @@ export function event(message) {
   return { type: 'delta', index: message.index, tokenIds, text, logprobs: logprobs.map(tokenLogprobs) };
 }
 
+/** Which of a stream's completions have finished: a stream that ends OK must have finished all. */
+export class Progress {
+  #unfinished;
+
+  /** @param {number} n Completions. */
+  constructor(n) {
+    this.#unfinished = new Set(Array.from({ length: n }, (_, index) => index));
+  }
+
+  /**
+   * Takes the next event, and gives it back.
+   *
+   * @param {Event} event
+   */
+  see(event) {
+    const { index, type } = event;
+    if (!this.#unfinished.has(index)) {
+      throw incomplete(`an event of completion ${index}, which has finished or was not asked for`);
+    }
+    if (type === 'finished') this.#unfinished.delete(index);
+    return event;
+  }
+
+  /** The stream has ended OK. */
+  checkEnd() {
+    for (const index of this.#unfinished) throw incomplete(`the stream ended before completion ${index} finished`);
+  }
+}
+
+/**
+ * @param {any} reply A GenerateUnaryResponse.
+ * @param {number} n How many completions were asked for.
+ * @returns {Completion[]} By index.
+ */
+export function completions(reply, n) {
+  const indexes = reply.completions.map((/** @type {any} */ one) => one.index);
+  if (indexes.length !== n || indexes.some((/** @type {number} */ index, /** @type {number} */ i) => index !== i)) {
+    throw incomplete(`the reply has the completions ${indexes.slice(0, n + 1)}, not 0 to ${n - 1}`);
+  }
+  return reply.completions.map(completion);
+}
+
 /**
  * @param {any} message A Completion.
  * @returns {Completion}
  */
-export function completion(message) {
+function completion(message) {
+  if (!message.finished) throw incomplete(`the reply has completion ${message.index} unfinished`);
   return {
     index: message.index,
     text: message.text,
@@ -226,13 +271,17 @@ export function completion(message) {
   };
 }
 
+/** @type {Record<string, 'stop' | 'length'>} */
+const REASONS = { FINISH_REASON_STOP: 'stop', FINISH_REASON_LENGTH: 'length' };
+
 /**
  * @param {number} index
  * @param {any} message A Finished.
  * @returns {Finished}
  */
 function finished(index, message) {
-  const reason = message.reason === 'FINISH_REASON_STOP' ? 'stop' : 'length';
+  const reason = REASONS[message.reason];
+  if (!reason) throw incomplete(`completion ${index} ended with the unknown reason ${message.reason}`);
   const matched = message.matched ? { [message.matched]: message[message.matched] } : {};
   return { type: 'finished', index, reason, ...matched, usage: { ...message.usage } };
 }
