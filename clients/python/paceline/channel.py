@@ -5,7 +5,7 @@ default. The *private* one (scheduler to executor) carries tokenizers and logits
 frozen peer within about three seconds.
 
 gRPC accepts unknown option keys in silence; what each of these does is checked by
-tests/integration/test_channel.py.
+tests/integration/test_channel.py and test_floods.py.
 """
 
 from __future__ import annotations
@@ -25,6 +25,15 @@ SCHEDULER_ADDRESS = "127.0.0.1:50051"
 
 PUBLIC_MESSAGE_BYTES = 4 << 20
 PRIVATE_MESSAGE_BYTES = 64 << 20
+
+MAX_CONNECTION_STREAMS = 4096
+"""Calls of one connection that a server takes at once; its client keeps further ones until others end.
+
+Far above what a burst needs, so that a full queue is refused by name; and what one connection that opens
+calls only to reset them can make a server hold, about 10 KiB each.
+"""
+MAX_PENDING_CALLS = 16 * MAX_CONNECTION_STREAMS
+"""Calls of all connections that have arrived and not reached their handlers."""
 
 
 class Link(enum.Enum):
@@ -120,6 +129,14 @@ def server_options(link: Link) -> Options:
         ("grpc.max_send_message_length", message_bytes),
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a silent twin
+        # Of calls that wait for the event loop gRPC cancels some above the first number (1,000 by default),
+        # and all above the second (3,000): anybody's, with a bare CANCELLED. Handlers refuse with a reason.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        ("grpc.max_concurrent_streams", MAX_CONNECTION_STREAMS),
+        # Counts streams that are being cleaned up, and refuses at random far below the limit: a burst of an
+        # honest client ends UNAVAILABLE then.
+        ("grpc.http.overload_protection", 0),
         # Welcome the keepalive pings of `channel_options`; the default answers them with GOAWAY.
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         # A dead or frozen client is noticed, and its streams end.
