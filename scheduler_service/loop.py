@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from paceline.service.logs import Log
 
+from scheduler_service.core.errors import UnknownStep
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.draft_loop import DraftLoop
 from scheduler_service.link.executor import ExecutorLink, ExecutorLostError
@@ -96,7 +97,11 @@ class Loop:
             if unanswered:
                 result = await link.receive()
                 now = self._clock()
-                live.post(core.apply(result, now))
+                try:
+                    live.post(core.apply(result, now))
+                except UnknownStep as error:
+                    link.lose(f"an answer that does not fit its step: {error}")
+                    link.check()
                 sent_at, rows = unanswered.popleft()
                 self._metrics.step(now - max(sent_at, answered_at), result.compute_s, rows)
                 answered_at = now

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.service.logs import Log
 
+from scheduler_service.codec.foreign import brief
 from scheduler_service.codec.ranges import RANGES
+from scheduler_service.codec.steps import Bounds
 from scheduler_service.core.step import Capacity
 from scheduler_service.model import Identity, Model, RequestLimits, TokenizerFiles, Vocabulary
 
@@ -46,6 +48,13 @@ def decode_capacity(info: pb.GetInfoResponse) -> Capacity:
     return capacity
 
 
+def decode_bounds(info: pb.GetInfoResponse) -> Bounds:
+    """What its answers are checked against. Raises ValueError without a vocabulary."""
+    if info.model.vocab_size < 1:
+        raise ValueError("the executor's vocab_size is 0")
+    return Bounds(info.model.vocab_size, info.model.context_length, info.limits.total_pages)
+
+
 def _max_drafts(info: pb.GetInfoResponse) -> int:
     return info.limits.max_drafts if pb.CAPABILITY_VERIFY in info.capabilities else 0
 
@@ -65,10 +74,10 @@ def decode_model(info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse, o
     return Model(
         identity=decode_identity(info),
         vocabulary=decode_vocabulary(info),
-        name=info.model.name,
-        architecture=info.model.architecture,
-        dtype=info.model.dtype,
-        version=info.version,
+        name=brief(info.model.name),
+        architecture=brief(info.model.architecture),
+        dtype=brief(info.model.dtype),
+        version=brief(info.version),
         vocab_size=info.model.vocab_size,
         context_length=info.model.context_length,
         eos_token_ids=eos,

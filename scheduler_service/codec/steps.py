@@ -6,10 +6,14 @@ an array that holds nothing but defaults is left out.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 from paceline.executor.v1 import executor_pb2 as pb
 
+from scheduler_service.codec.foreign import brief
 from scheduler_service.core.request import Sampling
-from scheduler_service.core.step import Code, Plan, Result, Row, RowResult, TopLogprobs
+from scheduler_service.core.step import Code, Opening, Plan, Result, Row, RowResult, TopLogprobs
 
 _DEFAULT = Sampling()
 
@@ -84,13 +88,26 @@ def _sampling(sampling: Sampling, stop_token_ids: tuple[int, ...], min_tokens: i
     return message
 
 
-def decode_result(plan: Plan, message: pb.StepResult) -> Result:
-    """The answer to this plan. Raises ValueError if it is no answer to it."""
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What no honest answer of an executor exceeds."""
+
+    vocab_size: int
+    context_length: int  # tokens
+    total_pages: int
+
+
+def decode_result(plan: Plan, message: pb.StepResult, bounds: Bounds) -> Result:
+    """The answer to this plan. Raises ValueError or IndexError if it can't be an answer to it."""
     rows = message.rows
     expected = len(plan.rows) + len(plan.openings)
     counts, lengths, tokens = list(rows.token_counts), list(rows.kv_lengths), list(rows.tokens)
     if len(counts) != expected or len(lengths) != expected or sum(counts) != len(tokens):
         raise ValueError(f"a step of {expected} rows was answered with {len(counts)}")
+    if tokens and max(tokens) >= bounds.vocab_size:
+        raise ValueError(f"token id {max(tokens)} of a vocabulary of {bounds.vocab_size}")
+    if message.free_pages + message.evictable_pages > bounds.total_pages:
+        raise ValueError(f"{message.free_pages} + {message.evictable_pages} of {bounds.total_pages} pages")
     results = []
     start = 0
     for length, count in zip(lengths, counts, strict=True):
@@ -99,11 +116,14 @@ def decode_result(plan: Plan, message: pb.StepResult) -> Result:
         start = end
     for opening, cached in zip(results[len(plan.rows) :], rows.cached_lengths, strict=True):
         opening.cached_length = cached
-    for detail in rows.details:
-        results[detail.row].logprobs = _logprobs(detail)
     for error in rows.errors:
-        refused = results[error.index]
-        refused.code, refused.message = _code(error.code), error.message
+        _refuse(results[error.index], error)
+    for row, answer in zip(plan.rows + plan.openings, results, strict=True):
+        if not answer.code:
+            _check(row, answer, bounds)
+    for detail in rows.details:
+        answer = results[detail.row]
+        answer.logprobs = _logprobs(detail, len(answer.tokens))
     return Result(
         number=plan.number,
         rows=results,
@@ -122,13 +142,34 @@ def _forks(plan: Plan, message: pb.StepResult) -> list[RowResult]:
     forks = [RowResult(kv_length=op.kv_length) for op in message.ops[first:]]
     for error in message.op_errors:
         if error.index >= first:
-            refused = forks[error.index - first]
-            refused.code, refused.message = _code(error.code), error.message
+            _refuse(forks[error.index - first], error)
     return forks
 
 
-def _logprobs(detail: pb.RowDetail) -> list[TopLogprobs]:
+def _refuse(refused: RowResult, error: pb.Error) -> None:
+    if not error.code:
+        raise ValueError(f"row or op {error.index} has the error OK")
+    refused.code, refused.message = _code(error.code), brief(error.message)
+
+
+def _check(row: Row | Opening, answer: RowResult, bounds: Bounds) -> None:
+    if isinstance(row, Row):
+        before, end = row.kv_length, bounds.context_length
+        most = len(row.drafts) + 1 if row.drafts else row.steps
+    else:
+        before, end, most = answer.cached_length, len(row.tokens), 1
+    if not before < answer.kv_length <= end:
+        raise ValueError(f"a row of KV length {before}, and {end} at most, became {answer.kv_length}")
+    if len(answer.tokens) > most:
+        raise ValueError(f"a row that samples {most} tokens at most sampled {len(answer.tokens)}")
+
+
+def _logprobs(detail: pb.RowDetail, count: int) -> list[TopLogprobs]:
     k, ids, values = detail.k, tuple(detail.top_ids), tuple(detail.top_logprobs)
+    if len(detail.logprobs) != count or len(ids) != k * count or len(values) != k * count:
+        raise ValueError(f"{count} tokens have {len(detail.logprobs)} logprobs, and {len(values)} of others")
+    if any(map(math.isnan, detail.logprobs)) or any(map(math.isnan, values)):
+        raise ValueError("a logprob is NaN")
     return [
         TopLogprobs(logprob, ids[i * k : i * k + k], values[i * k : i * k + k])
         for i, logprob in enumerate(detail.logprobs)

@@ -7,9 +7,10 @@ after any loss, a frozen executor's too, there is nothing to replay, and sequenc
 
 An executor is lost when its stream or connection ends (a killed process at once, a stopped one
 after the channel's ping timeout, about 3 s), when it does not answer a heartbeat within
-`heartbeat_timeout_s` (its event loop hangs), when it no longer knows our session, or when a step
-makes no progress for `step_timeout_s`. A long step is no loss: the heartbeat, answered by the
-executor's event loop, tells how old the running step is.
+`heartbeat_timeout_s` (its event loop hangs), when it no longer knows our session, when a step
+makes no progress for `step_timeout_s`, or when a reply can't be parsed or can't be an answer to its
+step: nothing that an executor sends ends the scheduler. A long step is no loss: the heartbeat, answered
+by the executor's event loop, tells how old the running step is.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from paceline.executor.v1 import executor_pb2 as pb
 from paceline.service.logs import Log
 from paceline.session import Session
 
-from scheduler_service.codec.handshake import decode_capacity
-from scheduler_service.codec.steps import decode_result, encode_step
+from scheduler_service.codec.foreign import brief
+from scheduler_service.codec.handshake import decode_bounds, decode_capacity
+from scheduler_service.codec.steps import Bounds, decode_result, encode_step
 from scheduler_service.core.step import Capacity, Plan, Result
 from scheduler_service.model import ExecutorView
 
@@ -68,6 +70,13 @@ class Doorkeeper(Protocol):
         """What was needed. Raises RefusedExecutorError if it won't do."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    plan: Plan
+    step_id: int
+    at: float  # time.monotonic()
+
+
 class ExecutorLink:
     """One executor at `address`. `run` keeps it greeted; the loop drives it while it is `ready`."""
 
@@ -92,7 +101,8 @@ class ExecutorLink:
         self._session: Session | None = None
         self._last: Session | None = None  # the session, also when it was lost
         self._stream: StepStream | None = None
-        self._sent: deque[tuple[Plan, float]] = deque()  # unanswered, with the time of sending
+        self._bounds: Bounds | None = None
+        self._sent: deque[_Sent] = deque()  # unanswered
         self._lost = asyncio.Event()
         self._last_refusal = ""
         self._status = pb.GetStatusResponse()  # the last heartbeat's
@@ -110,7 +120,7 @@ class ExecutorLink:
     @property
     def step_age_s(self) -> float:
         """Since the oldest unanswered step was sent; 0 without one."""
-        return time.monotonic() - self._sent[0][1] if self._sent else 0.0
+        return time.monotonic() - self._sent[0].at if self._sent else 0.0
 
     def view(self, *, active: bool, draft: bool = False) -> ExecutorView:
         """For ListExecutors."""
@@ -121,7 +131,7 @@ class ExecutorLink:
             active=active and self.ready,
             detail=self.detail,
             total_pages=cache.total_pages,
-            available_pages=cache.free_pages + cache.cached_pages,
+            available_pages=min(cache.free_pages + cache.cached_pages, cache.total_pages),
             losses=self.losses,
             draft=draft,
             draining=self.retiring,
@@ -141,6 +151,9 @@ class ExecutorLink:
                     await self._watch(self._client)
                 except (errors.PacelineError, RefusedExecutorError, ValueError) as error:
                     self._not_ready(str(error))
+                except Exception as error:  # whatever it sent, it is this executor's fault or ours alone
+                    log.error("executor can't be greeted", error, address=self.address)
+                    self._part(f"what it says can't be handled ({type(error).__name__})")
                 finally:
                     await self._client.close()
                 await asyncio.sleep(retry_s)
@@ -167,8 +180,10 @@ class ExecutorLink:
             raise RefusedExecutorError(f"{status.loading or 'loading'} ({status.load_fraction:.0%})")
         if status.state == pb.EXECUTOR_STATE_DRAINING:
             raise RefusedExecutorError("draining")
+        if status.state != pb.EXECUTOR_STATE_SERVING:
+            raise RefusedExecutorError(f"in the unknown state {status.state}")
         info = await client.get_info(timeout_s=timeout_s)
-        capacity = decode_capacity(info)
+        capacity, bounds = decode_capacity(info), decode_bounds(info)
         if self._doorkeeper.check(info):
             try:
                 tokenizer = await client.get_tokenizer(timeout_s=timeout_s)
@@ -184,7 +199,9 @@ class ExecutorLink:
         )
         if session.epoch != info.epoch:
             raise RefusedExecutorError("restarted while it was greeted")
-        self.capacity = capacity
+        if not session.id:  # the default session, which everybody shares
+            raise RefusedExecutorError("it opened no session")
+        self.capacity, self._bounds = capacity, bounds
         self._session = self._last = session
         self._status = status
         self._lost.clear()
@@ -204,6 +221,9 @@ class ExecutorLink:
             except errors.PacelineError as error:
                 self.lose(f"no heartbeat: {error}")
                 return
+            if status.epoch != session.epoch:
+                self.lose(f"a heartbeat of epoch {status.epoch} instead of {session.epoch}")
+                return
             self._status = status
             if self.step_age_s > timing.step_timeout_s and not 0 < status.step_age_s < timing.step_timeout_s:
                 self.lose(f"a step made no progress for {timing.step_timeout_s:g} s")
@@ -217,13 +237,13 @@ class ExecutorLink:
         """The executor is gone, as far as we can tell; `run` will greet it again."""
         if self._session is None:
             return
-        log.warning("executor lost", address=self.address, detail=detail)
+        log.warning("executor lost", address=self.address, detail=brief(detail))
         self.losses += 1
         self._part(detail)
 
     def _part(self, detail: str) -> None:
         self._session = None
-        self.detail = self._last_refusal = detail
+        self.detail = self._last_refusal = brief(detail)
         self._sent.clear()
         self._lost.set()
         if self._stream is not None:
@@ -232,7 +252,7 @@ class ExecutorLink:
         self._changed()
 
     def _not_ready(self, detail: str) -> None:
-        self.detail = detail
+        self.detail = detail = brief(detail)
         if detail != self._last_refusal:
             self._last_refusal = detail
             log.info("executor not ready", address=self.address, detail=detail)
@@ -256,8 +276,9 @@ class ExecutorLink:
         stream, session = self._stream, self._session
         if stream is None or session is None:
             raise ExecutorLostError(self.detail)
-        step = encode_step(plan, session.header())
-        self._sent.append((plan, time.monotonic()))
+        header = session.header()
+        step = encode_step(plan, header)
+        self._sent.append(_Sent(plan, header.step_id, time.monotonic()))
         try:
             await stream.send(step)
         except errors.PacelineError as error:
@@ -265,13 +286,15 @@ class ExecutorLink:
 
     async def receive(self) -> Result:
         """The answer to the oldest unanswered step. Raises ExecutorLostError."""
-        stream = self._stream
-        if stream is None:
+        stream, session, bounds = self._stream, self._session, self._bounds
+        if stream is None or session is None or bounds is None:
             raise ExecutorLostError(self.detail)
         try:
             message = await stream.recv()
-            plan, _ = self._sent.popleft()
-            return decode_result(plan, message)
+            sent = self._sent.popleft()
+            if (message.step_id, message.epoch) != (sent.step_id, session.epoch):
+                raise ValueError(f"step {message.step_id}, epoch {message.epoch}, which was not sent")
+            return decode_result(sent.plan, message, bounds)
         except errors.PacelineError as error:
             # A step that was refused whole is no answer to any row: our session is gone, or we
             # disagree on where it stands. Either way the way out is a new session.

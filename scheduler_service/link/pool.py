@@ -16,7 +16,12 @@ from paceline.channel import Security
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.service.logs import Log
 
-from scheduler_service.codec.handshake import decode_identity, decode_model, decode_tokenizer
+from scheduler_service.codec.handshake import (
+    decode_identity,
+    decode_model,
+    decode_tokenizer,
+    decode_vocabulary,
+)
 from scheduler_service.link.executor import ExecutorLink, RefusedExecutorError, Timing
 from scheduler_service.model import Model, RequestLimits, TokenizerFiles
 from scheduler_service.text.tools import TextTools, UnusableTokenizerError
@@ -93,6 +98,9 @@ class ExecutorPool(LinkPool):
             )
         if identity.sampler != expected.sampler:
             raise RefusedExecutorError(f"other sampling rules ({identity.sampler}, not {expected.sampler})")
+        vocabulary, known = decode_vocabulary(info), self.served.model.vocabulary
+        if vocabulary != known:
+            raise RefusedExecutorError(f"another vocabulary ({vocabulary}, not {known})")
         return False
 
     def learn(self, info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse) -> None:

@@ -12,7 +12,7 @@ from executor_service.codec import UNIFIED, decode_step, encode_result
 from executor_service.engine import Engine
 from executor_service.limits import Limits
 from executor_service.plan import Opening, Release, Sampling, StepPlan
-from scheduler_service.codec.steps import decode_result, encode_step
+from scheduler_service.codec.steps import Bounds, decode_result, encode_step
 from scheduler_service.core.step import Capacity, Plan, Result
 
 VOCABULARY = 48
@@ -65,7 +65,9 @@ class EngineExecutor:
         step_plan = decode_step(pb.Step.FromString(wire), self._limits, UNIFIED)
         reply = pb.StepResult()
         encode_result(reply, self.engine.execute(step_plan), step_plan, EPOCH)
-        return decode_result(plan, pb.StepResult.FromString(reply.SerializeToString()))
+        limits = self._limits
+        bounds = Bounds(limits.vocab_size, limits.context_length, limits.total_pages)
+        return decode_result(plan, pb.StepResult.FromString(reply.SerializeToString()), bounds)
 
     def squeeze(self, tokens: int) -> None:
         """Another client takes pages for so many tokens, or gives them back: its last squeeze ends."""

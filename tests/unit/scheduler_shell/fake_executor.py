@@ -71,8 +71,9 @@ class FakeExecutor(ExecutorServiceServicer):
     ) -> AsyncIterator[pb.StreamUnifiedDecodeResponse]:
         async for request in requests:
             await self.steps.wait()
-            rows = len(request.step.rows.cache_ids)
-            result = pb.RowResults(kv_lengths=[1] * rows, token_counts=[1] * rows, tokens=[7] * rows)
+            lengths = [length + 1 for length in request.step.rows.kv_lengths]
+            rows = len(lengths)
+            result = pb.RowResults(kv_lengths=lengths, token_counts=[1] * rows, tokens=[7] * rows)
             yield self.reply or pb.StreamUnifiedDecodeResponse(
                 result=pb.StepResult(step_id=request.step.header.step_id, epoch=self.epoch, rows=result)
             )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 from paceline.executor.v1 import executor_pb2 as pb
 
+from scheduler_service.codec.foreign import MAX_CHARACTERS
 from scheduler_service.codec.handshake import decode_capacity, decode_model
-from scheduler_service.codec.steps import decode_result, encode_step
+from scheduler_service.codec.steps import Bounds, decode_result, encode_step
 from scheduler_service.core.request import Sampling
 from scheduler_service.core.step import Code, Fork, Opening, Plan, Row, TopLogprobs, Truncate
 from tests.unit.scheduler_shell import fake_executor
@@ -23,6 +27,10 @@ OPENING = Opening(
     min_tokens=4,
     salt=b"s",
 )
+
+
+VOCABULARY, CONTEXT, PAGES = 100, 64, 20
+BOUNDS = Bounds(VOCABULARY, CONTEXT, PAGES)
 
 
 def test_a_plan_becomes_packed_rows_openings_and_ordered_ops() -> None:
@@ -72,7 +80,7 @@ def test_a_draft_executors_step_truncates_and_samples_several_tokens_in_a_row() 
         op_errors=[pb.Error(index=2, code=5, message="unknown"), pb.Error(index=3, code=8, message="full")],
     )
     message.rows.errors.add(index=1, code=5, message="unknown")
-    result = decode_result(plan, message)
+    result = decode_result(plan, message, BOUNDS)
     assert result.rows[0].tokens == [1, 2, 3, 4]
     assert result.rows[1].code is Code.NOT_FOUND  # how a failed truncation shows
     assert [(fork.kv_length, fork.code) for fork in result.forks] == [(2, Code.RESOURCE_EXHAUSTED)]
@@ -98,12 +106,10 @@ def test_an_answer_becomes_one_result_per_row_then_per_opening() -> None:
     message = pb.StepResult(
         rows=pb.RowResults(
             kv_lengths=[3, 0, 2],
-            token_counts=[1, 0, 2],
-            tokens=[70, 71, 72],
+            token_counts=[1, 0, 1],
+            tokens=[70, 71],
             cached_lengths=[1],
-            details=[
-                pb.RowDetail(row=2, logprobs=[-0.5, -1], k=1, top_ids=[71, 9], top_logprobs=[-0.5, -0.25])
-            ],
+            details=[pb.RowDetail(row=2, logprobs=[-0.5], k=2, top_ids=[9, 71], top_logprobs=[-0.25, -0.5])],
             errors=[pb.Error(index=1, code=8, message="pages")],
         ),
         ops=[pb.OpResult(released=1), pb.OpResult(kv_length=2)],
@@ -112,27 +118,96 @@ def test_an_answer_becomes_one_result_per_row_then_per_opening() -> None:
         evictable_pages=6,
         compute_us=1500,
     )
-    result = decode_result(plan, message)
+    result = decode_result(plan, message, BOUNDS)
     assert (result.number, result.free_pages, result.evictable_pages, result.compute_s) == (4, 5, 6, 0.0015)
     decode, refused, opened = result.rows
     assert (decode.kv_length, decode.tokens, decode.code) == (3, [70], Code.OK)
     assert (refused.code, refused.message, refused.tokens) == (Code.RESOURCE_EXHAUSTED, "pages", [])
-    assert (opened.kv_length, opened.tokens, opened.cached_length) == (2, [71, 72], 1)
-    assert opened.logprobs == [TopLogprobs(-0.5, (71,), (-0.5,)), TopLogprobs(-1, (9,), (-0.25,))]
+    assert (opened.kv_length, opened.tokens, opened.cached_length) == (2, [71], 1)
+    assert opened.logprobs == [TopLogprobs(-0.5, (9, 71), (-0.25, -0.5))]
     assert [(fork.kv_length, fork.code) for fork in result.forks] == [(2, Code.INTERNAL)]
+
+
+def answer(**fields: Any) -> pb.RowResults:
+    """A right one to GOING_ON, but for these fields."""
+    right: dict[str, Any] = {"kv_lengths": [3], "token_counts": [1], "tokens": [7]}
+    return pb.RowResults(**right | fields)
+
+
+GOING_ON = Plan(1, rows=(Row(1, 2),))
+LOGPROBS = pb.RowDetail(logprobs=[-1], k=1, top_ids=[7], top_logprobs=[-1])
+
+
+def changed(**fields: Any) -> pb.RowDetail:
+    detail = pb.RowDetail()
+    detail.CopyFrom(LOGPROBS)
+    for name, value in fields.items():
+        detail.ClearField(name)  # type: ignore[arg-type]
+        detail.MergeFrom(pb.RowDetail(**{name: value}))
+    return detail
+
+
+def test_a_right_answer_is_one() -> None:
+    result = decode_result(GOING_ON, pb.StepResult(rows=answer(details=[LOGPROBS])), BOUNDS)
+    assert result.rows[0].logprobs == [TopLogprobs(-1, (7,), (-1,))]
 
 
 @pytest.mark.parametrize(
     "rows",
     [
         pb.RowResults(),
-        pb.RowResults(kv_lengths=[1], token_counts=[2], tokens=[1]),
-        pb.RowResults(kv_lengths=[1, 1], token_counts=[0, 0]),
-        pb.RowResults(kv_lengths=[1], token_counts=[0], cached_lengths=[1]),
-        pb.RowResults(kv_lengths=[1], token_counts=[0], errors=[pb.Error(index=1)]),
-        pb.RowResults(kv_lengths=[1], token_counts=[0], details=[pb.RowDetail(row=3)]),
+        answer(token_counts=[2]),
+        answer(kv_lengths=[3, 3], token_counts=[1, 0]),
+        answer(cached_lengths=[1]),
+        answer(errors=[pb.Error(index=1, code=5)]),
+        answer(errors=[pb.Error(index=0, code=0)]),
+        answer(tokens=[VOCABULARY]),
+        answer(tokens=[2**32 - 1]),
+        answer(kv_lengths=[2]),  # no token was fed
+        answer(kv_lengths=[CONTEXT + 1]),
+        answer(kv_lengths=[2**32 - 1]),
+        answer(kv_lengths=[4], token_counts=[2], tokens=[7, 7]),  # more than it was asked for
+        answer(details=[changed(row=3)]),
+        answer(details=[changed(logprobs=[math.nan])]),
+        answer(details=[changed(top_logprobs=[math.nan])]),
+        answer(details=[changed(logprobs=[])]),
+        answer(details=[changed(k=9)]),
+        answer(details=[changed(top_ids=[7, 8])]),
     ],
+    ids=str,
 )
-def test_an_answer_of_another_shape_is_no_answer(rows: pb.RowResults) -> None:
+def test_an_answer_that_cannot_be_one_is_none(rows: pb.RowResults) -> None:
     with pytest.raises((ValueError, IndexError)):
-        decode_result(Plan(1, rows=(Row(1, 2),)), pb.StepResult(rows=rows))
+        decode_result(GOING_ON, pb.StepResult(rows=rows), BOUNDS)
+
+
+@pytest.mark.parametrize("cached", [2, 3, 2**32 - 1])
+def test_a_prefix_hit_beyond_what_was_computed_is_no_answer(cached: int) -> None:
+    rows = pb.RowResults(kv_lengths=[2], token_counts=[1], tokens=[7], cached_lengths=[cached])
+    with pytest.raises(ValueError, match="KV length"):
+        decode_result(Plan(1, openings=(OPENING,)), pb.StepResult(rows=rows), BOUNDS)
+
+
+def test_more_pages_than_there_are_is_no_answer() -> None:
+    message = pb.StepResult(rows=answer(), free_pages=PAGES, evictable_pages=1)
+    with pytest.raises(ValueError, match="pages"):
+        decode_result(GOING_ON, message, BOUNDS)
+
+
+def test_what_an_executor_says_of_a_row_is_cut_to_what_a_status_can_carry() -> None:
+    error = pb.Error(index=0, code=8, message="x" * 100_000)
+    result = decode_result(GOING_ON, pb.StepResult(rows=answer(errors=[error])), BOUNDS)
+    assert len(result.rows[0].message) == MAX_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    "field", ["total_pages", "page_size", "max_sequences", "max_rows", "max_step_tokens"]
+)
+def test_an_executor_that_can_hold_nothing_is_none(field: str) -> None:
+    info = pb.GetInfoResponse(
+        model=pb.ModelInfo(vocab_size=10, context_length=64), limits=fake_executor.LIMITS
+    )
+    decode_capacity(info)
+    info.limits.ClearField(field)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=field):
+        decode_capacity(info)
