@@ -81,7 +81,7 @@ class DraftLoop:
         self._core.draft_ready(link.capacity, self._clock())
         self._wake_main()
         while True:
-            if self._pool.should_leave(link):
+            if self._pool.should_leave(link, holds_caches=True):
                 await link.leave("draining")
             link.check()
             if not self.plan(self._clock()):

@@ -79,10 +79,12 @@ class Loop:
         unanswered: deque[tuple[float, int]] = deque()  # when each was sent, and its rows
         answered_at = 0.0
         while True:
-            if self._pool.should_leave(link) and not unanswered:
+            now = self._clock()
+            if link.retiring:
+                core.executor_retires(now)
+            if not unanswered and self._pool.should_leave(link, holds_caches=core.holds_caches):
                 await link.leave("draining")
                 link.check()
-            now = self._clock()
             live.post(core.expire(now))
             drafting = drafts.plan(now)  # first: it decides who waits for drafts and is left out of this step
             while (plan := core.plan(now)) is not None:

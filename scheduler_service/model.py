@@ -95,7 +95,7 @@ class ExecutorView:
     address: str
     connected: bool
     active: bool
-    detail: str  # what it is waiting for, when not connected
+    detail: str  # what it is waiting for, when not connected; that it drains
     total_pages: int
     available_pages: int  # free and evictable
     losses: int

@@ -39,13 +39,14 @@ class SchedulerService:
         self.draining = False
         self.started_at = time.monotonic()
         self.rates = Rates(self.started_at)
-        wake, wake_drafts = Wake(), Wake()
+        self._wake, wake_drafts, self._look = Wake(), Wake(), Wake()
+        wake = self._wake
         self.pool = ExecutorPool(
             settings.executor,
             settings.executor_security,
             settings.timing,
             settings.request_limits,
-            changed=wake.set,
+            changed=self._executors_changed,
         )
         self.drafts = DraftPool(
             settings.draft_executor,
@@ -77,7 +78,7 @@ class SchedulerService:
 
     @property
     def state(self) -> ServiceState:
-        """What it can do for a new request."""
+        """What it can do for a new request, as of the last heartbeats of the executors."""
         if self.draining:
             return ServiceState.DRAINING
         if self.pool.served is None or self.core.capacity is None:
@@ -93,7 +94,7 @@ class SchedulerService:
     def healthy(self) -> bool:
         """A request sent now would get tokens."""
         active = self.pool.active
-        if self.draining or active is None or not active.ready:
+        if self.state is not ServiceState.SERVING or active is None or not active.ready:
             return False
         return self.core.connected and active.step_age_s < STUCK_STEP_S
 
@@ -136,6 +137,10 @@ class SchedulerService:
             why = "the scheduler is shutting down"
             self.live.cancel_all(ShuttingDown(why), ShuttingDown(why, retry_after_s=RETRY_AFTER_S))
 
+    def _executors_changed(self) -> None:
+        self._wake.set()
+        self._look.set()
+
     def _model(self) -> Model | None:
         return None if self.pool.served is None else self.pool.served.model
 
@@ -148,7 +153,7 @@ class SchedulerService:
             for link in (*self.pool.links, *self.drafts.links):
                 self.metrics.executor_ready.labels(link.address).set(link.ready)
             await show_health(self.healthy)
-            await asyncio.sleep(TICK_S)
+            await self._look.wait(TICK_S)  # or until an executor is ready, lost or drains
 
 
 async def _endless(work: Coroutine[object, object, None]) -> None:

@@ -23,12 +23,12 @@ from scheduler_service.core.answers import Answers, Step
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import AdmissionError, IllegalEvent, NotReady, UnknownStep
 from scheduler_service.core.events import Event, Failed, Failure, Finished, FinishReason
+from scheduler_service.core.patience import Patience
 from scheduler_service.core.planner import StepBuilder
 from scheduler_service.core.policy import Limits
 from scheduler_service.core.registry import Registry, max_tokens, misfit
 from scheduler_service.core.request import Request
 from scheduler_service.core.roster import SUSPECT_LOSSES, Roster
-from scheduler_service.core.sequence import LiveRequest
 from scheduler_service.core.snapshot import Counters, Snapshot
 from scheduler_service.core.speculation.speculator import Speculator
 from scheduler_service.core.states import State
@@ -51,7 +51,8 @@ class Scheduler:
         self._capacity: Capacity | None = None
         self._limits: Limits | None = None
         self._connected = False
-        self._absent_since = 0.0
+        self._retiring = False  # connected, and takes no openings any more
+        self._patience = Patience(config.failover_timeout_s)
         self._in_flight: deque[Step] = deque()
         self._number = 0
         self._free_pages = 0  # as of the last reply
@@ -73,6 +74,11 @@ class Scheduler:
     def connected(self) -> bool:
         """An executor is there."""
         return self._connected
+
+    @property
+    def holds_caches(self) -> bool:
+        """Some sequence has a cache on the executor."""
+        return len(self._roster.running) > 0
 
     @property
     def max_request_tokens(self) -> int:
@@ -136,6 +142,8 @@ class Scheduler:
             self._counters.refused += 1
             raise
         live = self._registry.add(request, self._limits, now)
+        if not self._connected or self._retiring:
+            self._patience.strand(live, now)
         self._counters.requests += 1
         self._counters.prompt_tokens += len(request.prompt)
         return self._registry.take_over(live, now) if request.continued else []
@@ -171,6 +179,7 @@ class Scheduler:
         self._capacity = capacity
         self._limits = limits = Limits.of(self._config, capacity)
         self._connected = True
+        self._patience.relieve()
         self._free_pages, self._evictable_pages = capacity.total_pages, 0
         self._retry_at = now
         events: list[Event] = []
@@ -184,6 +193,12 @@ class Scheduler:
                     events.append(self._registry.finish(sequence, FinishReason.LENGTH, None, now))
         return events
 
+    def executor_retires(self, now: float) -> None:
+        """It takes no openings from now on; what has a cache there goes on. The others wait for another
+        executor, for at most `failover_timeout_s`. Does nothing while none is connected.
+        """
+        self._retiring = self._connected
+
     def executor_lost(self, now: float) -> list[Event]:
         """The executor and all caches are gone; steps in flight will never be answered.
 
@@ -193,8 +208,9 @@ class Scheduler:
         """
         if not self._connected:
             return []
-        self._connected = False
-        self._absent_since = now
+        self._connected = self._retiring = False
+        for live in self._registry:
+            self._patience.strand(live, now)
         self._counters.executor_losses += 1
         present = [sequence for sequence in self._roster.running if sequence.in_flight]
         self._in_flight.clear()
@@ -270,8 +286,9 @@ class Scheduler:
         times = [now] if self._outbox else []
         if (deadline := self._registry.next_deadline()) is not None:
             times.append(deadline)
-        if not self._connected:
-            times += [self._patience_ends(live) for live in list(self._registry)[:1]]
+        if not self._connected or self._retiring:
+            if (patience := self._patience.ends()) is not None:
+                times.append(patience)
         elif self._retry_at > now and not self._in_flight and len(self._registry):
             times.append(self._retry_at)
         if (draft := self._speculator.next_wakeup(now)) is not None:
@@ -281,16 +298,13 @@ class Scheduler:
     def _expire(self, now: float) -> None:
         for live in self._registry.past_deadline(now):
             self._outbox.append(self._registry.fail(live, Failure.DEADLINE, "its deadline has passed"))
-        if self._connected:
-            return
-        for live in list(self._registry):
-            if self._patience_ends(live) > now:
-                return  # those behind it came later
+        if self._retiring:
+            for live in self._registry:
+                if not any(sequence.cache_id for sequence in live.sequences):
+                    self._patience.strand(live, now)  # queued, or preempted meanwhile
+        for live in self._patience.overdue(now):
             message = f"no executor for {self._config.failover_timeout_s:g} s"
             self._outbox.append(self._registry.fail(live, Failure.NO_EXECUTOR, message))
-
-    def _patience_ends(self, live: LiveRequest) -> float:
-        return max(self._absent_since, live.added_at) + self._config.failover_timeout_s
 
     def _take_outbox(self) -> list[Event]:
         events, self._outbox = self._outbox, []
@@ -312,7 +326,7 @@ class Scheduler:
             return None
         promised = sum(step.pages for step in self._in_flight)
         pages = max(0, self._free_pages + self._evictable_pages - promised)
-        may_ask = now >= self._retry_at
+        may_ask = now >= self._retry_at and not self._retiring
         builder = StepBuilder(self._roster, self._limits, pages, self._step_s, now)
         if alone:
             builder.fill_alone(self._roster.suspects[0], may_ask)

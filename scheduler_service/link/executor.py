@@ -129,7 +129,7 @@ class ExecutorLink:
             address=self.address,
             connected=self.ready,
             active=active and self.ready,
-            detail=self.detail,
+            detail="draining" if self.ready and self.retiring else self.detail,
             total_pages=cache.total_pages,
             available_pages=min(cache.free_pages + cache.cached_pages, cache.total_pages),
             losses=self.losses,

@@ -52,19 +52,17 @@ class LinkPool:
                 group.create_task(link.run(), name=f"link {link.address}")
 
     def choose(self) -> ExecutorLink | None:
-        """The executor to drive from now on: the active one while it lasts, else the next ready one."""
+        """The one to drive from now on: the active one while it lasts, else the next that takes openings."""
         if self.active is None or not self.active.ready:
-            ready = [link for link in self.links if link.ready]
-            self.active = min(ready, key=lambda link: link.retiring, default=None)
+            self.active = next((link for link in self.links if link.ready and not link.retiring), None)
             if self.active is not None:
                 log.info("executor active", address=self.active.address)
         return self.active
 
-    def should_leave(self, link: ExecutorLink) -> bool:
-        """It drains, and another one is ready."""
-        return link.retiring and any(
-            other.ready and not other.retiring for other in self.links if other is not link
-        )
+    def should_leave(self, link: ExecutorLink, *, holds_caches: bool) -> bool:
+        """It drains, and another one is ready, or nothing of ours is left on it."""
+        others = any(other.ready and not other.retiring for other in self.links)
+        return link.retiring and (others or not holds_caches)
 
     async def leave(self) -> None:
         """Give all sessions back."""

@@ -210,3 +210,50 @@ async def test_both_links_run_over_mutual_tls_and_strangers_stay_outside(tmp_pat
                     await unknown.status(timeout_s=5)
     finally:
         stack.kill()
+
+
+async def test_an_executor_that_drains_alone_is_no_executor_and_new_requests_end_in_time(
+    tmp_path: Path,
+) -> None:
+    flags = ["--failover-timeout-s", "0.5", "--heartbeat-interval-s", "0.1"]
+    with oracle_stack(tmp_path, executor=["--step-ms", "2"], scheduler=flags) as stack:
+        (address,) = stack.addresses
+        async with stack.client() as client, aio.ExecutorClient(address) as executor:
+            running = await begun(client, max_tokens=500)
+            draining = asyncio.create_task(executor.drain(wait_s=60))
+
+            async def seen() -> bool:
+                return (await client.status()).state == "no_executor"
+
+            await eventually(seen, "nobody sees that it drains")
+            assert await health(stack.scheduler.address) == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert (await client.status()).executors[0].detail == "draining"
+            with pytest.raises(
+                errors.Unavailable, match="no executor"
+            ) as caught:  # what runs does not hide it
+                await client.complete(PROMPT, max_tokens=1)
+            assert caught.value.retry_after_s is not None
+            (completion,) = await running.collect()  # what runs goes on
+            assert completion.finished is not None
+            assert await draining == 0
+            with pytest.raises(errors.Unavailable, match="no executor"):
+                await client.complete(PROMPT, max_tokens=1)
+            waiting = asyncio.create_task(client.complete(PROMPT, max_tokens=1))
+            stack.restart_executor(address)
+            await asyncio.gather(waiting, return_exceptions=True)  # it may have come too late
+            await client.complete(PROMPT, max_tokens=1)
+            assert (await client.status()).state == "serving"
+
+
+async def test_a_scheduler_without_its_executor_says_so(tmp_path: Path) -> None:
+    with oracle_stack(tmp_path) as stack:
+        (address,) = stack.addresses
+        async with stack.client() as client:
+            assert (await client.status()).state == "serving"
+            stack.executor(address).kill()
+
+            async def seen() -> bool:
+                return (await client.status()).state == "no_executor"
+
+            await eventually(seen, "nobody sees that it is gone")
+            assert await health(stack.scheduler.address) == health_pb2.HealthCheckResponse.NOT_SERVING

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import Failure
 from tests.unit.scheduler.fake_executor import FakeExecutor
@@ -105,3 +107,52 @@ def test_nobody_waits_for_an_executor_longer_than_the_failover_timeout() -> None
     harness.ready()
     harness.run()
     assert ("later", 0) in harness.finished
+
+
+def test_what_runs_on_an_executor_that_retires_goes_on_and_the_others_wait_only_so_long() -> None:
+    harness = Harness(FakeExecutor(CAPACITY), CoreConfig(failover_timeout_s=60.0, max_running=1))
+    harness.add(make_request("runs", max_tokens=50))
+    harness.add(make_request("queued"))
+    harness.step()
+    harness.core.executor_retires(harness.now)
+    retired_at = harness.now
+    harness.plan()
+    assert harness.core.next_wakeup(harness.now) == retired_at + 60
+    harness.answer()
+    harness.now = retired_at + 30
+    harness.add(make_request("later"))
+    harness.now = retired_at + 60
+    harness.plan()
+    assert harness.failed["queued"].failure is Failure.NO_EXECUTOR
+    assert harness.core.live("later")
+    harness.answer()
+    while ("runs", 0) not in harness.finished:
+        harness.step()
+    assert not harness.core.holds_caches
+    harness.plan()
+    assert harness.plan() is None  # nothing is opened there
+    harness.lose()
+    harness.now = retired_at + 90 - STEP_S
+    assert harness.core.next_wakeup(harness.now) == retired_at + 90  # it has waited since it came
+    harness.ready()
+    harness.run()
+    assert ("later", 0) in harness.finished
+
+
+def test_who_is_preempted_by_an_executor_that_retires_waits_for_another_only_so_long() -> None:
+    harness = Harness(FakeExecutor(replace(CAPACITY, total_pages=12)), CoreConfig(failover_timeout_s=60.0))
+    for name in "ab":
+        harness.add(make_request(name, range(20), max_tokens=28))
+    harness.step()
+    harness.core.executor_retires(harness.now)
+    while harness.core.snapshot().counters.preemptions == 0:
+        harness.step()
+    preempted_at = harness.now
+    while ("a", 0) not in harness.finished:
+        harness.step()
+    harness.step()
+    assert harness.now <= preempted_at + 60 + STEP_S
+    while "b" not in harness.failed:
+        harness.step()
+    assert harness.failed["b"].failure is Failure.NO_EXECUTOR
+    assert harness.failed["b"].emitted

@@ -232,5 +232,6 @@ async def test_a_draining_executor_is_left_only_for_another() -> None:
         link = await pool.active()
         fake.state = pb.EXECUTOR_STATE_DRAINING
         await pool.until(lambda: link.retiring)
-        assert not pool.pool.should_leave(link)
+        assert not pool.pool.should_leave(link, holds_caches=True)
+        assert pool.pool.should_leave(link, holds_caches=False)
         assert await exchange(link) == [7]
