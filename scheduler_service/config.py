@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import uuid
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +30,10 @@ SpeculationSetting = Annotated[str, BeforeValidator(_mode), Field(pattern=r"^(of
 """off, auto, or how many drafts."""
 
 
+MAX_INSTANCE = 96
+"""Characters of a scheduler's name: executors take owners of 128 bytes at most, and links add to it."""
+
+
 class SchedulerSettings(ServiceSettings):
     """Paceline's scheduler: takes requests, decides what executors compute, streams tokens."""
 
@@ -42,6 +48,14 @@ class SchedulerSettings(ServiceSettings):
     port: int = Field(default=50051, ge=0, le=65535, description="port to listen on; 0: any free one")
     draft_executor: StringList = Field(
         default=(), description="address of an executor whose smaller model drafts; repeat it for failover"
+    )
+
+    instance: str = Field(
+        default="",
+        max_length=MAX_INSTANCE,
+        pattern=r"^[!-~]*$",
+        description="this scheduler's name among those that share an executor, the same after a restart: its"
+        " former caches come free at once; default: host name, hardware address and port, unless that is 0",
     )
 
     # How much at once
@@ -97,6 +111,15 @@ class SchedulerSettings(ServiceSettings):
         if len(set(addresses)) != len(addresses):
             raise ValueError("an executor is named twice")
         return self
+
+    @property
+    def instance_name(self) -> str:
+        """`instance`, or its default; "" if there is none that would be the same after a restart."""
+        if self.instance or not self.port:
+            return self.instance
+        # Machines may have the same name: two schedulers of one name would end each other's sessions in turn.
+        machine = f"{socket.gethostname()}-{uuid.getnode():012x}"
+        return f"{machine}/{self.address}"[-MAX_INSTANCE:]
 
     @property
     def core(self) -> CoreConfig:

@@ -47,6 +47,7 @@ class SchedulerService:
             settings.timing,
             settings.request_limits,
             changed=self._executors_changed,
+            instance=settings.instance_name,
         )
         self.drafts = DraftPool(
             settings.draft_executor,
@@ -54,6 +55,7 @@ class SchedulerService:
             settings.timing,
             self._model,
             changed=wake_drafts.set,
+            instance=f"{settings.instance_name}#draft" if settings.instance_name else "",
         )
         self.live = LiveRequests(self.core, self.metrics, time.monotonic, wake.set)
         self._draft_loop = DraftLoop(self.core, self.drafts, self.metrics, wake_drafts, wake.set)

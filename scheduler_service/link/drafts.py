@@ -17,7 +17,7 @@ from paceline.service.logs import Log
 
 from scheduler_service.codec.handshake import decode_vocabulary
 from scheduler_service.link.executor import ExecutorLink, RefusedExecutorError, Timing
-from scheduler_service.link.pool import LinkPool
+from scheduler_service.link.pool import LinkPool, owner_of
 from scheduler_service.model import Model
 
 log = Log(__name__)
@@ -33,12 +33,18 @@ class DraftPool(LinkPool):
         timing: Timing,
         served: Callable[[], Model | None],
         changed: Callable[[], None],
+        instance: str = "",
     ) -> None:
         self.mistake = ""
         """Why this scheduler must not go on with the draft executors that it was given."""
         self.mistaken = asyncio.Event()
         doors = [_Door(address, served, self._complain) for address in addresses]
-        super().__init__([ExecutorLink(door.address, security, timing, door, changed) for door in doors])
+        super().__init__(
+            [
+                ExecutorLink(door.address, security, timing, door, changed, owner_of(instance, number))
+                for number, door in enumerate(doors)
+            ]
+        )
 
     def _complain(self, mistake: str) -> None:
         self.mistake = self.mistake or mistake

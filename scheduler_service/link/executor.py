@@ -3,7 +3,8 @@
     unreachable ── greet (GetStatus, GetInfo, GetTokenizer, OpenSession) ──► ready ──► lost ──► ...
 
 A new session replaces our last one, which releases all that it held and fences its late steps: so
-after any loss, a frozen executor's too, there is nothing to replay, and sequences are recomputed.
+after any loss, a frozen executor's too, there is nothing to replay, and sequences are recomputed. It
+replaces the one of our former process too, if that was killed: both have the same owner's name.
 
 An executor is lost when its stream or connection ends (a killed process at once, a stopped one
 after the channel's ping timeout, about 3 s), when it does not answer a heartbeat within
@@ -87,6 +88,7 @@ class ExecutorLink:
         timing: Timing,
         doorkeeper: Doorkeeper,
         changed: Callable[[], None],
+        owner: str = "",
     ) -> None:
         self.address = address
         self.detail = "not reached yet"
@@ -96,6 +98,7 @@ class ExecutorLink:
         self._security = security
         self._timing = timing
         self._doorkeeper = doorkeeper
+        self._owner = owner  # of our sessions there: the same after a restart, nobody else's ever
         self._changed = changed  # called when `ready` or `detail` has changed, and at each heartbeat
         self._client: ExecutorClient | None = None
         self._session: Session | None = None
@@ -195,6 +198,7 @@ class ExecutorLink:
             replaces=last.id if last is not None else 0,
             lease_ms=round(self._timing.lease_s * 1000),
             label="paceline scheduler",
+            owner=self._owner,
             timeout_s=timeout_s,
         )
         if session.epoch != info.epoch:

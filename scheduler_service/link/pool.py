@@ -38,6 +38,14 @@ class Served:
     files: TokenizerFiles | None = None  # what `text` is made of
 
 
+def owner_of(instance: str, number: int) -> str:
+    """The name under which the scheduler `instance` owns the sessions of its link `number`; "" for "".
+
+    Two links never have the same one, even to the same executor: each would end the other's session.
+    """
+    return f"{instance}#{number}" if instance else ""
+
+
 class LinkPool:
     """Links of which one is driven at a time."""
 
@@ -79,8 +87,14 @@ class ExecutorPool(LinkPool):
         timing: Timing,
         limits: RequestLimits,
         changed: Callable[[], None],
+        instance: str = "",
     ) -> None:
-        super().__init__([ExecutorLink(address, security, timing, self, changed) for address in addresses])
+        super().__init__(
+            [
+                ExecutorLink(address, security, timing, self, changed, owner_of(instance, number))
+                for number, address in enumerate(addresses)
+            ]
+        )
         self.served: Served | None = None
         self._limits = limits
 

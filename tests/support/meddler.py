@@ -44,8 +44,15 @@ class Meddler(grpc.GenericRpcHandler):
                 for passed_on in self.meddle(rpc, reply):
                     yield passed_on
 
+        async def pieces(request: bytes, context: Any) -> AsyncIterator[bytes]:
+            async for reply in self._executor.unary_stream(method)(request):
+                for passed_on in self.meddle(rpc, reply):
+                    yield passed_on
+
         if rpc == "StreamUnifiedDecode":
             return grpc.stream_stream_rpc_method_handler(stream)
+        if rpc == "GetTokenizer":
+            return grpc.unary_stream_rpc_method_handler(pieces)
         return grpc.unary_unary_rpc_method_handler(unary)
 
 

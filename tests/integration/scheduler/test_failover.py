@@ -12,6 +12,7 @@ import pytest
 from paceline import aio, errors
 
 from tests.model.default_model import default_model
+from tests.support.processes import ServiceProcess
 from tests.support.stack import HEAL_S, Stack, eventually, ids_of, oracle_stack
 
 STREAMS, TOKENS = 16, 120
@@ -252,3 +253,37 @@ async def test_a_request_that_kills_executors_ends_alone(tmp_path: Path) -> None
             done.set()
             await supervisor
             assert (await client.status()).failed == 1
+
+
+async def test_a_killed_schedulers_caches_come_free_when_it_is_back_and_nobody_elses(tmp_path: Path) -> None:
+    stack = Stack(tmp_path)
+    schedulers: list[ServiceProcess] = []
+
+    def start(name: str) -> ServiceProcess:
+        flags = ["--executor", address, "--instance", name]
+        schedulers.append(
+            ServiceProcess("scheduler_service", flags, tmp_path / f"scheduler{len(schedulers)}")
+        )
+        return schedulers[-1].wait_serving()
+
+    try:
+        address = stack.start_executor(*EXECUTOR)
+        killed, other = start("left"), start("right")
+        async with aio.Client(killed.address) as left, aio.Client(other.address) as right:
+            expected = ids_of((await generation(right, 1).collect())[0])
+            gone, staying = generation(left, 2, 2000), generation(right, 1)
+            await anext(gone)
+            await anext(staying)
+            killed.kill()
+            back = await asyncio.to_thread(start, "left")
+            async with aio.ExecutorClient(address) as executor:
+                assert (await executor.get_status()).sessions == 2  # no lease is waited for
+            rest = ids_of((await staying.collect())[0])
+            assert rest == expected[-len(rest) :]
+            assert (await right.status()).executors[0].losses == 0
+            async with aio.Client(back.address) as again:
+                assert ids_of((await generation(again, 1).collect())[0]) == expected
+    finally:
+        for scheduler in schedulers:
+            scheduler.kill()
+        stack.kill()

@@ -37,6 +37,7 @@ class FakeExecutor(ExecutorServiceServicer):
         self.step_age_s = 0.0
         self.reply: pb.StreamUnifiedDecodeResponse | None = None  # instead of a right answer
         self.opened: list[int] = []  # `replaces` of each OpenSession
+        self.owners: list[str] = []  # `owner` of each
         self.tokenizers_sent = 0
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.GetInfoResponse:
@@ -61,6 +62,7 @@ class FakeExecutor(ExecutorServiceServicer):
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionResponse:
         self.opened.append(request.replaces)
+        self.owners.append(request.owner)
         return pb.OpenSessionResponse(session_id=100 + len(self.opened), epoch=self.epoch)
 
     async def CloseSession(self, request: pb.CloseSessionRequest, context: Any) -> pb.CloseSessionResponse:

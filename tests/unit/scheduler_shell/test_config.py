@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from scheduler_service.config import SchedulerSettings
+from scheduler_service.config import MAX_INSTANCE, SchedulerSettings
 from scheduler_service.core.request import Drafter, Speculation
 from scheduler_service.model import Drafting
 
@@ -100,3 +102,17 @@ def test_tokens_come_from_files_and_are_never_shown(tmp_path: Path) -> None:
     settings = load("--auth-token-file", str(file), "--executor-token-file", str(file))
     assert settings.server_security.token == settings.executor_security.token == "sesame"
     assert "sesame" not in repr(settings)
+
+
+def test_a_scheduler_is_the_same_after_a_restart_and_no_other_one() -> None:
+    def name(**settings: Any) -> str:
+        return SchedulerSettings(**settings).instance_name
+
+    assert name(port=5) == name(port=5) != name(port=6)
+    assert name(port=5, host="127.0.0.1") != name(port=5, host="127.0.0.2")
+    assert name(port=0) == ""  # another port after a restart: nobody to be
+    assert name(port=0, instance="left") == "left"
+    assert len(name(port=5, host="::1")) <= MAX_INSTANCE
+    for bad in ("x" * (MAX_INSTANCE + 1), "two words", "é"):
+        with pytest.raises(ValidationError):
+            SchedulerSettings(instance=bad)

@@ -235,3 +235,20 @@ async def test_a_draining_executor_is_left_only_for_another() -> None:
         assert not pool.pool.should_leave(link, holds_caches=True)
         assert pool.pool.should_leave(link, holds_caches=False)
         assert await exchange(link) == [7]
+
+
+async def test_the_links_of_a_scheduler_own_their_sessions_under_names_that_outlive_it() -> None:
+    fake = FakeExecutor()
+    async with serving(fake) as port:
+        addresses = [f"127.0.0.1:{port}", f"localhost:{port}"]
+        for _ in range(2):  # the second time after a kill
+            ready = asyncio.Event()
+            pool = ExecutorPool(addresses, PLAINTEXT, TIMING, LIMITS, ready.set, "host/127.0.0.1:5")
+            task = asyncio.create_task(pool.run())
+            async with asyncio.timeout(10):
+                while not all(link.ready for link in pool.links):
+                    await ready.wait()
+                    ready.clear()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert sorted(fake.owners) == ["host/127.0.0.1:5#0"] * 2 + ["host/127.0.0.1:5#1"] * 2
