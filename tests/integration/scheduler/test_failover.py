@@ -280,7 +280,7 @@ async def test_a_killed_schedulers_caches_come_free_when_it_is_back_and_nobody_e
                 assert (await executor.get_status()).sessions == 2  # no lease is waited for
             rest = ids_of((await staying.collect())[0])
             assert rest == expected[-len(rest) :]
-            assert (await right.status()).executors[0].losses == 0
+            assert (await right.executors())[0].losses == 0
             async with aio.Client(back.address) as again:
                 assert ids_of((await generation(again, 1).collect())[0]) == expected
     finally:

@@ -46,7 +46,7 @@ async def tokens(client: aio.Client) -> list[list[int]]:
 
 
 async def both_connected(client: aio.Client) -> bool:
-    return all(one.connected for one in (await client.status()).executors)
+    return all(one.connected for one in await client.executors())
 
 
 Lie = Callable[[pb.StreamUnifiedDecodeResponse], list[bytes]]
@@ -117,12 +117,12 @@ async def test_a_false_answer_loses_the_executor_and_streams_go_on_with_the_same
         expected = await tokens(client)
         for what, lie in LIES.items():
             await eventually(lambda: both_connected(client), f"not taken back before {what}")
-            before, told = sum(one.losses for one in (await client.status()).executors), asyncio.Event()
+            before, told = sum(one.losses for one in await client.executors()), asyncio.Event()
             for meddler in meddlers:
                 meddler.meddle = once(lie, told)
             assert await tokens(client) == expected, what
             assert told.is_set()
-            after = sum(one.losses for one in (await client.status()).executors)
+            after = sum(one.losses for one in await client.executors())
             assert after > before, f"{what} was believed"
             assert stack.scheduler.running, what
 

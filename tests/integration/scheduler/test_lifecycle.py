@@ -227,7 +227,7 @@ async def test_an_executor_that_drains_alone_is_no_executor_and_new_requests_end
 
             await eventually(seen, "nobody sees that it drains")
             assert await health(stack.scheduler.address) == health_pb2.HealthCheckResponse.NOT_SERVING
-            assert (await client.status()).executors[0].detail == "draining"
+            assert (await client.executors())[0].detail == "draining"
             with pytest.raises(
                 errors.Unavailable, match="no executor"
             ) as caught:  # what runs does not hide it
