@@ -148,7 +148,7 @@ def test_a_killed_executor_comes_back_and_streams_go_on(tmp_path: Path) -> None:
 
         undisturbed = tokens(disturb=False)
         assert tokens(disturb=True) == undisturbed
-        [executor] = client.status().executors
+        [executor] = client.executors()
         assert executor.losses == 1
         assert "died (SIGKILL); starting it again" in serve.log
 

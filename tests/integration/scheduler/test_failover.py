@@ -143,17 +143,17 @@ async def test_streams_of_the_default_model_go_on_with_the_same_tokens_after_eac
 async def test_a_standby_takes_over(tmp_path: Path) -> None:
     with oracle_stack(tmp_path, executor=EXECUTOR, executors=2) as stack:
         async with stack.client() as client:
-            active = next(one.address for one in (await client.status()).executors if one.active)
+            active = next(one.address for one in (await client.executors()) if one.active)
             expected = await undisturbed(client)
             ids, silence_s = await disturbed(client, stack.executor(active).kill)
             assert ids == expected
             assert silence_s < HEAL_S
-            standby = next(one for one in (await client.status()).executors if one.active)
+            standby = next(one for one in (await client.executors()) if one.active)
             assert standby.address != active
             stack.restart_executor(active)
 
             async def back() -> bool:
-                return all(one.connected for one in (await client.status()).executors)
+                return all(one.connected for one in (await client.executors()))
 
             await eventually(back, "the old one is not taken back")
             ids, _ = await disturbed(client, stack.executor(standby.address).kill)
@@ -164,7 +164,7 @@ async def test_a_standby_takes_over(tmp_path: Path) -> None:
 async def test_a_standby_takes_over_from_one_that_drains(tmp_path: Path) -> None:
     with oracle_stack(tmp_path, executor=EXECUTOR, executors=2) as stack:
         async with stack.client() as client:
-            active = next(one.address for one in (await client.status()).executors if one.active)
+            active = next(one.address for one in (await client.executors()) if one.active)
             expected = await undisturbed(client)
             draining = stack.executor(active)
             ids, silence_s = await disturbed(client, lambda: draining.signal(signal.SIGTERM))
@@ -184,7 +184,7 @@ async def test_an_executor_of_another_model_is_refused_by_name(tmp_path: Path) -
         async with stack.client() as client:
 
             async def told() -> bool:
-                by_address = {one.address: one for one in (await client.status()).executors}
+                by_address = {one.address: one for one in (await client.executors())}
                 served = next(one for one in by_address.values() if one.active)
                 other = by_address[wrong if served.address == right else right]
                 return not other.connected and "another model" in other.detail

@@ -49,7 +49,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 async def drafting(client: aio.Client) -> bool:
-    return any(one.draft and one.connected for one in (await client.status()).executors)
+    return any(one.draft and one.connected for one in (await client.executors()))
 
 
 async def test_the_tokens_are_those_of_plain_decoding_and_the_books_balance(shared: Stack) -> None:
@@ -156,7 +156,7 @@ async def test_a_draft_executor_that_comes_back_as_another_is_refused_and_decodi
         await asyncio.to_thread(shared.change_executor, draft, "--vocab-size", "100")
 
         async def refused() -> bool:
-            shown = [one for one in (await client.status()).executors if one.draft]
+            shown = [one for one in (await client.executors()) if one.draft]
             return "vocabulary" in shown[0].detail and not shown[0].connected
 
         await eventually(refused, "it is not refused")
