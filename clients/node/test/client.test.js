@@ -25,9 +25,8 @@ after(async () => {
 /** Waits for the scheduler to have nothing left to do; its counters are what it says to everyone. */
 async function idle() {
   for (;;) {
-    const { running, waiting, executors } = await client.status();
-    const busy = executors.some((one) => one.availablePages !== one.totalPages);
-    if (running === 0 && waiting === 0 && !busy) return;
+    const { running, waiting, availablePages, totalPages } = await client.status();
+    if (running === 0 && waiting === 0 && availablePages === totalPages) return;
     await sleep(10);
   }
 }
