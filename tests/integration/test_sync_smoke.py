@@ -39,7 +39,8 @@ def request(text: str = "Once upon a time", **sampling: Any) -> pb.GenerateReque
 
 def test_a_stream_is_deltas_and_one_finish(grpc_stub: Any) -> None:
     replies = list(grpc_stub.Generate(request(temperature=0.0)))
-    assert [reply.WhichOneof("event") for reply in replies[:-1]] == ["delta"] * (len(replies) - 1)
+    deltas = ["delta"] * (len(replies) - 2)
+    assert [reply.WhichOneof("event") for reply in replies[:-1]] == ["started", *deltas]
     assert replies[-1].finished.reason == pb.FINISH_REASON_LENGTH
     assert replies[-1].finished.usage.completion_tokens == 12
 

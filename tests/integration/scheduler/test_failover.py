@@ -202,8 +202,9 @@ async def test_without_a_healing_executor_streams_end_in_time(tmp_path: Path) ->
             (address,) = stack.addresses
             stack.executor(address).kill()
             waiting = generation(client, 2)
-            with pytest.raises(errors.InternalError):  # tokens were sent: not to be retried blindly
+            with pytest.raises(errors.Unavailable) as lost:
                 await running.collect()
+            assert lost.value.retry_after_s is None, "tokens were sent: not to be retried blindly"
             with pytest.raises(errors.Unavailable) as caught:
                 await waiting.collect()
             assert caught.value.retry_after_s is not None

@@ -33,13 +33,20 @@ async def begun(client: aio.Client, **options: object) -> aio.Generation:
     return generation
 
 
+async def one_waits(client: aio.Client) -> None:
+    async def waits() -> bool:
+        return (await client.status()).waiting == 1
+
+    await eventually(waits, "nobody waits")
+
+
 async def test_a_full_queue_refuses_with_a_hint_and_forgets_who_left(tmp_path: Path) -> None:
     flags = ["--max-running", "1", "--max-queued-requests", "1"]
     with oracle_stack(tmp_path, executor=["--step-ms", "2"], scheduler=flags) as stack:
         async with stack.client() as client:
             running = await begun(client)
             queued = client.generate(PROMPT, max_tokens=3, ignore_eos=True)
-            await queued.request_id()
+            await one_waits(client)
             with pytest.raises(errors.QueueFull) as caught:
                 await client.complete(PROMPT, max_tokens=1)
             assert caught.value.reason == "QUEUE_FULL"
@@ -65,7 +72,8 @@ async def test_without_an_executor_it_says_so_and_where_it_looked(tmp_path: Path
     try:
         async with aio.Client(scheduler.address) as client:
             status = await client.status(timeout_s=5)
-            assert (status.state, status.executors[0].connected) == ("loading", False)
+            (executor,) = await client.executors(timeout_s=5)
+            assert (status.state, executor.connected) == ("loading", False)
             with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:9") as caught:
                 await client.complete(PROMPT)
             assert caught.value.retry_after_s is not None
@@ -105,7 +113,7 @@ async def test_streams_that_do_not_end_are_cancelled(tmp_path: Path, how: str) -
         async with stack.client() as client:
             running = await begun(client)
             waiting = client.generate(PROMPT, max_tokens=1)
-            await waiting.request_id()
+            await one_waits(client)
             stack.scheduler.signal(signal.SIGTERM)
             if how == "second signal":
 
@@ -114,8 +122,9 @@ async def test_streams_that_do_not_end_are_cancelled(tmp_path: Path, how: str) -
 
                 await eventually(draining, "it does not drain")
                 stack.scheduler.signal(signal.SIGTERM)
-            with pytest.raises(errors.Cancelled, match="shutting down"):
+            with pytest.raises(errors.Unavailable, match="shutting down") as caught:
                 await running.collect()
+            assert (caught.value.reason, caught.value.retry_after_s) == ("SHUTTING_DOWN", None)
             with pytest.raises(errors.Unavailable):  # it had no tokens: send it elsewhere
                 await waiting.collect()
         assert await asyncio.to_thread(stack.scheduler.wait, 10) == 0

@@ -242,7 +242,7 @@ async def under_faults(stack: Stack, times: int, disturb: Callable[[], None]) ->
         assert rounds
         status = await client.status()
         assert (status.failed, status.cancelled) == (0, 0)
-        assert [one.losses for one in status.executors if not one.draft] == [0]
+        assert [one.losses for one in await client.executors() if not one.draft] == [0]
     for address in stack.addresses:
         await stack.all_pages_back(address)
     return max(silences)
