@@ -6,6 +6,9 @@ A batch may be prepared and launched while the one before it, `ahead`, is under 
 change only when its row is committed; until then a row behind it goes by what its `Job` foresees
 (`overlap.py` says which rows can be foreseen). Device memory follows the order of launches: pages that are
 let go of here may be written by what was launched before, and whoever gets them writes them later.
+
+A batch that takes several forwards, because it has many tokens or rows of several steps, has the device for
+itself: all of them are computed before anything is committed, so that it can be given up between two.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from executor_service.backends.base import Backend, Flight, ForwardRow, RowOutput
+from executor_service.backends.base import Backend, Flight, ForwardRow, Landed, RowOutput
 from executor_service.job import Job
 from executor_service.kv_cache import KvCache, OutOfPages
 from executor_service.limits import Limits
+from executor_service.pieces import cut
 from executor_service.plan import (
     Opening,
     OutputMode,
@@ -27,6 +31,7 @@ from executor_service.plan import (
     Row,
     RowResult,
     StepPlan,
+    Wanted,
 )
 from executor_service.sequence import Sequence
 from executor_service.session import Session
@@ -47,7 +52,7 @@ class Tally(NamedTuple):
 
 
 class Batch:
-    """One step's rows. `prepare`, `launch`, `commit`; `results` then has one entry per row."""
+    """One step's rows. `prepare`, `launch` or `compute`, `commit`; `results` then has one entry per row."""
 
     def __init__(
         self,
@@ -62,6 +67,7 @@ class Batch:
         self._session, self._plan, self._cache, self._backend = session, plan, cache, backend
         self._limits, self._now_s = limits, now_s
         self._budget = limits.max_step_tokens
+        self._steps = 1  # of the row that has the most
         self._ahead = ahead  # under way, until this one is launched
         self._behind: Batch | None = None  # launched behind this one, which is under way
         self._places: dict[Sequence, int] | None = None  # in `jobs`, once that was asked
@@ -80,9 +86,16 @@ class Batch:
         return len(self.jobs) < len(self.results)
 
     @property
+    def short(self) -> bool:
+        """Whether `prepare` refused a row for want of pages, or of a place for its sequence."""
+        refusals = (result.refusal for result in self.results)
+        return any(r is not None and r.reason in (Reason.PAGES, Reason.SEQUENCES) for r in refusals)
+
+    @property
     def several(self) -> bool:
         """Whether more than one forward is needed."""
-        return any(job.left > 1 for job in self.jobs)
+        tokens = self._limits.max_step_tokens - self._budget
+        return self._steps > 1 or tokens > self._limits.max_piece_tokens
 
     @property
     def tally(self) -> Tally:
@@ -127,33 +140,58 @@ class Batch:
                 self.results.append(_UNANSWERED)
 
     def cancel(self) -> None:
-        """Take back what `prepare` did; nothing was launched."""
+        """Take back what `prepare` did, and `compute`; nothing is under way."""
         for job in reversed(self.jobs):
-            self._undo(job, job.start)
+            self._undo(job, job.sequence.length if self._ahead is None else job.start)
 
     def launch(self) -> None:
         """Begin to compute all accepted rows at once."""
-        jobs = self.jobs
-        if not jobs:
+        if not self.jobs:
             return
-        if self.opened:
-            for job in jobs[-self.opened :]:
-                self._cache.count_hit(job.known, job.hit)
-        self.flight = self._backend.launch([self._forward_row(job) for job in jobs])
+        self.flight = self._backend.launch([self._forward_row(job, job.fed) for job in self.jobs])
         if self._ahead is not None:
             self._ahead._behind = self
             self._ahead = None
 
+    def compute(self, wanted: Wanted) -> bool:
+        """Compute all accepted rows, in several forwards; False, and nothing is committed, if given up.
+
+        A forward feeds at most `max_piece_tokens` tokens, but for a row whose outputs are more.
+        """
+        answers: dict[Job, RowOutput] = {}
+        jobs = self.jobs
+        while jobs:
+            if not wanted():
+                return False
+            pieces = cut(jobs, self._limits.max_piece_tokens)
+            outputs = self._backend.forward([self._forward_row(job, count) for job, count in pieces])
+            _check_count(outputs, len(pieces))
+            going_on: dict[Job, None] = {}
+            for (job, count), output in zip(pieces, outputs, strict=True):
+                if count < job.fed and output.finite:
+                    self._computed += count
+                    job.start, job.fed = job.start + count, job.fed - count
+                elif self._goes_on(job, output):
+                    going_on[job] = None
+                else:
+                    answers[job] = output
+            # Rows of several steps come first: they ride along with the pieces of the others.
+            jobs = [*going_on, *(job for job in jobs if job not in answers and job not in going_on)]
+        self.flight = Landed([answers[job] for job in self.jobs])
+        return True
+
     def commit(self) -> None:
-        """Wait, answer every row; then forward the multi-step rows again, until none is left."""
-        jobs, lost, absorb = self.jobs, self._lost, self._absorb
-        while self.flight is not None:
-            outputs = self.flight.outputs()
-            if len(outputs) != len(jobs):
-                raise RuntimeError(f"the backend answered {len(outputs)} of {len(jobs)} rows")
-            answers = zip(jobs, outputs, strict=True)
-            jobs = [job for job, output in answers if job not in lost and absorb(job, output)]
-            self.flight = self._backend.launch([self._forward_row(job) for job in jobs]) if jobs else None
+        """Wait, answer every row."""
+        if self.opened:
+            for job in self.jobs[-self.opened :]:
+                self._cache.count_hit(job.known, job.hit)
+        if self.flight is not None:
+            outputs, lost = self.flight.outputs(), self._lost
+            _check_count(outputs, len(self.jobs))
+            for job, output in zip(self.jobs, outputs, strict=True):
+                if job not in lost:
+                    self._absorb(job, output)
+            self.flight = None
 
     def job_of(self, sequence: Sequence) -> Job | None:
         """The sequence's row, if it has one."""
@@ -228,6 +266,8 @@ class Batch:
         if copy:
             self._backend.copy_page(*copy)
         self._budget -= end - start
+        if steps > self._steps:
+            self._steps = steps
         job = Job(index, sequence, start, fed, end, start + pending, row.output, row.top_k)
         job.follows = follows
         sequence.make_room(start + pending + drafts + steps)
@@ -293,9 +333,10 @@ class Batch:
             f"{self._limits.max_step_tokens} (max_step_tokens) are left",
         )
 
-    def _forward_row(self, job: Job) -> ForwardRow:
+    def _forward_row(self, job: Job, count: int) -> ForwardRow:
+        """The next `count` tokens of a row; all that are left bring its outputs back."""
         sequence, start = job.sequence, job.start
-        end = start + job.fed
+        end = start + count
         history = sequence.ids[:end]
         return ForwardRow(
             start,
@@ -303,7 +344,7 @@ class Batch:
             history,
             sequence.prompt_length,
             sequence.table.pages(),
-            job.outputs,
+            job.outputs if count == job.fed else 0,
             job.output,
             sequence.sampling,
             job.top_k,
@@ -311,18 +352,35 @@ class Batch:
             job.follows,
         )
 
-    def _absorb(self, job: Job, output: RowOutput) -> bool:
-        """Take one forward's output of a row; True if the row goes on with another token."""
+    def _goes_on(self, job: Job, output: RowOutput) -> bool:
+        """Whether a row of several steps feeds what it sampled, which it then is ready for."""
+        if job.left == 1 or not output.finite:
+            return False
+        assert output.tokens is not None
+        (token,) = output.tokens.tolist()
+        if token in job.sequence.sampling.stop_token_ids:
+            return False
+        end = job.start + job.fed
+        self._computed += job.fed
+        job.tokens.append(token)
+        job.parts.append(output)
+        job.sequence.ids[end] = token
+        job.left -= 1
+        job.start, job.fed = end, 1
+        return True
+
+    def _absorb(self, job: Job, output: RowOutput) -> None:
+        """Take a row's last output, and commit it."""
         sequence = job.sequence
         if not output.finite:
             self._abandon(job)
-            return False
+            return
         end = job.start + job.fed
         self._computed += job.fed
         if job.output is not _SAMPLE or not job.outputs:
             sequence.sampled = False
             self._finish(job, end, max(job.known, end), output)
-            return False
+            return
         tokens = output.tokens
         if tokens is None or len(tokens) != job.outputs:
             raise RuntimeError("the backend brought back the wrong number of tokens")
@@ -340,17 +398,11 @@ class Batch:
             emitted = tokens.tolist()
         job.tokens += emitted
         sequence.ids[end] = emitted[-1]
-        job.left -= 1
-        if job.left and emitted[-1] not in sequence.sampling.stop_token_ids:
-            job.parts.append(output)
-            job.start, job.fed, job.outputs, job.follows = end, 1, 1, -1
-            return True
         if job.parts:
             output = _joined([*job.parts, output])
         self._sampled += len(job.tokens)
         sequence.sampled = True
         self._finish(job, end, end + 1, output)
-        return False
 
     def _finish(self, job: Job, length: int, known: int, output: RowOutput) -> None:
         """Commit a row: `length` tokens have KV, `known` are known."""
@@ -421,6 +473,11 @@ def _unexpected(index: int, row: Row, length: int) -> Refusal:
 
 def _invalid(message: str) -> Refusal:
     return Refusal(Reason.INVALID, message)
+
+
+def _check_count(outputs: list[RowOutput], rows: int) -> None:
+    if len(outputs) != rows:
+        raise RuntimeError(f"the backend answered {len(outputs)} of {rows} rows")
 
 
 def _keep(output: RowOutput, count: int) -> None:

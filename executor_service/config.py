@@ -51,6 +51,9 @@ class ExecutorConfig(ServiceSettings):
     max_sequences: Positive = Field(1024, le=1 << 20, description="live caches, all sessions together")
     max_rows: Positive = Field(1024, le=1 << 16, description="rows of a step, openings included")
     max_step_tokens: Positive = Field(8192, le=1 << 24, description="tokens fed in one step")
+    max_piece_tokens: Positive | None = Field(
+        None, description="tokens fed in one forward: a longer step takes several; default: the backend's"
+    )
     max_in_flight: int = Field(4, ge=1, le=64, description="unanswered steps of a stream, and replies kept")
     lease_ms: int = Field(30_000, ge=500, le=3_600_000, description="of a session that names none")
 

@@ -7,7 +7,10 @@ A step is: the header's checks (whole or not at all), the ops in order, then the
 
 With a backend that computes by itself, one more step may be begun while one is under way; the results are
 those of one step after another (`overlap.py` says when one has to wait for that). With any other backend a
-step is done once it is begun.
+step is done once it is begun, and so is one that takes several forwards (`pieces.py`).
+
+Before each of several forwards the caller is asked whether anybody still waits for the step. If nobody does,
+an abandonable step is undone as a whole, its ops included (`savepoint.py`): then it never was.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from executor_service.backends.base import Backend, Flight, ForwardOutput
+from executor_service.backends.base import Backend, Flight, ForwardOutput, Landed
 from executor_service.batch import Batch
 from executor_service.kv_cache import KvCache
 from executor_service.limits import Limits
 from executor_service.overlap import must_wait
+from executor_service.pieces import may_take_several
 from executor_service.plan import (
+    Abandoned,
     CacheView,
     Fork,
     Op,
@@ -37,7 +42,9 @@ from executor_service.plan import (
     StepResult,
     TokenIds,
     Truncate,
+    Wanted,
 )
+from executor_service.savepoint import Savepoint
 from executor_service.sequence import Sequence
 from executor_service.session import LeaseClock, Session, Sessions
 
@@ -58,6 +65,7 @@ class Counters:
     """Since the start; read by other threads, written by the worker's."""
 
     steps: int = 0
+    steps_abandoned: int = 0  # nobody waited for them any more; not begun, or undone
     rows: int = 0
     tokens_computed: int = 0
     tokens_sampled: int = 0
@@ -139,31 +147,47 @@ class Engine:
         """Begin a step and finish it."""
         return self.begin(plan).finish()
 
-    def begin(self, plan: StepPlan, arrived_s: float | None = None) -> Step:
+    def begin(
+        self,
+        plan: StepPlan,
+        arrived_s: float | None = None,
+        wanted: Wanted = lambda: True,
+        *,
+        abandonable: bool = False,
+    ) -> Step:
         """Begin one step that arrived then by `perf_counter`, or find the reply it got before.
 
-        Finishes what is under way as far as it must. Raises StepRefused when nothing was done; any other
-        exception is fatal.
+        Finishes what is under way as far as it must. `wanted` is asked before each forward of a step that
+        takes several; unless the step is abandonable, that changes nothing. Raises StepRefused when nothing
+        was done, and Abandoned when all was undone; any other exception is fatal.
         """
         self.check_epoch(plan.epoch)
         session = self.sessions.get(plan.session_id)
         while len(self._under_way) >= self._flights:
             self.finish_one()
         ahead = self._ahead
-        if ahead is not None and (not session.is_next(plan) or must_wait(plan, session, ahead)):
+        undoable = abandonable and may_take_several(plan, session, self.limits.max_piece_tokens)
+        if ahead is not None and (undoable or not session.is_next(plan) or must_wait(plan, session, ahead)):
             self.settle()
         stored = session.replay(plan)
         step = Step(self, session, plan, arrived_s, stored)
         if stored is not None:
             return step
-        session.advance(plan)
-        now_s = session.renewed_s
+        now_s, sequences = session.renewed_s, self.sequences
+        savepoint = Savepoint(session, plan, self.cache) if undoable else None
         step.ops = [self._apply(session, op, now_s) for op in plan.ops]
         if plan.rows or plan.openings:
-            step.batch = self._launch(session, plan, now_s)
+            try:
+                step.batch = self._launch(session, plan, now_s, wanted, savepoint)
+            except Abandoned:
+                self.sequences = sequences
+                self.counters.steps_abandoned += 1
+                self.counters.compute_s += time.perf_counter() - step.began_s
+                raise
+        session.advance(plan)
         step.free = self.cache.free - self._free_by_commits
         step.cached = self.cache.cached - self._cached_by_commits
-        if self._flights == 1 or step.flight is None:
+        if self._flights == 1 or step.flight is None or isinstance(step.flight, Landed):
             self._complete(step)
         else:
             self._under_way.append(step)
@@ -183,14 +207,35 @@ class Engine:
         """The rows that were launched last, while they are under way."""
         return self._under_way[-1].batch if self._under_way else None
 
-    def _launch(self, session: Session, plan: StepPlan, now_s: float) -> Batch:
+    def _launch(
+        self, session: Session, plan: StepPlan, now_s: float, wanted: Wanted, savepoint: Savepoint | None
+    ) -> Batch:
+        """Prepare the rows and launch them; where that takes several forwards, compute them.
+
+        Raises Abandoned, behind `savepoint.restore`.
+        """
         batch = self._prepare(session, plan, now_s)
-        if batch.refused and self._under_way:  # perhaps only because of what it finds there
+        if self._under_way and (batch.refused or batch.several):  # perhaps refused for what it finds there
             batch.cancel()
             self.settle()
             batch = self._prepare(session, plan, now_s)
+        elif savepoint is not None and savepoint.holds_pages and batch.short:
+            # Perhaps for want of the very pages that are held for the way back: then there is none.
+            batch.cancel()
+            savepoint.discard()
+            savepoint = None
+            batch = self._prepare(session, plan, now_s)
         self.sequences += batch.opened
-        batch.launch()
+        if not batch.several:
+            batch.launch()
+        elif savepoint is None:
+            batch.compute(lambda: wanted() or True)
+        elif not batch.compute(wanted):
+            batch.cancel()
+            savepoint.restore()
+            raise Abandoned
+        if savepoint is not None:
+            savepoint.discard()
         return batch
 
     def _prepare(self, session: Session, plan: StepPlan, now_s: float) -> Batch:
@@ -295,10 +340,20 @@ class Engine:
                     released += self._release(session, cache_id)
         return released
 
-    def forward_once(self, inputs: Items[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
-        """The non-autoregressive forward; no cache is involved."""
+    def forward_once(
+        self, inputs: Items[TokenIds], want: frozenset[str], wanted: Wanted = lambda: True
+    ) -> list[ForwardOutput]:
+        """The non-autoregressive forward, one input after another; no cache is involved.
+
+        Raises Abandoned when nobody wants the rest any more.
+        """
         self.settle()
-        return self._backend.forward_once(inputs, want)
+        outputs: list[ForwardOutput] = []
+        for tokens in inputs:
+            if not wanted():
+                raise Abandoned
+            outputs += self._backend.forward_once([tokens], want)
+        return outputs
 
     def check(self) -> None:
         """Balance the books. Raises LedgerError."""

@@ -125,6 +125,14 @@ class KvCache:
         self.query_tokens += tokens
         self.hit_tokens += hit
 
+    def must_copy(self, table: BlockTable, start: int) -> bool:
+        """Whether the page of position `start` is there and must not be written, as others know it too."""
+        index = start // self.page_size
+        if index >= table.count:
+            return False
+        page = table.at(index)
+        return self._references[page] > 1 or page in self._hash_of
+
     def reserve(self, table: BlockTable, start: int, end: int) -> tuple[int, int] | None:
         """Make positions start .. end-1 of a sequence of `start` tokens writable, all or nothing.
 
@@ -133,11 +141,7 @@ class KvCache:
         """
         missing = self.pages_for(end) - table.count
         index = start // self.page_size
-        shared = 0
-        if index < table.count and start < end:
-            last = table.at(index)
-            if self._references[last] > 1 or last in self._hash_of:
-                shared = last
+        shared = table.at(index) if start < end and self.must_copy(table, start) else 0
         needed = max(missing, 0) + (shared > 0)
         if not needed:
             return None

@@ -17,6 +17,7 @@ class Limits:
     max_rows: int
     max_step_tokens: int  # at least max_rows
     max_in_flight: int = 4
+    max_piece_tokens: int = 2048  # fed in one forward: a longer step takes several
     max_drafts: int = 64
     max_steps: int = 64
     max_logprobs: int = 20

@@ -77,6 +77,7 @@ class _RuntimeCollector(Collector):
         yield _gauge("sessions", "Live sessions", len(engine.sessions))
         for name, text, value in (
             ("steps", "Steps done", counters.steps),
+            ("steps_abandoned", "Steps that nobody waited for any more", counters.steps_abandoned),
             ("rows", "Rows done", counters.rows),
             ("tokens_computed", "Tokens fed", counters.tokens_computed),
             ("tokens_sampled", "Tokens sampled", counters.tokens_sampled),

@@ -3,7 +3,8 @@
 Its rows then go by lengths that are foreseen, and by tokens that only the device knows. That must not show:
 where what the step before finds out could change an op, a row, a prefix hit or a reply, the step waits for
 it. Refused rows are not looked for here: whatever the reason, the engine prepares such a step again behind
-the other one, whose rows may give back pages, or a sequence's place, that they had reserved.
+the other one, whose rows may give back pages, or a sequence's place, that they had reserved. The same holds
+for a step that takes several forwards: it has the device for itself, and nothing is begun behind it.
 
 One thing does show: while pages are so short that published ones are evicted, rows that are undone or
 prepared again may have cost some that would have stayed. A prompt then finds less of itself cached, and with
@@ -25,7 +26,7 @@ def must_wait(plan: StepPlan, session: Session, ahead: Batch) -> bool:
 
     A step of ops alone waits: with nothing for the device to do it would be done before the one ahead of it.
     """
-    if ahead.several or not (plan.rows or plan.openings):
+    if not (plan.rows or plan.openings):
         return True
     return (
         any(_op_waits(op, session, ahead) for op in plan.ops)

@@ -12,6 +12,7 @@ Terms: the *KV length* n of a sequence is the number of tokens whose keys and va
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -175,6 +176,14 @@ class StepRefused(Exception):
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.refusal = Refusal(reason, message)
+
+
+class Abandoned(Exception):
+    """Nobody waits for it any more: it was undone, and nothing has changed."""
+
+
+Wanted = Callable[[], bool]
+"""Asked before each forward of what takes several: whether anybody still waits for it."""
 
 
 @dataclass(slots=True)

@@ -157,6 +157,7 @@ class Runtime:
             max_rows=config.max_rows,
             max_step_tokens=config.max_step_tokens,
             max_in_flight=config.max_in_flight,
+            max_piece_tokens=config.max_piece_tokens or backend.max_piece_tokens,
             max_queued_steps=config.max_queued_steps,
             max_logprobs=min(20, info.vocab_size),
         )

@@ -62,6 +62,14 @@ class Session:
         if len(self._released) > REMEMBERED_IDS:
             self._released.popitem(last=False)
 
+    def released_ids(self) -> OrderedDict[int, None]:
+        """A copy of what `used` knows of released caches, for `restore_released`."""
+        return self._released.copy()
+
+    def restore_released(self, released: OrderedDict[int, None]) -> None:
+        """Forget which ids were released since."""
+        self._released = released
+
     def is_next(self, plan: StepPlan) -> bool:
         """Whether the step is the one behind all that were begun, as far as its session has an order."""
         return plan.step_id in (0, self.last_step_id + 1)

@@ -144,6 +144,7 @@ class Backend(Protocol):
     """What an engine needs. All calls come from one thread, `load` first, then `allocate`."""
 
     info: ModelInfo  # readable once `load` has returned
+    max_piece_tokens: int  # of a forward after which it is time to look whether the step is still wanted
     max_flights: (
         int  # launches that may be unanswered at once, from `allocate` on; above 1 rows can follow others
     )
@@ -195,6 +196,7 @@ class Synchronous(ABC):
     """
 
     info: ModelInfo
+    max_piece_tokens = 256
     max_flights = 1
 
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:

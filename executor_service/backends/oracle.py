@@ -90,6 +90,8 @@ class OracleConfig:
 class OracleBackend(Synchronous):
     """The oracle behind the `Backend` protocol; KV is a uint64 array [pages, page_size]."""
 
+    max_piece_tokens = 2048  # as of the GPU that it stands for
+
     def __init__(self, config: OracleConfig | None = None) -> None:
         self._config = config = config or OracleConfig()
         has_text = config.vocab_size >= VOCAB_SIZE

@@ -66,6 +66,11 @@ class TorchConfig:
     threads: int = 0  # of CPU arithmetic; 0: one a core
     graphs: bool = True  # on CUDA, steps are captured and replayed
 
+    @property
+    def max_piece_tokens(self) -> int:
+        """See `Backend`: a second's work at most for most models, and enough to keep the device busy."""
+        return 2048 if self.device.startswith("cuda") else 256
+
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(_DTYPES)}")
@@ -83,6 +88,7 @@ class TorchBackend:
         self._model: Model | None = None
         self._caches: list[LayerCache] = []
         self._runner: Runner | None = None
+        self.max_piece_tokens = config.max_piece_tokens
         self.max_flights = 1
 
     def load(self, progress: Progress) -> None:

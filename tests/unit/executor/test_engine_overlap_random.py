@@ -151,8 +151,8 @@ def seen(result: StepResult | StepRefused, *, exact: bool) -> Any:
 
 def counted(harness: Harness) -> tuple[object, ...]:
     counters, cache = harness.engine.counters, harness.engine.cache
-    unclocked = replace(counters, compute_s=0.0, prefill_s=0.0, decode_s=0.0)
-    return unclocked, cache.query_tokens, cache.hit_tokens, harness.engine.sequences
+    undisturbed = replace(counters, compute_s=0.0, prefill_s=0.0, decode_s=0.0, steps_abandoned=0)
+    return undisturbed, cache.query_tokens, cache.hit_tokens, harness.engine.sequences
 
 
 class TwoWays:
@@ -184,7 +184,7 @@ class TwoWays:
             expected = self.serial.engine.execute(plan)
             self.serial.engine.check()
             self.client.learn(plan, expected)
-            step = self.overlapped.engine.begin(plan)
+            step = self.begin(plan)
             self.overlapped.engine.check()
             self.waiting.append((step, expected))
             while len(self.waiting) > self.random.choice((0, 1, 1, 1)):
@@ -192,6 +192,9 @@ class TwoWays:
         while self.waiting:
             self.finish()
         self.compare_at_rest()
+
+    def begin(self, plan: StepPlan) -> Step:
+        return self.overlapped.engine.begin(plan)
 
     def finish(self) -> None:
         step, expected = self.waiting.popleft()

@@ -49,6 +49,7 @@ class LeaderBackend(Synchronous):
         self._followers, self._listener = followers, listener
         self._group: Group
         self._backend: TorchBackend
+        self.max_piece_tokens = config.max_piece_tokens
 
     def load(self, progress: Progress) -> None:
         """Check that the model can be split, wait for the others, load. Raises ModelError."""
