@@ -70,9 +70,11 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
     async def CloseSession(
         self, request: pb.CloseSessionRequest, context: Context
     ) -> pb.CloseSessionResponse:
-        """End a session behind its queued steps."""
+        """End a session behind its queued steps, also for a client that does not wait for it."""
         engine = self._runtime.loaded.engine
-        released = await self._runtime.worker.submit(lambda: engine.close_session(request.session_id))
+        released = await self._runtime.worker.submit(
+            lambda: engine.close_session(request.session_id), kept=True
+        )
         return pb.CloseSessionResponse(released=released)
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.GetInfoResponse:
@@ -167,7 +169,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
                 async for request in request_iterator:
                     step_id = request.step.header.step_id
                     try:
-                        answers.put_nowait((step_id, self._step(request.step, codec.UNIFIED)))
+                        answers.put_nowait((step_id, self._step(request.step, codec.UNIFIED, kept=True)))
                     except StepRefused as error:
                         answers.put_nowait((step_id, error))
                     await slots.acquire()
@@ -200,7 +202,8 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         if not loaded.info.can_forward:
             raise StepRefused(Reason.UNSUPPORTED, "this executor does not offer Forward")
         inputs, want = codec.decode_forward(request, loaded.limits, loaded.info.hidden_size)
-        outputs = await self._runtime.worker.submit(lambda: loaded.engine.forward_once(inputs, want))
+        worker = self._runtime.worker
+        outputs = await worker.submit(lambda: loaded.engine.forward_once(inputs, want, worker.wanted))
         response = pb.ForwardResponse()
         for output in outputs:
             result = response.results.add()
@@ -212,7 +215,8 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
     async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupResponse:
         """Run the lazy shapes."""
         loaded, began = self._runtime.loaded, time.monotonic()
-        await self._runtime.worker.submit(lambda: warm_up(self._runtime.backend, loaded.limits))
+        worker = self._runtime.worker
+        await worker.submit(lambda: warm_up(self._runtime.backend, loaded.limits, worker.wanted))
         return pb.WarmupResponse(elapsed_ms=int(1000 * (time.monotonic() - began)))
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
@@ -224,10 +228,10 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
             timeout_s = min(timeout_s, request.timeout_ms / 1000)
         return pb.DrainResponse(sequences=await self._runtime.drained(timeout_s))
 
-    def _step(self, step: pb.Step, takes: codec.Takes) -> asyncio.Future[Answer]:
-        """Queue a token RPC's step, at once and in order."""
+    def _step(self, step: pb.Step, takes: codec.Takes, *, kept: bool = False) -> asyncio.Future[Answer]:
+        """Queue a token RPC's step, at once and in order; `kept`: it is done whether or not anybody waits."""
         loaded = self._runtime.loaded
-        return self._submit(loaded, codec.decode_step(step, loaded.limits, takes))
+        return self._submit(loaded, codec.decode_step(step, loaded.limits, takes), kept=kept)
 
     def _op(
         self, request: pb.TruncateKvRequest | pb.ReleaseCacheRequest | pb.ForkCacheRequest
@@ -235,13 +239,13 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         loaded = self._runtime.loaded
         return self._submit(loaded, codec.decode_op(request, loaded.limits))
 
-    def _submit(self, loaded: Loaded, plan: StepPlan) -> asyncio.Future[Answer]:
-        arrived = time.perf_counter()
+    def _submit(self, loaded: Loaded, plan: StepPlan, *, kept: bool = False) -> asyncio.Future[Answer]:
+        worker, arrived = self._runtime.worker, time.perf_counter()
 
         def begin() -> Step:
-            return loaded.engine.begin(plan, arrived)
+            return loaded.engine.begin(plan, arrived, worker.wanted, abandonable=not kept)
 
-        return self._runtime.worker.submit_step(begin, plan.session_id)
+        return worker.submit_step(begin, plan, kept=kept)
 
     def _encode(self, response: R, answer: Answer) -> R:
         """Fill a response's `result`."""

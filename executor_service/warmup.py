@@ -8,24 +8,34 @@ import numpy as np
 
 from executor_service.backends.base import Backend, ForwardRow
 from executor_service.limits import Limits
-from executor_service.plan import OutputMode, Sampling
+from executor_service.plan import Abandoned, OutputMode, Sampling, Wanted
 
 _SAMPLINGS = (Sampling(), Sampling(temperature=0.8, top_p=0.95), Sampling(temperature=1.0, logprobs=1))
 _CHUNK_TOKENS = 128
 _LARGEST_BATCH = 64
 
 
-def warm_up(backend: Backend, limits: Limits) -> None:
-    """One forward per batch size 1, 2, 4, ... and sampling path, and a prompt chunk with decodes."""
-    chunk = min(_CHUNK_TOKENS, limits.context_length, limits.max_step_tokens)
+def warm_up(backend: Backend, limits: Limits, wanted: Wanted = lambda: True) -> None:
+    """One forward per batch size 1, 2, 4, ... and sampling path, and a prompt chunk with decodes.
+
+    Raises Abandoned when nobody wants the rest any more.
+    """
+    for rows in _forwards(limits):
+        if not wanted():
+            raise Abandoned
+        backend.forward(rows)
+
+
+def _forwards(limits: Limits) -> Iterator[list[ForwardRow]]:
+    chunk, page_size = min(_CHUNK_TOKENS, limits.context_length, limits.max_step_tokens), limits.page_size
     for sampling in _SAMPLINGS:
-        backend.forward([_row(chunk, 0, limits.page_size, sampling)])
+        yield [_row(chunk, 0, page_size, sampling)]
     for rows in _batch_sizes(limits):
         for sampling in _SAMPLINGS:
-            backend.forward([_row(1, chunk - 1, limits.page_size, sampling) for _ in range(rows)])
+            yield [_row(1, chunk - 1, page_size, sampling) for _ in range(rows)]
     if limits.max_rows > 1 and limits.max_step_tokens > chunk:
         mixed = (chunk, 0), (1, chunk - 1)
-        backend.forward([_row(tokens, start, limits.page_size, Sampling()) for tokens, start in mixed])
+        yield [_row(tokens, start, page_size, Sampling()) for tokens, start in mixed]
 
 
 def _batch_sizes(limits: Limits) -> Iterator[int]:

@@ -1,7 +1,9 @@
 """The one thread that owns the device: jobs in, results out, in order.
 
 The event loop submits and awaits; it never waits for the device. Between two jobs the worker reads
-whatever else is queued, renews the leases of all who wait, then lets leases expire. A job that raises
+whatever else is queued, renews the leases of all who wait, then lets leases expire. A job whose future was
+cancelled is forgotten in its turn, and one that is running finds out by asking (`wanted`); a job that is
+`kept` is done all the same, and so is a step whose replay is queued by somebody else. A job that raises
 anything but a refusal leaves the device or the books in an unknown state, so it ends the process: a client
 loses nothing that it can't compute again, and wrong tokens would be worse.
 
@@ -26,7 +28,7 @@ from paceline.service.logs import Log
 from executor_service.backends.base import Flight
 from executor_service.engine import MOST_FLIGHTS, Engine, Step
 from executor_service.fatal import die
-from executor_service.plan import Reason, StepPlan, StepRefused, StepResult
+from executor_service.plan import Abandoned, Reason, StepPlan, StepRefused, StepResult
 
 log = Log(__name__)
 
@@ -38,7 +40,14 @@ class _Job:
     work: Callable[[], Any]
     future: asyncio.Future[Any]
     session_id: int
-    is_step: bool
+    kept: bool  # done all the same when the future is cancelled
+    is_step: bool = False
+    replay: bytes = b""  # what a replay of the step has in common with it; empty: it has none
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is to be done for its own sake."""
+        return self.kept or not self.future.cancelled()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,7 @@ class Worker:
         self._max_queued, self._tick_s, self._check_s = max_queued, tick_s, check_s
         self._inbox: queue.SimpleQueue[_Job | Step | None] = queue.SimpleQueue()  # a step: it has landed
         self._pending: deque[_Job] = deque()
+        self._running: _Job | None = None
         self._begun: deque[_Begun] = deque()
         self._watched: Step | None = None  # the oldest of them, where the inbox will be told that it landed
         self._landed = False  # it was told
@@ -89,29 +99,46 @@ class Worker:
             self._engine = load()
             return self._engine
 
-        return self.submit(run)
+        return self.submit(run, kept=True)
 
-    def submit(self, work: Callable[[], T], session_id: int = 0) -> asyncio.Future[T]:
+    def submit(self, work: Callable[[], T], session_id: int = 0, *, kept: bool = False) -> asyncio.Future[T]:
         """Queue a job; jobs run in the order of these calls. Raises StepRefused when too many wait.
 
-        Cancelling the future does not cancel the job: a step that was accepted is done.
+        Cancelling the future cancels the job, unless that is to be kept.
         """
-        return self._submit(work, session_id, is_step=False)
+        future = self._new_future()
+        self._put(_Job(work, future, session_id, kept))
+        return future
 
     def submit_step(
-        self, begin: Callable[[], Step], session_id: int
+        self, begin: Callable[[], Step], plan: StepPlan, *, kept: bool
     ) -> asyncio.Future[tuple[StepPlan, StepResult]]:
-        """The same for a job that begins a step; the future is the step's."""
-        return self._submit(begin, session_id, is_step=True)
+        """The same for a job that begins the step of a plan; the future is the step's."""
+        future = self._new_future()
+        replay = plan.digest if plan.step_id else b""
+        self._put(_Job(begin, future, plan.session_id, kept, True, replay))
+        return future
 
-    def _submit(self, work: Callable[[], Any], session_id: int, *, is_step: bool) -> asyncio.Future[Any]:
+    def wanted(self) -> bool:
+        """Whether anybody waits for the running job; device thread, between two forwards.
+
+        Answers what is done meanwhile, and lets go of what was queued and then cancelled.
+        """
+        self._answer_done()
+        if not self._read_queued():
+            self._inbox.put(None)  # for the next turn
+        self._forget_cancelled()
+        return self._running is None or self._wants(self._running)
+
+    def _new_future(self) -> asyncio.Future[Any]:
         assert self._loop is not None
         if self.queued >= self._max_queued:
             raise StepRefused(Reason.QUEUE, f"{self._max_queued} steps are queued; wait")
-        future: asyncio.Future[Any] = self._loop.create_future()
+        return self._loop.create_future()
+
+    def _put(self, job: _Job) -> None:
         self._submitted += 1
-        self._inbox.put(_Job(work, future, session_id, is_step))
-        return future
+        self._inbox.put(job)
 
     def stop(self, timeout_s: float) -> bool:
         """Finish what is queued and end the thread; False if that took too long."""
@@ -155,8 +182,12 @@ class Worker:
         """
         waiting = not self._begun or (self._watched is self._begun[0].step and not self._landed)
         idle = not self._pending and waiting
+        return self._read_queued(self._tick_s if idle else 0.0)
+
+    def _read_queued(self, timeout_s: float = 0.0) -> bool:
+        """The same, without waiting but for the first item."""
         try:
-            item = self._inbox.get(timeout=self._tick_s) if idle else self._inbox.get_nowait()
+            item = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
             while item is not None:
                 if isinstance(item, Step):
                     self._landed = self._landed or item is self._watched
@@ -167,6 +198,29 @@ class Worker:
             return True
         return False
 
+    def _wants(self, job: _Job) -> bool:
+        """Whether the job is to be done, be it for the sake of a replay that is queued."""
+        if job.alive or not job.replay:
+            return job.alive
+        return any(other.alive and other.replay == job.replay for other in self._pending)
+
+    def _forget_cancelled(self) -> None:
+        """Let go of jobs that are queued and that nobody waits for any more: others may queue."""
+        if all(job.alive for job in self._pending):
+            return
+        replays = {job.replay for job in self._pending if job.replay and job.alive}
+        pending, self._pending = self._pending, deque()
+        for job in pending:
+            if job.alive or job.replay in replays:
+                self._pending.append(job)
+            else:
+                self._forget(job)
+
+    def _forget(self, job: _Job) -> None:
+        self._taken += 1
+        if job.is_step and self._engine is not None:
+            self._engine.counters.steps_abandoned += 1
+
     def _expire(self, engine: Engine) -> None:
         """Let leases run out, but for those of who waits."""
         for session_id in {job.session_id for job in self._pending}:
@@ -175,14 +229,19 @@ class Worker:
             log.warning("leases ran out", released_sequences=expired)
 
     def _do(self, job: _Job) -> None:
+        if not self._wants(job):
+            self._forget(job)
+            return
         self._taken += 1
+        self._running = job
         if self._busy_since is None:
             self._busy_since = time.monotonic()
         try:
             outcome: Any = job.work()
             failed = False
-        except StepRefused as refused:
-            outcome, failed = refused, True
+        except (StepRefused, Abandoned) as error:
+            outcome, failed = error, True
+        self._running = None
         if job.is_step and not failed:
             self._begun.append(_Begun(outcome, job.future))
             self._answer_done()
@@ -196,7 +255,8 @@ class Worker:
         while self._begun and (result := self._begun[0].step.result) is not None:
             done = self._begun.popleft()
             self._landed, self._watched = False, None
-            self._busy_since = time.monotonic() if self._begun else None  # now that one has the device
+            busy = self._begun or self._running  # now that one has the device
+            self._busy_since = time.monotonic() if busy else None
             self._post(done.future, (done.step.plan, result), failed=False)
 
     def _post(self, future: asyncio.Future[Any], outcome: Any, failed: bool) -> None:
@@ -234,7 +294,8 @@ class Worker:
 
     def _check(self, engine: Engine) -> None:
         """Balance the books while idle if anything was done; never more than 1 % of the time."""
-        steps, began = engine.counters.steps, time.monotonic()
+        counters, began = engine.counters, time.monotonic()
+        steps = counters.steps + counters.steps_abandoned
         if steps != self._checked_steps and began >= self._next_check_s:
             engine.check()
             self._checked_steps = steps

@@ -65,17 +65,6 @@ async def test_a_refusal_reaches_its_client_and_the_thread_goes_on(worker: Worke
     assert await worker.submit(lambda: 5) == 5
 
 
-async def test_a_job_whose_client_left_is_done_all_the_same(worker: Worker) -> None:
-    gate, done = Gate(), threading.Event()
-    running = worker.submit(gate)
-    waiting = worker.submit(done.set)
-    waiting.cancel()
-    gate.open()
-    await running
-    await worker.submit(lambda: None)
-    assert done.is_set()
-
-
 async def test_the_queue_is_bounded(worker: Worker) -> None:
     gate = Gate()
     running = worker.submit(gate)
@@ -171,7 +160,7 @@ class Overlapped:
 
     def step(self, what: StepPlan) -> asyncio.Future[tuple[StepPlan, StepResult]]:
         """Submit a step; its launch is not waited for."""
-        return self.worker.submit_step(lambda: self.harness.engine.begin(what), 0)
+        return self.worker.submit_step(lambda: self.harness.engine.begin(what), what, kept=True)
 
     async def launched(self) -> None:
         assert await asyncio.to_thread(self.device.launched.acquire, timeout=10)
@@ -293,7 +282,7 @@ async def test_no_landing_is_missed_however_it_meets_the_next_step() -> None:
     steps: deque[asyncio.Future[tuple[StepPlan, StepResult]]] = deque()
     async with asyncio.timeout(30):
         for one in plans:  # as the scheduler sends them: the next one when the last but one is answered
-            steps.append(worker.submit_step(partial(harness.engine.begin, one), 0))
+            steps.append(worker.submit_step(partial(harness.engine.begin, one), one, kept=True))
             if len(steps) == 2:
                 assert (await steps.popleft())[1].rows[0].refusal is None
         await steps.popleft()
