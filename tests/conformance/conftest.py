@@ -41,7 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "target" in metafunc.fixturenames:
         address = metafunc.config.getoption("--executor", default=None)
-        metafunc.parametrize("target", [address] if address else BACKENDS, indirect=True, scope="session")
+        ours = getattr(metafunc.module, "TARGETS", BACKENDS)
+        metafunc.parametrize("target", [address] if address else ours, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

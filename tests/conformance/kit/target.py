@@ -15,6 +15,7 @@ from tests.conformance.kit.tiny_model import write_tiny_model
 from tests.support.processes import running
 
 BACKENDS = ("oracle", "paged-attention", "torch")
+SLOW = "slow-oracle"  # takes its time for long steps, so that clients can leave in the middle of them
 
 # Small enough that the checks can fill every page, and that each limit can be reached.
 SMALL = [
@@ -45,6 +46,9 @@ def arguments(backend: str, directory: Path) -> list[str]:
     if backend == "torch":
         model = write_tiny_model(directory / "model", CONTEXT_LENGTH)
         return ["--backend", backend, "--model", str(model), "--device", "cpu", "--threads", "1", *SMALL]
+    if backend == SLOW:
+        knobs = ["--token-us", "400", "--max-piece-tokens", "16"]
+        return [*arguments("oracle", directory), *knobs]
     return ["--backend", backend, "--context-length", str(CONTEXT_LENGTH), *SMALL]
 
 

@@ -18,9 +18,12 @@ from executor_service.backends import numpy_sampler
 from executor_service.batch import Batch
 from executor_service.engine import Engine
 from executor_service.kv_cache import KvCache, OutOfPages
-from executor_service.plan import OutputMode, Reason, Refusal, RowResult, StepRefused
+from executor_service.plan import Abandoned, OutputMode, Reason, Refusal, RowResult, StepRefused
+from executor_service.savepoint import Savepoint
 from executor_service.sequence import Sequence
 from executor_service.session import Session, Sessions
+from executor_service.worker import Worker
+from tests.conformance.kit.target import SLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +34,18 @@ class Mutant:
     breaks: str
     check: str  # a file of the kit in which at least one check must fail
     apply: Callable[[], None]
+    backend: str  # a target of the kit: what the rest of the executor is
 
 
 MUTANTS: dict[str, Mutant] = {}
 
 
-def mutant(check: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+def mutant(check: str, backend: str = "oracle") -> Callable[[Callable[[], None]], Callable[[], None]]:
     """Enter a patch under its function's name; its docstring says what it breaks."""
 
     def enter(patch: Callable[[], None]) -> Callable[[], None]:
         name = patch.__name__.replace("_", "-")
-        MUTANTS[name] = Mutant(name, str(patch.__doc__), check, patch)
+        MUTANTS[name] = Mutant(name, str(patch.__doc__), check, patch, backend)
         return patch
 
     return enter
@@ -540,3 +544,61 @@ def stream_error_without_its_step() -> None:
     import executor_service.servicer as servicer
 
     servicer.pb = Messages()  # type: ignore[assignment]
+
+
+# Clients that leave
+
+
+@mutant("test_leaving.py", SLOW)
+def cancelled_step_half_undone() -> None:
+    """a step given up in the middle takes back its rows and leaves its ops applied"""
+    Savepoint.restore = Savepoint.discard  # type: ignore[method-assign]
+
+
+@mutant("test_leaving.py", SLOW)
+def cancelled_opening_stays() -> None:
+    """a step given up in the middle leaves the caches that it opened, without their tokens"""
+    Batch.cancel = lambda self: None  # type: ignore[method-assign]
+
+
+@mutant("test_leaving.py", SLOW)
+def cancelled_step_uses_its_id_up() -> None:
+    """a step given up in the middle counts as done, but there is no reply of it"""
+
+    def begin(original: Any, self: Engine, plan: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, plan, *args, **kwargs)
+        except Abandoned:
+            self.sessions.get(plan.session_id).advance(plan)
+            raise
+
+    wrap(Engine, "begin", begin)
+
+
+@mutant("test_leaving.py", SLOW)
+def replays_leave_with_the_first() -> None:
+    """a step whose first client left is given up although another waits for it"""
+    wrap(Worker, "wanted", lambda original, self: original(self) and not self._running.future.cancelled())
+    wrap(Engine, "begin", _refusing_what_was_given_up)
+
+
+def _refusing_what_was_given_up(original: Any, self: Engine, plan: Any, *args: Any, **kwargs: Any) -> Any:
+    given_up = self.__dict__.setdefault("given_up", set())
+    if plan.digest in given_up:
+        raise StepRefused(Reason.CANCELLED, "the step was given up")
+    try:
+        return original(self, plan, *args, **kwargs)
+    except Abandoned:
+        given_up.add(plan.digest)
+        raise
+
+
+@mutant("test_leaving.py", SLOW)
+def closed_stream_cancels() -> None:
+    """closing a stream gives up the step that it sent"""
+
+    def begin(original: Any, self: Engine, *args: Any, abandonable: bool) -> Any:
+        return original(self, *args, abandonable=True)
+
+    wrap(Engine, "begin", begin)
+    wrap(Worker, "submit_step", lambda original, self, *args, kept: original(self, *args, kept=False))

@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tests.conformance.kit.target import arguments
+from tests.conformance.mutants.catalogue import MUTANTS
 from tests.support.processes import ROOT, running
 
 KIT = Path(__file__).parent.parent
@@ -16,7 +17,8 @@ KIT = Path(__file__).parent.parent
 def failing_checks(name: str, directory: Path, file: str = "") -> list[str]:
     """The kit's checks that fail against a mutant, as "file::check"; all of the kit or one file of it."""
     module = "tests.conformance.mutants"
-    with running(module, ["--mutant", name, *arguments("oracle", directory)], directory) as process:
+    flags = arguments(MUTANTS[name].backend, directory)
+    with running(module, ["--mutant", name, *flags], directory) as process:
         report = directory / "report.xml"
         command = [
             *(sys.executable, "-m", "pytest", str(KIT / file), "--executor", process.address),
