@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -65,3 +66,24 @@ def test_a_long_prefill_is_given_up_and_nothing_of_it_stays(
             return
         assert after.tokens_computed == before.tokens_computed + TOKENS + 3
     raise AssertionError("every step was computed to its end")
+
+
+def test_a_drain_that_nobody_waits_for_is_still_one(tmp_path: Path) -> None:
+    with (
+        running("executor_service", ["--backend", "oracle"], tmp_path) as process,
+        open_channel(process.address, Link.PRIVATE) as channel,
+    ):
+        stub = rpc.ExecutorServiceStub(channel)
+
+        def open_(cache_id: int) -> pb.PrefillResponse:
+            step = pb.Step(openings=[pb.Opening(cache_id=cache_id, tokens=[1])])
+            return stub.Prefill(pb.PrefillRequest(step=step), timeout=30)
+
+        open_(1)
+        drain = stub.Drain.future(pb.DrainRequest(), timeout=30)
+        while status(stub).state != pb.EXECUTOR_STATE_DRAINING:
+            assert not drain.done()
+        drain.cancel()
+        with pytest.raises(grpc.RpcError, match="draining"):
+            open_(2)
+        assert status(stub).state == pb.EXECUTOR_STATE_DRAINING
