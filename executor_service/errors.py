@@ -39,7 +39,6 @@ STATUS_OF: dict[Reason, grpc.StatusCode] = {
     Reason.UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
     Reason.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     Reason.PERMISSION: grpc.StatusCode.PERMISSION_DENIED,
-    Reason.CANCELLED: grpc.StatusCode.CANCELLED,
     Reason.NOT_FINITE: grpc.StatusCode.INTERNAL,
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,
 }

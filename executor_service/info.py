@@ -99,6 +99,7 @@ def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
             max_lease_ms=limits.max_lease_ms,
             max_default_pages=limits.max_default_pages,
             max_default_sequences=limits.max_default_sequences,
+            max_piece_tokens=limits.max_piece_tokens,
         ),
         capabilities=capabilities(info),
         fingerprints=pb.Fingerprints(
@@ -157,6 +158,7 @@ def encode_status(runtime: Runtime, loaded: Loaded | None) -> pb.GetStatusRespon
     response.decode_s = counters.decode_s
     response.prefill_rows = counters.prefill_rows
     response.decode_rows = counters.decode_rows
+    response.steps_abandoned = counters.steps_abandoned
     free, cached = cache.free, cache.cached  # the worker may be at it: the sum must hold all the same
     response.cache.CopyFrom(
         pb.CacheStatus(

@@ -92,7 +92,7 @@ class _RuntimeCollector(Collector):
             ("caches_expired", "Caches of session 0 whose lease ran out", counters.caches_expired),
         ):
             yield CounterMetricFamily(f"paceline_executor_{name}", text, value=value)
-        refused = CounterMetricFamily("paceline_executor_refused", "Refused rows and ops", labels=["code"])
+        refused = CounterMetricFamily("paceline_executor_refused", "Refused rows and ops", labels=["reason"])
         for reason, rows in tuple(counters.refused.items()):
             refused.add_metric([reason.value], rows)
         yield refused

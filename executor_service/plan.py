@@ -157,7 +157,6 @@ class Reason(enum.Enum):
     TOKENIZER = "tokenizer"  # the model has none
     UNAUTHENTICATED = "unauthenticated"
     PERMISSION = "permission"
-    CANCELLED = "cancelled"  # no longer wanted, and undone
     INTERNAL = "internal"  # a bug
 
 

@@ -196,7 +196,7 @@ class Synchronous(ABC):
     """
 
     info: ModelInfo
-    max_piece_tokens = 256
+    max_piece_tokens = 512
     max_flights = 1
 
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:

@@ -143,7 +143,7 @@ def test_metrics_are_served_on_their_port(client: Client, process: ServiceProces
         "evictions_total",
         "sequences 0.0",
         "sessions_expired_total",
-        'refused_total{code="not_found"}',
+        'refused_total{reason="cache"}',
         "step_seconds_bucket",
         "step_rows_bucket",
     ):

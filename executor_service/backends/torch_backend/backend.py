@@ -69,7 +69,7 @@ class TorchConfig:
     @property
     def max_piece_tokens(self) -> int:
         """See `Backend`: a second's work at most for most models, and enough to keep the device busy."""
-        return 2048 if self.device.startswith("cuda") else 256
+        return 2048 if self.device.startswith("cuda") else 512
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:

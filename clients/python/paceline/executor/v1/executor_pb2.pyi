@@ -68,9 +68,12 @@ CANCEL AND DEADLINE. A unary step RPC that its client cancels, or whose deadline
 longer wanted. If it has not begun it is dropped. If it is running, long rows are computed in
 pieces, and between two pieces the executor looks whether the step is still wanted. Either
 the step completes, and its reply is kept for a replay if it has a step_id; or it is undone,
-has changed nothing, and the same step_id may be sent again. Nothing in between. A later step
-that was already queued behind a dropped one then finds a gap. Replies that several RPCs wait
-for are wanted as long as one of them is. Closing a stream cancels nothing: its steps complete.
+has changed nothing, and the same step_id may be sent again. Nothing in between: undone are its
+ops too, and the ids it used are unused; only pages of the prefix cache that were evicted for it
+stay evicted. A step that needs the very pages that its own ops release can't be undone, and
+completes. Rows with `steps` > 1 are left between two tokens. A step that was queued behind a
+dropped one finds a gap (STEP_GAP): send both again. A reply that several RPCs wait for is
+wanted as long as one of them does. Closing a stream cancels nothing: its steps complete.
 
 SAMPLING ORDER (normative). Penalties, then logit_bias; then stop_token_ids are masked until
 min_tokens; then temperature; then top_k, top_p, min_p; then argmax(logits + noise). A mask that
@@ -248,9 +251,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAUTHENTICATED"""
     ERROR_REASON_PERMISSION: _ErrorReason.ValueType  # 23
     """PERMISSION_DENIED"""
-    ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 24
-    """CANCELLED: no longer wanted, and undone"""
-    ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 25
+    ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 24
     """INTERNAL: a bug; the executor's log says more"""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
@@ -303,9 +304,7 @@ ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 22
 """UNAUTHENTICATED"""
 ERROR_REASON_PERMISSION: ErrorReason.ValueType  # 23
 """PERMISSION_DENIED"""
-ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 24
-"""CANCELLED: no longer wanted, and undone"""
-ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 25
+ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 24
 """INTERNAL: a bug; the executor's log says more"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
@@ -1306,6 +1305,7 @@ class Limits(_message.Message):
     MAX_LEASE_MS_FIELD_NUMBER: _builtins.int
     MAX_DEFAULT_PAGES_FIELD_NUMBER: _builtins.int
     MAX_DEFAULT_SEQUENCES_FIELD_NUMBER: _builtins.int
+    MAX_PIECE_TOKENS_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """tokens per page"""
     total_pages: _builtins.int
@@ -1348,6 +1348,8 @@ class Limits(_message.Message):
     """that session 0 may hold, each identity's; 0: any number"""
     max_default_sequences: _builtins.int
     """likewise, caches"""
+    max_piece_tokens: _builtins.int
+    """fed in one forward: a step with more takes several"""
     def __init__(
         self,
         *,
@@ -1374,10 +1376,11 @@ class Limits(_message.Message):
         max_lease_ms: _builtins.int = ...,
         max_default_pages: _builtins.int = ...,
         max_default_sequences: _builtins.int = ...,
+        max_piece_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_default_pages", b"max_default_pages", "max_default_sequences", b"max_default_sequences", "max_drafts", b"max_drafts", "max_full_logits_bytes", b"max_full_logits_bytes", "max_in_flight", b"max_in_flight", "max_label_bytes", b"max_label_bytes", "max_lease_ms", b"max_lease_ms", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_message_bytes", b"max_message_bytes", "max_ops", b"max_ops", "max_queued_steps", b"max_queued_steps", "max_released_ids", b"max_released_ids", "max_rows", b"max_rows", "max_salt_bytes", b"max_salt_bytes", "max_sequences", b"max_sequences", "max_sessions", b"max_sessions", "max_step_tokens", b"max_step_tokens", "max_steps", b"max_steps", "max_stop_token_ids", b"max_stop_token_ids", "min_lease_ms", b"min_lease_ms", "page_size", b"page_size", "total_pages", b"total_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_default_pages", b"max_default_pages", "max_default_sequences", b"max_default_sequences", "max_drafts", b"max_drafts", "max_full_logits_bytes", b"max_full_logits_bytes", "max_in_flight", b"max_in_flight", "max_label_bytes", b"max_label_bytes", "max_lease_ms", b"max_lease_ms", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_message_bytes", b"max_message_bytes", "max_ops", b"max_ops", "max_piece_tokens", b"max_piece_tokens", "max_queued_steps", b"max_queued_steps", "max_released_ids", b"max_released_ids", "max_rows", b"max_rows", "max_salt_bytes", b"max_salt_bytes", "max_sequences", b"max_sequences", "max_sessions", b"max_sessions", "max_step_tokens", b"max_step_tokens", "max_steps", b"max_steps", "max_stop_token_ids", b"max_stop_token_ids", "min_lease_ms", b"min_lease_ms", "page_size", b"page_size", "total_pages", b"total_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1563,6 +1566,7 @@ class GetStatusResponse(_message.Message):
     DECODE_S_FIELD_NUMBER: _builtins.int
     PREFILL_ROWS_FIELD_NUMBER: _builtins.int
     DECODE_ROWS_FIELD_NUMBER: _builtins.int
+    STEPS_ABANDONED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     state: Global___ExecutorState.ValueType
     loading: _builtins.str
@@ -1597,6 +1601,8 @@ class GetStatusResponse(_message.Message):
     """that computed prompt tokens"""
     decode_rows: _builtins.int
     """all others"""
+    steps_abandoned: _builtins.int
+    """nobody waited for them any more: not begun, or undone"""
     @_builtins.property
     def cache(self) -> Global___CacheStatus: ...
     @_builtins.property
@@ -1630,10 +1636,11 @@ class GetStatusResponse(_message.Message):
         decode_s: _builtins.float = ...,
         prefill_rows: _builtins.int = ...,
         decode_rows: _builtins.int = ...,
+        steps_abandoned: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "compute_s", b"compute_s", "decode_rows", b"decode_rows", "decode_s", b"decode_s", "decode_steps", b"decode_steps", "drafts_accepted", b"drafts_accepted", "drafts_verified", b"drafts_verified", "epoch", b"epoch", "load_fraction", b"load_fraction", "loading", b"loading", "memory_bytes", b"memory_bytes", "prefill_rows", b"prefill_rows", "prefill_s", b"prefill_s", "prefill_steps", b"prefill_steps", "queued_steps", b"queued_steps", "rows", b"rows", "sequences", b"sequences", "sessions", b"sessions", "state", b"state", "step_age_s", b"step_age_s", "steps", b"steps", "tokens_computed", b"tokens_computed", "tokens_sampled", b"tokens_sampled", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "compute_s", b"compute_s", "decode_rows", b"decode_rows", "decode_s", b"decode_s", "decode_steps", b"decode_steps", "drafts_accepted", b"drafts_accepted", "drafts_verified", b"drafts_verified", "epoch", b"epoch", "load_fraction", b"load_fraction", "loading", b"loading", "memory_bytes", b"memory_bytes", "prefill_rows", b"prefill_rows", "prefill_s", b"prefill_s", "prefill_steps", b"prefill_steps", "queued_steps", b"queued_steps", "rows", b"rows", "sequences", b"sequences", "sessions", b"sessions", "state", b"state", "step_age_s", b"step_age_s", "steps", b"steps", "steps_abandoned", b"steps_abandoned", "tokens_computed", b"tokens_computed", "tokens_sampled", b"tokens_sampled", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

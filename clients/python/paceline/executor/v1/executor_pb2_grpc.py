@@ -143,6 +143,7 @@ class ExecutorServiceServicer:
         `replaces` is fine. With `owner`, the same happens to the caller's session that was opened
         under that name: a restarted client has its former self's pages back at once, and two clients
         with different names leave each other alone.
+        Cancelled before it begins, nothing is opened or replaced.
         Errors: RESOURCE_EXHAUSTED (sessions). Retry: safe; an unused session ends with its lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -150,7 +151,8 @@ class ExecutorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CloseSession(self, request, context):
-        """Ends a session and releases its caches. Steps queued before it are computed first.
+        """Ends a session and releases its caches. Steps queued before it are computed first. Done even
+        if the RPC is cancelled.
         Errors: INVALID_ARGUMENT for session 0. Retry: safe, idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -284,7 +286,7 @@ class ExecutorServiceServicer:
     def Forward(self, request, context):
         """Non-autoregressive: hidden states, embeddings or logits of whole inputs; no cache involved.
         Each input has at most `context_length` tokens, all together at most `max_step_tokens`, and the
-        reply at most `max_full_logits_bytes`. Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED.
+        reply at most `max_full_logits_bytes`. Cancelled, it ends between two inputs. Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED.
         Retry: safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -293,7 +295,7 @@ class ExecutorServiceServicer:
 
     def Warmup(self, request, context):
         """Runs the shapes that compile or allocate lazily, so that the first request does not wait.
-        KV content is untouched. Retry: safe.
+        KV content is untouched. Cancelled, it ends between two shapes. Retry: safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -301,7 +303,8 @@ class ExecutorServiceServicer:
 
     def Drain(self, request, context):
         """From now on openings are UNAVAILABLE and health is NOT_SERVING; live caches go on. Answers
-        when no cache is left, or at the RPC's deadline or `timeout_ms`. Can't be taken back.
+        when no cache is left, or at the RPC's deadline or `timeout_ms`. Can't be taken back;
+        cancelling the RPC does not end the drain.
         Retry: safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

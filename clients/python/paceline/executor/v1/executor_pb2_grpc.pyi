@@ -68,9 +68,12 @@ CANCEL AND DEADLINE. A unary step RPC that its client cancels, or whose deadline
 longer wanted. If it has not begun it is dropped. If it is running, long rows are computed in
 pieces, and between two pieces the executor looks whether the step is still wanted. Either
 the step completes, and its reply is kept for a replay if it has a step_id; or it is undone,
-has changed nothing, and the same step_id may be sent again. Nothing in between. A later step
-that was already queued behind a dropped one then finds a gap. Replies that several RPCs wait
-for are wanted as long as one of them is. Closing a stream cancels nothing: its steps complete.
+has changed nothing, and the same step_id may be sent again. Nothing in between: undone are its
+ops too, and the ids it used are unused; only pages of the prefix cache that were evicted for it
+stay evicted. A step that needs the very pages that its own ops release can't be undone, and
+completes. Rows with `steps` > 1 are left between two tokens. A step that was queued behind a
+dropped one finds a gap (STEP_GAP): send both again. A reply that several RPCs wait for is
+wanted as long as one of them does. Closing a stream cancels nothing: its steps complete.
 
 SAMPLING ORDER (normative). Penalties, then logit_bias; then stop_token_ids are masked until
 min_tokens; then temperature; then top_k, top_p, min_p; then argmax(logits + noise). A mask that
@@ -148,10 +151,12 @@ class ExecutorServiceStub:
     `replaces` is fine. With `owner`, the same happens to the caller's session that was opened
     under that name: a restarted client has its former self's pages back at once, and two clients
     with different names leave each other alone.
+    Cancelled before it begins, nothing is opened or replaced.
     Errors: RESOURCE_EXHAUSTED (sessions). Retry: safe; an unused session ends with its lease.
     """
     CloseSession: _grpc.UnaryUnaryMultiCallable[_executor_pb2.CloseSessionRequest, _executor_pb2.CloseSessionResponse]
-    """Ends a session and releases its caches. Steps queued before it are computed first.
+    """Ends a session and releases its caches. Steps queued before it are computed first. Done even
+    if the RPC is cancelled.
     Errors: INVALID_ARGUMENT for session 0. Retry: safe, idempotent.
     """
     GetInfo: _grpc.UnaryUnaryMultiCallable[_executor_pb2.GetInfoRequest, _executor_pb2.GetInfoResponse]
@@ -224,16 +229,17 @@ class ExecutorServiceStub:
     Forward: _grpc.UnaryUnaryMultiCallable[_executor_pb2.ForwardRequest, _executor_pb2.ForwardResponse]
     """Non-autoregressive: hidden states, embeddings or logits of whole inputs; no cache involved.
     Each input has at most `context_length` tokens, all together at most `max_step_tokens`, and the
-    reply at most `max_full_logits_bytes`. Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED.
+    reply at most `max_full_logits_bytes`. Cancelled, it ends between two inputs. Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED.
     Retry: safe.
     """
     Warmup: _grpc.UnaryUnaryMultiCallable[_executor_pb2.WarmupRequest, _executor_pb2.WarmupResponse]
     """Runs the shapes that compile or allocate lazily, so that the first request does not wait.
-    KV content is untouched. Retry: safe.
+    KV content is untouched. Cancelled, it ends between two shapes. Retry: safe.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_executor_pb2.DrainRequest, _executor_pb2.DrainResponse]
     """From now on openings are UNAVAILABLE and health is NOT_SERVING; live caches go on. Answers
-    when no cache is left, or at the RPC's deadline or `timeout_ms`. Can't be taken back.
+    when no cache is left, or at the RPC's deadline or `timeout_ms`. Can't be taken back;
+    cancelling the RPC does not end the drain.
     Retry: safe.
     """
 
@@ -249,10 +255,12 @@ class ExecutorServiceAsyncStub(ExecutorServiceStub):
     `replaces` is fine. With `owner`, the same happens to the caller's session that was opened
     under that name: a restarted client has its former self's pages back at once, and two clients
     with different names leave each other alone.
+    Cancelled before it begins, nothing is opened or replaced.
     Errors: RESOURCE_EXHAUSTED (sessions). Retry: safe; an unused session ends with its lease.
     """
     CloseSession: _aio.UnaryUnaryMultiCallable[_executor_pb2.CloseSessionRequest, _executor_pb2.CloseSessionResponse]  # type: ignore[assignment]
-    """Ends a session and releases its caches. Steps queued before it are computed first.
+    """Ends a session and releases its caches. Steps queued before it are computed first. Done even
+    if the RPC is cancelled.
     Errors: INVALID_ARGUMENT for session 0. Retry: safe, idempotent.
     """
     GetInfo: _aio.UnaryUnaryMultiCallable[_executor_pb2.GetInfoRequest, _executor_pb2.GetInfoResponse]  # type: ignore[assignment]
@@ -325,16 +333,17 @@ class ExecutorServiceAsyncStub(ExecutorServiceStub):
     Forward: _aio.UnaryUnaryMultiCallable[_executor_pb2.ForwardRequest, _executor_pb2.ForwardResponse]  # type: ignore[assignment]
     """Non-autoregressive: hidden states, embeddings or logits of whole inputs; no cache involved.
     Each input has at most `context_length` tokens, all together at most `max_step_tokens`, and the
-    reply at most `max_full_logits_bytes`. Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED.
+    reply at most `max_full_logits_bytes`. Cancelled, it ends between two inputs. Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED.
     Retry: safe.
     """
     Warmup: _aio.UnaryUnaryMultiCallable[_executor_pb2.WarmupRequest, _executor_pb2.WarmupResponse]  # type: ignore[assignment]
     """Runs the shapes that compile or allocate lazily, so that the first request does not wait.
-    KV content is untouched. Retry: safe.
+    KV content is untouched. Cancelled, it ends between two shapes. Retry: safe.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_executor_pb2.DrainRequest, _executor_pb2.DrainResponse]  # type: ignore[assignment]
     """From now on openings are UNAVAILABLE and health is NOT_SERVING; live caches go on. Answers
-    when no cache is left, or at the RPC's deadline or `timeout_ms`. Can't be taken back.
+    when no cache is left, or at the RPC's deadline or `timeout_ms`. Can't be taken back;
+    cancelling the RPC does not end the drain.
     Retry: safe.
     """
 
@@ -353,6 +362,7 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         `replaces` is fine. With `owner`, the same happens to the caller's session that was opened
         under that name: a restarted client has its former self's pages back at once, and two clients
         with different names leave each other alone.
+        Cancelled before it begins, nothing is opened or replaced.
         Errors: RESOURCE_EXHAUSTED (sessions). Retry: safe; an unused session ends with its lease.
         """
 
@@ -362,7 +372,8 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_pb2.CloseSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_pb2.CloseSessionResponse, _abc.Awaitable[_executor_pb2.CloseSessionResponse]]:
-        """Ends a session and releases its caches. Steps queued before it are computed first.
+        """Ends a session and releases its caches. Steps queued before it are computed first. Done even
+        if the RPC is cancelled.
         Errors: INVALID_ARGUMENT for session 0. Retry: safe, idempotent.
         """
 
@@ -525,7 +536,7 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_executor_pb2.ForwardResponse, _abc.Awaitable[_executor_pb2.ForwardResponse]]:
         """Non-autoregressive: hidden states, embeddings or logits of whole inputs; no cache involved.
         Each input has at most `context_length` tokens, all together at most `max_step_tokens`, and the
-        reply at most `max_full_logits_bytes`. Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED.
+        reply at most `max_full_logits_bytes`. Cancelled, it ends between two inputs. Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED.
         Retry: safe.
         """
 
@@ -536,7 +547,7 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_executor_pb2.WarmupResponse, _abc.Awaitable[_executor_pb2.WarmupResponse]]:
         """Runs the shapes that compile or allocate lazily, so that the first request does not wait.
-        KV content is untouched. Retry: safe.
+        KV content is untouched. Cancelled, it ends between two shapes. Retry: safe.
         """
 
     @_abc_1.abstractmethod
@@ -546,7 +557,8 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_executor_pb2.DrainResponse, _abc.Awaitable[_executor_pb2.DrainResponse]]:
         """From now on openings are UNAVAILABLE and health is NOT_SERVING; live caches go on. Answers
-        when no cache is left, or at the RPC's deadline or `timeout_ms`. Can't be taken back.
+        when no cache is left, or at the RPC's deadline or `timeout_ms`. Can't be taken back;
+        cancelling the RPC does not end the drain.
         Retry: safe.
         """
 
