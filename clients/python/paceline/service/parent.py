@@ -18,7 +18,11 @@ def call_at_end_of_stdin(callback: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
 
     def read() -> None:
-        if not os.read(STDIN, 4096):
+        try:
+            given = os.read(STDIN, 4096)
+        except OSError:  # a terminal that is gone
+            given = b""
+        if not given:
             loop.remove_reader(STDIN)
             callback()
 

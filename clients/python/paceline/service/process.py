@@ -11,7 +11,10 @@ from paceline.service.parent import call_at_end_of_stdin
 
 
 class Shutdown:
-    """What the signals ask for: the first SIGTERM or SIGINT drains, the second forces."""
+    """What the signals ask for: the first SIGTERM or SIGINT drains, the second forces.
+
+    SIGHUP, the end of the terminal, drains and never forces: shells and the kernel may both send it.
+    """
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
@@ -23,14 +26,16 @@ class Shutdown:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._received, number)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+            loop.add_signal_handler(signal.SIGHUP, self.drain.set)
 
     def listen_to_parent(self) -> None:
         """From now on the end of standard input drains too: whoever started us is gone."""
         call_at_end_of_stdin(self.drain.set)
 
     def _received(self, number: int) -> None:
+        (self.force if self.signal else self.drain).set()
         self.signal = number
-        (self.force if self.drain.is_set() else self.drain).set()
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
