@@ -139,6 +139,9 @@ def server_options(link: Link) -> Options:
         ("grpc.http.overload_protection", 0),
         # Welcome the keepalive pings of `channel_options`; the default answers them with GOAWAY.
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
+        # What nobody reads is not taken from the network either: 64 KiB of a stream. Else the window grows
+        # to megabytes by what the connection could carry, and so does the memory of each unread message.
+        ("grpc.http2.bdp_probe", 0),
         # A dead or frozen client is noticed, and its streams end.
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 10_000),

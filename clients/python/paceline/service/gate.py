@@ -1,0 +1,148 @@
+"""What stands in front of all handlers: refusals that read nothing, and errors in our own words.
+
+An interceptor runs before the request is read, and gRPC reads it for the handler that comes back: all of
+it for a unary one, nothing for a stream handler until that asks. So everything that needs no message is
+answered by stream handlers, whatever the arity of the method; clients can't tell the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2
+
+from paceline.malformed import Malformed, lenient
+from paceline.service.credentials import Credentials
+from paceline.service.logs import Log
+from paceline.service.status import rich_status
+
+log = Log(__name__)
+
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+MAX_UNKNOWN_WATCHES = 256
+"""Health watches of callers without a valid token, all together: they stay open."""
+
+_OURS = "/paceline."
+_CHECK, _WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+
+
+def _answering(code: grpc.StatusCode, message: str, reason: str) -> _Handler:
+    status = rich_status(code, message, reason=reason)
+
+    async def answer(_requests: object, context: _Context) -> None:
+        await context.abort_with_status(status)
+
+    return grpc.stream_stream_rpc_method_handler(answer)
+
+
+_REFUSED = _answering(
+    grpc.StatusCode.UNAUTHENTICATED, "authorization: the token is missing or wrong", "UNAUTHENTICATED"
+)
+_UNKNOWN = _answering(grpc.StatusCode.UNIMPLEMENTED, "unknown method", "UNSUPPORTED")
+_TOO_MANY = _answering(
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    f"{MAX_UNKNOWN_WATCHES} health watches without a token are open",
+    "QUOTA",
+)
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Lets known callers in; the first of a server's interceptors.
+
+    Health's Check and Watch are open to everybody. Who has no valid token gets the status of the whole
+    server, whatever service the request names: it is not read.
+    """
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._watches = 0
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        """The handler of one call."""
+        method = handler_call_details.method
+        if not self._credentials.admits(handler_call_details.invocation_metadata):
+            if method not in (_CHECK, _WATCH):
+                return _REFUSED
+            handler = await continuation(handler_call_details)
+            return _UNKNOWN if handler is None else self._unread(handler)
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return _UNKNOWN
+        return handler if method.startswith(_OURS) else _guarded(handler)
+
+    def _unread(self, handler: _Handler) -> _Handler:
+        """A health handler that is given an empty request in place of the caller's."""
+        if handler.response_streaming and self._watches >= MAX_UNKNOWN_WATCHES:
+            return _TOO_MANY
+        empty, serializer = health_pb2.HealthCheckRequest(), handler.response_serializer
+        behaviour: Any = handler.unary_stream or handler.unary_unary
+
+        async def check(_requests: object, context: _Context) -> None:
+            await context.write(await behaviour(empty, context))
+
+        async def watch(_requests: object, context: _Context) -> None:
+            self._watches += 1
+            try:
+                await behaviour(empty, context)
+            finally:
+                self._watches -= 1
+
+        answer = watch if handler.response_streaming else check
+        return grpc.stream_stream_rpc_method_handler(answer, None, serializer)
+
+
+def _guarded(handler: _Handler) -> _Handler:
+    """Health and reflection: libraries' handlers, whose errors must not name Python's classes either."""
+    parse, serialize = lenient(handler.request_deserializer), handler.response_serializer
+    if handler.unary_unary:
+        return grpc.unary_unary_rpc_method_handler(_calling(handler.unary_unary), parse, serialize)
+    if handler.unary_stream:
+        return grpc.unary_stream_rpc_method_handler(_calling(handler.unary_stream), parse, serialize)
+    if handler.stream_stream:
+        return grpc.stream_stream_rpc_method_handler(_calling(handler.stream_stream), parse, serialize)
+    return handler
+
+
+def _calling(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(request: Any, context: _Context) -> Any:
+        try:
+            given = _parsed_stream(request) if hasattr(request, "__aiter__") else _parsed(request)
+            answer = behaviour(given, context)
+            if not hasattr(answer, "__aiter__"):
+                return await answer
+            async for response in answer:
+                await context.write(response)
+        except _Unparsable:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"request: {Malformed.message}")
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            if not context.cancelled() and not context.done():
+                log.error("a handler failed", error)
+                await context.abort(grpc.StatusCode.INTERNAL, "internal error; the service's log has more")
+
+    return call
+
+
+class _Unparsable(Exception):
+    """The request is Malformed."""
+
+
+def _parsed(request: Any) -> Any:
+    if isinstance(request, Malformed):
+        raise _Unparsable
+    return request
+
+
+async def _parsed_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _parsed(request)

@@ -1,0 +1,185 @@
+"""Strangers are refused before a byte of their message is read; errors are in our words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from paceline.channel import Link, server_options
+from paceline.executor.v1 import executor_pb2, executor_pb2_grpc
+from paceline.scheduler.v1 import admin_pb2, scheduler_pb2
+from paceline.service import gate
+from paceline.service.credentials import Credentials
+from paceline.service.gate import Gate
+from paceline.service.identity import Identity
+from paceline.service.tokens import Entry
+
+from tests.support.counting_proxy import CountingProxy, counting_proxy
+
+ALICE = Identity("alice", "token")
+GUARDED = Credentials([Entry.of("sesame", ALICE)], demanded=True)
+OPEN = Credentials()
+SESAME = (("authorization", "Bearer sesame"),)
+BAD = [(), (("authorization", "Bearer wrong"),), (("authorization", "sesame"),)]
+LARGE = bytes(48 << 20)
+NOT_READ = 24 << 20  # what sockets and windows of a connection hold is far below
+HEALTH = "/grpc.health.v1.Health/"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+OURS = [
+    f"/{service.full_name}/{method.name}"
+    for module in (executor_pb2, scheduler_pb2, admin_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+CLOSED = [*OURS, f"{HEALTH}List", REFLECTION, "/no.such.Service/Method", f"{OURS[0]}Not", "/"]
+
+
+@dataclass(frozen=True)
+class Details:
+    """grpc.HandlerCallDetails as data."""
+
+    method: str
+    invocation_metadata: Any
+
+
+class Context:
+    """Remembers how a call was ended."""
+
+    code: grpc.StatusCode | None = None
+
+    async def abort_with_status(self, status: grpc.Status) -> None:
+        self.code = status.code
+        raise grpc.aio.AbortError
+
+
+class Untouchable:
+    """A request stream that nobody may read."""
+
+    def __aiter__(self) -> Any:
+        raise AssertionError("the request was read")
+
+
+@pytest.mark.parametrize("metadata", BAD)
+@pytest.mark.parametrize("method", CLOSED)
+async def test_every_method_is_refused_by_a_handler_that_reads_nothing(method: str, metadata: Any) -> None:
+    async def continuation(_details: object) -> None:
+        raise AssertionError("the handler was looked up")
+
+    handler: Any = await Gate(GUARDED).intercept_service(continuation, Details(method, metadata))  # type: ignore[arg-type]
+    assert (handler.request_streaming, handler.response_streaming) == (True, True)
+    context = Context()
+    with pytest.raises(grpc.aio.AbortError):
+        await handler.stream_stream(Untouchable(), context)
+    assert context.code is grpc.StatusCode.UNAUTHENTICATED
+
+
+@asynccontextmanager
+async def serving(credentials: Credentials) -> AsyncIterator[CountingProxy]:
+    """A server with health, reflection and the executor's methods, which answer nothing, behind a proxy."""
+    server = grpc.aio.server(interceptors=[Gate(credentials)], options=server_options(Link.PRIVATE))
+    executor_pb2_grpc.add_ExecutorServiceServicer_to_server(
+        executor_pb2_grpc.ExecutorServiceServicer(), server
+    )
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    reflection.enable_server_reflection([reflection.SERVICE_NAME], server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with counting_proxy(port) as proxy:
+            yield proxy
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def channel(proxy: CountingProxy) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(
+        f"127.0.0.1:{proxy.port}", [("grpc.max_send_message_length", -1)]
+    ) as opened:
+        yield opened
+
+
+async def code_of(call: Any) -> grpc.StatusCode:
+    code: grpc.StatusCode = await call.code()
+    return code
+
+
+@pytest.mark.parametrize(
+    "method", ["/paceline.executor.v1.ExecutorService/Prefill", f"{HEALTH}List", "/no.such.Service/Method"]
+)
+async def test_a_strangers_message_stays_in_the_clients_memory(method: str) -> None:
+    async with serving(GUARDED) as proxy, channel(proxy) as opened:
+        call = opened.unary_unary(method)(LARGE, metadata=BAD[1])
+        assert await code_of(call) is grpc.StatusCode.UNAUTHENTICATED
+        stream = opened.stream_stream(REFLECTION)(iter([LARGE]), metadata=BAD[1])
+        assert await code_of(stream) is grpc.StatusCode.UNAUTHENTICATED
+        assert proxy.sent < NOT_READ
+
+
+async def test_methods_that_do_not_exist_read_nothing_of_anybody() -> None:
+    async with serving(OPEN) as proxy, channel(proxy) as opened:
+        call = opened.unary_unary("/no.such.Service/Method")(LARGE)
+        assert await code_of(call) is grpc.StatusCode.UNIMPLEMENTED
+        assert proxy.sent < NOT_READ
+
+
+async def test_strangers_are_told_the_servers_health_whatever_they_send() -> None:
+    async with serving(GUARDED) as proxy, channel(proxy) as opened:
+        answer = await opened.unary_unary(f"{HEALTH}Check")(LARGE)
+        assert health_pb2.HealthCheckResponse.FromString(answer).status == 1
+        watch = opened.unary_stream(f"{HEALTH}Watch")(b"not a message")
+        assert health_pb2.HealthCheckResponse.FromString(await watch.read()).status == 1
+        watch.cancel()
+        assert proxy.sent < NOT_READ
+
+
+async def test_who_has_the_token_asks_for_a_services_health_by_name() -> None:
+    async with serving(GUARDED) as proxy, channel(proxy) as opened:
+        stub = health_pb2_grpc.HealthStub(opened)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Check(health_pb2.HealthCheckRequest(service="no such"), metadata=SESAME)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_watches_of_strangers_are_bounded_and_those_of_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gate, "MAX_UNKNOWN_WATCHES", 2)
+    async with serving(GUARDED) as proxy, channel(proxy) as opened:
+        watch = health_pb2_grpc.HealthStub(opened).Watch
+        request = health_pb2.HealthCheckRequest()
+        open_watches = [watch(request) for _ in range(2)]
+        for one in open_watches:
+            await one.read()
+        assert await code_of(watch(request)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        known = watch(request, metadata=SESAME)
+        assert (await known.read()).status == 1
+        open_watches.pop().cancel()
+        while (again := await watch(request).read()) is grpc.aio.EOF:  # noqa: ASYNC110  # the server's news
+            await asyncio.sleep(0)  # the server has not heard of it yet
+        assert again.status == 1
+        for one in (*open_watches, known):
+            one.cancel()
+
+
+@pytest.mark.parametrize("shape", ["Check", "Watch", "List", "reflection"])
+async def test_bytes_that_are_no_message_are_answered_without_pythons_words(shape: str) -> None:
+    async with serving(OPEN) as proxy, channel(proxy) as opened:
+        if shape == "reflection":
+            call: Any = opened.stream_stream(REFLECTION)(iter([b"\xff\xff"]))
+        elif shape == "Watch":
+            call = opened.unary_stream(f"{HEALTH}{shape}")(b"\xff\xff")
+        else:
+            call = opened.unary_unary(f"{HEALTH}{shape}")(b"\xff\xff")
+        assert await code_of(call) is grpc.StatusCode.INVALID_ARGUMENT
+        assert await call.details() == "request: its bytes are not a message of this RPC's type"
