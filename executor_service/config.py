@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
+from paceline.service.identity import MAX_PRIORITY, Identity
 from paceline.service.settings import ServiceSettings
 from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -18,6 +20,11 @@ class ExecutorConfig(ServiceSettings):
     """Paceline's executor: a model, its device and a paged KV cache, as a gRPC service."""
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_EXECUTOR_")
+
+    SECRET_TOKENS: ClassVar[Mapping[str, Identity]] = {
+        "auth_token": Identity("internal", "token", 1.0, MAX_PRIORITY, admin=True)
+    }
+    TOKEN_IS_ADMIN: ClassVar[bool] = True  # it is a scheduler's, not a client's
 
     port: int = Field(50061, ge=0, le=65535, description="port to listen on; 0: any free one")
 

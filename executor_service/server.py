@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from paceline.channel import Link, server_options
 from paceline.executor.v1 import executor_pb2_grpc as rpc
+from paceline.service.gate import Gate
 from paceline.service.logs import Log
 from paceline.service.process import Shutdown, write_port_file
 
@@ -40,7 +41,7 @@ async def run(config: ExecutorConfig) -> None:
     metrics, health = Metrics(runtime), Health(runtime)
     shutdown = Shutdown()
     shutdown.listen()
-    if config.exit_with_stdin:
+    if config.bound_to_stdin:
         shutdown.listen_to_parent()
 
     server = _make_server(config, runtime, metrics, health)
@@ -50,7 +51,7 @@ async def run(config: ExecutorConfig) -> None:
     await server.start()  # GetStatus and health answer from here on
     _announce(config, port, metrics_port)
 
-    endless = health.watch(), _tick_leases(runtime), _end_at_once(shutdown)
+    endless = health.watch(), _tick_leases(runtime), _end_at_once(shutdown), config.credentials.watch()
     chores = [asyncio.create_task(chore) for chore in endless]
     loading = asyncio.create_task(runtime.load())
     stopping = asyncio.create_task(shutdown.drain.wait())
@@ -80,7 +81,7 @@ async def _end_at_once(shutdown: Shutdown) -> None:
 def _make_server(
     config: ExecutorConfig, runtime: Runtime, metrics: Metrics, health: Health
 ) -> grpc.aio.Server:
-    interceptors: list[Any] = [*config.server_security.interceptors(), ErrorInterceptor()]
+    interceptors: list[Any] = [Gate(config.credentials), ErrorInterceptor()]
     server = grpc.aio.server(interceptors=interceptors, options=server_options(Link.PRIVATE))
     rpc.add_ExecutorServiceServicer_to_server(ExecutorServicer(runtime, metrics), server)
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
@@ -117,6 +118,8 @@ def _announce(config: ExecutorConfig, port: int, metrics_port: int | None) -> No
         backend=config.backend,
         tls=config.tls_cert is not None,
     )
+    for door in config.open_doors():
+        log.warning(door)
     if config.port_file is not None:
         write_port_file(config.port_file, port)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from paceline.channel import Security
+from paceline.service.identity import MAX_PRIORITY, Identity
 from paceline.service.security import read_token
-from paceline.service.settings import ServiceSettings, StringList
+from paceline.service.settings import ADMIN_TOKEN, ServiceSettings, StringList
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
@@ -38,6 +40,12 @@ class SchedulerSettings(ServiceSettings):
     """Paceline's scheduler: takes requests, decides what executors compute, streams tokens."""
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_SCHEDULER_")
+
+    SECRET_TOKENS: ClassVar[Mapping[str, Identity]] = {
+        "client_token": Identity("client", "token", 1.0, MAX_PRIORITY),
+        ADMIN_TOKEN: Identity("admin", "token", 1.0, MAX_PRIORITY, admin=True),
+    }
+    OTHER_SECRETS: ClassVar[frozenset[str]] = frozenset({"executor_token"})
 
     # Where
     executor: StringList = Field(
@@ -112,6 +120,11 @@ class SchedulerSettings(ServiceSettings):
             raise ValueError("an executor is named twice")
         return self
 
+    def check_secrets(self) -> None:
+        """Raises ValueError if the tokens that were given contradict one another."""
+        super().check_secrets()
+        _ = self.executor_security
+
     @property
     def instance_name(self) -> str:
         """`instance`, or its default; "" if there is none that would be the same after a restart."""
@@ -168,6 +181,10 @@ class SchedulerSettings(ServiceSettings):
 
     @property
     def executor_security(self) -> Security:
-        """Towards executors."""
+        """Towards executors. Raises ValueError."""
         token = read_token(self.executor_token_file)
+        if secret := self._secrets.get("executor_token", ""):
+            if token:
+                raise ValueError("the executors' token is given twice: --executor-token-file and a secret")
+            token = secret
         return Security(self.executor_tls_ca, self.executor_tls_cert, self.executor_tls_key, token)

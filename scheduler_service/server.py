@@ -8,6 +8,7 @@ import grpc.aio
 from grpc_reflection.v1alpha import reflection
 from paceline.channel import Link, server_options
 from paceline.scheduler.v1 import admin_pb2_grpc, scheduler_pb2_grpc
+from paceline.service.gate import Gate
 from paceline.service.logs import Log
 from paceline.service.process import Shutdown, write_port_file
 from paceline.service.settings import EXIT_USAGE
@@ -37,7 +38,7 @@ class Server:
         self.service = SchedulerService(settings)
         self._settings = settings
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(), *settings.server_security.interceptors()],
+            interceptors=[Gate(settings.credentials), ErrorInterceptor()],
             options=list(_PUBLIC_OPTIONS.items()),
         )
         self._health = Health(self._server)
@@ -61,17 +62,21 @@ class Server:
         if settings.port_file is not None:
             write_port_file(settings.port_file, port)
         log.info("listening", host=settings.host, port=port, executors=",".join(settings.executor))
+        for door in settings.open_doors():
+            log.warning(door)
         return port
 
     async def serve(self, shutdown: Shutdown) -> int:
         """Serve until asked to stop, then drain. Returns the exit status."""
         running = asyncio.create_task(self.service.run(self._health.show), name="service")
+        watching = asyncio.create_task(self._settings.credentials.watch(), name="tokens file")
         asked = asyncio.create_task(shutdown.drain.wait())
         mistaken = asyncio.create_task(self.service.drafts.mistaken.wait())
         await asyncio.wait((running, asked, mistaken), return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             await self._health.show(False)
             await self.service.drain(self._settings.drain_timeout_s, shutdown.force)
+        watching.cancel()
         asked.cancel()
         mistaken.cancel()
         await self._server.stop(GRACE_S)
@@ -94,7 +99,7 @@ async def main(settings: SchedulerSettings) -> int:
     """Run a scheduler process. Returns its exit status."""
     shutdown = Shutdown()
     shutdown.listen()
-    if settings.exit_with_stdin:
+    if settings.bound_to_stdin:
         shutdown.listen_to_parent()
     try:
         server = Server(settings)

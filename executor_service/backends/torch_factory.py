@@ -57,7 +57,7 @@ def follower_rank(config: ExecutorConfig) -> Rank | None:
 
 def follow(config: ExecutorConfig, rank: Rank) -> None:
     """Do what rank 0 does until it is over. Ends the process if a rank is lost or the model unusable."""
-    for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 drains, and needs us for that
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # rank 0 drains, and needs us for that
         signal.signal(number, signal.SIG_IGN)
     if config.exit_with_stdin:
         threading.Thread(target=_end_with_stdin, args=(rank,), name="parent", daemon=True).start()
@@ -119,7 +119,7 @@ def _follower_command(config: ExecutorConfig) -> list[str]:
         "log-format": config.log_format,
     }
     flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    return [sys.executable, "-m", "executor_service", *flags, "--exit-with-stdin"]
+    return [sys.executable, "-m", "executor_service", *flags, "--exit-with-stdin", "--no-secrets-stdin"]
 
 
 def _lost(rank: int, status: int) -> NoReturn:

@@ -1,24 +1,19 @@
-"""Who may reach a service: TLS, mutual TLS, a token."""
+"""How a port is opened: plaintext, TLS, mutual TLS; and the file of one token."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
 
-_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-_KEY = "authorization"
-_HEALTH = "/grpc.health.v1.Health/"
+from paceline.service.secrets import check_token
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSecurity:
-    """TLS files and the token that callers must send. Empty: plaintext for everyone.
+    """TLS files. Empty: plaintext for everyone.
 
     `client_ca_file` demands a certificate from every caller (mutual TLS). Raises ValueError.
     """
@@ -26,7 +21,6 @@ class ServerSecurity:
     cert_file: Path | None = None
     key_file: Path | None = None
     client_ca_file: Path | None = None
-    token: str = ""
 
     def __post_init__(self) -> None:
         if (self.cert_file is None) != (self.key_file is None):
@@ -45,10 +39,6 @@ class ServerSecurity:
         )
         return server.add_secure_port(address, credentials)
 
-    def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        """What has to stand in front of the handlers."""
-        return [_TokenCheck(self.token)] if self.token else []
-
 
 def read_token(path: Path | None) -> str:
     """The token in a file; "" for no file. Raises ValueError if there is none in it."""
@@ -60,40 +50,5 @@ def read_token(path: Path | None) -> str:
         raise ValueError(f"{path}: {error.strerror}") from error
     if not token:
         raise ValueError(f"{path}: the token is empty")
+    check_token(str(path), token)
     return token
-
-
-class _TokenCheck(grpc.aio.ServerInterceptor):
-    """Refuses calls without `authorization: Bearer <token>`; health checks need none."""
-
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> _Handler | None:
-        handler = await continuation(handler_call_details)
-        if handler_call_details.method.startswith(_HEALTH) or self._allows(handler_call_details):
-            return handler
-        return _refusal(handler)
-
-    def _allows(self, details: grpc.HandlerCallDetails) -> bool:
-        metadata = details.invocation_metadata or ()
-        given = next((value for key, value in metadata if key == _KEY), "")
-        sent = given if isinstance(given, bytes) else given.encode()
-        return hmac.compare_digest(sent, self._expected)
-
-
-async def _refuse(_request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "authorization: the token is missing or wrong")
-
-
-def _refusal(handler: _Handler | None) -> _Handler:
-    """A handler of the same shape as the one refused: gRPC wants the arity of the client's call."""
-    if handler is not None and handler.request_streaming:
-        return grpc.stream_stream_rpc_method_handler(_refuse)
-    if handler is not None and handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(_refuse)
-    return grpc.unary_unary_rpc_method_handler(_refuse)

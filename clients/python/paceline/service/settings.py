@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from os import environ
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Self
+from typing import Annotated, Any, ClassVar, NoReturn, Self
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -20,11 +22,19 @@ from pydantic_settings import (
 )
 
 from paceline.channel import is_loopback
+from paceline.service.credentials import Credentials
+from paceline.service.identity import MAX_PRIORITY, Identity
+from paceline.service.known import nearest, unknown_flags, unknown_variables
 from paceline.service.logs import LogFormat, LogLevel
+from paceline.service.secrets import read_secrets
 from paceline.service.security import ServerSecurity, read_token
+from paceline.service.tokens import Entry
 
 EXIT_USAGE = 2
-"""A flag, a variable or the YAML is wrong."""
+"""A flag, a variable, the YAML or the line of secrets is wrong."""
+
+ADMIN_TOKEN = "admin_token"
+"""The secret of who started a service, for calls of its own: no other caller needs a token for it."""
 
 
 def _split(value: object) -> object:
@@ -44,7 +54,15 @@ StringList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 class ServiceSettings(BaseSettings):
-    """What both services can be told. A subclass sets `env_prefix`, the port and fields of its own."""
+    """What both services can be told. A subclass sets `env_prefix`, the port and fields of its own.
+
+    `SECRET_TOKENS` are the secrets that callers send, with whose they are; `OTHER_SECRETS` the rest of what
+    may come over standard input. `TOKEN_IS_ADMIN`: whether the one of --auth-token-file may do everything.
+    """
+
+    SECRET_TOKENS: ClassVar[Mapping[str, Identity]] = {}
+    OTHER_SECRETS: ClassVar[frozenset[str]] = frozenset()
+    TOKEN_IS_ADMIN: ClassVar[bool] = False
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -69,6 +87,10 @@ class ServiceSettings(BaseSettings):
     exit_with_stdin: bool = Field(
         default=False, description="end as at SIGTERM when standard input does: the parent is gone"
     )
+    secrets_stdin: bool = Field(
+        default=False,
+        description="read secrets from standard input, a line of JSON; implies exit-with-stdin",
+    )
     drain_timeout_s: float = Field(
         default=30.0, ge=0, le=86400, description="after SIGTERM, what is live may go on so long"
     )
@@ -79,28 +101,76 @@ class ServiceSettings(BaseSettings):
     tls_key: Path | None = Field(default=None, description="PEM private key")
     tls_client_ca: Path | None = Field(default=None, description="PEM; demand client certificates (mTLS)")
     auth_token_file: Path | None = Field(default=None, description="clients must send this file's token")
+    tokens_file: Path | None = Field(
+        default=None,
+        description="YAML; clients must send an entry's token: name, sha256, weight, max_priority, admin",
+    )
+
+    _secrets: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    @field_validator("host", "metrics_host")
+    @classmethod
+    def _bare(cls, host: str) -> str:
+        """[::1] is ::1."""
+        return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
     @property
     def address(self) -> str:
         """What to bind: host:port."""
-        bare = ":" in self.host and not self.host.startswith("[")
-        return f"[{self.host}]:{self.port}" if bare else f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def bound_to_stdin(self) -> bool:
+        """Whether the end of standard input is ours."""
+        return self.exit_with_stdin or self.secrets_stdin
 
     @property
     def server_security(self) -> ServerSecurity:
-        """Towards clients. Raises ValueError."""
-        return ServerSecurity(
-            self.tls_cert, self.tls_key, self.tls_client_ca, read_token(self.auth_token_file)
+        """The port's. Raises ValueError."""
+        return ServerSecurity(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @cached_property
+    def credentials(self) -> Credentials:
+        """Who may call, and as whom. Raises ValueError."""
+        fixed = [
+            Entry.of(token, self.SECRET_TOKENS[name])
+            for name, token in self._secrets.items()
+            if name in self.SECRET_TOKENS
+        ]
+        demanded = any(name in self.SECRET_TOKENS and name != ADMIN_TOKEN for name in self._secrets)
+        if token := read_token(self.auth_token_file):
+            identity = Identity("token", "token", 1.0, MAX_PRIORITY, self.TOKEN_IS_ADMIN)
+            fixed.append(Entry.of(token, identity))
+        demanded = demanded or self.auth_token_file is not None or self.tokens_file is not None
+        certificates = self.tls_client_ca is not None
+        return Credentials(
+            fixed,
+            self.tokens_file,
+            demanded=demanded,
+            certificates=certificates,
+            open_admin=not demanded and not certificates and is_loopback(self.address),
         )
+
+    def open_doors(self) -> list[str]:
+        """What is open that need not be, for the log of the start."""
+        doors = []
+        if not self.credentials.demanded and self.tls_client_ca is None:
+            doors.append("no token is demanded: whoever reaches the port is served")
+        if self.tls_cert is None and not is_loopback(self.address):
+            doors.append("plaintext beyond this machine: tokens and texts can be read on the way")
+        if self.reflection:
+            doors.append("reflection is on: whoever is served can list all methods")
+        if self.metrics_port is not None and not is_loopback(f"{self.metrics_host}:{self.metrics_port}"):
+            doors.append("the metrics port is open beyond this machine, in plaintext and without a token")
+        return doors
 
     @model_validator(mode="after")
     def _safe(self) -> Self:
-        for name in ("tls_cert", "tls_key", "tls_client_ca", "auth_token_file"):
+        for name in ("tls_cert", "tls_key", "tls_client_ca", "auth_token_file", "tokens_file"):
             path: Path | None = getattr(self, name)
             if path is not None and not path.is_file():
                 raise ValueError(f"--{name.replace('_', '-')}: no file {path}")
-        security = self.server_security
-        if security.cert_file is None and not self.insecure and not is_loopback(self.address):
+        if self.server_security.cert_file is None and not self.insecure and not is_loopback(self.address):
             raise ValueError(
                 f"--host: {self.host} is not loopback: give --tls-cert and --tls-key, or --insecure"
             )
@@ -109,15 +179,33 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def from_command_line(cls, arguments: Sequence[str], program: str) -> Self:
         """Read all sources, check once. A mistake is written to stderr, exit status EXIT_USAGE."""
+        fields = cls.model_fields
+        switches = [name for name, field in fields.items() if field.annotation is bool]
+        problems = unknown_flags(arguments, fields, switches)
+        problems += unknown_variables(environ, cls.model_config.get("env_prefix", ""), fields)
+        if problems:
+            _quit(program, problems)
         try:
             flags: CliSettingsSource[Any] = CliSettingsSource(
                 cls, cli_parse_args=list(arguments), cli_prog_name=program
             )
-            return cls(**flags())
+            settings = cls(**flags())
+            settings._take_secrets()
+            settings.check_secrets()  # before anything is started
         except ValidationError as error:
-            _quit(program, [_explain(problem) for problem in error.errors()])
-        except (SettingsError, OSError, yaml.YAMLError, TypeError) as error:
+            _quit(program, [_explain(problem, fields) for problem in error.errors()])
+        except (SettingsError, OSError, yaml.YAMLError, TypeError, ValueError) as error:
             _quit(program, [str(error)])
+        return settings
+
+    def _take_secrets(self) -> None:
+        """Wait for the line of secrets if there is to be one. Raises ValueError."""
+        if self.secrets_stdin:
+            self._secrets = read_secrets(self.SECRET_TOKENS.keys() | self.OTHER_SECRETS)
+
+    def check_secrets(self) -> None:
+        """Raises ValueError if the tokens that were given contradict one another."""
+        _ = self.credentials
 
     @classmethod
     def settings_customise_sources(
@@ -141,9 +229,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return {key.replace("-", "_"): value for key, value in values.items()}
 
 
-def _explain(problem: Any) -> str:
+def _explain(problem: Any, known: Mapping[str, Any]) -> str:
     """A validation error in the words of the command line."""
     name = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
+    if problem["type"] == "extra_forbidden":
+        return f"{name}: no such setting{nearest(name, [one.replace('_', '-') for one in known])}"
     message = str(problem["msg"]).removeprefix("Value error, ")
     return f"--{name}: {message}" if name else message
 

@@ -1,0 +1,42 @@
+"""Names of settings: what nobody knows is a mistake, told with the nearest name that somebody does."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+_OF_KUBERNETES = re.compile(r"(^|_)(service_(host|port)|port_\d+_(tcp|udp))(_|$)")
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """What may have been meant, as the end of a message; "" if nothing is near."""
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    if not near and (longer := [one for one in sorted(known) if one.startswith(name)]):
+        near = longer
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def unknown_variables(names: Iterable[str], prefix: str, fields: Collection[str]) -> list[str]:
+    """What is wrong with the environment: a message for each variable of ours that is no setting."""
+    known = {prefix + field.upper() for field in fields}
+    problems = []
+    for name in sorted(names):
+        if not name.upper().startswith(prefix) or name.upper() in known:
+            continue
+        hint = nearest(name.upper(), known)
+        if _OF_KUBERNETES.search(name.lower().removeprefix(prefix.lower())):
+            hint = " (made by Kubernetes for a Service of this name? enableServiceLinks: false)"
+        problems.append(f"{name}: no such setting{hint}")
+    return problems
+
+
+def unknown_flags(arguments: Sequence[str], fields: Collection[str], switches: Collection[str]) -> list[str]:
+    """The same for a command line. Flags are spelled out: a prefix of one is none."""
+    known = {"--help"} | {_flag(field) for field in fields} | {f"--no-{_flag(name)[2:]}" for name in switches}
+    given = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    return [f"{flag}: no such setting{nearest(flag, known)}" for flag in given if flag not in known]
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")

@@ -1,0 +1,196 @@
+"""Settings that nobody knows are mistakes; secrets come over standard input; open doors are told."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from paceline.service import secrets
+from paceline.service.identity import token_hash
+from paceline.service.secrets import parse_secrets
+from paceline.service.settings import ServiceSettings
+
+from executor_service.config import ExecutorConfig
+from scheduler_service.config import SchedulerSettings
+
+ORACLE = ["--backend", "oracle"]
+Fails = Callable[..., str]
+
+
+def executor(*arguments: str) -> ExecutorConfig:
+    return ExecutorConfig.from_command_line([*ORACLE, *arguments], "executor")
+
+
+def scheduler(*arguments: str) -> SchedulerSettings:
+    return SchedulerSettings.from_command_line(arguments, "scheduler")
+
+
+@pytest.fixture
+def complaint(capsys: pytest.CaptureFixture[str]) -> Fails:
+    """What a service says when it refuses a command line."""
+
+    def of(parse: Callable[..., ServiceSettings], *arguments: str) -> str:
+        with pytest.raises(SystemExit) as caught:
+            parse(*arguments)
+        assert caught.value.code == 2
+        return capsys.readouterr().err
+
+    return of
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], io.BytesIO]:
+    """Puts bytes on standard input."""
+
+    def put(data: bytes) -> io.BytesIO:
+        stream = io.BytesIO(data)
+        monkeypatch.setattr(secrets.os, "read", lambda descriptor, size: stream.read(size))
+        return stream
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("parse", "name", "near"),
+    [
+        (scheduler, "PACELINE_SCHEDULER_AUTH_TOKEN", "PACELINE_SCHEDULER_AUTH_TOKEN_FILE"),
+        (scheduler, "PACELINE_SCHEDULER_TLS_CRET", "PACELINE_SCHEDULER_TLS_CERT"),
+        (executor, "PACELINE_EXECUTOR_AUTH_TOKN_FILE", "PACELINE_EXECUTOR_AUTH_TOKEN_FILE"),
+        (executor, "paceline_executor_reflecton", "PACELINE_EXECUTOR_REFLECTION"),
+    ],
+)
+def test_a_variable_that_is_no_setting_ends_the_start_with_the_nearest_name(
+    parse: Callable[..., ServiceSettings],
+    name: str,
+    near: str,
+    monkeypatch: pytest.MonkeyPatch,
+    complaint: Fails,
+) -> None:
+    monkeypatch.setenv(name, "x-value")
+    said = complaint(parse)
+    assert f"{name}: no such setting; did you mean {near}?" in said
+    assert "x-value" not in said
+
+
+def test_variables_of_the_other_service_and_of_clients_are_none_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PACELINE_SCHEDULER_ANYTHING", "PACELINE_TOKEN", "PACELINE_EXECUTORS"):
+        monkeypatch.setenv(name, "x")
+    assert executor("--port", "1").port == 1
+
+
+def test_variables_that_kubernetes_makes_are_told_as_such(
+    monkeypatch: pytest.MonkeyPatch, complaint: Fails
+) -> None:
+    monkeypatch.setenv("PACELINE_EXECUTOR_SERVICE_HOST", "10.0.0.1")
+    assert "enableServiceLinks" in complaint(executor)
+
+
+def test_flags_and_the_file_tell_the_nearest_name_too(tmp_path: Path, complaint: Fails) -> None:
+    assert "--auth-token: no such setting; did you mean --auth-token-file?" in complaint(
+        executor, "--auth-token=x"
+    )
+    file = tmp_path / "settings.yaml"
+    file.write_text("tls-crt: x\n")
+    assert "tls-crt: no such setting; did you mean tls-cert?" in complaint(scheduler, "--config", str(file))
+
+
+def test_a_prefix_of_a_flag_is_no_flag(complaint: Fails) -> None:
+    assert "--metrics-po" in complaint(executor, "--metrics-po", "1")
+
+
+def test_the_executors_secret_is_demanded_from_its_callers(stdin: Callable[[bytes], io.BytesIO]) -> None:
+    rest = stdin(b'{"auth_token": "s3cret"}\nwhat follows')
+    config = executor("--secrets-stdin")
+    assert rest.read() == b"what follows"
+    assert config.bound_to_stdin
+    assert config.credentials.demanded
+    assert config.credentials.admits((("authorization", "Bearer s3cret"),))
+    assert not config.credentials.admits(())
+    assert "s3cret" not in repr(config)
+
+
+def test_an_administrators_secret_alone_demands_nothing_of_others(
+    stdin: Callable[[bytes], io.BytesIO],
+) -> None:
+    stdin(b'{"executor_token": "e", "admin_token": "a"}\n')
+    settings = scheduler("--secrets-stdin")
+    assert settings.executor_security.token == "e"
+    assert settings.credentials.admits(())
+    assert not settings.credentials.demanded
+    stdin(b'{"executor_token": "e", "admin_token": "a", "client_token": "c"}\n')
+    assert not scheduler("--secrets-stdin").credentials.admits(())
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"", "standard input ended before the line of secrets"),
+        (b'{"auth_token": "x"}', "standard input ended"),
+        (b"s3cret\n", "is not JSON"),
+        (b'["s3cret"]\n', "is no JSON object"),
+        (b'{"auth_tokn": "s3cret"}\n', "no secret is called 'auth_tokn'; did you mean auth_token?"),
+        (b'{"auth_token": ""}\n', "auth_token: expected a string"),
+        (b'{"auth_token": 7}\n', "auth_token: expected a string"),
+        (b'{"auth_token": "s3cret s3cret"}\n', "auth_token: a token is visible ASCII"),
+        (b" " * (1 << 17), "has more than"),
+    ],
+)
+def test_a_wrong_line_of_secrets_ends_the_start_and_is_not_shown(
+    line: bytes, said: str, stdin: Callable[[bytes], io.BytesIO], complaint: Fails
+) -> None:
+    stdin(line)
+    message = complaint(executor, "--secrets-stdin")
+    assert said in message
+    assert "s3cret" not in message
+
+
+def test_each_service_knows_its_own_secrets_alone() -> None:
+    known = SchedulerSettings.SECRET_TOKENS.keys() | SchedulerSettings.OTHER_SECRETS
+    with pytest.raises(ValueError, match="auth_token"):
+        parse_secrets(b'{"auth_token": "x"}', known)
+
+
+def test_the_executors_token_comes_from_one_place(
+    tmp_path: Path, stdin: Callable[[bytes], io.BytesIO], complaint: Fails
+) -> None:
+    (tmp_path / "token").write_text("t")
+    stdin(b'{"executor_token": "e"}\n')
+    arguments = ("--secrets-stdin", "--executor-token-file", str(tmp_path / "token"))
+    assert "given twice" in complaint(scheduler, *arguments)
+
+
+def test_a_broken_tokens_file_is_refused_at_the_start(tmp_path: Path, complaint: Fails) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("- {name: a, sha256: abc}")
+    assert "entry 1: sha256" in complaint(scheduler, "--tokens-file", str(file))
+    assert "--tokens-file: no file" in complaint(scheduler, "--tokens-file", str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_a_host_may_wear_brackets(host: str) -> None:
+    config = executor("--host", host, "--metrics-host", host)
+    assert (config.address, config.metrics_host) == ("[::1]:50061", "::1")
+
+
+def test_every_open_door_is_told_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(f"- {{name: a, sha256: {token_hash('t')}}}")
+    tokens = ("--tokens-file", str(tmp_path / "tokens"))
+    assert executor(*tokens, "--metrics-port", "0").open_doors() == []
+    assert len(executor().open_doors()) == 1
+    (plaintext,) = executor(*tokens, "--host", "0.0.0.0", "--insecure").open_doors()
+    (reflection,) = executor(*tokens, "--reflection").open_doors()
+    (metrics,) = executor(*tokens, "--metrics-port", "0", "--metrics-host", "::").open_doors()
+    assert "plaintext" in plaintext
+    assert "reflection" in reflection
+    assert "metrics" in metrics
+
+
+def test_administrators_are_those_of_an_open_loopback_service_alone() -> None:
+    assert executor().credentials._open_admin
+    assert not executor("--host", "0.0.0.0", "--insecure").credentials._open_admin
+    assert os.environ.get("PACELINE_EXECUTOR_HOST") is None
