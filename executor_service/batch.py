@@ -20,7 +20,7 @@ import numpy as np
 
 from executor_service.backends.base import Backend, Flight, ForwardRow, Landed, RowOutput
 from executor_service.job import Job
-from executor_service.kv_cache import KvCache, OutOfPages
+from executor_service.kv_cache import BlockTable, KvCache, OutOfPages
 from executor_service.limits import Limits
 from executor_service.pieces import cut
 from executor_service.plan import (
@@ -68,6 +68,8 @@ class Batch:
         self._limits, self._now_s = limits, now_s
         self._budget = limits.max_step_tokens
         self._steps = 1  # of the row that has the most
+        self._quota = session.quota
+        self._quota_pages = session.quota.pages_left if session.quota is not None else 0
         self._ahead = ahead  # under way, until this one is launched
         self._behind: Batch | None = None  # launched behind this one, which is under way
         self._places: dict[Sequence, int] | None = None  # in `jobs`, once that was asked
@@ -131,6 +133,8 @@ class Batch:
                 job = Refusal(Reason.DRAINING, "draining: no sequences are opened any more")
             elif live + self.opened >= self._limits.max_sequences:
                 job = Refusal(Reason.SEQUENCES, f"all {self._limits.max_sequences} sequences are in use")
+            elif self._quota is not None and self._quota.caches_left < 1:
+                job = Refusal(Reason.QUOTA, f"openings[{index}]: {self._quota.no_cache()}")
             else:
                 job = self._open(index, opening)
             if isinstance(job, Refusal):
@@ -259,6 +263,8 @@ class Batch:
             )
         if end - start > self._budget:
             return self._over_budget(f"rows.limits[{index}]", end - start)
+        if over := self._over_quota(sequence.table, 0, end):
+            return Refusal(Reason.QUOTA, f"rows.cache_ids[{index}]: {over}")
         try:
             copy = self._cache.reserve(sequence.table, start, end)
         except OutOfPages as error:
@@ -298,6 +304,8 @@ class Batch:
         refusal: Refusal | None = None
         if fed > self._budget:
             refusal = self._over_budget(f"openings[{index}].limit", fed)
+        elif over := self._over_quota(table, table.count, hit + fed):
+            refusal = Refusal(Reason.QUOTA, f"openings[{index}]: {over}")
         else:
             try:
                 self._cache.reserve(table, hit, hit + fed)
@@ -325,6 +333,16 @@ class Batch:
             job.outputs = 1
         sequence.make_room(total + 1)
         return job
+
+    def _over_quota(self, table: BlockTable, held: int, end: int) -> str:
+        """Why the row may not have pages up to token `end`; "" if it may. `held`: not counted before."""
+        if self._quota is None:
+            return ""
+        needed = held + max(-(-end // self._cache.page_size) - table.count, 0)
+        if needed > self._quota_pages:
+            return self._quota.no_page(needed, self._quota_pages)
+        self._quota_pages -= needed
+        return ""
 
     def _over_budget(self, field: str, tokens: int) -> Refusal:
         return Refusal(

@@ -62,6 +62,10 @@ class ExecutorConfig(ServiceSettings):
         None, description="tokens fed in one forward: a longer step takes several; default: the backend's"
     )
     max_in_flight: int = Field(4, ge=1, le=64, description="unanswered steps of a stream, and replies kept")
+    session0_fraction: float = Field(
+        0.5, gt=0, le=1, description="share of pages and of max-sequences for callers without a session"
+    )
+    max_sessions_per_caller: Positive = Field(64, le=256, description="open sessions of one identity")
     lease_ms: int = Field(30_000, ge=500, le=3_600_000, description="of a session that names none")
 
     # the service

@@ -46,7 +46,7 @@ from executor_service.plan import (
 )
 from executor_service.savepoint import Savepoint
 from executor_service.sequence import Sequence
-from executor_service.session import LeaseClock, Session, Sessions
+from executor_service.session import LeaseClock, Quota, Session, Sessions
 
 MOST_FLIGHTS = 2  # one computes, one waits behind it; more would only be more rows for sequences that ended
 
@@ -133,7 +133,13 @@ class Engine:
         self.leases = leases or Leases()
         self.clock = clock or LeaseClock(time.monotonic)
         self.cache = KvCache(limits.total_pages, limits.page_size)
-        self.sessions = Sessions(self.leases.default_s, limits.max_sessions, self.clock)
+        self.sessions = Sessions(
+            self.leases.default_s,
+            limits.max_sessions,
+            self.clock,
+            limits.max_sessions_per_caller,
+            Quota(limits.max_default_pages, limits.max_default_sequences),
+        )
         self.counters = Counters()
         self.draining = False  # set by any thread
         self.sequences = 0  # live caches of all sessions
@@ -154,6 +160,7 @@ class Engine:
         wanted: Wanted = lambda: True,
         *,
         abandonable: bool = False,
+        caller: str = "",
     ) -> Step:
         """Begin one step that arrived then by `perf_counter`, or find the reply it got before.
 
@@ -162,7 +169,7 @@ class Engine:
         was done, and Abandoned when all was undone; any other exception is fatal.
         """
         self.check_epoch(plan.epoch)
-        session = self.sessions.get(plan.session_id)
+        session = self.sessions.get(plan.session_id, caller)
         while len(self._under_way) >= self._flights:
             self.finish_one()
         ahead = self._ahead
@@ -278,28 +285,35 @@ class Engine:
         if epoch not in (0, self.epoch):
             raise StepRefused(Reason.EPOCH, f"header.epoch: {epoch} is over, it is {self.epoch}")
 
-    def open_session(self, replaces: int, lease_ms: int, label: str, owner: str = "") -> Session:
-        """Open a session, after releasing and fencing those that it replaces: that one, and the owner's."""
-        if replaces and (old := self.sessions.find(replaces)) is not None:
+    def open_session(
+        self, replaces: int, lease_ms: int, label: str, owner: str = "", caller: str = ""
+    ) -> Session:
+        """Open a session, after releasing and fencing those that it replaces: that one, and the owner's.
+
+        Only the caller's own sessions are replaced.
+        """
+        if replaces and (old := self.sessions.find(replaces, caller)) is not None:
             self._end(old, fence=True)
-        if owner and (old := self.sessions.owned_by(owner)) is not None:
+        if owner and (old := self.sessions.owned_by(owner, caller)) is not None:
             self._end(old, fence=True)
         lease_s = lease_ms / 1000 or self.leases.default_s
         lease_s = min(max(lease_s, self.leases.least_s), self.leases.most_s)
-        return self.sessions.open(lease_s, label, owner)
+        return self.sessions.open(lease_s, label, owner, caller)
 
-    def close_session(self, session_id: int) -> int:
+    def close_session(self, session_id: int, caller: str = "") -> int:
         """End a session; the number of caches released. An unknown one is no error."""
         if session_id == 0:
             raise StepRefused(Reason.INVALID, "session_id: session 0 is shared and can't be closed")
-        session = self.sessions.find(session_id)
+        session = self.sessions.find(session_id, caller)
         return 0 if session is None else self._end(session, fence=False)
 
-    def look(self, session_id: int, epoch: int, cache_ids: Items[int]) -> tuple[int, list[CacheView]]:
+    def look(
+        self, session_id: int, epoch: int, cache_ids: Items[int], caller: str = ""
+    ) -> tuple[int, list[CacheView]]:
         """The session's last step that is done, and its caches: these, or all. Raises StepRefused."""
         self.check_epoch(epoch)
         self.settle()
-        session = self.sessions.get(session_id)
+        session = self.sessions.get(session_id, caller)
         views = []
         for cache_id in cache_ids or sorted(session.caches):
             if (sequence := session.caches.get(cache_id)) is not None:
@@ -317,8 +331,7 @@ class Engine:
 
     def touch(self, session_id: int) -> None:
         """Renew the lease of a session that has something queued, if it lives."""
-        if (session := self.sessions.find(session_id)) is not None:
-            session.renewed_s = self.clock()
+        self.sessions.touch(session_id)
 
     def expire(self) -> int:
         """Release what nobody has asked for within its lease; how many caches that were.
@@ -402,6 +415,8 @@ class Engine:
             return _refused(Reason.INVALID, f"fork.length: at most {source.length}, is {op.length}")
         if self.sequences >= self.limits.max_sequences:
             return _refused(Reason.SEQUENCES, f"all {self.limits.max_sequences} sequences are in use")
+        if (quota := session.quota) is not None and quota.caches_left < 1:
+            return _refused(Reason.QUOTA, f"fork: {quota.no_cache()}")
         source.renewed_s = now_s
         session.caches[op.cache_id] = Sequence(
             self.cache.fork(source.table, op.length),

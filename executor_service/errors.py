@@ -81,9 +81,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         """Wrap the handler of one call."""
         handler = await continuation(details)
-        if handler is None:
-            return None
         method = details.method
+        if handler is None or not method.startswith(_OURS):
+            return handler
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(
                 _guarded(method, handler.unary_unary),
@@ -102,19 +102,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 lenient(handler.request_deserializer),
                 handler.response_serializer,
             )
-        return handler  # health's Watch and reflection, which are not ours
+        return handler
 
 
 def _guarded(method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             request = _checked_stream(request) if hasattr(request, "__aiter__") else _checked(request)
-            result = behaviour(request, context)
-            if hasattr(result, "__aiter__"):  # written as a generator, as reflection's is
-                async for response in result:
-                    await context.write(response)
-                return None
-            return await result
+            return await behaviour(request, context)
         except StepRefused as error:
             await context.abort_with_status(status_of(error.refusal))
         except grpc.aio.AbortError:

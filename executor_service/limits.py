@@ -27,11 +27,12 @@ class Limits:
     max_salt_bytes: int = 256
     max_label_bytes: int = 128
     max_sessions: int = 256
+    max_sessions_per_caller: int = 64
     max_ops: int = 16_384  # of a step
     max_released_ids: int = 65_536  # in a step's releases, and of GetCaches
     max_message_bytes: int = 64 << 20
     max_queued_steps: int = 1024
     min_lease_ms: int = 500
     max_lease_ms: int = 3_600_000
-    max_default_pages: int = 0  # of session 0; 0: any number
+    max_default_pages: int = 0  # of all callers' session 0s together; 0: any number
     max_default_sequences: int = 0

@@ -160,6 +160,9 @@ class Runtime:
             max_piece_tokens=config.max_piece_tokens or backend.max_piece_tokens,
             max_queued_steps=config.max_queued_steps,
             max_logprobs=min(20, info.vocab_size),
+            max_sessions_per_caller=config.max_sessions_per_caller,
+            max_default_pages=max(1, int(pages * config.session0_fraction)),
+            max_default_sequences=max(1, int(config.max_sequences * config.session0_fraction)),
         )
         self._progress("KV pages", 1.0)
         backend.allocate(pages + 1, config.page_size)  # page 0 is scratch

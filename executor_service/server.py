@@ -83,7 +83,7 @@ def _make_server(
 ) -> grpc.aio.Server:
     interceptors: list[Any] = [Gate(config.credentials), ErrorInterceptor()]
     server = grpc.aio.server(interceptors=interceptors, options=server_options(Link.PRIVATE))
-    rpc.add_ExecutorServiceServicer_to_server(ExecutorServicer(runtime, metrics), server)
+    rpc.add_ExecutorServiceServicer_to_server(ExecutorServicer(runtime, metrics, config.credentials), server)
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
     if config.reflection:
         names = (SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import grpc.aio
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1 import executor_pb2_grpc as rpc
+from paceline.service.credentials import Credentials
 from paceline.service.logs import Log
 
 from executor_service import codec
@@ -44,22 +45,22 @@ _DEADLINE_MARGIN_S = 0.05  # an answer at the very deadline would come too late
 class ExecutorServicer(rpc.ExecutorServiceServicer):
     """paceline.executor.v1.ExecutorService on a runtime."""
 
-    def __init__(self, runtime: Runtime, metrics: Metrics) -> None:
-        self._runtime, self._metrics = runtime, metrics
+    def __init__(self, runtime: Runtime, metrics: Metrics, credentials: Credentials) -> None:
+        self._runtime, self._metrics, self._credentials = runtime, metrics, credentials
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
         """A new session, after the end of the one it replaces."""
         loaded = self._runtime.loaded
-        most = loaded.limits.max_label_bytes
+        most, caller = loaded.limits.max_label_bytes, self._caller(context)
         for name, text in (("label", request.label), ("owner", request.owner)):
             if len(text.encode()) > most:
                 raise StepRefused(Reason.TOO_LARGE, f"{name}: at most {most} bytes (max_label_bytes)")
         session = await self._runtime.worker.submit(
             lambda: loaded.engine.open_session(
-                request.replaces, request.lease_ms, request.label, request.owner
+                request.replaces, request.lease_ms, request.label, request.owner, caller
             )
         )
-        log.info("session opened", label=request.label, replaces_one=bool(request.replaces))
+        log.info("session opened", label=request.label, caller=caller, replaces_one=bool(request.replaces))
         return pb.OpenSessionResponse(
             session_id=session.id,
             epoch=self._runtime.epoch,
@@ -71,9 +72,9 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         self, request: pb.CloseSessionRequest, context: Context
     ) -> pb.CloseSessionResponse:
         """End a session behind its queued steps, also for a client that does not wait for it."""
-        engine = self._runtime.loaded.engine
+        engine, caller = self._runtime.loaded.engine, self._caller(context)
         released = await self._runtime.worker.submit(
-            lambda: engine.close_session(request.session_id), kept=True
+            lambda: engine.close_session(request.session_id, caller), kept=True
         )
         return pb.CloseSessionResponse(released=released)
 
@@ -97,7 +98,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         if request.epoch not in (0, self._runtime.epoch):
             raise StepRefused(Reason.EPOCH, f"epoch: {request.epoch} is over, it is {self._runtime.epoch}")
         if loaded is not None and request.session_id:
-            loaded.engine.sessions.get(request.session_id)
+            loaded.engine.sessions.get(request.session_id, self._caller(context))
         return encode_status(self._runtime, loaded)
 
     async def GetCaches(self, request: pb.GetCachesRequest, context: Context) -> pb.GetCachesResponse:
@@ -108,58 +109,73 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
             raise StepRefused(
                 Reason.TOO_LARGE, f"cache_ids: at most {most} (max_released_ids), has {len(ids)}"
             )
-        look = partial(loaded.engine.look, request.session_id, request.epoch, ids)
+        look = partial(loaded.engine.look, request.session_id, request.epoch, ids, self._caller(context))
         last_step_id, views = await self._runtime.worker.submit(look)
         return codec.encode_caches(views, last_step_id, self._runtime.epoch)
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.PrefillResponse:
         """One opening or chunk."""
-        return self._encode_single(pb.PrefillResponse(), await self._step(request.step, codec.PREFILL))
+        return self._encode_single(
+            pb.PrefillResponse(), await self._step(request.step, codec.PREFILL, self._caller(context))
+        )
 
     async def BatchPrefill(
         self, request: pb.BatchPrefillRequest, context: Context
     ) -> pb.BatchPrefillResponse:
         """Openings and chunks."""
-        return self._encode(pb.BatchPrefillResponse(), await self._step(request.step, codec.BATCH_PREFILL))
+        return self._encode(
+            pb.BatchPrefillResponse(),
+            await self._step(request.step, codec.BATCH_PREFILL, self._caller(context)),
+        )
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.DecodeResponse:
         """One row without drafts."""
-        return self._encode_single(pb.DecodeResponse(), await self._step(request.step, codec.DECODE))
+        return self._encode_single(
+            pb.DecodeResponse(), await self._step(request.step, codec.DECODE, self._caller(context))
+        )
 
     async def BatchDecode(self, request: pb.BatchDecodeRequest, context: Context) -> pb.BatchDecodeResponse:
         """Rows without drafts."""
-        return self._encode(pb.BatchDecodeResponse(), await self._step(request.step, codec.BATCH_DECODE))
+        return self._encode(
+            pb.BatchDecodeResponse(),
+            await self._step(request.step, codec.BATCH_DECODE, self._caller(context)),
+        )
 
     async def UnifiedDecode(
         self, request: pb.UnifiedDecodeRequest, context: Context
     ) -> pb.UnifiedDecodeResponse:
         """Any rows."""
-        return self._encode(pb.UnifiedDecodeResponse(), await self._step(request.step, codec.UNIFIED))
+        return self._encode(
+            pb.UnifiedDecodeResponse(), await self._step(request.step, codec.UNIFIED, self._caller(context))
+        )
 
     async def ForwardVerify(
         self, request: pb.ForwardVerifyRequest, context: Context
     ) -> pb.ForwardVerifyResponse:
         """Rows with drafts."""
-        return self._encode(pb.ForwardVerifyResponse(), await self._step(request.step, codec.VERIFY))
+        return self._encode(
+            pb.ForwardVerifyResponse(), await self._step(request.step, codec.VERIFY, self._caller(context))
+        )
 
     async def TruncateKv(self, request: pb.TruncateKvRequest, context: Context) -> pb.TruncateKvResponse:
         """One truncate op."""
-        return self._encode_single(pb.TruncateKvResponse(), await self._op(request))
+        return self._encode_single(pb.TruncateKvResponse(), await self._op(request, context))
 
     async def ReleaseCache(
         self, request: pb.ReleaseCacheRequest, context: Context
     ) -> pb.ReleaseCacheResponse:
         """One release op."""
-        return self._encode_single(pb.ReleaseCacheResponse(), await self._op(request))
+        return self._encode_single(pb.ReleaseCacheResponse(), await self._op(request, context))
 
     async def ForkCache(self, request: pb.ForkCacheRequest, context: Context) -> pb.ForkCacheResponse:
         """One fork op."""
-        return self._encode_single(pb.ForkCacheResponse(), await self._op(request))
+        return self._encode_single(pb.ForkCacheResponse(), await self._op(request, context))
 
     async def StreamUnifiedDecode(  # type: ignore[override]  # writes; a generator may never be closed
         self, request_iterator: AsyncIterator[pb.StreamUnifiedDecodeRequest], context: Context
     ) -> None:
         """Steps in order; a reader runs at most `max_in_flight` steps ahead of the answers."""
+        caller = self._caller(context)
         slots = asyncio.Semaphore(self._runtime.config.max_in_flight)
         answers: asyncio.Queue[tuple[int, asyncio.Future[Answer] | StepRefused] | None] = asyncio.Queue()
 
@@ -169,7 +185,8 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
                 async for request in request_iterator:
                     step_id = request.step.header.step_id
                     try:
-                        answers.put_nowait((step_id, self._step(request.step, codec.UNIFIED, kept=True)))
+                        answer = self._step(request.step, codec.UNIFIED, caller, kept=True)
+                        answers.put_nowait((step_id, answer))
                     except StepRefused as error:
                         answers.put_nowait((step_id, error))
                     await slots.acquire()
@@ -214,6 +231,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
 
     async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupResponse:
         """Run the lazy shapes."""
+        self._check_admin(context)
         loaded, began = self._runtime.loaded, time.monotonic()
         worker = self._runtime.worker
         await worker.submit(lambda: warm_up(self._runtime.backend, loaded.limits, worker.wanted))
@@ -221,6 +239,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Open nothing more, and wait for what is open."""
+        self._check_admin(context)
         self._runtime.drain()
         remaining = context.time_remaining()
         timeout_s = math.inf if remaining is None else remaining - _DEADLINE_MARGIN_S
@@ -228,22 +247,36 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
             timeout_s = min(timeout_s, request.timeout_ms / 1000)
         return pb.DrainResponse(sequences=await self._runtime.drained(timeout_s))
 
-    def _step(self, step: pb.Step, takes: codec.Takes, *, kept: bool = False) -> asyncio.Future[Answer]:
+    def _caller(self, context: Context) -> str:
+        """Whose sessions the call may name."""
+        return self._credentials.identify(context).name
+
+    def _check_admin(self, context: Context) -> None:
+        """Raises StepRefused for a call that would touch all callers, by one that may not."""
+        caller = self._credentials.identify(context)
+        if not caller.admin:
+            raise StepRefused(Reason.PERMISSION, f"{caller.name} is no administrator of this executor")
+
+    def _step(
+        self, step: pb.Step, takes: codec.Takes, caller: str, *, kept: bool = False
+    ) -> asyncio.Future[Answer]:
         """Queue a token RPC's step, at once and in order; `kept`: it is done whether or not anybody waits."""
         loaded = self._runtime.loaded
-        return self._submit(loaded, codec.decode_step(step, loaded.limits, takes), kept=kept)
+        return self._submit(loaded, codec.decode_step(step, loaded.limits, takes), caller, kept=kept)
 
     def _op(
-        self, request: pb.TruncateKvRequest | pb.ReleaseCacheRequest | pb.ForkCacheRequest
+        self, request: pb.TruncateKvRequest | pb.ReleaseCacheRequest | pb.ForkCacheRequest, context: Context
     ) -> asyncio.Future[Answer]:
         loaded = self._runtime.loaded
-        return self._submit(loaded, codec.decode_op(request, loaded.limits))
+        return self._submit(loaded, codec.decode_op(request, loaded.limits), self._caller(context))
 
-    def _submit(self, loaded: Loaded, plan: StepPlan, *, kept: bool = False) -> asyncio.Future[Answer]:
+    def _submit(
+        self, loaded: Loaded, plan: StepPlan, caller: str, *, kept: bool = False
+    ) -> asyncio.Future[Answer]:
         worker, arrived = self._runtime.worker, time.perf_counter()
 
         def begin() -> Step:
-            return loaded.engine.begin(plan, arrived, worker.wanted, abandonable=not kept)
+            return loaded.engine.begin(plan, arrived, worker.wanted, abandonable=not kept, caller=caller)
 
         return worker.submit_step(begin, plan, kept=kept)
 

@@ -17,6 +17,10 @@ REMEMBERED_FENCES = 16_384
 """Replaced sessions whose late steps are told so; older ones are merely unknown."""
 
 
+MAX_CALLERS = 1024
+"""Callers whose session 0 is remembered."""
+
+
 class LeaseClock:
     """Seconds that the process was really running.
 
@@ -40,13 +44,24 @@ class LeaseClock:
 
 
 class Session:
-    """One client's caches, step order and stored replies. Session 0 has neither order nor owner."""
+    """One client's caches, step order and stored replies. Session 0, one for each caller, has no order.
+
+    `caller` is the name of the caller's identity. A new session of the same caller and `owner` replaces
+    this one; "": none does. `quota` bounds session 0; None: whatever is free.
+    """
 
     def __init__(
-        self, session_id: int, lease_s: float, label: str, renewed_s: float, owner: str = ""
+        self,
+        session_id: int,
+        lease_s: float,
+        label: str,
+        renewed_s: float,
+        owner: str = "",
+        caller: str = "",
+        quota: Quota | None = None,
     ) -> None:
         self.id, self.lease_s, self.label, self.renewed_s = session_id, lease_s, label, renewed_s
-        self.owner = owner  # a new session of the same owner replaces this one; "": nobody
+        self.owner, self.caller, self.quota = owner, caller, quota
         self.caches: dict[int, Sequence] = {}
         self._released: OrderedDict[int, None] = OrderedDict()
         self.last_step_id = 0  # begun last
@@ -118,53 +133,127 @@ class Session:
             self._replies.popitem(last=False)
 
 
-class Sessions:
-    """All live sessions, and the replaced ones that are fenced off."""
+class Quota:
+    """What the session 0s of all callers may hold together, so that sessions find room beside them.
 
-    def __init__(self, default_lease_s: float, limit: int, clock: Callable[[], float]) -> None:
-        self._clock, self._limit = clock, limit
-        self._live: dict[int, Session] = {0: Session(0, default_lease_s, "default", clock())}
-        self._fenced: OrderedDict[int, None] = OrderedDict()
+    A page counts once for each cache that uses it. 0: any number.
+    """
+
+    def __init__(self, max_pages: int, max_caches: int) -> None:
+        self.max_pages, self.max_caches = max_pages or 1 << 31, max_caches or 1 << 31
+        self.sessions: OrderedDict[str, Session] = OrderedDict()  # by caller; the least recent first
+
+    @property
+    def pages_left(self) -> int:
+        """Pages that may still be reserved."""
+        used = sum(cache.table.count for one in self.sessions.values() for cache in one.caches.values())
+        return self.max_pages - used
+
+    @property
+    def caches_left(self) -> int:
+        """Caches that may still be opened."""
+        return self.max_caches - sum(len(one.caches) for one in self.sessions.values())
+
+    def no_page(self, needed: int, left: int) -> str:
+        """Why a row is refused that needs so many more pages than are left."""
+        return (
+            f"needs {needed} pages, {max(left, 0)} are left of the {self.max_pages} that callers without "
+            "a session share; open a session"
+        )
+
+    def no_cache(self) -> str:
+        """Why an opening or a fork is refused."""
+        return f"callers without a session share {self.max_caches} caches, all in use; open a session"
+
+
+class Sessions:
+    """All live sessions, and the replaced ones that are fenced off.
+
+    A caller finds its own sessions only: another's is as unknown to it as one that never was, so that
+    trying ids tells nothing. "" is the caller of a service that knows no callers.
+    """
+
+    def __init__(
+        self,
+        default_lease_s: float,
+        limit: int,
+        clock: Callable[[], float],
+        limit_per_caller: int | None = None,
+        quota: Quota | None = None,
+    ) -> None:
+        self._clock, self._limit, self._default_lease_s = clock, limit, default_lease_s
+        self._limit_per_caller = limit if limit_per_caller is None else limit_per_caller
+        self._quota = quota or Quota(0, 0)
+        self._live: dict[int, Session] = {}
+        self._fenced: OrderedDict[int, str] = OrderedDict()  # with their callers
 
     def __iter__(self) -> Iterator[Session]:
-        return iter(tuple(self._live.values()))
+        return iter((*self._quota.sessions.values(), *self._live.values()))
 
     def __len__(self) -> int:
-        """Live sessions; the default one counts while it holds caches."""
-        return len(self._live) - (not self._live[0].caches)
+        """Live sessions; a session 0 counts while it holds caches."""
+        return len(self._live) + sum(bool(one.caches) for one in tuple(self._quota.sessions.values()))
 
-    def get(self, session_id: int) -> Session:
-        """The session, its lease renewed. Raises StepRefused. Any thread."""
-        session = self._live.get(session_id)
+    def get(self, session_id: int, caller: str = "") -> Session:
+        """The caller's session, its lease renewed. Raises StepRefused. Any thread; 0: the worker's."""
+        session = self.find(session_id, caller) if session_id else self._shared(caller)
         if session is None:
-            if session_id in self._fenced:
+            if self._fenced.get(session_id) == caller:
                 raise StepRefused(Reason.FENCED, "header.session_id: the session was replaced")
             raise StepRefused(Reason.SESSION, "header.session_id: unknown session; open one")
         session.renewed_s = self._clock()
         return session
 
-    def owned_by(self, owner: str) -> Session | None:
-        """The live session that was opened for this owner."""
-        return next((session for session in self._live.values() if session.owner == owner), None)
+    def owned_by(self, owner: str, caller: str = "") -> Session | None:
+        """The caller's live session that was opened for this owner."""
+        mine = (session for session in self._live.values() if session.caller == caller)
+        return next((session for session in mine if session.owner == owner), None)
 
-    def open(self, lease_s: float, label: str, owner: str = "") -> Session:
+    def open(self, lease_s: float, label: str, owner: str = "", caller: str = "") -> Session:
         """A new session under a random id, so that no id of another process means anything here."""
-        if len(self._live) > self._limit:
+        mine = sum(session.caller == caller for session in self._live.values())
+        if mine >= self._limit_per_caller:
+            raise StepRefused(
+                Reason.SESSIONS,
+                f"{caller or 'the caller'} has {mine} sessions open, the most of one caller; close one",
+            )
+        if len(self._live) >= self._limit:
             raise StepRefused(Reason.SESSIONS, f"{self._limit} sessions are open; close one")
         session_id = 0
         while session_id == 0 or session_id in self._live:
             session_id = secrets.randbits(63)
-        self._live[session_id] = Session(session_id, lease_s, label, self._clock(), owner)
+        self._live[session_id] = Session(session_id, lease_s, label, self._clock(), owner, caller)
         return self._live[session_id]
 
-    def find(self, session_id: int) -> Session | None:
-        """The session if it lives; its lease is not renewed."""
-        return self._live.get(session_id)
+    def find(self, session_id: int, caller: str = "") -> Session | None:
+        """The caller's session if it lives, never session 0; its lease is not renewed."""
+        session = self._live.get(session_id)
+        return session if session is not None and session.caller == caller else None
+
+    def touch(self, session_id: int) -> None:
+        """Renew a session's lease, whoever owns it, if it lives."""
+        if (session := self._live.get(session_id)) is not None:
+            session.renewed_s = self._clock()
 
     def remove(self, session: Session, *, fence: bool) -> None:
         """Forget a session whose caches were released; with `fence`, say so to its late steps."""
         del self._live[session.id]
         if fence:
-            self._fenced[session.id] = None
+            self._fenced[session.id] = session.caller
             if len(self._fenced) > REMEMBERED_FENCES:
                 self._fenced.popitem(last=False)
+
+    def _shared(self, caller: str) -> Session:
+        """The caller's session 0. One that holds nothing is forgotten if there are too many."""
+        every = self._quota.sessions
+        session = every.get(caller)
+        if session is None:
+            if len(every) >= MAX_CALLERS:
+                unused = next((name for name, one in every.items() if not one.caches), None)
+                if unused is None:
+                    raise StepRefused(Reason.QUOTA, f"{MAX_CALLERS} callers use session 0; open a session")
+                del every[unused]
+            session = Session(0, self._default_lease_s, "default", self._clock(), "", caller, self._quota)
+            every[caller] = session
+        every.move_to_end(caller)
+        return session
