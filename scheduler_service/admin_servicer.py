@@ -7,34 +7,46 @@ from typing import Any, TypeAlias
 import grpc.aio
 from paceline.scheduler.v1 import admin_pb2 as pb
 from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceServicer
+from paceline.service.credentials import Credentials
 
 from scheduler_service.codec.requests import check_aborts
 from scheduler_service.codec.responses import executor_list
-from scheduler_service.errors import Aborted
+from scheduler_service.errors import PermissionDenied
 from scheduler_service.service import SchedulerService
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class AdminServicer(AdminServiceServicer):
-    """The operator's view of a scheduler."""
+    """The operator's view of a scheduler. Every handler checks who calls first."""
 
-    def __init__(self, service: SchedulerService) -> None:
-        self._service = service
+    def __init__(self, service: SchedulerService, credentials: Credentials) -> None:
+        self._service, self._credentials = service, credentials
 
     async def ListExecutors(
         self, request: pb.ListExecutorsRequest, context: _Context
     ) -> pb.ListExecutorsResponse:
         """Answered in every state."""
+        self._check(context)
         return executor_list(self._service.executors)
 
     async def AbortRequests(
         self, request: pb.AbortRequestsRequest, context: _Context
     ) -> pb.AbortRequestsResponse:
         """Ends what is live, whoever's it is."""
+        self._check(context)
         check_aborts(request.request_ids)
+        live, why = self._service.live, "aborted by an operator"
         response = pb.AbortRequestsResponse()
         for request_id in request.request_ids:
-            aborted = self._service.live.cancel(request_id, Aborted("aborted by an operator"))
+            if request.identity:
+                aborted = live.abort(request_id, request.identity, why)
+            else:
+                aborted = live.abort_everybodys(request_id, why)
             (response.aborted if aborted else response.unknown).append(request_id)
         return response
+
+    def _check(self, context: _Context) -> None:
+        caller = self._credentials.identify(context)
+        if not caller.admin:
+            raise PermissionDenied(f"{caller.name} is no administrator of this scheduler")

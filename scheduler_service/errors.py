@@ -7,6 +7,7 @@ ServiceError
 ├── TokenizerNotFound     NOT_FOUND            the model has no tokenizer
 ├── DuplicateRequest      ALREADY_EXISTS       the request_id is live
 ├── ContinuationMismatch  FAILED_PRECONDITION  another prompt, model or sampler than the one continued
+├── PermissionDenied      PERMISSION_DENIED    the caller is no administrator
 ├── QueueFull             RESOURCE_EXHAUSTED   with RetryInfo
 ├── NotReady              UNAVAILABLE          loading or no executor; with RetryInfo until tokens were sent
 ├── Draining              UNAVAILABLE          with RetryInfo: another scheduler may take it
@@ -107,6 +108,13 @@ class DuplicateRequest(ServiceError):
     reason = "DUPLICATE_REQUEST"
 
 
+class PermissionDenied(ServiceError):
+    """The caller is no administrator."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "PERMISSION"
+
+
 class QueueFull(ServiceError):
     """No room in the queue now."""
 
@@ -187,7 +195,7 @@ def of_admission(error: core_errors.AdmissionError) -> ServiceError:
         case core_errors.NeverFits():
             return InvalidRequest(_FIELDS.get(error.field, error.field), error.message)
         case core_errors.DuplicateRequest():
-            return DuplicateRequest(str(error))
+            return DuplicateRequest("request_id: it is live")
         case core_errors.QueueFull():
             return QueueFull(str(error), retry_after_s=error.retry_after_s)
         case core_errors.NotReady():

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.service.identity import Identity
 
-from scheduler_service.codec.requests import CheckedRequest, Returns
+from scheduler_service.codec.requests import CheckedRequest, Returns, scoped_id
 from scheduler_service.codec.responses import started_response
 from scheduler_service.core.errors import AdmissionError
 from scheduler_service.core.events import Event, Failed, Finished, Tokens
@@ -35,7 +36,8 @@ class LiveRequests:
     """Admits requests, brings the core's events to their streams, ends what has to end.
 
     Not thread-safe: all on the event loop, like the core. `wake` is called when the loop has a
-    reason to plan again; `clock` is time.monotonic, or a test's.
+    reason to plan again; `clock` is time.monotonic, or a test's. Ids belong to who made them: two callers
+    may use one at once.
     """
 
     def __init__(self, core: Scheduler, metrics: Metrics, clock: Clock, wake: Callable[[], None]) -> None:
@@ -43,19 +45,19 @@ class LiveRequests:
         self._metrics = metrics
         self._clock = clock
         self._wake = wake
-        self._streams: dict[str, RequestStream] = {}
+        self._streams: dict[str, RequestStream] = {}  # by the core's ids
         self._readers = Readers()
         self._posted: list[Event] = []
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def check_id(self, checked: CheckedRequest) -> None:
-        """Raises DuplicateRequest if a stream of this id has not ended, whatever the core says.
+    def check_id(self, caller: Identity, checked: CheckedRequest) -> None:
+        """Raises DuplicateRequest if the caller's stream of this id has not ended, whatever the core says.
 
         A resend of the same bytes, before the client was sent anything, may take its place.
         """
-        stream = self._streams.get(checked.id)
+        stream = self._streams.get(scoped_id(caller.name, checked.id))
         if stream is not None and (stream.taken or not checked.digest or stream.digest != checked.digest):
             raise DuplicateRequest(f"request_id: {checked.id} is live")
 
@@ -63,16 +65,18 @@ class LiveRequests:
         self,
         checked: CheckedRequest,
         prompt: Sequence[int],
+        caller: Identity,
         *,
         arrival: float,
         deadline: float | None,
         served: Served,
     ) -> RequestStream:
         """Take a request into the queue. Raises a ServiceError, and then nothing has changed."""
-        self.check_id(checked)
-        request = checked.to_core(prompt, arrival=arrival, deadline=deadline)
+        self.check_id(caller, checked)
+        request = checked.to_core(prompt, caller, arrival=arrival, deadline=deadline)
         stream = RequestStream(
             checked.id,
+            request.id,
             arrival,
             checked.n,
             checked.eos_token_ids | checked.stop_token_ids,
@@ -90,14 +94,14 @@ class LiveRequests:
         if checked.continuation is not None:
             checked.continuation.check_prompt(prompt)
             stopped = stream.take_over(checked.continuation)
-        if checked.id in self._streams:
-            self.cancel(checked.id, Replaced("the same request was sent again"))
+        if (replaced := self._streams.get(request.id)) is not None:
+            self._cancel(replaced, Replaced("the same request was sent again"))
         try:
             self.post(self._core.add(request, self._clock()))
         except AdmissionError as error:
             raise of_admission(error) from error
         stream.begin = partial(self._started, request, served.model)
-        self._streams[checked.id] = stream
+        self._streams[request.id] = stream
         for index in stopped:
             self._stop(stream, index)
         self._wake()
@@ -106,6 +110,7 @@ class LiveRequests:
     def _started(self, request: Request, model: Model, stream: RequestStream) -> pb.GenerateResponse:
         return started_response(
             request,
+            request_id=stream.request_id,
             model=model,
             max_tokens=self._core.max_tokens(request),
             cached_tokens=stream.cached_tokens,
@@ -135,50 +140,59 @@ class LiveRequests:
                 case Failed():
                     self._end(stream, of_failure(event))
 
-    def cancel(self, request_id: str, error: ServiceError) -> bool:
-        """End a live request with this error; False if it is not live."""
-        stream = self._streams.get(request_id)
-        if stream is None:
-            return False
-        self._core.cancel(request_id, self._clock(), error.message)
-        self._end(stream, error)
-        self._wake()
-        return True
+    def abort(self, request_id: str, identity: str, why: str) -> bool:
+        """End the request of this id that an identity has; False if there is none."""
+        stream = self._streams.get(scoped_id(identity, request_id))
+        if stream is not None:
+            self._cancel(stream, Aborted(why))
+        return stream is not None
+
+    def abort_everybodys(self, request_id: str, why: str) -> bool:
+        """End the requests of this id, whoever has one; False if nobody does."""
+        found = [stream for stream in self._streams.values() if stream.request_id == request_id]
+        for stream in found:
+            self._cancel(stream, Aborted(why))
+        return bool(found)
 
     def leave(self, stream: RequestStream) -> None:
         """The stream's reader has gone, for whatever reason; nothing more is computed for it."""
-        if self._streams.get(stream.request_id) is stream:
-            self.cancel(stream.request_id, Aborted("the client has left"))
+        if self._streams.get(stream.core_id) is stream:
+            self._cancel(stream, Aborted("the client has left"))
 
     def cancel_all(self, begun: ServiceError, untouched: ServiceError) -> None:
         """End all live requests; those whose client was sent something with `begun`."""
-        for request_id, stream in list(self._streams.items()):
-            self.cancel(request_id, begun if stream.taken else untouched)
+        for stream in list(self._streams.values()):
+            self._cancel(stream, begun if stream.taken else untouched)
 
     def cancel_stalled(self, timeout_s: float) -> None:
         """End the requests whose reader has not moved for so long."""
         now = self._clock()
         stalled = [stream for stream in self._streams.values() if stream.stalled_s(now) > timeout_s]
         for stream in stalled:
-            self.cancel(stream.request_id, StalledReader(f"nothing was read for {timeout_s:g} s"))
+            self._cancel(stream, StalledReader(f"nothing was read for {timeout_s:g} s"))
             if stream.reader is not None:
                 stream.reader.cancel()
 
     def _stop(self, stream: RequestStream, index: int) -> None:
         """The completion's text has reached a stop string."""
-        finished = self._core.stop(stream.request_id, index, self._clock())
+        finished = self._core.stop(stream.core_id, index, self._clock())
         if finished is not None:
             self._finish(stream, finished)
             self._wake()
+
+    def _cancel(self, stream: RequestStream, error: ServiceError) -> None:
+        self._core.cancel(stream.core_id, self._clock(), error.message)
+        self._end(stream, error)
+        self._wake()
 
     def _finish(self, stream: RequestStream, event: Finished) -> None:
         stream.finish(event)
         self._metrics.finished(event.usage)
         if stream.ended:
-            del self._streams[stream.request_id]
+            del self._streams[stream.core_id]
 
     def _end(self, stream: RequestStream, error: ServiceError) -> None:
         stream.fail(error)
-        del self._streams[stream.request_id]
+        del self._streams[stream.core_id]
         # A request that reuses the id must not get what was meant for this one.
-        self._posted = [event for event in self._posted if event.request_id != stream.request_id]
+        self._posted = [event for event in self._posted if event.request_id != stream.core_id]

@@ -43,9 +43,11 @@ class Server:
         )
         self._health = Health(self._server)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-            SchedulerServicer(self.service), self._server
+            SchedulerServicer(self.service, settings.credentials), self._server
         )
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.service), self._server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminServicer(self.service, settings.credentials), self._server
+        )
         if settings.reflection:
             names = (SERVICE, ADMIN_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 
+from paceline.service.identity import Identity
 from paceline.service.logs import Log
 
 from scheduler_service.config import SchedulerSettings
@@ -108,18 +109,19 @@ class SchedulerService:
             link.view(active=link is drafts.active, draft=True) for link in drafts.links
         ]
 
-    def served(self) -> Served:
-        """The model. Raises NotReady while no executor was seen."""
+    def served(self, caller: Identity) -> Served:
+        """The model. Raises NotReady while no executor was seen; administrators are told why."""
         if self.pool.served is None:
             details = ", ".join(f"{link.address}: {link.detail}" for link in self.pool.links)
-            raise NotReady(f"no executor yet ({details})", retry_after_s=RETRY_AFTER_S)
+            why = f" ({details})" if caller.admin else ""
+            raise NotReady(f"no executor yet{why}", retry_after_s=RETRY_AFTER_S)
         return self.pool.served
 
-    def door(self) -> Served:
+    def door(self, caller: Identity) -> Served:
         """The model, for a new request. Raises NotReady also while draining."""
         if self.draining:
             raise Draining("draining", retry_after_s=RETRY_AFTER_S)
-        return self.served()
+        return self.served(caller)
 
     async def leave(self) -> None:
         """Give all executors their sessions back."""

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer
+from paceline.service.credentials import Credentials
 
 from scheduler_service.codec.requests import (
     Prompt,
@@ -17,13 +18,13 @@ from scheduler_service.codec.requests import (
     TokenPrompt,
     check_aborts,
     check_detokenize,
+    check_priority,
     check_prompt,
     check_request,
 )
 from scheduler_service.codec.responses import Collector, model_info, service_status, tokenizer_pieces
 from scheduler_service.errors import (
     RETRY_AFTER_S,
-    Aborted,
     InvalidRequest,
     QueueFull,
     ServiceError,
@@ -42,8 +43,8 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class SchedulerServicer(SchedulerServiceServicer):
     """The public API. Handlers hold no state: what lives is in `service.live`."""
 
-    def __init__(self, service: SchedulerService) -> None:
-        self._service = service
+    def __init__(self, service: SchedulerService, credentials: Credentials) -> None:
+        self._service, self._credentials = service, credentials
         self._metrics = service.metrics
         self._drafting = service.settings.drafting
 
@@ -92,12 +93,12 @@ class SchedulerServicer(SchedulerServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: _Context) -> pb.TokenizeResponse:
         """As Generate would."""
-        served = self._service.served()
+        served = self._served(context)
         return pb.TokenizeResponse(token_ids=await _token_ids(check_prompt(request, served.model), served))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: _Context) -> pb.DetokenizeResponse:
         """As Generate would."""
-        served = self._service.served()
+        served = self._served(context)
         check_detokenize(request.token_ids, served.model)
         if served.text is None:
             raise TokenizerNotFound("the model has no tokenizer")
@@ -107,11 +108,12 @@ class SchedulerServicer(SchedulerServiceServicer):
             raise _busy() from error
 
     async def Abort(self, request: pb.AbortRequest, context: _Context) -> pb.AbortResponse:
-        """Ends what is live."""
+        """Ends what is live of the caller's."""
         check_aborts(request.request_ids)
+        caller = self._credentials.identify(context)
         response = pb.AbortResponse()
         for request_id in request.request_ids:
-            aborted = self._service.live.cancel(request_id, Aborted("aborted"))
+            aborted = self._service.live.abort(request_id, caller.name, "aborted")
             (response.aborted if aborted else response.unknown).append(request_id)
         return response
 
@@ -119,7 +121,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         self, request: pb.GetModelInfoRequest, context: _Context
     ) -> pb.GetModelInfoResponse:
         """Known since the first executor."""
-        served, service = self._service.served(), self._service
+        served, service = self._served(context), self._service
         return model_info(
             served.model,
             max_request_tokens=service.core.max_request_tokens,
@@ -133,7 +135,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         self, request: pb.GetTokenizerRequest, context: _Context
     ) -> None:
         """As the executor gave it, in pieces."""
-        served = self._service.served()
+        served = self._served(context)
         if served.files is None:
             raise TokenizerNotFound("the model has no tokenizer")
         for piece in tokenizer_pieces(served.files, served.model.eos_token_ids):
@@ -151,15 +153,17 @@ class SchedulerServicer(SchedulerServiceServicer):
         )
 
     async def _admitted(self, request: pb.GenerateRequest, context: _Context) -> RequestStream:
-        arrival = time.monotonic()
+        arrival, caller = time.monotonic(), self._credentials.identify(context)
         remaining = context.time_remaining()
         try:
-            served = self._service.door()
+            served = self._service.door(caller)
             checked = check_request(request, served.model, self._drafting)
-            self._service.live.check_id(checked)  # before the work of tokenizing
+            check_priority(checked.priority, caller)
+            self._service.live.check_id(caller, checked)  # before the work of tokenizing
             return self._service.live.admit(
                 checked,
                 await _token_ids(checked.prompt, served),
+                caller,
                 arrival=arrival,
                 deadline=None if remaining is None else arrival + remaining,
                 served=served,
@@ -167,6 +171,9 @@ class SchedulerServicer(SchedulerServiceServicer):
         except ServiceError as error:
             self._metrics.ended_badly(error)
             raise
+
+    def _served(self, context: _Context) -> Served:
+        return self._service.served(self._credentials.identify(context))
 
 
 async def _token_ids(prompt: Prompt, served: Served) -> Sequence[int]:

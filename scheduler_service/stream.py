@@ -172,6 +172,7 @@ class RequestStream:
     def __init__(
         self,
         request_id: str,
+        core_id: str,
         arrival: float,
         n: int,
         terminators: frozenset[int],
@@ -180,7 +181,8 @@ class RequestStream:
         readers: Readers,
         options: StreamOptions | None = None,
     ) -> None:
-        self.request_id = request_id
+        self.request_id = request_id  # the caller's
+        self.core_id = core_id  # the core's, of which no two are equal
         self.arrival = arrival  # time.monotonic()
         self.last_tokens_at: dict[int, float] = {}
         """When each completion last got tokens, for metrics; time.monotonic()."""

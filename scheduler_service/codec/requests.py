@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.service.identity import Identity
 
 from scheduler_service.codec.continuation import Continuation, check_continuation
 from scheduler_service.codec.ranges import RANGES
@@ -86,10 +87,12 @@ class CheckedRequest:
     continuation: Continuation | None
     digest: bytes  # of the request's bytes; empty: its id was drawn, so that nobody can send it again
 
-    def to_core(self, prompt: Sequence[int], *, arrival: float, deadline: float | None) -> Request:
+    def to_core(
+        self, prompt: Sequence[int], caller: Identity, *, arrival: float, deadline: float | None
+    ) -> Request:
         """The core's request, with the prompt as token ids; times on the loop's clock."""
         return Request(
-            id=self.id,
+            id=scoped_id(caller.name, self.id),
             prompt=tuple(prompt),
             sampling=self.sampling,
             max_tokens=self.max_tokens,
@@ -103,6 +106,21 @@ class CheckedRequest:
             salt=self.salt,
             speculation=self.speculation,
             continued=self.continuation.completions if self.continuation else (),
+            identity=caller.name,
+            weight=caller.weight,
+        )
+
+
+def scoped_id(identity: str, request_id: str) -> str:
+    """An identity's request id as the core knows it: ids have no spaces, so that no two are equal."""
+    return f"{identity} {request_id}"
+
+
+def check_priority(priority: int, caller: Identity) -> None:
+    """Raises InvalidRequest for a priority above the caller's highest."""
+    if priority > caller.max_priority:
+        raise InvalidRequest(
+            "priority", f"{caller.name} may ask for at most {caller.max_priority}, not {priority}"
         )
 
 

@@ -26,6 +26,7 @@ TOKENIZER_PIECE_BYTES = 1 << 20
 def started_response(
     request: Request,
     *,
+    request_id: str,
     model: Model,
     max_tokens: int,
     cached_tokens: int,
@@ -34,7 +35,7 @@ def started_response(
     sampling = request.sampling
     return pb.GenerateResponse(
         started=pb.Started(
-            request_id=request.id,
+            request_id=request_id,
             model=model.name,
             prompt_tokens=len(request.prompt),
             cached_tokens=cached_tokens,

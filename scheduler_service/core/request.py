@@ -67,6 +67,8 @@ class Request:
     deadline: float | None = None
     salt: bytes = b""
     speculation: Speculation = Speculation()
+    identity: str = ""  # whose it is
+    weight: float = 1.0  # of that identity beside others
     continued: tuple[Continued, ...] = ()  # at most one for each index
 
     @property

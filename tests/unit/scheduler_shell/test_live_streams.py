@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.service.identity import Identity
 
 from scheduler_service.codec.continuation import prompt_digest
 from scheduler_service.codec.requests import check_request
@@ -30,6 +31,9 @@ CAPACITY = Capacity(1000, 16, 64, 100, 100, 1000)
 LETTERS = [made.byte_level().token_to_id(letter) for letter in "abc"]
 
 
+CALLER = Identity("ours", "token")
+
+
 class Shop:
     """A core and its live requests, with a test in the executor's place and on the clock."""
 
@@ -41,13 +45,15 @@ class Shop:
         files = TokenizerFiles(made.byte_level().to_str().encode(), "", "", "", False)
         self.text = TextTools.made_of(files)
 
-    def admit(self, id_: str = "r", *, n: int = 1, text: bool = False, **stop: object) -> RequestStream:
+    def admit(
+        self, id_: str = "r", *, caller: Identity = CALLER, n: int = 1, text: bool = False, **stop: object
+    ) -> RequestStream:
         conditions = pb.StopConditions(**stop)  # type: ignore[arg-type]
         tokens = pb.TokenIds(ids=[1, 2])
         message = pb.GenerateRequest(request_id=id_, token_ids=tokens, stop=conditions, n=n)
         checked = check_request(message, MODEL, Drafting(default=Speculation()))
         served = Served(MODEL, self.text if text else None)
-        return self.live.admit(checked, [1, 2], arrival=self.now, deadline=None, served=served)
+        return self.live.admit(checked, [1, 2], caller, arrival=self.now, deadline=None, served=served)
 
     def step(self, tokens: Sequence[int] | None = None, *, deliver: bool = True) -> Plan | None:
         """One step, in which each sampling row gets the next of `tokens` (7 without)."""
@@ -181,11 +187,11 @@ async def test_a_cancelled_request_ends_with_its_error_after_what_was_delivered(
     shop = Shop()
     stream = shop.admit(max_tokens=9)
     shop.step([11])
-    assert shop.live.cancel("r", Aborted("aborted"))
+    assert shop.live.abort("r", "ours", "aborted")
     assert [list(message.delta.token_ids) for message in await take(stream)] == [[11]]
     with pytest.raises(Aborted):
         await take(stream)
-    assert not shop.live.cancel("r", Aborted("again"))
+    assert not shop.live.abort("r", "ours", "again")
     plan = shop.core.plan(shop.now)
     assert plan is not None  # nothing but the release of its cache
     assert (plan.releases, plan.rows, plan.openings) != ((), (), ())
@@ -196,7 +202,7 @@ async def test_a_reused_id_gets_nothing_of_its_predecessor() -> None:
     shop = Shop()
     shop.admit()
     shop.step([11], deliver=False)
-    shop.live.cancel("r", Aborted("aborted"))
+    shop.live.abort("r", "ours", "aborted")
     second = shop.admit()
     shop.live.deliver()
     assert not second._changed
@@ -246,7 +252,7 @@ async def test_an_id_is_taken_until_its_end_is_delivered() -> None:
     shop = Shop()
     shop.admit(max_tokens=1)
     shop.step(deliver=False)
-    assert not shop.core.live("r")
+    assert not shop.core.live("ours r")
     with pytest.raises(DuplicateRequest):
         shop.admit()
 
@@ -257,8 +263,8 @@ async def test_a_reader_that_leaves_ends_its_request_and_no_other() -> None:
     shop.step()
     shop.live.leave(stream)
     shop.live.leave(stream)
-    assert not shop.core.live("a")
-    assert shop.core.live("b")
+    assert not shop.core.live("ours a")
+    assert shop.core.live("ours b")
     assert not other.ended
 
 
@@ -274,5 +280,29 @@ async def test_a_reader_that_stalls_is_ended_with_the_reason() -> None:
     shop.live.cancel_stalled(30.0)
     with pytest.raises(StalledReader):
         await take(stream)
-    assert shop.core.live("waiting")
+    assert shop.core.live("ours waiting")
     taking.cancel()
+
+
+async def test_two_callers_may_use_one_id_and_each_aborts_only_its_own() -> None:
+    shop, other = Shop(), Identity("theirs", "token")
+    mine, theirs = shop.admit("r"), shop.admit("r", caller=other)
+    assert not shop.live.abort("unknown", "theirs", "")
+    assert not shop.live.abort("r", "third", "")
+    assert shop.live.abort("r", "theirs", "")
+    assert theirs.ended
+    assert not mine.ended
+    shop.step([11])
+    messages = await mine.take()
+    assert messages[0].started.request_id == "r"  # as the client named it
+    assert [list(message.delta.token_ids) for message in messages[1:]] == [[11]]
+
+
+async def test_an_operator_aborts_everybodys() -> None:
+    shop = Shop()
+    streams = [shop.admit("r"), shop.admit("r", caller=Identity("theirs", "token"))]
+    other = shop.admit("s")
+    assert shop.live.abort_everybodys("r", "")
+    assert all(stream.ended for stream in streams)
+    assert not other.ended
+    assert not shop.live.abort_everybodys("r", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from paceline.service.identity import Identity
 
 from scheduler_service.codec.requests import check_request
 from scheduler_service.config import SchedulerSettings
@@ -21,6 +22,9 @@ async def shown(healthy: bool) -> None:
     assert not healthy
 
 
+CALLER = Identity("ours", "token")
+
+
 def service() -> SchedulerService:
     return SchedulerService(SchedulerSettings(executor=("127.0.0.1:9",)))  # nobody is there
 
@@ -33,6 +37,7 @@ async def test_a_bug_in_the_loop_ends_the_service_and_tells_live_requests(
     stream = scheduler.live.admit(
         check_request(ids(1, 2), MODEL, DRAFTING),
         [1, 2],
+        CALLER,
         arrival=0.0,
         deadline=None,
         served=Served(MODEL, None),
@@ -69,4 +74,4 @@ async def test_a_cancellation_from_inside_is_a_failure_and_one_from_outside_is_n
 
 async def test_without_an_executor_the_door_is_closed_and_says_where_it_looked() -> None:
     with pytest.raises(NotReady, match=r"127\.0\.0\.1:9: not reached yet"):
-        service().door()
+        service().door(Identity("ours", "token", admin=True))
