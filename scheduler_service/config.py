@@ -19,6 +19,7 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import Drafter, Speculation
 from scheduler_service.link.executor import Timing
 from scheduler_service.model import Drafting, RequestLimits
+from scheduler_service.text.process import TextLimits
 
 
 def _mode(value: object) -> object:
@@ -106,6 +107,14 @@ class SchedulerSettings(ServiceSettings):
         default=120.0, gt=0, le=86400, description="a step without progress so long means a lost executor"
     )
 
+    # What text to token ids may take, in processes of its own
+    tokenizer_cpu_s: float = Field(
+        default=10.0, gt=0, le=3600, description="CPU time for one prompt, or to load the tokenizer"
+    )
+    tokenizer_memory_mib: int = Field(
+        default=1536, ge=64, le=1 << 20, description="memory of a tokenizer process"
+    )
+
     # How executors know us
     executor_tls_ca: Path | None = Field(default=None, description="PEM; executors' authority")
     executor_tls_cert: Path | None = Field(default=None, description="PEM; our certificate for executors")
@@ -169,6 +178,11 @@ class SchedulerSettings(ServiceSettings):
             max_logprobs=self.max_logprobs,
             max_prompt_bytes=self.max_prompt_bytes,
         )
+
+    @property
+    def text_limits(self) -> TextLimits:
+        """The tokenizer processes' part."""
+        return TextLimits(memory_mib=self.tokenizer_memory_mib, cpu_s=self.tokenizer_cpu_s)
 
     @property
     def timing(self) -> Timing:

@@ -21,6 +21,7 @@ from scheduler_service.loop import Loop
 from scheduler_service.metrics import Metrics
 from scheduler_service.model import ExecutorView, Model, ServiceState
 from scheduler_service.rates import Rates
+from scheduler_service.text.pool import TextPool
 from scheduler_service.wake import Wake
 
 log = Log(__name__)
@@ -42,11 +43,13 @@ class SchedulerService:
         self.rates = Rates(self.started_at)
         self._wake, wake_drafts, self._look = Wake(), Wake(), Wake()
         wake = self._wake
+        self.text = TextPool(settings.text_limits)
         self.pool = ExecutorPool(
             settings.executor,
             settings.executor_security,
             settings.timing,
             settings.request_limits,
+            self.text,
             changed=self._executors_changed,
             instance=settings.instance_name,
         )
@@ -66,6 +69,7 @@ class SchedulerService:
         """Serve until cancelled. Ends with the exception of a bug, after telling all live requests."""
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(_endless(self.text.run()), name="tokenizers")
                 group.create_task(_endless(self.pool.run()), name="executors")
                 group.create_task(_endless(self._loop.run()), name="loop")
                 if self.drafts.links:
@@ -76,8 +80,6 @@ class SchedulerService:
             self.draining = True
             stopped = InternalError("the scheduler has stopped")
             self.live.cancel_all(stopped, stopped)
-            if self.pool.served is not None and self.pool.served.text is not None:
-                self.pool.served.text.close()
 
     @property
     def state(self) -> ServiceState:

@@ -25,6 +25,7 @@ from scheduler_service.codec.requests import (
 from scheduler_service.codec.responses import Collector, model_info, service_status, tokenizer_pieces
 from scheduler_service.errors import (
     RETRY_AFTER_S,
+    InternalError,
     InvalidRequest,
     QueueFull,
     ServiceError,
@@ -34,8 +35,7 @@ from scheduler_service.errors import (
 from scheduler_service.link.pool import Served
 from scheduler_service.service import SchedulerService
 from scheduler_service.stream import RequestStream
-from scheduler_service.text.chat_template import ChatTemplateError
-from scheduler_service.text.tools import BusyError, PromptTooLargeError
+from scheduler_service.text.errors import BusyError, PromptError, StuckError
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -102,10 +102,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         check_detokenize(request.token_ids, served.model)
         if served.text is None:
             raise TokenizerNotFound("the model has no tokenizer")
-        try:
-            return pb.DetokenizeResponse(text=await served.text.decode(request.token_ids))
-        except BusyError as error:
-            raise _busy() from error
+        return pb.DetokenizeResponse(text=await served.text.decode(request.token_ids))
 
     async def Abort(self, request: pb.AbortRequest, context: _Context) -> pb.AbortResponse:
         """Ends what is live of the caller's."""
@@ -160,9 +157,10 @@ class SchedulerServicer(SchedulerServiceServicer):
             checked = check_request(request, served.model, self._drafting)
             check_priority(checked.priority, caller)
             self._service.live.check_id(caller, checked)  # before the work of tokenizing
+            ids = await _token_ids(checked.prompt, served)
             return self._service.live.admit(
                 checked,
-                await _token_ids(checked.prompt, served),
+                ids,
                 caller,
                 arrival=arrival,
                 deadline=None if remaining is None else arrival + remaining,
@@ -181,24 +179,20 @@ async def _token_ids(prompt: Prompt, served: Served) -> Sequence[int]:
     if isinstance(prompt, TokenPrompt):
         return prompt.ids
     field = "text" if isinstance(prompt, TextPrompt) else "messages"
-    tools, most = served.text, served.model.limits.max_prompt_bytes
+    tools = served.text
     if tools is None:
         raise InvalidRequest(field, "the model has no tokenizer: send token_ids")
     try:
         if isinstance(prompt, TextPrompt):
             ids = await tools.encode_text(prompt.text)
         else:
-            ids = await tools.encode_messages(prompt.messages, most)
-    except ChatTemplateError as error:
-        raise InvalidRequest(field, str(error)) from error
-    except PromptTooLargeError as error:
-        raise InvalidRequest(field, f"the template makes more than {most} bytes of them") from error
+            ids = await tools.encode_messages(prompt.messages, served.model.limits.max_prompt_bytes)
+    except PromptError as error:
+        raise InvalidRequest(error.field or field, str(error)) from error
     except BusyError as error:
-        raise _busy() from error
+        raise QueueFull(str(error), retry_after_s=RETRY_AFTER_S) from error
+    except StuckError as error:
+        raise InternalError(str(error)) from error
     if not ids:
         raise InvalidRequest(field, "has no tokens")
     return ids
-
-
-def _busy() -> QueueFull:
-    return QueueFull("too many texts wait for the tokenizer", retry_after_s=RETRY_AFTER_S)

@@ -10,7 +10,7 @@ import enum
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -41,7 +41,7 @@ class TextPrompt:
 class ChatPrompt:
     """Messages for the chat template, each with its role and content. Not empty."""
 
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[Mapping[str, object], ...]
 
 
 @dataclass(frozen=True, slots=True)

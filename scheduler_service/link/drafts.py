@@ -83,5 +83,5 @@ class _Door:
             log.error("draft executor refused", address=self.address, detail=why)
         raise RefusedExecutorError(why)
 
-    def learn(self, info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse) -> None:
+    async def learn(self, info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse) -> None:
         """Nothing is."""

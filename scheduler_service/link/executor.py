@@ -67,7 +67,7 @@ class Doorkeeper(Protocol):
     def check(self, info: pb.GetInfoResponse) -> bool:
         """Whether its tokenizer is needed too. Raises RefusedExecutorError if it won't do."""
 
-    def learn(self, info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse) -> None:
+    async def learn(self, info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse) -> None:
         """What was needed. Raises RefusedExecutorError if it won't do."""
 
 
@@ -192,7 +192,7 @@ class ExecutorLink:
                 tokenizer = await client.get_tokenizer(timeout_s=timeout_s)
             except errors.NotFound:
                 tokenizer = pb.GetTokenizerResponse()  # token ids only
-            self._doorkeeper.learn(info, tokenizer)
+            await self._doorkeeper.learn(info, tokenizer)
         last = self._last if self._last is not None and self._last.epoch == info.epoch else None
         session = await client.open_session(
             replaces=last.id if last is not None else 0,

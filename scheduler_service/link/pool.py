@@ -24,7 +24,9 @@ from scheduler_service.codec.handshake import (
 )
 from scheduler_service.link.executor import ExecutorLink, RefusedExecutorError, Timing
 from scheduler_service.model import Model, RequestLimits, TokenizerFiles
-from scheduler_service.text.tools import TextTools, UnusableTokenizerError
+from scheduler_service.text.errors import UnusableTokenizerError
+from scheduler_service.text.pool import TextPool
+from scheduler_service.text.tools import TextTools
 
 log = Log(__name__)
 
@@ -78,7 +80,10 @@ class LinkPool:
 
 
 class ExecutorPool(LinkPool):
-    """The executors at `addresses`. `changed` is called when one is ready or lost, and at heartbeats."""
+    """The executors at `addresses`; `text` loads the first one's tokenizer.
+
+    `changed` is called when one is ready or lost, and at heartbeats.
+    """
 
     def __init__(
         self,
@@ -86,6 +91,7 @@ class ExecutorPool(LinkPool):
         security: Security,
         timing: Timing,
         limits: RequestLimits,
+        text: TextPool,
         changed: Callable[[], None],
         instance: str = "",
     ) -> None:
@@ -97,6 +103,8 @@ class ExecutorPool(LinkPool):
         )
         self.served: Served | None = None
         self._limits = limits
+        self._text = text
+        self._learning = asyncio.Lock()
 
     def check(self, info: pb.GetInfoResponse) -> bool:
         """Whether its tokenizer is needed: only the first one's. Raises RefusedExecutorError."""
@@ -115,13 +123,14 @@ class ExecutorPool(LinkPool):
             raise RefusedExecutorError(f"another vocabulary ({vocabulary}, not {known})")
         return False
 
-    def learn(self, info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse) -> None:
+    async def learn(self, info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse) -> None:
         """What is served from now on, unless another executor was faster. Raises RefusedExecutorError."""
-        if not self.check(info):
-            return
-        files = decode_tokenizer(tokenizer)
-        try:
-            text = TextTools.made_of(files)
-        except UnusableTokenizerError as error:
-            raise RefusedExecutorError(f"its tokenizer can't be used: {error}") from error
-        self.served = Served(decode_model(info, tokenizer, self._limits), text, files if text else None)
+        async with self._learning:
+            if not self.check(info):
+                return
+            model, files = decode_model(info, tokenizer, self._limits), decode_tokenizer(tokenizer)
+            try:
+                text = await TextTools.made_of(files, self._text)
+            except UnusableTokenizerError as error:
+                raise RefusedExecutorError(f"its tokenizer can't be used: {error}") from error
+            self.served = Served(model, text, files if text else None)

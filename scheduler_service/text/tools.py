@@ -1,116 +1,67 @@
-"""The model's tokenizer and template at work: prompts to ids off the event loop, ids to text on it."""
+"""The served model's text: prompts to ids in the tokenizer processes, ids to text here."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
-
-from tokenizers import Tokenizer
+import json
+from array import array
+from collections.abc import Mapping, Sequence
 
 from scheduler_service.model import TokenizerFiles
-from scheduler_service.text.chat_template import ChatTemplate, ChatTemplateError
-from scheduler_service.text.detokenizer import Detokenizer, UnsupportedTokenizerError, Vocabulary
+from scheduler_service.text.detokenizer import Detokenizer
+from scheduler_service.text.errors import PromptError
+from scheduler_service.text.frames import unpack_ints
+from scheduler_service.text.pool import TextPool
+from scheduler_service.text.vocabulary import Vocabulary
 
-_T = TypeVar("_T")
-
-THREADS = 2
-
-
-class UnusableTokenizerError(Exception):
-    """The executor's tokenizer files can't be used; the message says why."""
-
-
-class PromptTooLargeError(Exception):
-    """The template made more text of the messages than a prompt may have."""
-
-
-class BusyError(Exception):
-    """Too many texts wait for the tokenizer."""
+DECODED_AT_ONCE = 4096
+"""Ids of a text, between which others get their turn on the event loop."""
 
 
 class TextTools:
-    """Everything between text and token ids. `max_pending` prompts may wait for a thread."""
+    """Everything between text and token ids."""
 
-    def __init__(self, tokenizer: Tokenizer, files: TokenizerFiles, *, max_pending: int = 256) -> None:
-        self._tokenizer = tokenizer
-        self._vocabulary = Vocabulary(tokenizer)
-        self._bos_id: int | None = tokenizer.token_to_id(files.bos_token) if files.add_bos else None
-        self._template = (
-            ChatTemplate(files.chat_template, bos_token=files.bos_token, eos_token=files.eos_token)
-            if files.chat_template
-            else None
-        )
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
-        self._max_pending = max_pending
-        self._pending = 0
+    def __init__(self, pool: TextPool, vocabulary: Vocabulary, *, has_chat_template: bool) -> None:
+        self._pool = pool
+        self._vocabulary = vocabulary
+        self.has_chat_template = has_chat_template
+        """Messages can be prompts."""
 
     @classmethod
-    def made_of(cls, files: TokenizerFiles) -> TextTools | None:
+    async def made_of(cls, files: TokenizerFiles, pool: TextPool) -> TextTools | None:
         """The tools, or None if the model has no tokenizer. Raises UnusableTokenizerError."""
         if not files.tokenizer_json:
             return None
-        try:
-            tokenizer = Tokenizer.from_buffer(files.tokenizer_json)
-        except Exception as error:  # the library raises nothing narrower
-            raise UnusableTokenizerError(str(error)) from error
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        try:
-            return cls(tokenizer, files)
-        except (UnsupportedTokenizerError, ChatTemplateError) as error:
-            raise UnusableTokenizerError(str(error)) from error
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Messages can be prompts."""
-        return self._template is not None
+        pieces, has_chat_template = await pool.load(files)
+        return cls(pool, Vocabulary(pieces), has_chat_template=has_chat_template)
 
     def detokenizer(self) -> Detokenizer:
         """For one completion."""
         return Detokenizer(self._vocabulary)
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """The text of all these ids, as a stream of them would have it. Raises BusyError."""
+        """The text of all these ids, as a stream of them would have it."""
         detokenizer = self.detokenizer()
-        return await self._in_thread(lambda: detokenizer.push(ids) + detokenizer.flush())
+        texts = []
+        for start in range(0, len(ids), DECODED_AT_ONCE):
+            texts.append(detokenizer.push(ids[start : start + DECODED_AT_ONCE]))
+            await asyncio.sleep(0)
+        return "".join(texts) + detokenizer.flush()
 
-    async def encode_text(self, text: str) -> list[int]:
-        """Plain text to ids, with the model's first token if it wants one. Raises BusyError."""
-        ids = await self._in_thread(lambda: self._encode(text))
-        return ids if self._bos_id is None or ids[:1] == [self._bos_id] else [self._bos_id, *ids]
+    async def encode_text(self, text: str) -> array[int]:
+        """Plain text to ids, control tokens included, with the model's first token if it wants one.
 
-    async def encode_messages(self, messages: Sequence[Mapping[str, str]], max_bytes: int) -> list[int]:
+        Raises PromptError, BusyError, StuckError.
+        """
+        return unpack_ints(await self._pool.submit({"op": "text"}, text.encode()))
+
+    async def encode_messages(self, messages: Sequence[Mapping[str, object]], max_bytes: int) -> array[int]:
         """Messages through the chat template to ids; the template writes the first token itself.
 
-        Raises ChatTemplateError, PromptTooLargeError, BusyError.
+        What spells a control token in a message becomes plain text. The template may make `max_bytes`
+        of text. Raises PromptError, BusyError, StuckError.
         """
-        template = self._template
-        if template is None:
-            raise ChatTemplateError("the model has no chat template")
-
-        def work() -> list[int]:
-            text = template.render(messages)
-            if len(text.encode()) > max_bytes:
-                raise PromptTooLargeError
-            return self._encode(text)
-
-        return await self._in_thread(work)
-
-    def close(self) -> None:
-        """Let the threads go."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        if self._pending >= self._max_pending:
-            raise BusyError
-        self._pending += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        finally:
-            self._pending -= 1
+        if not self.has_chat_template:
+            raise PromptError("the model has no chat template", "messages")
+        payload = json.dumps(messages, ensure_ascii=False).encode()
+        return unpack_ints(await self._pool.submit({"op": "chat", "max_bytes": max_bytes}, payload))

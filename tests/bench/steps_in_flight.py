@@ -37,6 +37,7 @@ from scheduler_service.draft_loop import DraftLoop
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.pool import ExecutorPool
 from scheduler_service.loop import Loop
+from scheduler_service.text.pool import TextPool
 from scheduler_service.wake import Wake
 from tests.support.stack import oracle_stack
 
@@ -90,15 +91,16 @@ async def at_the_loop(
     """Drive the executor by the loop alone."""
     settings = SchedulerSettings(executor=(address,), steps_in_flight=depth, max_step_tokens=step_tokens)
     core, wake, sink = Scheduler(settings.core), Wake(), Sink()
+    text = TextPool(settings.text_limits)
     pool = ExecutorPool(
-        settings.executor, PLAINTEXT, settings.timing, settings.request_limits, changed=wake.set
+        settings.executor, PLAINTEXT, settings.timing, settings.request_limits, text, changed=wake.set
     )
     anything: Any = sink  # quacks like LiveRequests and Metrics
     drafts = DraftLoop(
         core, DraftPool((), PLAINTEXT, settings.timing, lambda: None, wake.set), anything, Wake(), wake.set
     )
     loop = Loop(core, pool, drafts, anything, anything, wake)
-    tasks = [asyncio.create_task(pool.run()), asyncio.create_task(loop.run())]
+    tasks = [asyncio.create_task(part.run()) for part in (text, pool, loop)]
     try:
         while not core.connected:  # noqa: ASYNC110  # the loop's business
             await asyncio.sleep(0.01)

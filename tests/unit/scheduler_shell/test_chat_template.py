@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.text.chat_template import ChatTemplate, ChatTemplateError
+from scheduler_service.text.worker.chat_template import ChatTemplate, ChatTemplateError
 
 CHATML = (
     "{{ bos_token }}{% for message in messages %}"
@@ -15,7 +15,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def render(source: str, messages: list[dict[str, str]] = HELLO) -> str:
-    return ChatTemplate(source, bos_token="<s>", eos_token="</s>").render(messages)
+    return ChatTemplate(source, bos_token="<s>", eos_token="</s>").render(messages, 1000)
 
 
 def test_the_prompt_ends_where_the_assistant_begins() -> None:

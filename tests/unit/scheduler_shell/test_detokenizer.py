@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
-from scheduler_service.text.detokenizer import Detokenizer, UnsupportedTokenizerError, Vocabulary
+from scheduler_service.text.detokenizer import Detokenizer
+from scheduler_service.text.vocabulary import Vocabulary
+from scheduler_service.text.worker.pieces import UnsupportedTokenizerError, pieces_of
 from tests.unit.scheduler_shell import tokenizers_made_here as made
 
 ids_lists = st.lists(st.integers(0, 10_000), max_size=40)
@@ -29,34 +31,34 @@ def cut(ids: list[int], cuts: list[int]) -> list[list[int]]:
 def test_any_split_of_byte_level_ids_equals_the_whole_decode(ids: list[int], cuts: list[int]) -> None:
     tokenizer = made.byte_level()
     ids = [id_ % tokenizer.get_vocab_size() for id_ in ids]
-    assert incremental(Vocabulary(tokenizer), cut(ids, cuts)) == tokenizer.decode(ids)
+    assert incremental(Vocabulary(pieces_of(tokenizer)), cut(ids, cuts)) == tokenizer.decode(ids)
 
 
 @given(ids_lists, st.lists(st.integers(0, 100)))
 def test_any_split_of_words_equals_the_whole_decode(ids: list[int], cuts: list[int]) -> None:
     tokenizer = made.words()
     ids = [id_ % tokenizer.get_vocab_size() for id_ in ids]
-    assert incremental(Vocabulary(tokenizer), cut(ids, cuts)) == tokenizer.decode(ids)
+    assert incremental(Vocabulary(pieces_of(tokenizer)), cut(ids, cuts)) == tokenizer.decode(ids)
 
 
 @given(st.text(max_size=40), st.lists(st.integers(0, 100)))
 def test_valid_text_through_byte_fallback_equals_the_whole_decode(text: str, cuts: list[int]) -> None:
     tokenizer = made.byte_fallback()
     ids = tokenizer.encode("▁" + text.replace(" ", "▁")).ids
-    assert incremental(Vocabulary(tokenizer), cut(ids, cuts)) == tokenizer.decode(ids)
+    assert incremental(Vocabulary(pieces_of(tokenizer)), cut(ids, cuts)) == tokenizer.decode(ids)
 
 
 @given(ids_lists, st.lists(st.integers(0, 100)))
 def test_any_split_of_any_fallback_bytes_gives_one_text(ids: list[int], cuts: list[int]) -> None:
     tokenizer = made.byte_fallback()
     ids = [id_ % tokenizer.get_vocab_size() for id_ in ids]
-    vocabulary = Vocabulary(tokenizer)
+    vocabulary = Vocabulary(pieces_of(tokenizer))
     assert incremental(vocabulary, cut(ids, cuts)) == incremental(vocabulary, [ids])
 
 
 def test_only_an_unfinished_character_is_held_back() -> None:
     tokenizer = made.byte_level()
-    detokenizer = Detokenizer(Vocabulary(tokenizer))
+    detokenizer = Detokenizer(Vocabulary(pieces_of(tokenizer)))
     face = [tokenizer.token_to_id(piece) for piece in "ðŁĺĢ"]  # U+1F600 as four bytes
     assert [detokenizer.push([id_]) for id_ in face] == ["", "", "", "😀"]
     assert detokenizer.push([*face[:3], tokenizer.token_to_id("a")]) == "�a"
@@ -67,11 +69,11 @@ def test_only_an_unfinished_character_is_held_back() -> None:
 def test_special_and_unknown_ids_have_no_text() -> None:
     tokenizer = made.byte_level()
     ids = [tokenizer.token_to_id("<|end|>"), 10_000_000, tokenizer.token_to_id("<think>")]
-    assert incremental(Vocabulary(tokenizer), [ids]) == "<think>"
+    assert incremental(Vocabulary(pieces_of(tokenizer)), [ids]) == "<think>"
 
 
 def test_an_unknown_decoder_is_refused_by_name() -> None:
     tokenizer = Tokenizer.from_str(made.words().to_str())
     tokenizer.decoder = decoders.WordPiece()
     with pytest.raises(UnsupportedTokenizerError, match="WordPiece"):
-        Vocabulary(tokenizer)
+        Vocabulary(pieces_of(tokenizer))

@@ -16,6 +16,8 @@ from paceline.executor.v1 import executor_pb2 as pb
 from scheduler_service.core.step import Plan, Row
 from scheduler_service.link.executor import ExecutorLink, ExecutorLostError, Timing
 from scheduler_service.link.pool import ExecutorPool
+from scheduler_service.text.pool import TextPool
+from scheduler_service.text.process import TextLimits
 from tests.support.ports import kept_port
 from tests.unit.scheduler_shell.fake_executor import FakeExecutor, serving
 from tests.unit.scheduler_shell.models_made_here import LIMITS
@@ -34,7 +36,9 @@ class Pool:
     def __init__(self, ports: list[int], timing: Timing = TIMING) -> None:
         self._changed = asyncio.Event()
         addresses = [f"127.0.0.1:{port}" for port in ports]
-        self.pool = ExecutorPool(addresses, PLAINTEXT, timing, LIMITS, self._changed.set)
+        self.pool = ExecutorPool(
+            addresses, PLAINTEXT, timing, LIMITS, TextPool(TextLimits()), self._changed.set
+        )
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for the condition, which is looked at after each change."""
@@ -243,7 +247,9 @@ async def test_the_links_of_a_scheduler_own_their_sessions_under_names_that_outl
         addresses = [f"127.0.0.1:{port}", f"localhost:{port}"]
         for _ in range(2):  # the second time after a kill
             ready = asyncio.Event()
-            pool = ExecutorPool(addresses, PLAINTEXT, TIMING, LIMITS, ready.set, "host/127.0.0.1:5")
+            pool = ExecutorPool(
+                addresses, PLAINTEXT, TIMING, LIMITS, TextPool(TextLimits()), ready.set, "host/127.0.0.1:5"
+            )
             task = asyncio.create_task(pool.run())
             async with asyncio.timeout(10):
                 while not all(link.ready for link in pool.links):

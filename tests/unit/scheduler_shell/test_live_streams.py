@@ -21,9 +21,13 @@ from scheduler_service.errors import Aborted, DuplicateRequest, Replaced, Stalle
 from scheduler_service.link.pool import Served
 from scheduler_service.live import LiveRequests
 from scheduler_service.metrics import Metrics
-from scheduler_service.model import Drafting, TokenizerFiles
+from scheduler_service.model import Drafting
 from scheduler_service.stream import MAX_DELTA_TOKENS, RequestStream
+from scheduler_service.text.pool import TextPool
+from scheduler_service.text.process import TextLimits
 from scheduler_service.text.tools import TextTools
+from scheduler_service.text.vocabulary import Vocabulary
+from scheduler_service.text.worker.pieces import pieces_of
 from tests.unit.scheduler_shell import tokenizers_made_here as made
 from tests.unit.scheduler_shell.models_made_here import MODEL
 
@@ -42,8 +46,8 @@ class Shop:
         self.core = Scheduler(CoreConfig())
         self.core.executor_ready(CAPACITY, 0.0)
         self.live = LiveRequests(self.core, Metrics(), lambda: self.now, lambda: None)
-        files = TokenizerFiles(made.byte_level().to_str().encode(), "", "", "", False)
-        self.text = TextTools.made_of(files)
+        vocabulary = Vocabulary(pieces_of(made.byte_level()))
+        self.text = TextTools(TextPool(TextLimits()), vocabulary, has_chat_template=False)
 
     def admit(
         self, id_: str = "r", *, caller: Identity = CALLER, n: int = 1, text: bool = False, **stop: object

@@ -7,13 +7,21 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, nodes
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class ChatTemplateError(Exception):
     """The template can't be compiled, or does not take these messages; the message says why."""
+
+    def __init__(self, message: str, field: str = "messages") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class RenderedTooLargeError(Exception):
+    """The template makes more text of the messages than a prompt may have."""
 
 
 class ChatTemplate:
@@ -26,31 +34,49 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals.update(
             raise_exception=_raise_exception,
-            strftime_now=_strftime_now,
             bos_token=bos_token,
             eos_token=eos_token,
         )
         try:
             self._template = environment.from_string(source)
+            constants = environment.parse(source).find_all(nodes.Const)
+            self.strings = frozenset(node.value for node in constants if isinstance(node.value, str))
+            """The strings that stand quoted in the template: all that it can compare with or split at."""
         except TemplateError as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
+        except MemoryError:
+            raise
+        except Exception as error:  # constants are folded when a template is compiled
+            raise ChatTemplateError(f"the chat template does not compile: {type(error).__name__}") from error
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt's text. Each message has a `role` and a `content`."""
+    def render(
+        self, messages: Sequence[Mapping[str, object]], max_bytes: int, now: datetime | None = None
+    ) -> str:
+        """The prompt's text; it is counted while it is rendered. Each message has a `role` and a `content`.
+
+        Raises ChatTemplateError, RenderedTooLargeError, MemoryError.
+        """
+        moment = now or datetime.now()
+        pieces, size = [], 0
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True)
+            for piece in self._template.generate(
+                messages=messages, add_generation_prompt=True, strftime_now=moment.strftime
+            ):
+                size += len(piece) if piece.isascii() else len(piece.encode())
+                if size > max_bytes:
+                    raise RenderedTooLargeError
+                pieces.append(piece)
+        except (RenderedTooLargeError, MemoryError):
+            raise
         except TemplateError as error:  # raise_exception's too: written for the template's users
             raise ChatTemplateError(str(error)) from error
         except Exception as error:  # a template is a program, and can fail like one
             raise ChatTemplateError(f"the chat template failed: {type(error).__name__}") from error
+        return "".join(pieces)
 
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def _tojson(

@@ -1,0 +1,138 @@
+"""`python -m scheduler_service.text.worker MEMORY_MIB CPU_S`: jobs from a socket, answers to it.
+
+Standard input is a socket to the scheduler: frames (`text.frames`) come and go there. When the scheduler
+closes its end, the process ends.
+
+    {op: load, lane, chat_template, ...} + tokenizer.json  ->  {lane, chat, strip, count} + lengths + pieces
+    {op: text, lane} + text                                ->  {lane} + token ids
+    {op: chat, lane, max_bytes} + messages as JSON         ->  {lane} + token ids
+    any of them, when it can't be done                     ->  {lane, error, field}
+
+Two lanes, a thread each, so that a small prompt never waits for a large one. Running out of memory ends
+the process (status EXIT_MEMORY): it does not tell which lane is to blame.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from queue import SimpleQueue
+from typing import NoReturn
+
+from scheduler_service.text.frames import (
+    EXIT_MEMORY,
+    LANES,
+    PREFIX,
+    Header,
+    decode_header,
+    encode_head,
+    frame_lengths,
+    pack_ints,
+)
+from scheduler_service.text.worker import limits
+from scheduler_service.text.worker.chat_template import ChatTemplateError, RenderedTooLargeError
+from scheduler_service.text.worker.encoder import Encoder, Files
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a lane may keep the interpreter from the other."""
+LARGE_BYTES = 256 << 10
+"""Jobs from which on freed memory is given back."""
+MAX_ERROR_CHARACTERS = 500
+
+
+class Worker:
+    """Jobs from `connection`, each in the thread of its lane."""
+
+    def __init__(self, connection: socket.socket, cpu_s: float) -> None:
+        self._connection = connection
+        self._cpu_s = cpu_s
+        self._writing = threading.Lock()
+        self._lanes: list[SimpleQueue[tuple[Header, bytes]]] = [SimpleQueue() for _ in range(LANES)]
+        self._encoder: Encoder | None = None
+
+    def run(self) -> None:
+        """Until the scheduler closes its end."""
+        threads = [threading.Thread(target=self._work, args=(lane,), daemon=True) for lane in range(LANES)]
+        for thread in threads:
+            thread.start()
+        with open(os.devnull, "wb") as nowhere:  # a panic's message may have the prompt in it
+            os.dup2(nowhere.fileno(), sys.stderr.fileno())
+        self._send({"threads": [thread.native_id for thread in threads]}, b"")
+        with self._connection.makefile("rb", buffering=1 << 16) as stream:
+            while len(prefix := stream.read(PREFIX.size)) == PREFIX.size:
+                head, payload = frame_lengths(prefix)
+                header = decode_header(stream.read(head))
+                self._lanes[header["lane"]].put((header, stream.read(payload)))
+
+    def _send(self, header: Header, payload: bytes) -> None:
+        with self._writing:
+            self._connection.sendall(encode_head(header, len(payload)) + payload)
+
+    def _work(self, lane: int) -> NoReturn:
+        if lane:
+            limits.lower_priority(limits.LARGE_NICENESS)
+        while True:
+            job, payload = self._lanes[lane].get()
+            limits.extend_cpu(LANES * self._cpu_s)
+            try:
+                header, answer = self._answer(job, payload)
+            except MemoryError:
+                os._exit(EXIT_MEMORY)
+            self._send({"lane": lane} | header, answer)
+            if len(payload) > LARGE_BYTES:
+                del payload, answer
+                limits.return_memory()
+
+    def _answer(self, job: Header, payload: bytes) -> tuple[Header, bytes]:
+        try:
+            if job["op"] == "load":
+                return self._load(job, payload)
+            assert self._encoder is not None
+            if job["op"] == "text":
+                return {}, pack_ints(self._encoder.encode_text(payload.decode()))
+            ids = self._encoder.encode_messages(json.loads(payload), job["max_bytes"])
+            return {}, pack_ints(ids)
+        except RenderedTooLargeError:
+            why, field = f"the template makes more than {job['max_bytes']} bytes of them", "messages"
+        except ChatTemplateError as error:
+            why, field = str(error), error.field
+        except MemoryError:
+            raise
+        except BaseException as error:  # the tokenizers library raises nothing narrower, and panics
+            why, field = f"the tokenizer failed: {error or type(error).__name__}", ""
+        return {"error": why[:MAX_ERROR_CHARACTERS], "field": field}, b""
+
+    def _load(self, job: Header, payload: bytes) -> tuple[Header, bytes]:
+        texts = {name: job[name] for name in ("chat_template", "bos_token", "eos_token", "add_bos")}
+        self._encoder = encoder = Encoder(Files(payload, **texts))
+        pieces = encoder.pieces
+        header = {
+            "chat": encoder.has_chat_template,
+            "strip": pieces.strip,
+            "count": len(pieces.lengths),
+        }
+        return header, pack_ints(pieces.lengths) + pieces.data
+
+
+def main() -> NoReturn:
+    """Under the limits from here on."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    memory_mib, cpu_s = int(sys.argv[1]), float(sys.argv[2])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # sent to all of a group; the scheduler has to drain yet
+    limits.die_with_parent()
+    limits.limit_memory(memory_mib)
+    limits.lower_priority(limits.NICENESS)
+    worker = Worker(socket.socket(fileno=0), cpu_s)
+    try:
+        worker.run()
+    finally:
+        os._exit(0)  # whatever the lanes are doing
+
+
+if __name__ == "__main__":
+    main()

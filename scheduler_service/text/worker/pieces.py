@@ -1,0 +1,109 @@
+"""The bytes that each token id of a tokenizer stands for, worked out from its decoder."""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+
+from tokenizers import Tokenizer
+
+from scheduler_service.text.vocabulary import Pieces
+
+MAX_BYTES = 64 << 20
+"""Of all pieces together; the largest vocabularies in use, of 262,144 tokens, have 2 MiB."""
+MAX_IDS = 1 << 22
+"""Tokens with larger ids have no text."""
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class UnsupportedTokenizerError(Exception):
+    """The decoder is none of those that can run incrementally, or makes too much; the message says which."""
+
+
+def pieces_of(tokenizer: Tokenizer) -> Pieces:
+    """All of them. Raises UnsupportedTokenizerError."""
+    decoder = _Decoder(tokenizer)
+    tokens = tokenizer.get_vocab_size(with_added_tokens=True)
+    data: list[bytes] = []
+    total = 0
+    while tokens and len(data) < MAX_IDS:
+        token = tokenizer.id_to_token(len(data))
+        tokens -= token is not None
+        piece = b"" if token is None else decoder.piece(len(data), token)
+        data.append(piece)
+        total += len(piece)
+        if total > MAX_BYTES:
+            raise UnsupportedTokenizerError(f"its tokens have more than {MAX_BYTES} bytes")
+    return Pieces(b"".join(data), array("i", map(len, data)), decoder.strip)
+
+
+class _Decoder:
+    """What a tokenizer's decoder makes of one token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._special = frozenset(
+            id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+        steps = _decoder_steps(tokenizer)
+        kinds = [step["type"] for step in steps]
+        self._byte_level = kinds == ["ByteLevel"]
+        self._byte_fallback = "ByteFallback" in kinds
+        self._separator = b"" if kinds else b" "  # without a decoder, tokens are joined by spaces
+        self._replacements: list[tuple[str, str]] = []
+        self.strip = 0 if kinds else 1
+        """Spaces to take from the beginning of a text."""
+        for step in steps:
+            self._learn(step)
+
+    def _learn(self, step: dict[str, object]) -> None:
+        match step:
+            case {"type": "ByteLevel"} if self._byte_level:
+                pass
+            case {"type": "ByteFallback" | "Fuse"}:
+                pass
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+                self._replacements.append((old, new))
+            case {"type": "Strip", "content": " ", "start": int(start), "stop": 0}:
+                self.strip = start
+            case {"type": "Metaspace", "replacement": str(old), **rest}:
+                self._replacements.append((old, " "))
+                self.strip = 0 if rest.get("prepend_scheme") == "never" else 1
+            case _:
+                raise UnsupportedTokenizerError(f"the decoder step {json.dumps(step)} is not supported")
+
+    def piece(self, id_: int, token: str) -> bytes:
+        """Its bytes."""
+        if id_ in self._special:
+            return b""
+        if self._byte_level:
+            try:
+                return bytes([_BYTE_OF[character] for character in token])
+            except KeyError:  # an added token, kept as it is
+                return token.encode()
+        if self._byte_fallback and (byte := _BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(byte[1], 16)])
+        for old, new in self._replacements:
+            token = token.replace(old, new)
+        return self._separator + token.encode()
+
+
+def _decoder_steps(tokenizer: Tokenizer) -> list[dict[str, object]]:
+    if tokenizer.decoder is None:
+        return []
+    decoder = json.loads(tokenizer.decoder.__getstate__())
+    steps: list[dict[str, object]] = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    return steps
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes (Radford et al. 2019), reversed."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if chr(byte) not in alphabet)
+    alphabet |= {chr(256 + rank): byte for rank, byte in enumerate(list(others))}
+    return alphabet
+
+
+_BYTE_OF = _byte_alphabet()

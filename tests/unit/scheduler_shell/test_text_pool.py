@@ -1,0 +1,355 @@
+"""Tokenizer processes: bounded, killed at their limits, replaced, and no prompt pays for another's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+
+from scheduler_service.model import TokenizerFiles
+from scheduler_service.text import pool as pools
+from scheduler_service.text.errors import BusyError, PromptError, StuckError, UnusableTokenizerError
+from scheduler_service.text.pool import TextPool, process_count
+from scheduler_service.text.process import Job, TextLimits, TextProcess
+from scheduler_service.text.tools import TextTools
+from tests.unit.scheduler_shell import tokenizers_made_here as made
+from tests.unit.scheduler_shell.test_chat_template import CHATML
+
+LIMITS = TextLimits(memory_mib=512, cpu_s=60)
+QUICK = replace(LIMITS, cpu_s=0.3)
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLES = (
+    "{% set ns = namespace(text='x' * 1000000) %}"
+    "{% for i in range(30) %}{% set ns.text = ns.text ~ ns.text %}{% endfor %}"
+)
+HELLO = [{"role": "user", "content": "hello"}]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="CPU time of threads is read in /proc")
+
+
+def files(template: str = CHATML, tokenizer: Tokenizer | None = None) -> TokenizerFiles:
+    json_ = (tokenizer or made.byte_level()).to_str()
+    return TokenizerFiles(json_.encode(), template, "", "", False)
+
+
+def when(content: str, then: str) -> str:
+    """A template that behaves badly at one message only."""
+    return "{% if messages[0].content == '" + content + "' %}" + then + "{% endif %}{{ messages[0].content }}"
+
+
+@asynccontextmanager
+async def running(limits: TextLimits = LIMITS, processes: int = 1) -> AsyncIterator[TextPool]:
+    pool = TextPool(limits, processes)
+    task = asyncio.create_task(pool.run())
+    try:
+        async with asyncio.timeout(300):
+            yield pool
+    finally:
+        pids = pool.pids
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+
+@asynccontextmanager
+async def tools(
+    given: TokenizerFiles, limits: TextLimits = LIMITS, processes: int = 1
+) -> AsyncIterator[tuple[TextTools, TextPool]]:
+    async with running(limits, processes) as pool:
+        made_of = await TextTools.made_of(given, pool)
+        assert made_of is not None
+        yield made_of, pool
+
+
+class Recorder:
+    """Which jobs began, in order, in whatever process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[bytes] = []
+        self._process: TextProcess | None = None
+        self._event = asyncio.Event()
+        send = TextProcess.send
+
+        def recorded(process: TextProcess, job: Job) -> None:
+            if job.header["op"] != "load":
+                self.begun.append(job.payload)
+                self._process = process
+                self._event.set()
+            send(process, job)
+
+        monkeypatch.setattr(TextProcess, "send", recorded)
+
+    async def count(self, count: int) -> None:
+        """Wait until so many have begun."""
+        while len(self.begun) < count:
+            self._event.clear()
+            await self._event.wait()
+
+    def time_is_up(self) -> None:
+        """All that runs in the last job's process has used up its wall time."""
+        assert self._process is not None
+        for lane in self._process._lanes:
+            lane.wall_s = LIMITS.wall_s
+
+
+def stopped(pool: TextPool) -> Callable[[], None]:
+    """Stop the only process; returns how to let it go on."""
+    (pid,) = pool.pids
+    os.kill(pid, signal.SIGSTOP)
+    return lambda: os.kill(pid, signal.SIGCONT)
+
+
+async def test_prompts_become_ids_in_another_process() -> None:
+    async with tools(files()) as (text, _):
+        tokenizer = made.byte_level()
+        assert list(await text.encode_text("hello <|end|>")) == tokenizer.encode("hello <|end|>").ids
+        ids = await text.encode_messages(HELLO, 1000)
+        assert await text.decode(ids) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_the_scheduler_imports_neither_tokenizers_nor_templates() -> None:
+    code = (
+        "import sys, scheduler_service.server; "
+        "print([name for name in ('tokenizers', 'jinja2') if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_one_process_on_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {}
+    for cores in (1, 2, 3, 4, 8, 64):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
+        counts[cores] = process_count()
+    assert counts == {1: 1, 2: 1, 3: 1, 4: 2, 8: 4, 64: 4}
+
+
+async def test_other_processes_start_once_there_is_a_tokenizer() -> None:
+    async with running(processes=3) as pool:
+        await pool.load(files())
+        while len(pool.pids) < 3:  # noqa: ASYNC110  # processes take their time
+            await asyncio.sleep(0.01)
+        assert len(set(pool.pids)) == 3
+
+
+async def test_a_small_prompt_does_not_wait_for_a_large_one() -> None:
+    async with tools(files(when("x" * 20000, ENDLESS))) as (text, pool):
+        large = asyncio.create_task(text.encode_messages([{"role": "user", "content": "x" * 20000}], 1 << 20))
+        for content in ("a", "b"):
+            assert await text.decode(await text.encode_messages([{"role": "user", "content": content}], 99))
+        assert not large.done()  # it never ends
+        assert len(pool.pids) == 1
+        large.cancel()
+
+
+async def test_what_waits_is_bounded_in_jobs_and_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "MAX_JOBS", 2)
+    monkeypatch.setattr(pools, "MAX_BYTES", 50_000)
+    async with tools(files()) as (text, pool):
+        go_on = stopped(pool)
+        jobs = [asyncio.create_task(text.encode_text(letter)) for letter in "ab"]
+        large = asyncio.create_task(text.encode_text("x" * 40_000))
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await text.encode_text("c")
+        with pytest.raises(BusyError):
+            await text.encode_text("x" * 20_000)
+        go_on()
+        await asyncio.gather(*jobs, large)
+        assert len(await text.encode_text("c")) == 1
+
+
+async def test_a_job_whose_caller_has_left_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(monkeypatch)
+    async with tools(files()) as (text, pool):
+        go_on = stopped(pool)
+        jobs = [asyncio.create_task(text.encode_text(letter)) for letter in "abc"]
+        await recorder.count(1)
+        jobs[1].cancel()
+        await asyncio.gather(jobs[1], return_exceptions=True)
+        go_on()
+        await asyncio.gather(jobs[0], jobs[2])
+    assert recorder.begun == [b"a", b"c"]
+
+
+@linux
+async def test_a_prompt_over_its_cpu_time_fails_and_its_neighbour_begins_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder(monkeypatch)
+    async with tools(files(when("slow", ENDLESS)), QUICK) as (text, pool):
+        before = pool.pids
+        slow = asyncio.create_task(text.encode_messages([{"role": "user", "content": "slow"}], 1000))
+        await recorder.count(1)
+        waiting = asyncio.create_task(text.encode_text("hello"))
+        with pytest.raises(PromptError, match=r"more than 0\.3 s of CPU time"):
+            await slow
+        assert await text.decode(await waiting) == "hello"
+        assert pool.pids != before
+    assert recorder.begun[-1] == b"hello"
+
+
+@linux
+async def test_the_neighbour_of_a_culprit_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(monkeypatch)
+    big = "1" * 400_000
+    async with tools(files(when("slow", ENDLESS)), QUICK) as (text, _):
+        slow = asyncio.create_task(text.encode_messages([{"role": "user", "content": "slow"}], 1000))
+        other = asyncio.create_task(text.encode_text(big[:20_000]))
+        await recorder.count(2)
+        with pytest.raises(PromptError):
+            await slow
+        assert len(await other) == 20_000
+
+
+async def test_time_in_which_the_process_stands_still_is_no_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    look = TextProcess._look
+
+    def counted(process: TextProcess) -> None:
+        nonlocal looks
+        looks += 1
+        look(process)
+
+    monkeypatch.setattr(TextProcess, "_look", counted)
+    monkeypatch.setattr("scheduler_service.text.process.WATCH_INTERVAL_S", 0.001)
+    async with tools(files(), replace(QUICK, cpu_s=0.05)) as (text, pool):
+        pids = pool.pids
+        go_on = stopped(pool)
+        job = asyncio.create_task(text.encode_text("hello"))
+        while looks < 50:  # noqa: ASYNC110  # a timer's business
+            await asyncio.sleep(0.001)
+        go_on()
+        assert await text.decode(await job) == "hello"
+        assert pool.pids == pids
+
+
+async def test_a_process_that_stands_still_for_good_is_replaced_and_its_job_done_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder(monkeypatch)
+    async with tools(files()) as (text, pool):
+        before = pool.pids
+        stopped(pool)
+        job = asyncio.create_task(text.encode_text("hello"))
+        await recorder.count(1)
+        recorder.time_is_up()
+        assert await text.decode(await job) == "hello"
+        assert pool.pids != before
+
+
+async def test_a_tokenizer_that_never_answers_is_not_the_prompts_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder(monkeypatch)
+    async with tools(files(when("slow", ENDLESS))) as (text, _):
+        job = asyncio.create_task(text.encode_messages([{"role": "user", "content": "slow"}], 1000))
+        for count in (1, 2):
+            await recorder.count(count)
+            recorder.time_is_up()
+        with pytest.raises(StuckError):
+            await job
+
+
+async def test_jobs_of_a_process_that_was_killed_are_done_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder(monkeypatch)
+    async with tools(files()) as (text, pool):
+        stopped(pool)
+        jobs = [asyncio.create_task(text.encode_text(letter)) for letter in "abc"]
+        jobs.append(asyncio.create_task(text.encode_text("x" * 20_000)))
+        await recorder.count(2)
+        os.kill(pool.pids[0], signal.SIGKILL)
+        assert [len(ids) for ids in await asyncio.gather(*jobs)] == [1, 1, 1, 20_000]
+    # What was running is suspect: alone, one after the other, and before all that waited.
+    assert recorder.begun == [b"a", b"x" * 20_000, b"a", b"x" * 20_000, b"b", b"c"]
+
+
+async def test_a_job_at_which_two_processes_died_fails_and_only_that() -> None:
+    async with tools(files(when("big", DOUBLES)), replace(LIMITS, memory_mib=256)) as (text, _):
+        jobs = [
+            asyncio.create_task(text.encode_messages([{"role": "user", "content": "big"}], 1 << 20)),
+            asyncio.create_task(text.encode_text("x" * 20_000)),
+            asyncio.create_task(text.encode_text("hello")),
+        ]
+        results = await asyncio.gather(*jobs, return_exceptions=True)
+    assert isinstance(results[0], PromptError)
+    assert "256 MiB" in str(results[0])
+    assert [len(result) for result in results[1:]] == [20_000, 1]  # type: ignore[arg-type]
+
+
+async def test_a_template_that_writes_without_end_is_stopped_while_it_writes() -> None:
+    writes = "{% for a in range(99999) %}{% for b in range(99999) %}0123456789{% endfor %}{% endfor %}"
+    async with tools(files(when("long", writes))) as (text, pool):
+        pids = pool.pids
+        with pytest.raises(PromptError, match="more than 1000 bytes"):
+            await text.encode_messages([{"role": "user", "content": "long"}], 1000)
+        assert pool.pids == pids
+
+
+BOMB = Tokenizer.from_str(made.byte_level().to_str())
+BOMB.normalizer = normalizers.Sequence([normalizers.Replace("z", "zz")] * 40)
+SLOW = Tokenizer.from_str(made.byte_level().to_str())
+SLOW.pre_tokenizer = pre_tokenizers.Split(Regex("a*a*a*b"), "isolated")
+SLOW_TEXT = "a" * 330 + "xb"
+NEEDS_TRIAL = Tokenizer.from_str(made.byte_level().to_str())
+NEEDS_TRIAL.normalizer = normalizers.Sequence([normalizers.Replace("q", "qq")] * 40)
+
+
+async def test_a_normalizer_that_doubles_strings_costs_the_prompt_that_meets_it() -> None:
+    async with tools(files(tokenizer=BOMB), replace(LIMITS, memory_mib=256)) as (text, _):
+        with pytest.raises(PromptError, match="256 MiB"):
+            await text.encode_text("z")
+        assert await text.decode(await text.encode_text("hello")) == "hello"
+
+
+@linux
+async def test_a_pattern_that_backtracks_without_end_costs_the_prompt_that_meets_it() -> None:
+    async with tools(files(tokenizer=SLOW), QUICK) as (text, _):
+        with pytest.raises(PromptError, match="CPU time"):
+            await text.encode_text(SLOW_TEXT)
+        assert await text.decode(await text.encode_text("hello")) == "hello"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (files("{% if %}"), "does not compile"),
+        (replace(files(), tokenizer_json=b"{}"), "Tokenizer"),
+        (replace(files(), tokenizer_json=b"\xff" * 1000), "the tokenizer failed"),
+        (files(tokenizer=NEEDS_TRIAL), "256 MiB"),
+    ],
+)
+async def test_unusable_files_are_refused_with_the_reason(given: TokenizerFiles, why: str) -> None:
+    async with running(replace(LIMITS, memory_mib=256)) as pool:
+        with pytest.raises(UnusableTokenizerError, match=why):
+            await pool.load(given)
+        await pool.load(files())  # the next one's are as good as ever
+        assert await pool.submit({"op": "text"}, b"hello")
+
+
+@linux
+async def test_files_that_take_too_long_to_load_are_refused() -> None:
+    tokenizer = Tokenizer.from_str(SLOW.to_str())
+    tokenizer.normalizer = normalizers.Replace("q", SLOW_TEXT)  # which the trial text has
+    async with running(QUICK) as pool:
+        with pytest.raises(UnusableTokenizerError, match="CPU time"):
+            await pool.load(files(tokenizer=tokenizer))
+
+
+async def test_processes_end_with_the_scheduler_whatever_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(monkeypatch)
+    async with tools(files(when("slow", ENDLESS))) as (text, pool):
+        job = asyncio.create_task(text.encode_messages([{"role": "user", "content": "slow"}], 1000))
+        await recorder.count(1)
+        assert pool.pids
+    job.cancel()
