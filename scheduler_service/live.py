@@ -61,6 +61,13 @@ class LiveRequests:
         if stream is not None and (stream.taken or not checked.digest or stream.digest != checked.digest):
             raise DuplicateRequest(f"request_id: {checked.id} is live")
 
+    def check_room(self) -> None:
+        """Raises QueueFull if no request could be taken now, however small."""
+        try:
+            self._core.check_room()
+        except AdmissionError as error:
+            raise of_admission(error) from error
+
     def admit(
         self,
         checked: CheckedRequest,

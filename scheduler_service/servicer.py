@@ -156,7 +156,8 @@ class SchedulerServicer(SchedulerServiceServicer):
             served = self._service.door(caller)
             checked = check_request(request, served.model, self._drafting)
             check_priority(checked.priority, caller)
-            self._service.live.check_id(caller, checked)  # before the work of tokenizing
+            self._service.live.check_id(caller, checked)
+            self._service.live.check_room()  # all of this before the work of tokenizing
             ids = await _token_ids(checked.prompt, served)
             return self._service.live.admit(
                 checked,

@@ -54,9 +54,13 @@ class Registry:
             why = "prompt", f"has more tokens than the queue holds ({self._config.max_queued_tokens})"
         if why is not None:
             raise NeverFits(*why)
+        self.check_room(request.input_tokens)
+
+    def check_room(self, tokens: int = 1) -> None:
+        """Raise QueueFull if a prompt of so many tokens can't be queued."""
         if self.queued_requests >= self._config.max_queued_requests:
             what = f"{self.queued_requests} requests are queued"
-        elif self.queued_tokens + request.input_tokens > self._config.max_queued_tokens:
+        elif self.queued_tokens + tokens > self._config.max_queued_tokens:
             what = f"{self.queued_tokens} tokens are queued"
         else:
             return

@@ -128,6 +128,14 @@ class Scheduler:
 
     # -- requests --------------------------------------------------------------------------------
 
+    def check_room(self) -> None:
+        """Raise QueueFull if no request could be taken now, however small; it counts as refused."""
+        try:
+            self._registry.check_room()
+        except AdmissionError:
+            self._counters.refused += 1
+            raise
+
     def add(self, request: Request, now: float) -> list[Event]:
         """Take a request into the queue, also while no executor is connected.
 

@@ -1,0 +1,88 @@
+"""What is asked of a request before anybody works for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from scheduler_service.codec.requests import check_request
+from scheduler_service.config import SchedulerSettings
+from scheduler_service.core.step import Capacity
+from scheduler_service.errors import InvalidRequest, QueueFull, ServiceError
+from scheduler_service.link.pool import Served
+from scheduler_service.service import SchedulerService
+from scheduler_service.servicer import SchedulerServicer
+from scheduler_service.text.errors import BusyError, PromptError, StuckError, TextError
+from scheduler_service.text.pool import TextPool
+from scheduler_service.text.process import TextLimits
+from scheduler_service.text.tools import TextTools
+from scheduler_service.text.vocabulary import Vocabulary
+from scheduler_service.text.worker.pieces import pieces_of
+from tests.unit.scheduler_shell import tokenizers_made_here as made
+from tests.unit.scheduler_shell.models_made_here import DRAFTING, MODEL
+from tests.unit.scheduler_shell.test_request_codec import chat, ids
+
+
+class Tokenizer(TextPool):
+    """Counts prompts, and refuses them."""
+
+    def __init__(self, error: TextError) -> None:
+        super().__init__(TextLimits())
+        self.asked = 0
+        self._error = error
+
+    async def submit(self, header: dict[str, Any], payload: bytes) -> bytes:
+        self.asked += 1
+        raise self._error
+
+
+class Context:
+    """Of an RPC without a deadline."""
+
+    def time_remaining(self) -> None:
+        return None
+
+
+CONTEXT: Any = Context()
+
+
+def scheduler(tokenizer: Tokenizer, **settings: Any) -> SchedulerService:
+    service = SchedulerService(SchedulerSettings(executor=("127.0.0.1:9",), **settings))
+    service.core.executor_ready(Capacity(10, 16, 64, 10, 10, 100), 0.0)
+    text = TextTools(tokenizer, Vocabulary(pieces_of(made.byte_level())), has_chat_template=True)
+    service.pool.served = Served(MODEL, text, None)
+    return service
+
+
+async def test_a_full_queue_refuses_before_the_prompt_is_tokenized() -> None:
+    tokenizer = Tokenizer(PromptError("asked"))
+    service = scheduler(tokenizer, max_queued_requests=1)
+    servicer = SchedulerServicer(service)
+    with pytest.raises(InvalidRequest):
+        await servicer.Generate(pb.GenerateRequest(text="hello"), CONTEXT)
+    assert tokenizer.asked == 1
+    request = check_request(ids(1, 2), MODEL, DRAFTING)
+    service.live.admit(request, [1, 2], arrival=0.0, deadline=None, served=Served(MODEL, None, None))
+    with pytest.raises(QueueFull) as caught:
+        await servicer.Generate(pb.GenerateRequest(text="hello"), CONTEXT)
+    assert tokenizer.asked == 1
+    assert caught.value.retry_after_s
+    assert service.core.snapshot().counters.refused == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (PromptError("it takes too long"), "INVALID_ARGUMENT", "messages: it takes too long"),
+        (PromptError("is bad", "messages[3].role"), "INVALID_ARGUMENT", "messages[3].role: is bad"),
+        (BusyError("busy"), "RESOURCE_EXHAUSTED", "busy"),
+        (StuckError("stuck"), "INTERNAL", "stuck"),
+    ],
+)
+async def test_each_failure_of_the_tokenizer_has_its_status(error: TextError, code: str, words: str) -> None:
+    servicer = SchedulerServicer(scheduler(Tokenizer(error)))
+    with pytest.raises(ServiceError) as caught:
+        await servicer.Generate(chat(("user", "hello")), CONTEXT)
+    assert (caught.value.code.name, caught.value.message) == (code, words)
