@@ -28,6 +28,7 @@ MAX_MESSAGES = 1024
 MAX_ROLE_BYTES = 64
 MAX_ABORTS = 1024
 _REQUEST_ID = re.compile(r"[!-~]+")  # visible ASCII: it travels as metadata
+_ROLE = re.compile(r"[A-Za-z0-9_-]+")  # templates write it between the parts of control tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +262,8 @@ def _messages(messages: Sequence[pb.Message], model: Model) -> ChatPrompt:
         if not turn.role:
             raise InvalidRequest(f"messages[{index}].role", "must not be empty")
         _check_size(f"messages[{index}].role", len(turn.role.encode()), MAX_ROLE_BYTES, "bytes")
+        if not _ROLE.fullmatch(turn.role):
+            raise InvalidRequest(f"messages[{index}].role", "must be letters, digits, - and _")
         for name in ("tool_calls", "tool_call_id"):
             if getattr(turn, name):
                 raise Unsupported(f"messages[{index}].{name}")

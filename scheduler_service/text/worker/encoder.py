@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from tokenizers import Tokenizer
 
 from scheduler_service.text.vocabulary import Pieces
 from scheduler_service.text.worker.chat_template import ChatTemplate, ChatTemplateError
+from scheduler_service.text.worker.inert import ControlTokens, RenamedTokenizer
 from scheduler_service.text.worker.pieces import pieces_of
 
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython", "model"})
+"""Which any template may be asked for; others only if they stand quoted in it."""
 TRIAL = "The quick brown fox: 123 naïve 日本語"
+UNKNOWN = "\U0010fffe\U000efffe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,13 @@ class Encoder:
             if files.chat_template
             else None
         )
+        quoted = self._template.strings if self._template is not None else frozenset[str]()
+        self._roles = ROLES | quoted
+        self._control = ControlTokens(tokenizer, files.chat_template, quoted)
+        # What text becomes that the vocabulary lacks is no control, although tokenizers call it special.
+        self._counted = frozenset(self._control.ids.values()) - frozenset(self._encode(UNKNOWN))
+        self._renamed: RenamedTokenizer | None = None
+        self._renaming = threading.Lock()
         self._encode(TRIAL)  # compiles the patterns of the tokenizer
 
     @property
@@ -57,11 +70,46 @@ class Encoder:
 
         Raises ChatTemplateError, RenderedTooLargeError.
         """
-        if self._template is None:
+        template, control = self._template, self._control
+        if template is None:
             raise ChatTemplateError("the model has no chat template")
-        return array("i", self._encode(self._template.render(messages, max_bytes)))
+        for index, message in enumerate(messages):
+            if message["role"] not in self._roles:
+                raise ChatTemplateError("is none that the chat template knows", f"messages[{index}].role")
+        now = datetime.now()
+        text = template.render(messages, max_bytes, now)
+        spans = control.spans(text)
+        marked, own = text, spans
+        restored: Callable[[str], str] = str
+        if control.doubtful(messages):
+            if control.has_marks(messages):
+                raise ChatTemplateError("parts of control tokens beside characters from U+F0000 on")
+            # A private-use character has four bytes, whatever it stands for.
+            marked = template.render([control.marked(message) for message in messages], 4 * max_bytes, now)
+            own, restored = control.spans(marked), control.unmarked
+        expected = [span.id for span in own if span.id in self._counted]
+        if own == spans:
+            ids = self._encode(text)
+            if self._controls(ids) == expected:
+                return array("i", ids)
+        renamed = self._renamed_tokenizer()
+        ids = renamed.encode(renamed.named(marked, own, restored))
+        if self._controls(ids) != expected:
+            raise ChatTemplateError("text that can't be told from control tokens")
+        return array("i", ids)
+
+    def _controls(self, ids: Sequence[int]) -> list[int]:
+        counted = self._counted
+        return [id_ for id_ in ids if id_ in counted] if not counted.isdisjoint(ids) else []
 
     def _encode(self, text: str) -> list[int]:
         # `encode` would hold the interpreter for all of its time.
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
+
+    def _renamed_tokenizer(self) -> RenamedTokenizer:
+        """Made when first needed: it doubles the tokenizer's memory."""
+        with self._renaming:
+            if self._renamed is None:
+                self._renamed = RenamedTokenizer(self._tokenizer, self._control)
+            return self._renamed

@@ -65,6 +65,7 @@ BAD: list[tuple[str, pb.GenerateRequest]] = [
     ("messages", chat(*[("user", "x")] * 1025)),
     ("messages[0].role", chat(("", "x"))),
     ("messages[1].role", chat(("user", "x"), ("r" * 65, "x"))),
+    ("messages[1].role", chat(("user", "x"), ("user|>", "x"))),
     ("messages[1].content", chat(("user", "x" * 600), ("user", "x" * 600))),
     ("token_ids", ids()),
     ("token_ids", ids(*[1] * 65)),
