@@ -9,8 +9,8 @@ import signal
 import sys
 import time
 
-NICENESS = 5
-"""Of the process: scheduler and executor go first."""
+NICENESS = 1
+"""Of the process. More would make small prompts wait wherever the processor is shared."""
 LARGE_NICENESS = 15
 """Of the lane of large prompts."""
 _PR_SET_PDEATHSIG = 1

@@ -59,7 +59,7 @@ async def test_an_executor_with_such_files_is_refused_by_name_and_another_one_se
             async with stack.client() as client:
 
                 async def refused() -> bool:
-                    (executor,) = (await client.status(timeout_s=30)).executors
+                    (executor,) = await client.executors()
                     return "tokenizer can't be used" in executor.detail and not executor.connected
 
                 await eventually(refused, "it is not refused")
