@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.service.credentials import Credentials
 
 from scheduler_service.codec.requests import check_request
 from scheduler_service.config import SchedulerSettings
@@ -44,8 +45,15 @@ class Context:
     def time_remaining(self) -> None:
         return None
 
+    def auth_context(self) -> dict[str, Any]:
+        return {}
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1234"
+
 
 CONTEXT: Any = Context()
+CALLER = Credentials().identify(CONTEXT)
 
 
 def scheduler(tokenizer: Tokenizer, **settings: Any) -> SchedulerService:
@@ -59,12 +67,12 @@ def scheduler(tokenizer: Tokenizer, **settings: Any) -> SchedulerService:
 async def test_a_full_queue_refuses_before_the_prompt_is_tokenized() -> None:
     tokenizer = Tokenizer(PromptError("asked"))
     service = scheduler(tokenizer, max_queued_requests=1)
-    servicer = SchedulerServicer(service)
+    servicer = SchedulerServicer(service, Credentials())
     with pytest.raises(InvalidRequest):
         await servicer.Generate(pb.GenerateRequest(text="hello"), CONTEXT)
     assert tokenizer.asked == 1
     request = check_request(ids(1, 2), MODEL, DRAFTING)
-    service.live.admit(request, [1, 2], arrival=0.0, deadline=None, served=Served(MODEL, None, None))
+    service.live.admit(request, [1, 2], CALLER, arrival=0.0, deadline=None, served=Served(MODEL, None, None))
     with pytest.raises(QueueFull) as caught:
         await servicer.Generate(pb.GenerateRequest(text="hello"), CONTEXT)
     assert tokenizer.asked == 1
@@ -82,7 +90,7 @@ async def test_a_full_queue_refuses_before_the_prompt_is_tokenized() -> None:
     ],
 )
 async def test_each_failure_of_the_tokenizer_has_its_status(error: TextError, code: str, words: str) -> None:
-    servicer = SchedulerServicer(scheduler(Tokenizer(error)))
+    servicer = SchedulerServicer(scheduler(Tokenizer(error)), Credentials())
     with pytest.raises(ServiceError) as caught:
         await servicer.Generate(chat(("user", "hello")), CONTEXT)
     assert (caught.value.code.name, caught.value.message) == (code, words)
