@@ -9,6 +9,8 @@ ServiceError
 ├── ContinuationMismatch  FAILED_PRECONDITION  another prompt, model or sampler than the one continued
 ├── PermissionDenied      PERMISSION_DENIED    the caller is no administrator
 ├── QueueFull             RESOURCE_EXHAUSTED   with RetryInfo
+├── QuotaUsed             RESOURCE_EXHAUSTED   the identity's share of the queue is used up; with RetryInfo
+├── TooLate               RESOURCE_EXHAUSTED   predicted to miss its deadline; with RetryInfo
 ├── NotReady              UNAVAILABLE          loading or no executor; with RetryInfo until tokens were sent
 ├── Draining              UNAVAILABLE          with RetryInfo: another scheduler may take it
 ├── ShuttingDown          UNAVAILABLE          ended by a drain that took too long
@@ -122,6 +124,20 @@ class QueueFull(ServiceError):
     reason = "QUEUE_FULL"
 
 
+class QuotaUsed(ServiceError):
+    """The caller's own requests fill its share of the queue."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "QUOTA"
+
+
+class TooLate(ServiceError):
+    """It would miss its deadline, as things are: refused before anything is computed."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "TOO_LATE"
+
+
 class NotReady(ServiceError):
     """Loading, or without an executor."""
 
@@ -189,6 +205,12 @@ _FIELDS = {"max_tokens": "stop.max_tokens"}
 """The core's names of fields that the proto calls otherwise."""
 
 
+_REFUSALS: dict[type[core_errors.QueueFull], type[ServiceError]] = {
+    core_errors.QuotaUsed: QuotaUsed,
+    core_errors.TooLate: TooLate,
+}
+
+
 def of_admission(error: core_errors.AdmissionError) -> ServiceError:
     """What the client is told when the core does not take its request."""
     match error:
@@ -197,7 +219,10 @@ def of_admission(error: core_errors.AdmissionError) -> ServiceError:
         case core_errors.DuplicateRequest():
             return DuplicateRequest("request_id: it is live")
         case core_errors.QueueFull():
-            return QueueFull(str(error), retry_after_s=error.retry_after_s)
+            kind = _REFUSALS.get(type(error), QueueFull)
+            known = {"identity": error.identity, "limit": error.limit}
+            metadata = {name: value for name, value in known.items() if value}
+            return kind(str(error), retry_after_s=error.retry_after_s, metadata=metadata)
         case core_errors.NotReady():
             return NotReady(str(error), retry_after_s=RETRY_AFTER_S)
     return InternalError("the request could not be admitted")

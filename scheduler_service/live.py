@@ -61,10 +61,11 @@ class LiveRequests:
         if stream is not None and (stream.taken or not checked.digest or stream.digest != checked.digest):
             raise DuplicateRequest(f"request_id: {checked.id} is live")
 
-    def check_room(self) -> None:
-        """Raises QueueFull if no request could be taken now, however small."""
+    def check_room(self, caller: Identity, prompt_tokens: int, deadline: float | None) -> None:
+        """Raises a ServiceError if no request with at least so many prompt tokens would be taken now."""
+        now = self._clock()
         try:
-            self._core.check_room()
+            self._core.check_room(caller.name, now, prompt_tokens, deadline, caller.weight)
         except AdmissionError as error:
             raise of_admission(error) from error
 

@@ -157,14 +157,16 @@ class SchedulerServicer(SchedulerServiceServicer):
             checked = check_request(request, served.model, self._drafting)
             check_priority(checked.priority, caller)
             self._service.live.check_id(caller, checked)
-            self._service.live.check_room()  # all of this before the work of tokenizing
+            deadline = None if remaining is None else arrival + remaining
+            known = len(checked.prompt.ids) if isinstance(checked.prompt, TokenPrompt) else 1
+            self._service.live.check_room(caller, known, deadline)  # before the work of tokenizing
             ids = await _token_ids(checked.prompt, served)
             return self._service.live.admit(
                 checked,
                 ids,
                 caller,
                 arrival=arrival,
-                deadline=None if remaining is None else arrival + remaining,
+                deadline=deadline,
                 served=served,
             )
         except ServiceError as error:

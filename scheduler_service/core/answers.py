@@ -57,7 +57,7 @@ class Answers:
         plan = step.plan
         for sequence, fork, answer in zip(step.forked, plan.forks, result.forks, strict=True):
             if answer.code and sequence.cache_id == fork.cache_id:
-                short |= self._refused(sequence, answer, events)
+                short |= self._refused(sequence, answer, events, now)
         sequences = step.fed + step.opened
         for sequence, sent, answer in zip(sequences, plan.rows + plan.openings, result.rows, strict=True):
             if sequence.cache_id != sent.cache_id:
@@ -71,11 +71,11 @@ class Answers:
                 continue  # it was sent ahead, to follow a row that was refused
             if sequence.track is not None and self._refused_drafts(sequence, sent, answer):
                 short |= answer.code is Code.RESOURCE_EXHAUSTED
-            elif self._refused(sequence, answer, events):
+            elif self._refused(sequence, answer, events, now):
                 short = True
                 starved |= sequence.cache_id > 0
         if starved and self._roster.running:
-            self._roster.preempt(self._roster.youngest())
+            self._roster.preempt(self._roster.last_in_turn())
         return events, short
 
     def _answered(
@@ -83,10 +83,10 @@ class Answers:
     ) -> None:
         known, tokens = sequence.tokens, answer.tokens
         if not tokens:
-            self._advanced(sequence, answer, events)
+            self._advanced(sequence, answer, events, now)
             return
         if answer.kv_length != len(known) + len(tokens) - 1:
-            self._stale(sequence, f"its KV length is {answer.kv_length}, which does not add up", events)
+            self._stale(sequence, f"its KV length is {answer.kv_length}, which does not add up", events, now)
             return
         if sequence.state is not State.RUNNING:
             self._prefilled(sequence, answer, now)
@@ -143,9 +143,9 @@ class Answers:
         if sequence.index == 0:
             self._roster.unhold(sequence.live)
 
-    def _advanced(self, sequence: Sequence, answer: RowResult, events: list[Event]) -> None:
+    def _advanced(self, sequence: Sequence, answer: RowResult, events: list[Event], now: float) -> None:
         if not sequence.kv < answer.kv_length < len(sequence.tokens):
-            self._stale(sequence, f"its KV length is {answer.kv_length} and it sampled nothing", events)
+            self._stale(sequence, f"its KV length is {answer.kv_length} and it sampled nothing", events, now)
             return
         self._note_hit(sequence, answer)
         self._counters.prefilled_tokens += answer.kv_length - max(sequence.kv, answer.cached_length)
@@ -162,7 +162,7 @@ class Answers:
             sequence.cached = hit
             self._counters.cached_tokens += hit
 
-    def _refused(self, sequence: Sequence, answer: RowResult, events: list[Event]) -> bool:
+    def _refused(self, sequence: Sequence, answer: RowResult, events: list[Event], now: float) -> bool:
         """True if the executor was short of something, which is no fault of the sequence."""
         code, opening = answer.code, sequence.state is State.OPENING
         if code is Code.RESOURCE_EXHAUSTED or (code is Code.UNAVAILABLE and opening):
@@ -170,17 +170,17 @@ class Answers:
                 self._roster.requeue(sequence)
             return True
         if code in _STALE:
-            self._stale(sequence, answer.message, events)
+            self._stale(sequence, answer.message, events, now)
         elif code is Code.INTERNAL:
-            events.append(self._registry.fail(sequence.live, Failure.NOT_FINITE, answer.message))
+            events.append(self._registry.fail(sequence.live, Failure.NOT_FINITE, answer.message, now))
         else:
-            events.append(self._registry.fail(sequence.live, Failure.REFUSED, answer.message))
+            events.append(self._registry.fail(sequence.live, Failure.REFUSED, answer.message, now))
         return False
 
-    def _stale(self, sequence: Sequence, message: str, events: list[Event]) -> None:
+    def _stale(self, sequence: Sequence, message: str, events: list[Event], now: float) -> None:
         """Our view of its cache is wrong: open it again, unless that keeps happening."""
         sequence.refusals += 1
         if sequence.refusals > self._config.max_refusals:
-            events.append(self._registry.fail(sequence.live, Failure.REFUSED, message))
+            events.append(self._registry.fail(sequence.live, Failure.REFUSED, message, now))
         else:
             self._roster.preempt(sequence)

@@ -4,7 +4,9 @@ CoreError
 ├── AdmissionError        a request was not taken; nothing has changed
 │   ├── NeverFits         names the field: INVALID_ARGUMENT
 │   ├── DuplicateRequest  its id is live: ALREADY_EXISTS
-│   ├── QueueFull         with a retry hint: RESOURCE_EXHAUSTED
+│   ├── QueueFull         with a retry time: RESOURCE_EXHAUSTED
+│   │   ├── QuotaUsed     by the identity's own requests: others have room
+│   │   └── TooLate       its deadline can't be met as things are
 │   └── NotReady          no executor was ever seen, so no limits are known: UNAVAILABLE
 ├── IllegalEvent          a state machine was driven wrongly: a bug, nothing has changed
 └── UnknownStep           a result for no step that is in flight; nothing has changed
@@ -35,11 +37,21 @@ class DuplicateRequest(AdmissionError):
 
 
 class QueueFull(AdmissionError):
-    """The queue's bound, in requests or in tokens, is reached."""
+    """A bound of the queue is reached, in requests or in tokens."""
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, retry_after_s: float, identity: str = "", limit: str = "") -> None:
         super().__init__(message)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = retry_after_s  # predicted wait of those that are queued now
+        self.identity = identity  # whose bound it is; empty: everybody's
+        self.limit = limit  # "queued requests", "queued tokens" or "deadline"
+
+
+class QuotaUsed(QueueFull):
+    """The identity's share of the queue is used up."""
+
+
+class TooLate(QueueFull):
+    """Predicted to miss its deadline."""
 
 
 class NotReady(AdmissionError):

@@ -6,9 +6,11 @@ prefix hit only makes it cheaper, and pages on their way back count once the exe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from scheduler_service.core.policy import Limits, can_go_ahead, can_start_in_time, victims
+from scheduler_service.core.account import Account
+from scheduler_service.core.admission import Admission, Start
+from scheduler_service.core.policy import Limits, can_go_ahead, pages_back, victims
 from scheduler_service.core.roster import Roster
 from scheduler_service.core.sequence import Sequence
 from scheduler_service.core.speculation.speculator import Speculator
@@ -19,11 +21,24 @@ from scheduler_service.core.step import Fork, Opening, Row
 class StepBuilder:
     """Fills one step, by `fill` or `fill_alone`; `rows`, `openings` and `forks` are its parts."""
 
-    def __init__(self, roster: Roster, limits: Limits, pages: int, step_s: float, now: float) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        limits: Limits,
+        pages: int,
+        admission: Admission,
+        give_up: Callable[[Sequence], None],
+        now: float,
+    ) -> None:
+        """give_up: ends the request of a waiting sequence, which can't meet its deadline any more."""
         self._roster = roster
         self._limits = limits
-        self._step_s = step_s
+        self._admission = admission
+        self._give_up = give_up
         self._now = now
+        self._prefilling: list[Sequence] = []  # have a cache, and chunks of their prompts to come
+        self._spare_pace_s: float | None = None
+        self._returning = False
         self.tokens_left = limits.step_tokens
         self.pages_left = pages
         self._reserve = 0  # pages that those who hold a cache will want soon
@@ -48,14 +63,21 @@ class StepBuilder:
         waits for drafts, and will be in a step without being forced.
         """
         roster = self._roster
+        self._returning = returning
         self._feed(roster.running)
+        chunks = self._prefilling
+        if roster.waiting.contested:
+            roster.waiting.settle(roster.running)
+            chunks = self._feed_in_turn(chunks, may_ask)
+        for sequence in chunks:
+            self._feed_chunk(sequence)
         if self.stalled and not returning:
             self._make_room()
         last_hope = idle and not self.rows and not roster.releases and not drafting
         if not may_ask:
             return
         if not self.stalled:
-            self._admit(list(roster.waiting), force=last_hope)
+            self._admit(force=last_hope)
         elif last_hope:
             self._force(self.stalled[0])
 
@@ -77,20 +99,21 @@ class StepBuilder:
         last_hope = not others and not roster.releases
         if suspect.cache_id:
             self._feed([suspect])
+            for sequence in self._prefilling:
+                self._feed_chunk(sequence)
             if self.stalled and last_hope and may_ask:
                 self._force(suspect)
-        elif may_ask:
-            self._step_s = 0.0  # it waits for nobody: start it even if it may come late
-            self._admit([suspect], force=last_hope)
+        elif may_ask and len(roster.running) < self._limits.seats:
+            self._start(suspect, force=last_hope)  # even if it may come late: it waits for nobody
         if self.empty and others and may_ask and not roster.releases:
-            roster.preempt(roster.youngest())  # one a step, until it has room
+            roster.preempt(roster.last_in_turn())  # one a step, until it has room
 
     def _feed(self, running: Iterable[Sequence]) -> None:
-        """Decodes first, then chunks of prompts that are on their way; each in order."""
+        """Decodes, in order; those whose prompts are on their way are `_prefilling` then."""
         page_size = self._limits.page_size
         pages = self.pages_left
         rows, fed = self.rows, self.fed
-        prefilling: list[Sequence] = []
+        prefilling = self._prefilling
         decoding = State.RUNNING
         reserve = 0
         for sequence in running:
@@ -116,9 +139,30 @@ class StepBuilder:
             fed.append(sequence)
         self.tokens_left -= len(rows)
         self.pages_left = pages
+        limits = self._limits
         self._reserve = reserve
         for sequence in prefilling:
-            self._feed_chunk(sequence)
+            self._reserve += limits.pages(len(sequence.tokens)) - limits.pages(sequence.kv)
+
+    def _feed_in_turn(self, prefilling: list[Sequence], may_ask: bool) -> list[Sequence]:
+        """Feed chunks and admit in the order of turns, as long as both are there; returns who is left.
+
+        So a prompt of an identity that was served more takes no tokens from a request whose turn it is. The
+        first of the running sequences has half of the tokens to itself, so that it gets on, whoever comes.
+        """
+        first = self._roster.running[0] if prefilling else None
+        prefilling.sort(key=lambda s: (s is not first, s.live.account.counter, s.key))
+        for at, sequence in enumerate(prefilling):
+            if may_ask and not self.stalled:
+                kept = self.tokens_left // 2 if sequence is first else 0
+                self.tokens_left -= kept
+                self._admit(force=False, ahead_of=sequence.live.account)
+                self.tokens_left += kept
+            if sequence.cache_id:  # else preempted for somebody's share
+                self._feed_chunk(sequence)
+            if self.stalled:
+                return [s for s in prefilling[at + 1 :] if s.cache_id]
+        return []
 
     def _feed_chunk(self, sequence: Sequence) -> None:
         limits = self._limits
@@ -133,15 +177,57 @@ class StepBuilder:
             self.pages_left -= limits.pages(kv + chunk) - held
             self.tokens_left -= chunk
             self._add_row(sequence, Row(sequence.cache_id, kv, limit=chunk))
-            kv += chunk
-        self._reserve += limits.pages(known) - limits.pages(kv)
+            self._reserve -= limits.pages(kv + chunk) - held
 
     def _make_room(self) -> None:
         """Preempt for those who are stalled: the pages come with the next reply."""
-        first = self.stalled[0]
-        for victim in list(victims(self._roster.running, first, len(self.stalled), self._limits)):
-            self._drop(victim)
-            self._roster.preempt(victim)
+        ordered = self._roster.waiting.in_turn(self._roster.running)
+        needy = self.stalled[0]
+        if self._roster.waiting.contested:
+            needy = next(sequence for sequence in ordered if sequence in self.stalled)
+            ordered = [sequence for sequence in ordered if not self._is_new(sequence)]
+        for victim in list(victims(ordered, needy, len(self.stalled), self._limits)):
+            self._preempt(victim)
+
+    def _make_way(self, account: Account, pages: int = 0) -> bool:
+        """Preempt for an identity below its share of the seats, whose turn it is, from those above theirs.
+
+        For `pages`, or one seat. True if there are victims. An identity keeps its share, and the first of the
+        running sequences is left alone: so it ends, even if identities come and go.
+        """
+        queue, running = self._roster.waiting, self._roster.running
+        seats = min(self._limits.seats, len(running) + 1)  # fewer than there could be if pages are short
+        if not queue.contested or account.running >= queue.share(account, seats):
+            return False
+        victims: list[Sequence] = []
+        left: dict[str, int] = {}
+        for sequence in reversed(queue.in_turn(running)[1:]):
+            other = sequence.live.account
+            if other.counter < account.counter or (victims and pages <= 0):
+                break
+            running_there = left.get(other.identity, other.running)
+            if running_there <= queue.share(other, seats) or sequence in self._roster.suspects:
+                continue
+            if self._is_new(sequence):
+                continue
+            left[other.identity] = running_there - 1
+            pages -= pages_back(sequence, self._limits)
+            victims.append(sequence)
+        if pages > 0:
+            return False  # it would not be enough
+        for sequence in victims:
+            self._preempt(sequence)
+        return bool(victims)
+
+    def _is_new(self, sequence: Sequence) -> bool:
+        """This step opens its cache, or copies it."""
+        if sequence in self.opened or sequence in self.forked:
+            return True
+        return any(fork.source_id == sequence.cache_id for fork in self.forks)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._drop(sequence)
+        self._roster.preempt(sequence)
 
     def _drop(self, sequence: Sequence) -> None:
         """Take its row out of the step again."""
@@ -162,23 +248,44 @@ class StepBuilder:
         self.rows.append(row)
         self.fed.append(sequence)
 
-    def _admit(self, waiting: Iterable[Sequence], force: bool) -> None:
-        """Open caches in order, until one does not fit: nobody overtakes it, so that it can't starve.
+    def _admit(self, force: bool, ahead_of: Account | None = None) -> None:
+        """Open caches in the order of turns, until one does not fit: nobody overtakes it.
 
-        With `force` the first is tried whatever the page count says: nothing else could free pages.
+        With `force` the first is tried whatever the page count says: nothing else could free pages. Who was
+        served more than `ahead_of` waits.
         """
-        for sequence in waiting:
-            if len(self._roster.running) >= self._limits.seats or self.tokens_left < 1:
+        roster = self._roster
+        while (account := roster.waiting.first()) is not None:
+            if ahead_of is not None and (account is ahead_of or account.counter > ahead_of.counter):
                 return
-            if len(self._roster.running) and not can_start_in_time(
-                sequence, self._limits, self._step_s, self._now
-            ):
-                continue  # not started; should nothing change it ends at its deadline
-            source = sequence.source
-            fits = self._fork(sequence, source) if source else self._open(sequence, force)
-            if not fits:
+            if self.tokens_left < 1:
+                return
+            if len(roster.running) >= self._limits.seats and not self._make_way(account):
+                return
+            sequence = account.waiting[0]
+            if len(roster.running):
+                start = self._may_start(sequence)
+                if start is Start.NEVER:
+                    self._give_up(sequence)
+                    continue
+                if start is Start.LATER:
+                    return
+            if not self._start(sequence, force):
+                if not self._returning and not roster.releases:
+                    need = self._limits.pages(len(sequence.tokens) + 1)
+                    self._make_way(account, need - max(0, self.pages_left - self._reserve))
                 return
             force = False
+
+    def _may_start(self, sequence: Sequence) -> Start:
+        if self._spare_pace_s is None:
+            self._spare_pace_s = self._admission.spare_pace_s(self._now)
+        return self._admission.may_start(sequence, self._limits, self._spare_pace_s, self._now)
+
+    def _start(self, sequence: Sequence, force: bool) -> bool:
+        """Give it a cache; False if it does not fit."""
+        source = sequence.source
+        return self._fork(sequence, source) if source else self._open(sequence, force)
 
     def _open(self, sequence: Sequence, force: bool) -> bool:
         """Open with all known tokens; room for them and the next is set aside at once."""

@@ -1,12 +1,12 @@
-"""The choices: what fits, how big a chunk, whom to preempt, whom not to start. Pure functions."""
+"""The choices: what fits, whom to preempt, who goes ahead. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.sequence import Sequence
 from scheduler_service.core.step import Capacity
 
@@ -42,8 +42,8 @@ class Limits:
         return -(-tokens // self.page_size)
 
 
-def victims(running: SequenceQueue, needy: Sequence, shortage: int, limits: Limits) -> Iterator[Sequence]:
-    """Whom to preempt for `shortage` pages: lowest priority, then youngest, first.
+def victims(running: Items[Sequence], needy: Sequence, shortage: int, limits: Limits) -> Iterator[Sequence]:
+    """Whom to preempt for `shortage` pages: the last of `running`, which is in the order of turns, first.
 
     Only those behind `needy`, the first that lacks pages: those before it get on, and it can wait for
     them. What a victim gives back is an estimate (its pages may be shared), so it decides only how
@@ -52,8 +52,13 @@ def victims(running: SequenceQueue, needy: Sequence, shortage: int, limits: Limi
     for sequence in reversed(running):
         if shortage <= 0 or sequence is needy:
             return
-        shortage -= max(1, limits.pages(sequence.kv) - sequence.shared_tokens // limits.page_size)
+        shortage -= pages_back(sequence, limits)
         yield sequence
+
+
+def pages_back(sequence: Sequence, limits: Limits) -> int:
+    """Pages that preempting it brings: an estimate, at least 1."""
+    return max(1, limits.pages(sequence.kv) - sequence.shared_tokens // limits.page_size)
 
 
 def can_go_ahead(sequence: Sequence) -> bool:
@@ -66,17 +71,3 @@ def can_go_ahead(sequence: Sequence) -> bool:
     if not sequence.foreseen or length >= sequence.end_length:
         return False
     return sequence.track is None or length < sequence.track.plain_until
-
-
-def can_start_in_time(sequence: Sequence, limits: Limits, step_s: float, now: float) -> bool:
-    """False if its first token would come after its deadline, at the recent pace and without a prefix hit."""
-    deadline = sequence.live.request.deadline
-    if deadline is None or sequence.live.emitted:
-        return True
-    steps = -(-len(sequence.tokens) // limits.chunk_tokens)
-    return now + steps * step_s <= deadline
-
-
-def retry_after_s(queued_requests: int, start_interval_s: float) -> float:
-    """When a refused client may try again: the time in which an eighth of the queue has started."""
-    return min(30.0, max(0.1, start_interval_s * queued_requests / 8))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
-from scheduler_service.core.sequence import Sequence
+if TYPE_CHECKING:
+    from scheduler_service.core.sequence import Sequence
 
 _key = attrgetter("key")
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
+from scheduler_service.core.admission import Admission
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.errors import DuplicateRequest, NeverFits, QueueFull
+from scheduler_service.core.errors import DuplicateRequest, NeverFits
 from scheduler_service.core.events import Event, Failed, Failure, Finished, FinishReason
-from scheduler_service.core.policy import Limits, retry_after_s
+from scheduler_service.core.forecast import Forecast
+from scheduler_service.core.policy import Limits
 from scheduler_service.core.request import Request
 from scheduler_service.core.roster import Roster
 from scheduler_service.core.sequence import LiveRequest, Sequence
@@ -21,19 +23,23 @@ class Registry:
     """All requests that were taken and have not ended, in the order of their adding."""
 
     def __init__(
-        self, config: CoreConfig, roster: Roster, speculator: Speculator, counters: Counters
+        self,
+        config: CoreConfig,
+        roster: Roster,
+        speculator: Speculator,
+        admission: Admission,
+        forecast: Forecast,
+        counters: Counters,
     ) -> None:
         self._config = config
         self._roster = roster
+        self._admission = admission
+        self._forecast = forecast
         self._speculator = speculator
         self._counters = counters
         self._live: dict[str, LiveRequest] = {}
         self._deadlines: list[tuple[float, int, LiveRequest]] = []  # a heap; ended ones go when they surface
         self._serial = 0
-        self.queued_requests = 0  # not started yet
-        self.queued_tokens = 0  # of their prompts
-        self._last_start = 0.0
-        self._start_interval_s = 1.0  # moving average
 
     def __iter__(self) -> Iterator[LiveRequest]:
         return iter(self._live.values())
@@ -45,8 +51,8 @@ class Registry:
         """The live request of this id."""
         return self._live.get(request_id)
 
-    def check(self, request: Request, limits: Limits) -> None:
-        """Raise what speaks against taking it: DuplicateRequest, NeverFits or QueueFull."""
+    def check(self, request: Request, limits: Limits, now: float, *, connected: bool) -> None:
+        """Raise what speaks against taking it: DuplicateRequest, NeverFits, QueueFull or TooLate."""
         if request.id in self._live:
             raise DuplicateRequest(f"request {request.id!r} is live")
         why = misfit(request, limits)
@@ -54,27 +60,29 @@ class Registry:
             why = "prompt", f"has more tokens than the queue holds ({self._config.max_queued_tokens})"
         if why is not None:
             raise NeverFits(*why)
-        self.check_room(request.input_tokens)
-
-    def check_room(self, tokens: int = 1) -> None:
-        """Raise QueueFull if a prompt of so many tokens can't be queued."""
-        if self.queued_requests >= self._config.max_queued_requests:
-            what = f"{self.queued_requests} requests are queued"
-        elif self.queued_tokens + tokens > self._config.max_queued_tokens:
-            what = f"{self.queued_tokens} tokens are queued"
-        else:
-            return
-        raise QueueFull(what, retry_after_s(self.queued_requests, self._start_interval_s))
+        self._admission.check_room(request.identity, request.weight, request.input_tokens)
+        if connected:
+            self._admission.check_deadline(
+                request.identity,
+                request.weight,
+                request.input_tokens,
+                request.deadline,
+                request.max_tokens,
+                limits,
+                now,
+            )
 
     def add(self, request: Request, limits: Limits, now: float) -> LiveRequest:
         """Take it; `check` has passed."""
         self._serial += 1
-        live = LiveRequest(request, self._serial, max_tokens(request, limits), now)
+        predicted_wait_s = self._admission.wait_s(request.identity, request.weight)
+        account = self._roster.waiting.enter(request, self._roster.running)
+        live = LiveRequest(request, account, self._serial, max_tokens(request, limits), now)
+        live.predicted_wait_s = predicted_wait_s
         self._live[request.id] = live
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, live.serial, live))
-        self.queued_requests += 1
-        self.queued_tokens += request.input_tokens
+        self._admission.queue(live)
         self._speculator.enlist(live)
         self._roster.enlist(live)
         return live
@@ -95,40 +103,39 @@ class Registry:
         """It is in a step for the first time: it leaves the queue's bounds."""
         if live.started:
             return
-        self._unqueue(live)
-        if self._last_start:
-            self._start_interval_s += 0.1 * (now - self._last_start - self._start_interval_s)
-        self._last_start = now
-
-    def _unqueue(self, live: LiveRequest) -> None:
         live.started = True
-        self.queued_requests -= 1
-        self.queued_tokens -= live.request.input_tokens
+        self._admission.unqueue(live, now)
+        self._counters.predicted_wait_s += live.predicted_wait_s
+        self._counters.wait_s += now - live.added_at
 
     def finish(self, sequence: Sequence, reason: FinishReason, matched: int | None, now: float) -> Finished:
         """End one completion well."""
         live = sequence.live
         self._roster.end(sequence)
+        self._forecast.ended(sequence, cut_off=False)
         if live.ended:
             self._counters.finished += 1
-            self._forget(live)
+            self._forget(live, now)
         return Finished(live.request.id, sequence.index, reason, matched, sequence.usage(now))
 
-    def fail(self, live: LiveRequest, failure: Failure, message: str) -> Failed:
+    def fail(self, live: LiveRequest, failure: Failure, message: str, now: float) -> Failed:
         """End a whole request badly."""
         for sequence in reversed(live.sequences):
-            self._roster.end(sequence)
+            if sequence.state is not State.ENDED:
+                self._roster.end(sequence)
+                self._forecast.ended(sequence, cut_off=failure is Failure.DEADLINE)
         if failure is Failure.CANCELLED:
             self._counters.cancelled += 1
         else:
             self._counters.failed += 1
-        self._forget(live)
+        self._forget(live, now)
         return Failed(live.request.id, failure, message, live.emitted)
 
-    def _forget(self, live: LiveRequest) -> None:
+    def _forget(self, live: LiveRequest, now: float) -> None:
         del self._live[live.request.id]
+        self._roster.waiting.leave(live.account)
         if not live.started:
-            self._unqueue(live)
+            self._admission.unqueue(live, now)
         if len(self._deadlines) > 2 * len(self._live) + 64:  # far deadlines must not keep ended requests
             self._deadlines = [entry for entry in self._deadlines if self._is_live(entry[2])]
             heapify(self._deadlines)
@@ -143,6 +150,11 @@ class Registry:
             heappop(heap)
         return heap[0][0] if heap else None
 
+    @property
+    def deadlines(self) -> bool:
+        """Some live request may have one."""
+        return bool(self._deadlines)
+
     def past_deadline(self, now: float) -> Iterator[LiveRequest]:
         """Those whose deadline has come; each must be ended before the next is asked for."""
         while (deadline := self.next_deadline()) is not None and deadline <= now:
@@ -152,10 +164,7 @@ class Registry:
         """Raises AssertionError."""
         assert all(not live.ended for live in self), "an ended request is live"
         queued = [live for live in self if not live.started]
-        assert self.queued_requests == len(queued), "queued requests are miscounted"
-        assert self.queued_tokens == sum(q.request.input_tokens for q in queued), (
-            "queued tokens are miscounted"
-        )
+        self._admission.check_integrity(queued)
         sequences = [s for live in self for s in live.sequences]
         for live in self:
             held = any(s.state is State.HELD for s in live.sequences)

@@ -62,7 +62,7 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()  # empty with ignore_eos
     stop_token_ids: frozenset[int] = frozenset()
     n: int = 1
-    priority: int = 0  # higher first
+    priority: int = 0  # higher first, among those of one identity
     arrival: float = 0.0
     deadline: float | None = None
     salt: bytes = b""
@@ -70,6 +70,8 @@ class Request:
     identity: str = ""  # whose it is
     weight: float = 1.0  # of that identity beside others
     continued: tuple[Continued, ...] = ()  # at most one for each index
+    identity: str = ""  # whose it is: the unit of fairness and of the queue's bounds
+    weight: float = 1.0  # of that identity: its share of service beside others
 
     @property
     def input_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler_service.core.fairness import FairQueue
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.sequence import LiveRequest, Sequence
 from scheduler_service.core.states import WITH_CACHE, State, Trigger
@@ -14,17 +15,21 @@ class Roster:
     """All sequences that have not ended, and the caches they hold or held."""
 
     def __init__(self) -> None:
-        self.waiting = SequenceQueue()
+        self.waiting = FairQueue()
         self.running = SequenceQueue()  # all that hold a cache: opening, prefilling, running
         self.suspects = SequenceQueue()  # those of both that must run alone
         self.releases: list[int] = []  # for the next plan
         self.preemptions = 0
+        self.held = 0  # siblings that wait for the first completion's prompt
+        self.held_tokens = 0  # theirs, all known ones
         self.speculating = 0  # sequences that want drafts and have not ended
         self._last_cache_id = 0  # never used twice, whatever the session
 
     def enlist(self, live: LiveRequest) -> None:
         """Queue a new request's first sequence; the others are held until it is prefilled."""
         self.waiting.add(live.sequences[0])
+        self.held += len(live.sequences) - 1
+        self.held_tokens += sum(len(s.tokens) for s in live.sequences[1:])
         self.speculating += sum(s.track is not None for s in live.sequences)
 
     def open(self, sequence: Sequence, now: float) -> int:
@@ -35,7 +40,7 @@ class Roster:
         sequence.in_flight = 1
         if sequence.started_at is None:
             sequence.started_at = now
-        self.waiting.remove(sequence)
+        self.waiting.admitted(sequence)
         self.running.add(sequence)
         return sequence.cache_id
 
@@ -59,6 +64,8 @@ class Roster:
             self._drop_cache(sequence)
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
+        elif sequence.state is State.HELD:
+            self._let_go(sequence)
         self.suspects.discard(sequence)
         if sequence.track is not None:
             self.speculating -= 1
@@ -71,6 +78,7 @@ class Roster:
         """Queue the siblings that were held back."""
         for sequence in live.sequences[1:]:
             if sequence.state is State.HELD:
+                self._let_go(sequence)
                 sequence.happen(Trigger.QUEUE)
                 self.waiting.add(sequence)
 
@@ -91,10 +99,11 @@ class Roster:
         sequence.losses = 0
         self.suspects.discard(sequence)
 
-    def youngest(self) -> Sequence:
-        """Whom to preempt first: lowest priority, then youngest; a suspect only when it is alone."""
-        innocent = (s for s in reversed(self.running) if s not in self.suspects)
-        return next(innocent, self.running[-1])
+    def last_in_turn(self) -> Sequence:
+        """Whom to preempt first: the last of the most served identity; a suspect only when it is alone."""
+        ordered = self.waiting.in_turn(self.running)
+        innocent = (s for s in reversed(ordered) if s not in self.suspects)
+        return next(innocent, ordered[-1])
 
     def take_releases(self) -> tuple[int, ...]:
         """What the plan being made must release."""
@@ -102,7 +111,13 @@ class Roster:
         self.releases.clear()
         return releases
 
+    def _let_go(self, sequence: Sequence) -> None:
+        self.held -= 1
+        self.held_tokens -= len(sequence.tokens)
+
     def _drop_cache(self, sequence: Sequence) -> None:
+        self.waiting.settle((sequence,))
+        sequence.live.account.running -= 1
         self.running.remove(sequence)
         self.releases.append(sequence.cache_id)
         sequence.cache_id = 0
@@ -118,7 +133,11 @@ class Roster:
         waiting, running = set(self.waiting), set(self.running)
         assert len(waiting) == len(self.waiting), "a sequence waits twice"
         assert len(running) == len(self.running), "a sequence runs twice"
-        for queue in (self.waiting, self.running, self.suspects):
+        self.waiting.check_integrity(self.running)
+        held = [s for s in sequences if s.state is State.HELD]
+        assert self.held == len(held), "held siblings are miscounted"
+        assert self.held_tokens == sum(len(s.tokens) for s in held), "held tokens are miscounted"
+        for queue in (self.running, self.suspects):
             keys = [s.key for s in queue]
             assert keys == sorted(set(keys)), "a queue is out of order"
         for s in sequences:

@@ -19,16 +19,19 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
+from scheduler_service.core.admission import Admission
 from scheduler_service.core.answers import Answers, Step
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import AdmissionError, IllegalEvent, NotReady, UnknownStep
 from scheduler_service.core.events import Event, Failed, Failure, Finished, FinishReason
+from scheduler_service.core.forecast import Forecast
 from scheduler_service.core.patience import Patience
 from scheduler_service.core.planner import StepBuilder
 from scheduler_service.core.policy import Limits
 from scheduler_service.core.registry import Registry, max_tokens, misfit
 from scheduler_service.core.request import Request
 from scheduler_service.core.roster import SUSPECT_LOSSES, Roster
+from scheduler_service.core.sequence import Sequence
 from scheduler_service.core.snapshot import Counters, Snapshot
 from scheduler_service.core.speculation.speculator import Speculator
 from scheduler_service.core.states import State
@@ -46,7 +49,11 @@ class Scheduler:
         self._counters = Counters()
         self._roster = Roster()
         self._speculator = Speculator(config)
-        self._registry = Registry(config, self._roster, self._speculator, self._counters)
+        self._forecast = Forecast(self._speculator.step_time)
+        self._admission = Admission(config, self._roster, self._forecast)
+        self._registry = Registry(
+            config, self._roster, self._speculator, self._admission, self._forecast, self._counters
+        )
         self._answers = Answers(config, self._registry, self._roster, self._speculator, self._counters)
         self._capacity: Capacity | None = None
         self._limits: Limits | None = None
@@ -60,8 +67,6 @@ class Scheduler:
         self._retry_at = 0.0
         self._outbox: list[Event] = []  # what `plan` found out, for the next `expire` or `apply`
         self._applied_at = 0.0
-        self._step_s = 0.0
-        self._step_rows = 0.0
 
     # -- what is known ---------------------------------------------------------------------------
 
@@ -93,12 +98,11 @@ class Scheduler:
         """Live figures and counters."""
         roster = self._roster
         self._counters.preemptions = roster.preemptions
-        held = [s for live in self._registry for s in live.sequences if s.state is State.HELD]
-        waiting_tokens = sum(len(s.tokens) for s in roster.waiting) + sum(len(s.tokens) for s in held)
+        waiting_tokens = roster.waiting.waiting_tokens + roster.held_tokens
         return Snapshot(
             executor=self._connected,
             running=len(roster.running),
-            waiting=len(roster.waiting) + len(held),
+            waiting=len(roster.waiting) + roster.held,
             waiting_tokens=waiting_tokens,
             uncomputed_tokens=waiting_tokens + sum(len(s.tokens) - s.kv for s in roster.running),
             page_size=self._limits.page_size if self._limits else 0,
@@ -107,8 +111,8 @@ class Scheduler:
             total_pages=self._limits.total_pages if self._limits else 0,
             free_pages=self._free_pages,
             evictable_pages=self._evictable_pages,
-            step_s=self._step_s,
-            step_rows=self._step_rows,
+            step_s=self._forecast.step_s,
+            step_rows=self._forecast.step_rows,
             draft_executor=self._speculator.connected,
             draft_step_s=self._speculator.draft_step_s,
             counters=replace(self._counters),
@@ -128,26 +132,18 @@ class Scheduler:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def check_room(self) -> None:
-        """Raise QueueFull if no request could be taken now, however small; it counts as refused."""
-        try:
-            self._registry.check_room()
-        except AdmissionError:
-            self._counters.refused += 1
-            raise
-
     def add(self, request: Request, now: float) -> list[Event]:
         """Take a request into the queue, also while no executor is connected.
 
         The events are ends of completions that had all their tokens elsewhere (`Request.continued`).
-        Raises NotReady, DuplicateRequest, NeverFits, QueueFull.
+        Raises NotReady, DuplicateRequest, NeverFits, QueueFull, QuotaUsed, TooLate.
         """
         try:
             if self._limits is None:
                 raise NotReady("no executor has been seen yet")
-            self._registry.check(request, self._limits)
+            self._registry.check(request, self._limits, now, connected=self._connected)
         except AdmissionError:
-            self._counters.refused += 1
+            self._refused(request.identity)
             raise
         live = self._registry.add(request, self._limits, now)
         if not self._connected or self._retiring:
@@ -160,10 +156,39 @@ class Scheduler:
         """Most output tokens of each completion of a request that was taken."""
         return 0 if self._limits is None else max_tokens(request, self._limits)
 
+    def check_room(
+        self,
+        identity: str,
+        now: float,
+        prompt_tokens_estimate: int = 0,
+        deadline: float | None = None,
+        weight: float = 1.0,
+    ) -> None:
+        """Raise what `add` would, for a request of which no more is known; a refusal is counted.
+
+        Raises NotReady, QueueFull, QuotaUsed, TooLate. What it costs does not grow with the queue.
+        """
+        try:
+            if self._limits is None:
+                raise NotReady("no executor has been seen yet")
+            self._admission.check_room(identity, weight, prompt_tokens_estimate)
+            if self._connected:
+                self._admission.check_deadline(
+                    identity, weight, prompt_tokens_estimate, deadline, None, self._limits, now
+                )
+        except AdmissionError:
+            self._refused(identity)
+            raise
+
+    def _refused(self, identity: str) -> None:
+        self._counters.refused += 1
+        if (account := self._roster.waiting.account(identity)) is not None:
+            account.refused += 1
+
     def cancel(self, request_id: str, now: float, message: str = "cancelled") -> Failed | None:
         """End a request; None if it is not live. No later plan has it."""
         live = self._registry.get(request_id)
-        return None if live is None else self._registry.fail(live, Failure.CANCELLED, message)
+        return None if live is None else self._registry.fail(live, Failure.CANCELLED, message, now)
 
     def stop(self, request_id: str, index: int, now: float) -> Finished | None:
         """End a completion well: the front end found a stop string. None if it is not live."""
@@ -193,7 +218,7 @@ class Scheduler:
         events: list[Event] = []
         for live in list(self._registry):
             if why := misfit(live.request, limits):
-                events.append(self._registry.fail(live, Failure.REFUSED, f"{why[0]} {why[1]}"))
+                events.append(self._registry.fail(live, Failure.REFUSED, f"{why[0]} {why[1]}", now))
                 continue
             live.set_max_tokens(max_tokens(live.request, limits))
             for sequence in live.sequences:
@@ -231,7 +256,7 @@ class Scheduler:
             sequence.lost_at = len(sequence.tokens)
             if sequence.losses > SUSPECT_LOSSES:
                 message = f"{sequence.losses} executors were lost while they computed it"
-                events.append(self._registry.fail(sequence.live, Failure.POISON, message))
+                events.append(self._registry.fail(sequence.live, Failure.POISON, message, now))
             elif sequence.losses == SUSPECT_LOSSES:
                 self._roster.suspect(sequence)
         return events
@@ -274,7 +299,7 @@ class Scheduler:
             self._speculator.decide(
                 self._roster.running,
                 self._capacity.max_drafts,
-                self._step_s,
+                self._forecast.step_s,
                 now,
                 ahead=self._limits.in_flight > 1,
             )
@@ -305,14 +330,14 @@ class Scheduler:
 
     def _expire(self, now: float) -> None:
         for live in self._registry.past_deadline(now):
-            self._outbox.append(self._registry.fail(live, Failure.DEADLINE, "its deadline has passed"))
+            self._outbox.append(self._registry.fail(live, Failure.DEADLINE, "its deadline has passed", now))
         if self._retiring:
             for live in self._registry:
                 if not any(sequence.cache_id for sequence in live.sequences):
                     self._patience.strand(live, now)  # queued, or preempted meanwhile
         for live in self._patience.overdue(now):
             message = f"no executor for {self._config.failover_timeout_s:g} s"
-            self._outbox.append(self._registry.fail(live, Failure.NO_EXECUTOR, message))
+            self._outbox.append(self._registry.fail(live, Failure.NO_EXECUTOR, message, now))
 
     def _take_outbox(self) -> list[Event]:
         events, self._outbox = self._outbox, []
@@ -335,7 +360,9 @@ class Scheduler:
         promised = sum(step.pages for step in self._in_flight)
         pages = max(0, self._free_pages + self._evictable_pages - promised)
         may_ask = now >= self._retry_at and not self._retiring
-        builder = StepBuilder(self._roster, self._limits, pages, self._step_s, now)
+        builder = StepBuilder(
+            self._roster, self._limits, pages, self._admission, lambda late: self._give_up(late, now), now
+        )
         if alone:
             builder.fill_alone(self._roster.suspects[0], may_ask)
         elif not self._roster.speculating:
@@ -343,6 +370,11 @@ class Scheduler:
         else:
             self._speculate(builder, may_ask, now)
         return self._send(builder, pages, now)
+
+    def _give_up(self, late: Sequence, now: float) -> None:
+        """Its turn has come, but it can't meet its deadline any more: end it rather than compute in vain."""
+        message = "it could not have been done by its deadline"
+        self._outbox.append(self._registry.fail(late.live, Failure.DEADLINE, message, now))
 
     @property
     def _returning(self) -> bool:
@@ -352,7 +384,7 @@ class Scheduler:
         """Fill a step in which some want drafts; leave it empty if it is better made with them."""
         running = self._roster.running
         self._decide(now)
-        if self._speculator.holds(running, self._step_s, now):
+        if self._speculator.holds(running, self._forecast.step_s, now):
             return
         drafting = any(sequence.waiting for sequence in running)
         builder.fill(may_ask, not self._in_flight, self._returning, drafting)
@@ -395,13 +427,16 @@ class Scheduler:
         self._counters.rows += rows
         if rows:
             took = now - max(step.sent_at, self._applied_at)
-            weight = 0.1 if self._step_rows else 1.0
-            self._step_s += weight * (took - self._step_s)
-            self._step_rows += weight * (rows - self._step_rows)
-            if self._roster.speculating:
-                self._speculator.timed(step.plan, took)
+            self._forecast.stepped(took, rows)
         self._applied_at = now
+        work = None
+        if rows and (self._roster.speculating or self._registry.deadlines):
+            work = self._speculator.timed(step.plan, took)
+        emitted = self._counters.completion_tokens
         events, short = self._answers.read(step, result, now)
+        if work is not None:
+            emitted = self._counters.completion_tokens - emitted
+            self._forecast.worked(work, len(step.plan.openings), emitted)
         if short:
             self._retry_at = now + RETRY_S
         return self._take_outbox() + events if self._outbox else events

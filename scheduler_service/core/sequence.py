@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from scheduler_service.core.account import Account
 from scheduler_service.core.events import FinishReason, Usage
 from scheduler_service.core.request import Request
 from scheduler_service.core.seeds import index_seed
 from scheduler_service.core.speculation.track import Track
 from scheduler_service.core.states import State, Trigger, after
 
-Key = tuple[int, float, int, int]
-"""Sorts sequences by who goes first: priority descending, arrival, order of adding, index."""
+Key = tuple[int, int, float, int, int]
+"""Sorts sequences by who goes first: identities by how long they have been active, then within one identity
+priority descending, arrival, order of adding, index. Whose turn to be admitted it is, `FairQueue` decides."""
 
 
 class LiveRequest:
     """A request that was taken and has not ended, and its n sequences."""
 
     __slots__ = (
+        "account",
         "added_at",
         "emitted",
+        "predicted_wait_s",
         "request",
         "sequences",
         "serial",
@@ -26,17 +30,20 @@ class LiveRequest:
         "stops",
     )
 
-    def __init__(self, request: Request, serial: int, max_tokens: int, now: float) -> None:
+    def __init__(self, request: Request, account: Account, serial: int, max_tokens: int, now: float) -> None:
         self.request = request
+        self.account = account
         self.serial = serial  # rises with each request: the last word on who came first
         self.added_at = now
         self.started = False  # some step had it: it no longer counts as queued
         self.emitted = False
+        self.predicted_wait_s = 0.0  # from its adding to its start, as predicted then
         self.stops = request.eos_token_ids | request.stop_token_ids
         self.stop_token_ids = tuple(sorted(self.stops))  # as executors take them
         self.sequences = [Sequence(self, i, max_tokens) for i in range(request.n)]
         for one in request.continued:
             self.sequences[one.index].tokens += one.ids
+            self.sequences[one.index].input_length += len(one.ids)
 
     @property
     def ended(self) -> bool:
@@ -55,12 +62,14 @@ class Sequence:
     __slots__ = (
         "cache_id",
         "cached",
+        "charged",
         "end_length",
         "evictions",
         "first_token_at",
         "foreseen",
         "in_flight",
         "index",
+        "input_length",
         "key",
         "kv",
         "live",
@@ -82,10 +91,11 @@ class Sequence:
         request = live.request
         self.live = live
         self.index = index
-        self.key: Key = (-request.priority, request.arrival, live.serial, index)
+        self.key: Key = (live.account.rank, -request.priority, request.arrival, live.serial, index)
         self.sampling = request.sampling.with_seed(index_seed(request.sampling.seed, index))
         self.tokens = list(request.prompt)
         self.prompt_length = len(request.prompt)
+        self.input_length = self.prompt_length  # with output that was produced elsewhere
         self.end_length = self.prompt_length + max_tokens  # LENGTH when so many are known
         self.state = State.WAITING if index == 0 else State.HELD
         # the cache
@@ -102,6 +112,7 @@ class Sequence:
         self.losses = 0  # executors lost while it was in flight, since it last got on
         self.lost_at = 0  # tokens known then
         self.refusals = 0  # answers in a row that say our view of its cache is wrong
+        self.charged = 0  # virtual tokens, on its account
         # for its usage
         self.evictions = 0
         self.cached: int | None = None

@@ -25,6 +25,8 @@ class Counters:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     verifications: int = 0  # answered rows that had drafts
+    predicted_wait_s: float = 0.0  # until started, of requests that were started: as predicted when they came
+    wait_s: float = 0.0  # the same, as it was
 
 
 @dataclass(frozen=True, slots=True)

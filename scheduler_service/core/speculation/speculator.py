@@ -25,7 +25,7 @@ from scheduler_service.core.speculation.drafters import (
     ngram_populations,
 )
 from scheduler_service.core.speculation.drafting import DraftBook
-from scheduler_service.core.speculation.step_time import Work
+from scheduler_service.core.speculation.step_time import StepTime, Work
 from scheduler_service.core.speculation.track import Track
 from scheduler_service.core.states import State
 from scheduler_service.core.step import Capacity, Plan, Result, Row
@@ -247,14 +247,21 @@ class Speculator:
             sequence.track.plain_until = len(sequence.tokens) + 1
             sequence.track.drafts = ()
 
-    def timed(self, plan: Plan, seconds: float) -> None:
-        """The target took so long for a step."""
+    @property
+    def step_time(self) -> StepTime:
+        """The target's."""
+        return self._controller.target
+
+    def timed(self, plan: Plan, seconds: float) -> Work:
+        """The target took so long for a step; returns what the step computed."""
         chunks = [row.limit for row in plan.rows if row.limit]
         prompt = sum(chunks) + sum([opening.limit for opening in plan.openings])
         rows = len(plan.rows) - len(chunks)
         tokens = rows + sum([len(row.drafts) for row in plan.rows])
         context = tokens + prompt + sum([row.kv_length for row in plan.rows])
-        self._controller.target.observe(Work(rows, tokens, context, prompt=prompt), seconds)
+        work = Work(rows, tokens, context, prompt=prompt)
+        self._controller.target.observe(work, seconds)
+        return work
 
     # -- the draft executor ----------------------------------------------------------------------
 

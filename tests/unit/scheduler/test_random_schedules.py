@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from executor_service.backends.base import Backend
 from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.errors import TooLate
 from scheduler_service.core.events import Failure, FinishReason
 from scheduler_service.core.request import Drafter, Request, Sampling, Speculation
 from scheduler_service.core.step import Capacity
@@ -102,6 +103,8 @@ def requests(draw: st.DrawFn, number: int, speculation: st.SearchStrategy[Specul
         deadline=draw(st.none() | st.none() | st.floats(0.05, 2.0)),
         salt=draw(st.sampled_from([b"", b"", b"salt"])),
         speculation=draw(speculation),
+        identity=draw(st.sampled_from(["", "", "a", "b"])),
+        weight=draw(st.sampled_from([1.0, 1.0, 0.5, 3.0])),
     )
 
 
@@ -189,6 +192,7 @@ class Run:
         self.draft_connected = self.draft is not None
         self.stopped: set[tuple[str, int]] = set()
         self.cancelled: set[str] = set()
+        self.refused: set[str] = set()
         self.losses_in_flight: dict[str, int] = {}
         self.idle_steps = 0
         self.squeezed = False
@@ -199,7 +203,7 @@ class Run:
         while number <= last or not harness.idle:
             for request, arrival in zip(self.schedule.requests, self.schedule.arrivals, strict=True):
                 if arrival == number:
-                    harness.add(replace(request, arrival=harness.now, deadline=self.deadline(request)))
+                    self.add(replace(request, arrival=harness.now, deadline=self.deadline(request)))
             if self.squeezed and number > last:
                 self.squeeze(0)
             before = self.progress()
@@ -207,6 +211,13 @@ class Run:
             self.idle_steps = self.idle_steps + 1 if self.stuck(before) else 0
             assert self.idle_steps < MAX_STEPS_WITHOUT_PROGRESS, "no progress"
             number += 1
+
+    def add(self, request: Request) -> None:
+        try:
+            self.harness.add(request)
+        except TooLate:
+            assert request.deadline is not None
+            self.refused.add(request.id)
 
     def deadline(self, request: Request) -> float | None:
         return None if request.deadline is None else self.harness.now + request.deadline
@@ -312,7 +323,9 @@ class Run:
             assert self.draft.owned_pages == 0, "pages of the draft executor leaked"
         limit = min(CONTEXT, self.schedule.capacity.total_pages * self.schedule.capacity.page_size)
         for request in self.schedule.requests:
-            plain = replace(request, deadline=None, speculation=Speculation())
+            if request.id in self.refused:
+                continue
+            plain = replace(request, deadline=None, identity="", weight=1.0, speculation=Speculation())
             expected = solo(plain, limit, self.schedule.backend)
             failed = harness.failed.get(request.id)
             if failed is not None:

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from scheduler_service.core.account import Account
 from scheduler_service.core.errors import IllegalEvent
 from scheduler_service.core.sequence import LiveRequest
 from scheduler_service.core.states import TABLE, State, Trigger, after
@@ -16,7 +17,7 @@ PAIRS = list(itertools.product(State, Trigger))
 
 @pytest.mark.parametrize(("state", "trigger"), [pair for pair in PAIRS if pair not in TABLE])
 def test_an_illegal_event_raises_and_changes_nothing(state: State, trigger: Trigger) -> None:
-    sequence = LiveRequest(make_request("a"), 1, 4, 0.0).sequences[0]
+    sequence = LiveRequest(make_request("a"), Account(""), 1, 4, 0.0).sequences[0]
     sequence.state = state
     with pytest.raises(IllegalEvent, match=state.value):
         sequence.happen(trigger)

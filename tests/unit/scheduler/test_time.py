@@ -54,10 +54,13 @@ def test_a_request_that_cannot_begin_in_time_is_not_started_and_is_in_nobodys_wa
     harness = Harness(FakeExecutor(CAPACITY), CoreConfig(max_step_tokens=8, prefill_chunk_tokens=8))
     harness.add(make_request("busy", max_tokens=60))
     harness.step()
-    harness.add(make_request("late", range(40), deadline=harness.now + 2 * STEP_S))
+    deadline = harness.now + 6 * STEP_S
+    harness.add(make_request("late", range(40), deadline=deadline))
     harness.add(make_request("behind"))
+    harness.now += 3 * STEP_S
     harness.run()
     assert harness.failed["late"].failure is Failure.DEADLINE
+    assert "could not have been done" in harness.failed["late"].message
     assert harness.core.snapshot().counters.rows == 60 + 4  # it was never computed
     assert len(harness.tokens["behind", 0]) == 4
 

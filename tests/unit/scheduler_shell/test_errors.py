@@ -22,6 +22,8 @@ ADMISSION = [
     (core_errors.NeverFits("max_tokens", "too long"), grpc.StatusCode.INVALID_ARGUMENT),
     (core_errors.DuplicateRequest("live"), grpc.StatusCode.ALREADY_EXISTS),
     (core_errors.QueueFull("full", 1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (core_errors.QuotaUsed("yours", 1.5, "bob"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (core_errors.TooLate("late", 1.5, "bob"), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (core_errors.NotReady("none"), grpc.StatusCode.UNAVAILABLE),
 ]
 
@@ -49,6 +51,13 @@ def test_every_refusal_of_the_core_has_its_status(
     assert info.domain == "paceline"
     assert info.reason == mapped.reason
     assert (delay is not None) == (code in RETRYABLE)
+
+
+def test_a_refusal_names_identity_limit_and_retry_time() -> None:
+    error = core_errors.QuotaUsed("bob: 5 requests are queued", 1.5, "bob", "queued requests")
+    info, delay = details(errors.of_admission(error))
+    assert (info.reason, dict(info.metadata)) == ("QUOTA", {"identity": "bob", "limit": "queued requests"})
+    assert delay == 1.5
 
 
 def test_no_refusal_of_the_core_was_forgotten() -> None:

@@ -1,0 +1,47 @@
+"""What the scheduler knows of one identity: its weight, its share of service so far, what it has here."""
+
+from __future__ import annotations
+
+from scheduler_service.core.lengths import Lengths
+from scheduler_service.core.queue import SequenceQueue
+
+OWN_LENGTHS = 32
+"""Completions from which an identity's own lengths are estimated."""
+
+
+class Account:
+    """One identity's. It is *active* while it has a live request."""
+
+    __slots__ = (
+        "counter",
+        "identity",
+        "lengths",
+        "queued_requests",
+        "queued_tokens",
+        "rank",
+        "refused",
+        "requests",
+        "running",
+        "taken",
+        "tokens",
+        "version",
+        "waiting",
+        "weight",
+    )
+
+    def __init__(self, identity: str) -> None:
+        self.identity = identity
+        self.weight = 1.0
+        self.counter = 0.0  # virtual tokens: service so far, divided by the weight
+        self.rank = 0  # rises each time that an account becomes active
+        self.version = 0  # of its place among those whose turn may come
+        self.requests = 0  # live
+        self.waiting = SequenceQueue()  # by priority, then arrival
+        self.running = 0  # sequences that hold a cache
+        self.queued_requests = 0  # not started yet
+        self.queued_tokens = 0  # prompt tokens of those
+        self.lengths = Lengths(OWN_LENGTHS)
+        # for metrics, since the account is known
+        self.taken = 0  # requests
+        self.refused = 0
+        self.tokens = 0  # virtual ones, not divided by the weight

@@ -1,0 +1,200 @@
+"""Who is let into the queue, and who is started: bounds per identity, and deadlines that can be met.
+
+The queue's bounds are shared by the identities that have something queued, by their weights: one that is
+alone may use all of it. What an identity had queued before others came stays, so there may be more than the
+bound, but never more than twice as much.
+
+A request with a deadline is refused when its predicted first token is late, or, while requests wait for each
+other, its predicted end (`forecast.py`). Its tokens are expected at the pace that a step has with all
+seats taken, or, if that is too slow for it, at the one that leaves QUEUE_SHARE of its time for the
+queue: steps are kept short enough for that (`may_grow`). So what is started has time left, and a queue of
+requests that are all nearly late, served by a small batch, does not come about.
+"""
+
+from __future__ import annotations
+
+import enum
+from itertools import islice
+
+from scheduler_service.core.account import Account
+from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.errors import QueueFull, QuotaUsed, TooLate
+from scheduler_service.core.forecast import Forecast
+from scheduler_service.core.policy import Limits
+from scheduler_service.core.roster import Roster
+from scheduler_service.core.sequence import LiveRequest, Sequence
+
+QUEUE_SHARE = 0.2
+"""Of its time until the deadline, what a request may spend in the queue if steps are slow."""
+CAUTION = 1.2
+"""A request is refused if it could not take so many times what is predicted."""
+MARGIN = 1.05
+"""Output is expected to take so many times what is predicted."""
+MIN_RETRY_S = 0.1
+MAX_RETRY_S = 60.0
+STEEP = 1.4
+"""Steps get that much shorter with half the rows, or holding rows back helps nobody."""
+SAMPLE = 64
+"""Identities that are looked at, at most, to predict a wait."""
+
+
+class Start(enum.Enum):
+    """Whether a request whose turn has come is started."""
+
+    NOW = enum.auto()
+    LATER = enum.auto()  # running requests would miss their deadlines
+    NEVER = enum.auto()  # it can't meet its own any more
+
+
+class Admission:
+    """Counts what is queued and not started, and knows what is to be expected of it."""
+
+    def __init__(self, config: CoreConfig, roster: Roster, forecast: Forecast) -> None:
+        self._config = config
+        self._roster = roster
+        self._forecast = forecast
+        self._queued: dict[str, Account] = {}  # those with something queued
+        self._weights: dict[str, float] = {}  # theirs, when they came
+        self._weight = 0.0  # the sum of these
+        self.requests = 0  # not started yet
+        self.tokens = 0  # of their prompts
+
+    # -- the queue -------------------------------------------------------------------------------
+
+    def queue(self, live: LiveRequest) -> None:
+        """It was taken."""
+        account, tokens = live.account, live.request.input_tokens
+        if not account.queued_requests:
+            self._queued[account.identity] = account
+            self._weights[account.identity] = account.weight
+            self._weight += account.weight
+        account.queued_requests += 1
+        account.queued_tokens += tokens
+        self.requests += 1
+        self.tokens += tokens
+
+    def unqueue(self, live: LiveRequest, now: float) -> None:
+        """It was started, or has ended before that."""
+        account, tokens = live.account, live.request.input_tokens
+        account.queued_requests -= 1
+        account.queued_tokens -= tokens
+        if not account.queued_requests:
+            del self._queued[account.identity]
+            weight = self._weights.pop(account.identity)
+            self._weight = self._weight - weight if self._queued else 0.0
+        self.requests -= 1
+        self.tokens -= tokens
+        if live.started:
+            self._forecast.started(now, self.requests)
+
+    def wait_s(self, identity: str, weight: float) -> float:
+        """Predicted, until a request that comes now is started."""
+        if not self.requests:
+            return 0.0
+        looked_at = list(islice(self._queued.values(), SAMPLE))
+        wait_s = self._forecast.wait_s(self._queued.get(identity), weight, looked_at)
+        return wait_s * len(self._queued) / len(looked_at)
+
+    # -- the door --------------------------------------------------------------------------------
+
+    def check_room(self, identity: str, weight: float, prompt_tokens: int) -> None:
+        """Raise QueueFull or QuotaUsed if there is no room for a request with so many prompt tokens."""
+        config, account = self._config, self._queued.get(identity)
+        requests, tokens = (account.queued_requests, account.queued_tokens) if account else (0, 0)
+        share, most, most_tokens = 1.0, config.max_queued_requests, config.max_queued_tokens
+        if len(self._queued) > (account is not None):
+            share = weight / (self._weight + (0.0 if account else weight))
+        allowed = max(1, min(int(share * most), config.max_queued_requests_per_identity or most))
+        if requests >= allowed:
+            raise self._used(identity, weight, "requests", requests, allowed, most)
+        if requests and tokens + prompt_tokens > (allowed := int(share * most_tokens)):
+            raise self._used(identity, weight, "tokens", tokens, allowed, most_tokens)
+        retry_after_s = self.retry_after_s(identity, weight)
+        if self.requests >= 2 * most:
+            raise QueueFull(f"{self.requests} requests are queued", retry_after_s, "", "queued requests")
+        if self.tokens + prompt_tokens > 2 * most_tokens:
+            raise QueueFull(f"{self.tokens} tokens are queued", retry_after_s, "", "queued tokens")
+
+    def _used(
+        self, identity: str, weight: float, unit: str, queued: int, allowed: int, most: int
+    ) -> QueueFull:
+        kind = QueueFull if allowed == most else QuotaUsed
+        whose = f"{identity}: " if identity else ""
+        sharing = f" while {len(self._queued)} identities wait" if len(self._queued) > 1 else ""
+        message = f"{whose}{queued} {unit} are queued; at most {allowed} may be{sharing}"
+        return kind(message, self.retry_after_s(identity, weight), identity, f"queued {unit}")
+
+    def check_deadline(
+        self,
+        identity: str,
+        weight: float,
+        prompt_tokens: int,
+        deadline: float | None,
+        max_tokens: int | None,
+        limits: Limits,
+        now: float,
+    ) -> None:
+        """Raise TooLate if such a request can't meet its deadline, as far as can be told."""
+        forecast, running = self._forecast, len(self._roster.running)
+        if deadline is None or not running or not forecast.step_s:
+            return  # on an idle executor it is tried
+        wait_s = self.wait_s(identity, weight)
+        first_at = now + wait_s + self._prompt_s(prompt_tokens, limits)
+        late, what = first_at, "first token"
+        length = forecast.length(self._roster.waiting.account(identity), max_tokens)
+        if length is not None and (self.requests or running >= limits.seats):
+            kept_short = (1 - QUEUE_SHARE) * (deadline - now) / (length * MARGIN)
+            pace_s = max(forecast.pace_s(running), min(kept_short, forecast.pace_s(limits.seats)))
+            late, what = first_at + (length - 1) * pace_s * MARGIN, "end"
+        if now + (late - now) * CAUTION <= deadline:
+            return
+        whose, due_in, left = f"{identity}: " if identity else "", late - now, deadline - now
+        message = f"{whose}the {what} is expected in {due_in:.2f} s, but the deadline is in {left:.2f} s"
+        raise TooLate(message, _retry(wait_s), identity, "deadline")
+
+    def retry_after_s(self, identity: str, weight: float) -> float:
+        """When a refused client may try again: when what is queued before it has been started."""
+        return _retry(self.wait_s(identity, weight))
+
+    def _prompt_s(self, tokens: int, limits: Limits) -> float:
+        return -(-tokens // limits.chunk_tokens) * self._forecast.step_s
+
+    # -- the start -------------------------------------------------------------------------------
+
+    def spare_pace_s(self, now: float) -> float:
+        """Seconds per token that the running requests can do with; inf if they have no deadlines."""
+        running = self._roster.running
+        if not any(sequence.live.request.deadline is not None for sequence in running):
+            return float("inf")
+        return self._forecast.spare_pace_s(running, now)
+
+    def may_start(self, sequence: Sequence, limits: Limits, spare_pace_s: float, now: float) -> Start:
+        """Whether to start it beside those that run, which need `spare_pace_s` (see `Forecast`)."""
+        forecast, live = self._forecast, sequence.live
+        if live.request.deadline is None and spare_pace_s == float("inf"):
+            return Start.NOW
+        pace_s = forecast.pace_s(len(self._roster.running) + 1)
+        deadline = live.request.deadline
+        if deadline is not None and not live.emitted:
+            late = now + self._prompt_s(len(sequence.tokens), limits)
+            length = forecast.length(live.account, live.request.max_tokens)
+            if length is not None and self.requests > 1:
+                late += (length - 1) * pace_s * MARGIN
+            if late > deadline:
+                return Start.NEVER
+        if pace_s <= spare_pace_s or pace_s < STEEP * forecast.pace_s(len(self._roster.running) // 2):
+            return Start.NOW
+        return Start.LATER
+
+    def check_integrity(self, queued: list[LiveRequest]) -> None:
+        """Compare with those that are live and not started. Raises AssertionError."""
+        assert self.requests == len(queued), "queued requests are miscounted"
+        assert self.tokens == sum(q.request.input_tokens for q in queued), "queued tokens are miscounted"
+        counts: dict[str, int] = {}
+        for live in queued:
+            counts[live.request.identity] = counts.get(live.request.identity, 0) + 1
+        assert counts == {name: a.queued_requests for name, a in self._queued.items()}, "an identity's queue"
+
+
+def _retry(wait_s: float) -> float:
+    return min(MAX_RETRY_S, max(MIN_RETRY_S, wait_s))

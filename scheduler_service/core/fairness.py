@@ -1,0 +1,198 @@
+"""Whose turn it is: the waiting sequences of all identities, and a virtual token counter for each identity.
+
+The counter (VTC: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, arXiv:2401.00588) is
+
+    (uncached prompt tokens + OUTPUT_COST · output tokens) / weight
+
+A prompt (and output that it continues) is charged when it is admitted, less what the prefix cache turns
+out to have; output is charged as it comes; what a preemption makes the executor compute again is not charged.
+The lowest counter among those who wait is served next; within one identity `priority` decides, then arrival.
+An identity that becomes active is lifted to the lowest counter among those who wait (if nobody does: to that
+of the last one admitted), so that idleness saves up nothing.
+
+Everything follows from events. Running sequences are charged when it matters (`settle`): with one
+active identity never, so that it costs a step nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush, heapreplace
+
+from scheduler_service.core.account import Account
+from scheduler_service.core.queue import SequenceQueue
+from scheduler_service.core.request import Request
+from scheduler_service.core.sequence import Sequence
+
+OUTPUT_COST = 2
+"""Prompt tokens that an output token is worth, as in the paper."""
+MAX_IDLE = 4096
+"""Accounts kept of identities without a live request; the one idle for longest is forgotten first."""
+
+
+class FairQueue:
+    """All accounts, and the sequences that wait in them."""
+
+    def __init__(self) -> None:
+        self._active: dict[str, Account] = {}
+        self._idle: dict[str, Account] = {}  # in the order of becoming idle
+        self._turns: list[tuple[float, int, int, Account]] = []
+        """A heap of (counter, rank, version, account). An entry of another version is void; a counter that
+        has risen since is corrected when the entry surfaces."""
+        self._ranks = 0
+        self._floor = 0.0  # counter of the last account that was admitted from
+        self._weight = 0.0  # of the active ones
+        self._waiting = 0
+        self.waiting_tokens = 0  # known tokens of the waiting sequences
+
+    # -- accounts --------------------------------------------------------------------------------
+
+    @property
+    def contested(self) -> bool:
+        """Several identities are active."""
+        return len(self._active) > 1
+
+    @property
+    def accounts(self) -> Iterable[Account]:
+        """All that are known, active ones first."""
+        yield from self._active.values()
+        yield from self._idle.values()
+
+    @property
+    def active(self) -> Iterable[Account]:
+        """Those with a live request."""
+        return self._active.values()
+
+    def account(self, identity: str) -> Account | None:
+        """The identity's, if it is known."""
+        return self._active.get(identity) or self._idle.get(identity)
+
+    def enter(self, request: Request, running: SequenceQueue) -> Account:
+        """The account that a new request belongs to; lifted if it was idle."""
+        account = self._active.get(request.identity)
+        if account is None:
+            account = self._idle.pop(request.identity, None) or Account(request.identity)
+            if self._active:
+                self.settle(running)
+            self._ranks += 1
+            account.rank = self._ranks
+            first = self.first()
+            account.counter = max(account.counter, self._floor if first is None else first.counter)
+            self._active[request.identity] = account
+        else:
+            self._weight -= account.weight
+        account.weight = request.weight
+        self._weight += account.weight
+        account.requests += 1
+        account.taken += 1
+        return account
+
+    def leave(self, account: Account) -> None:
+        """One of its requests has ended."""
+        account.requests -= 1
+        if account.requests:
+            return
+        del self._active[account.identity]
+        self._weight = self._weight - account.weight if self._active else 0.0
+        self._idle[account.identity] = account
+        if len(self._idle) > MAX_IDLE:
+            del self._idle[next(iter(self._idle))]
+
+    def share(self, account: Account, seats: int) -> int:
+        """Of so many places in a step, those that belong to it while so many identities are active."""
+        return max(1, int(seats * account.weight / self._weight))
+
+    # -- turns -----------------------------------------------------------------------------------
+
+    def first(self) -> Account | None:
+        """Whose turn it is; None: nobody waits."""
+        turns = self._turns
+        while turns:
+            counter, _, version, account = turns[0]
+            if version != account.version:
+                heappop(turns)
+            elif counter < account.counter:
+                heapreplace(turns, (account.counter, account.rank, version, account))
+            else:
+                return account
+        return None
+
+    def admitted(self, sequence: Sequence) -> None:
+        """It was given a cache: it leaves the queue, and its prompt is charged."""
+        account = sequence.live.account
+        self._floor = max(self._floor, account.counter)
+        account.running += 1
+        self.remove(sequence)
+        self.settle((sequence,))
+
+    def settle(self, sequences: Iterable[Sequence]) -> None:
+        """Charge what they have cost since they were last charged."""
+        for sequence in sequences:
+            cost = OUTPUT_COST * len(sequence.tokens) - (OUTPUT_COST - 1) * sequence.input_length
+            cost -= sequence.cached or 0
+            if cost == sequence.charged:
+                continue
+            account = sequence.live.account
+            added = cost - sequence.charged
+            sequence.charged = cost
+            account.tokens += added
+            account.counter += added / account.weight
+            if added < 0 and account.waiting:
+                self._queue(account)
+
+    def in_turn(self, running: SequenceQueue) -> list[Sequence]:
+        """The running sequences, who gives way first last: by counter, then by key.
+
+        The first of `running` stays the first: its place does not depend on counters, so somebody always
+        gets on, however these change.
+        """
+        ordered = list(running)
+        if self.contested:
+            self.settle(ordered)
+            ordered[1:] = sorted(ordered[1:], key=lambda s: (s.live.account.counter, s.key))
+        return ordered
+
+    # -- the queue -------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """It waits."""
+        account = sequence.live.account
+        account.waiting.add(sequence)
+        self._waiting += 1
+        self.waiting_tokens += len(sequence.tokens)
+        if len(account.waiting) == 1:
+            self._queue(account)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It waits no more. Raises KeyError if it did not."""
+        account = sequence.live.account
+        account.waiting.remove(sequence)
+        self._waiting -= 1
+        self.waiting_tokens -= len(sequence.tokens)
+        if not account.waiting:
+            account.version += 1
+
+    def __len__(self) -> int:
+        return self._waiting
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for account in self._active.values():
+            yield from account.waiting
+
+    def _queue(self, account: Account) -> None:
+        account.version += 1
+        heappush(self._turns, (account.counter, account.rank, account.version, account))
+
+    def check_integrity(self, running: SequenceQueue) -> None:
+        """Raises AssertionError."""
+        waiting = list(self)
+        assert self._waiting == len(waiting), "waiting sequences are miscounted"
+        assert self.waiting_tokens == sum(len(s.tokens) for s in waiting), "waiting tokens are miscounted"
+        queued = [a for _, _, version, a in self._turns if version == a.version and a.waiting]
+        assert len(queued) == len(set(queued)), "an identity has two turns"
+        for account in self.active:
+            assert bool(account.waiting) == (account in queued), f"{account.identity!r} has no turn"
+            assert account.requests > 0, f"{account.identity!r} is active without a request"
+            held = sum(s.live.account is account for s in running)
+            assert account.running == held, f"{account.identity!r} runs {held}, counted {account.running}"
+        assert not any(a.waiting or a.running or a.requests for a in self._idle.values()), "busy and idle"

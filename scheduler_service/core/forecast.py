@@ -1,0 +1,150 @@
+"""When a request's first token and its end will come: the fitted step time, observed lengths, recent starts.
+
+    first token = now + wait + steps of its prompt · s                   (s: recent step time)
+    end         = first token + (L - 1) · pace(rows)
+    pace(rows)  = s · m(rows) / m(rows now) / tokens per row and step    (m: the fitted model of step times)
+    wait        = (requests ahead in fair order + 1) · interval of starts while others wait
+
+L is the quantile `LENGTH_QUANTILE` of observed completions: the identity's own when it has had enough, else
+everybody's, never more than `max_tokens`. Where nothing has been seen yet the prediction is "at once".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scheduler_service.core.account import Account
+from scheduler_service.core.lengths import LENGTH_QUANTILE, MEDIAN, Lengths
+from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.speculation.step_time import StepTime, Work
+
+ALL_LENGTHS = 128
+"""Completions from which everybody's lengths are estimated."""
+_SMOOTHING = 0.1  # weight of the newest step in a moving average
+_STARTS = 64  # that the measured interval between them rests on
+_CROWD = 10  # one in so many running requests may miss its deadline for the others' sake
+_LOST = 0.5  # a running request that would need less than this of the present pace is not waited for
+
+
+class Forecast:
+    """Learns from steps, starts and completions."""
+
+    def __init__(self, step_time: StepTime) -> None:
+        self._model = step_time
+        self._lengths = Lengths(ALL_LENGTHS)
+        self.step_s = 0.0  # moving average
+        self.step_rows = 0.0  # moving average, openings included
+        # of a step, moving averages; while requests with deadlines or drafts are live
+        self._rows = self._tokens = self._prompt = self._context = 0.0
+        self._tokens_per_row = 1.0
+        # starts while others waited, and the time that they took; both forget
+        self._starts = 0.0
+        self._starts_s = 0.0
+        self._started_at: float | None = None  # None: nobody waited then
+
+    # -- what was seen ---------------------------------------------------------------------------
+
+    def stepped(self, seconds: float, rows: int) -> None:
+        """A step of so many rows took so long."""
+        weight = _SMOOTHING if self.step_rows else 1.0
+        self.step_s += weight * (seconds - self.step_s)
+        self.step_rows += weight * (rows - self.step_rows)
+
+    def worked(self, work: Work, openings: int, emitted: int) -> None:
+        """What the step computed; how many sequences it opened and tokens it brought."""
+        rows = work.rows + openings
+        if not rows:
+            return
+        weight = _SMOOTHING if self._rows else 1.0
+        self._rows += weight * (rows - self._rows)
+        self._tokens += weight * (work.tokens - self._tokens)
+        self._prompt += weight * (work.prompt - self._prompt)
+        self._context += weight * (work.context - self._context)
+        self._tokens_per_row += _SMOOTHING * (emitted / rows - self._tokens_per_row)
+
+    def started(self, now: float, waiting: int) -> None:
+        """A request was started; so many are still queued."""
+        if self._started_at is not None:
+            keep = 1 - 1 / _STARTS
+            self._starts = self._starts * keep + 1
+            self._starts_s = self._starts_s * keep + (now - self._started_at)
+        self._started_at = now if waiting else None
+
+    def ended(self, sequence: Sequence, *, cut_off: bool) -> None:
+        """A completion ended, well or by its client; or it was cut off by its deadline.
+
+        What it had then is only a lower bound: it counts as if half had been missing. A server that lets
+        everybody down thus finds out fast how long completions are, though it sees none.
+        """
+        if tokens := sequence.generated:
+            if cut_off:
+                tokens = min(2 * tokens, sequence.end_length - sequence.prompt_length)
+            self._lengths.observe(tokens)
+            sequence.live.account.lengths.observe(tokens)
+
+    # -- what is to be expected ------------------------------------------------------------------
+
+    def pace_s(self, rows: int) -> float:
+        """Seconds per output token of a sequence among so many; 0 while nothing is known."""
+        if not self._rows:
+            return 0.0
+        here = self._model.seconds(self._work(1.0))
+        there = self._model.seconds(self._work(rows / self._rows))
+        return self.step_s * there / here / max(1.0, self._tokens_per_row)
+
+    def _work(self, times: float) -> Work:
+        rows = max(1, round(self._rows * times))
+        return Work(
+            rows,
+            max(rows, round(self._tokens * times)),
+            round(self._context * times),
+            prompt=round(self._prompt * times),
+        )
+
+    def length(self, account: Account | None, max_tokens: int | None) -> int | None:
+        """Expected output tokens of a completion, at least 1; None: nobody knows."""
+        lengths = self._of(account)
+        expected = lengths.quantile(LENGTH_QUANTILE) if lengths.known else None
+        if expected is None:
+            return None
+        return expected if max_tokens is None else min(expected, max_tokens)
+
+    def _of(self, account: Account | None) -> Lengths:
+        return account.lengths if account is not None and account.lengths.known else self._lengths
+
+    def spare_pace_s(self, running: Iterable[Sequence], now: float) -> float:
+        """Seconds per token at which all but a few of the running requests meet their deadlines; inf: any.
+
+        What they still have to generate is the median of completions longer than they are already. Those
+        that would be late even if steps were far shorter than now are not counted: no room for them helps.
+        """
+        paces: list[float] = []
+        count = 0
+        lost = _LOST * self.step_s / max(1.0, self._tokens_per_row)
+        for sequence in running:
+            count += 1
+            deadline = sequence.live.request.deadline
+            if deadline is None:
+                continue
+            expected = self._of(sequence.live.account).quantile(MEDIAN, sequence.generated)
+            if expected is None:
+                continue
+            left = min(expected - sequence.generated, sequence.end_length - len(sequence.tokens))
+            if left > 0 and (pace := (deadline - now) / left) > lost:
+                paces.append(pace)
+        first = count // _CROWD
+        return sorted(paces)[first] if first < len(paces) else float("inf")
+
+    def wait_s(self, account: Account | None, weight: float, queued: Iterable[Account]) -> float:
+        """Until a request that is queued now is started, if anybody is queued.
+
+        Ahead of it are its identity's own, and of each other identity as many as get their turns meanwhile.
+        """
+        own = account.queued_requests if account is not None else 0
+        rounds = (own + 1) / weight
+        ahead = float(own)
+        for other in queued:
+            if other is not account:
+                ahead += min(other.queued_requests, rounds * other.weight)
+        interval_s = self._starts_s / self._starts if self._starts else self.step_s
+        return (ahead + 1) * interval_s
