@@ -143,13 +143,13 @@ class Admission:
         late, what = first_at, "first token"
         length = forecast.length(self._roster.waiting.account(identity), max_tokens)
         if length is not None and (self.requests or running >= limits.seats):
-            kept_short = (1 - QUEUE_SHARE) * (deadline - now) / (length * MARGIN)
+            kept_short = (1 - QUEUE_SHARE) * (deadline - now) / (length * MARGIN * CAUTION)
             pace_s = max(forecast.pace_s(running), min(kept_short, forecast.pace_s(limits.seats)))
             late, what = first_at + (length - 1) * pace_s * MARGIN, "end"
         if now + (late - now) * CAUTION <= deadline:
             return
-        whose, due_in, left = f"{identity}: " if identity else "", late - now, deadline - now
-        message = f"{whose}the {what} is expected in {due_in:.2f} s, but the deadline is in {left:.2f} s"
+        whose, due_in, left = f"{identity}: " if identity else "", (late - now) * CAUTION, deadline - now
+        message = f"{whose}the {what} may take {due_in:.2f} s, but the deadline is in {left:.2f} s"
         raise TooLate(message, _retry(wait_s), identity, "deadline")
 
     def retry_after_s(self, identity: str, weight: float) -> float:

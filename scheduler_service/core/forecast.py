@@ -41,6 +41,7 @@ class Forecast:
         self._starts = 0.0
         self._starts_s = 0.0
         self._started_at: float | None = None  # None: nobody waited then
+        self._took_over = False
 
     # -- what was seen ---------------------------------------------------------------------------
 
@@ -64,10 +65,15 @@ class Forecast:
 
     def started(self, now: float, waiting: int) -> None:
         """A request was started; so many are still queued."""
-        if self._started_at is not None:
+        if self._started_at is None:
+            self._took_over = False  # a free seat
+        elif now > self._started_at:
+            self._took_over = True  # somebody else's: as are those of all that start with it
+            self._starts_s += now - self._started_at
+        if self._took_over:
             keep = 1 - 1 / _STARTS
             self._starts = self._starts * keep + 1
-            self._starts_s = self._starts_s * keep + (now - self._started_at)
+            self._starts_s *= keep
         self._started_at = now if waiting else None
 
     def ended(self, sequence: Sequence, *, cut_off: bool) -> None:
@@ -135,6 +141,13 @@ class Forecast:
         first = count // _CROWD
         return sorted(paces)[first] if first < len(paces) else float("inf")
 
+    def _interval_s(self) -> float:
+        """Between two starts while others wait: measured, else a completion's time, shared by all rows."""
+        if self._starts:
+            return self._starts_s / self._starts
+        length = self._lengths.quantile(MEDIAN) or 1
+        return length * self.step_s / max(1.0, self.step_rows * self._tokens_per_row)
+
     def wait_s(self, account: Account | None, weight: float, queued: Iterable[Account]) -> float:
         """Until a request that is queued now is started, if anybody is queued.
 
@@ -146,5 +159,4 @@ class Forecast:
         for other in queued:
             if other is not account:
                 ahead += min(other.queued_requests, rounds * other.weight)
-        interval_s = self._starts_s / self._starts if self._starts else self.step_s
-        return (ahead + 1) * interval_s
+        return (ahead + 1) * self._interval_s()
