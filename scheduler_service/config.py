@@ -74,7 +74,12 @@ class SchedulerSettings(ServiceSettings):
     steps_in_flight: int = Field(
         default=0, ge=0, le=64, description="sent and not answered; 0: 2 if the executor has a GPU, else 1"
     )
-    max_queued_requests: int = Field(default=1024, ge=1, le=1 << 20, description="requests that wait")
+    max_queued_requests: int = Field(
+        default=1024, ge=1, le=1 << 20, description="requests that wait, shared by the clients that have some"
+    )
+    max_queued_requests_per_identity: int = Field(
+        default=0, ge=0, le=1 << 20, description="of one client, even alone; 0: only its share of them all"
+    )
     max_queued_tokens: int = Field(default=1 << 20, ge=1, le=1 << 30, description="their prompt tokens")
 
     # How far ahead
@@ -151,6 +156,7 @@ class SchedulerSettings(ServiceSettings):
             prefill_chunk_tokens=self.prefill_chunk_tokens,
             max_running=self.max_running,
             max_queued_requests=self.max_queued_requests,
+            max_queued_requests_per_identity=self.max_queued_requests_per_identity,
             max_queued_tokens=self.max_queued_tokens,
             failover_timeout_s=self.failover_timeout_s,
             max_in_flight=self.steps_in_flight,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from scheduler_service.core.events import Tokens, Usage
-from scheduler_service.core.snapshot import Snapshot
+from scheduler_service.core.snapshot import Share, Snapshot
 from scheduler_service.errors import ServiceError
 from scheduler_service.stream import RequestStream
 
@@ -43,8 +43,14 @@ COUNTERS: Mapping[str, str] = {
     "drafted_tokens": "Draft tokens sent",
     "accepted_tokens": "Draft tokens accepted",
     "verifications": "Rows that verified drafts",
+    "predicted_wait_s": "Seconds that started requests were predicted to be queued",
+    "wait_s": "Seconds that they were queued",
 }
 """Fields of the core's Counters that are shown as they are."""
+
+MAX_IDENTITIES = 32
+"""That have metrics of their own: the first that were among those served most. All others count as OTHER."""
+OTHER = "other"
 
 
 class Metrics(Collector):
@@ -54,6 +60,7 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._snapshot: Snapshot | None = None
+        self._shares: dict[str, Share] = {}  # by label; as of the last look at them
         self.first_token_s = self._histogram("first_token_seconds", "Arrival to first token", _SECONDS)
         self.inter_token_s = self._histogram("inter_token_seconds", "Between deltas of a stream", _SECONDS)
         self.step_s = self._histogram("step_seconds", "Step, sent to answered", _SECONDS)
@@ -106,9 +113,14 @@ class Metrics(Collector):
         """A step of the draft executor was answered."""
         self.draft_step_s.observe(elapsed_s)
 
-    def show(self, snapshot: Snapshot) -> None:
-        """The core's figures, from now on."""
+    def show(self, snapshot: Snapshot, shares: Sequence[Share]) -> None:
+        """The core's figures, from now on; shares: of the identities that were served most."""
         self._snapshot = snapshot
+        shown = dict(self._shares)
+        for share in shares:
+            if share.identity in shown or len(shown) < MAX_IDENTITIES:
+                shown[share.identity] = share
+        self._shares = shown
 
     def collect(self) -> Iterator[Metric]:
         """The core's figures, for a scrape; called in the metrics server's thread."""
@@ -119,6 +131,24 @@ class Metrics(Collector):
             yield GaugeMetricFamily(f"{_PREFIX}_{name}", text, value=getattr(snapshot, name))
         for name, text in COUNTERS.items():
             yield CounterMetricFamily(f"{_PREFIX}_{name}", text, value=getattr(snapshot.counters, name))
+        yield from self._by_identity(snapshot, self._shares)
+
+    def _by_identity(self, snapshot: Snapshot, shares: Mapping[str, Share]) -> Iterator[Metric]:
+        """Labels are bounded, so that nobody can fill the monitor's memory with names."""
+        counters = snapshot.counters
+        totals = (
+            ("requests", "Requests taken, by identity", counters.requests),
+            ("refused", "Requests refused, by identity", counters.refused),
+            ("tokens", "Virtual tokens served, by identity: uncached input, and output twice", None),
+        )
+        for field, text, total in totals:
+            family = CounterMetricFamily(f"{_PREFIX}_identity_{field}", text, labels=["identity"])
+            for identity, share in shares.items():
+                family.add_metric([identity], getattr(share, field))
+            if total is not None:
+                rest = total - sum(getattr(share, field) for share in shares.values())
+                family.add_metric([OTHER], max(0, rest))
+            yield family
 
     def serve(self, host: str, port: int) -> int:
         """Serve them over HTTP in a thread of their own; returns the port."""

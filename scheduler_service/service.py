@@ -18,7 +18,7 @@ from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.pool import ExecutorPool, Served
 from scheduler_service.live import LiveRequests
 from scheduler_service.loop import Loop
-from scheduler_service.metrics import Metrics
+from scheduler_service.metrics import MAX_IDENTITIES, Metrics
 from scheduler_service.model import ExecutorView, Model, ServiceState
 from scheduler_service.rates import Rates
 from scheduler_service.text.pool import TextPool
@@ -154,7 +154,7 @@ class SchedulerService:
         while True:
             self.live.cancel_stalled(self.settings.stall_timeout_s)
             snapshot = self.core.snapshot()
-            self.metrics.show(snapshot)
+            self.metrics.show(snapshot, self.core.shares(MAX_IDENTITIES))
             self.rates.observe(snapshot.counters, time.monotonic())
             for link in (*self.pool.links, *self.drafts.links):
                 self.metrics.executor_ready.labels(link.address).set(link.ready)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from heapq import nlargest
 
 from scheduler_service.core.admission import Admission
 from scheduler_service.core.answers import Answers, Step
@@ -32,7 +33,7 @@ from scheduler_service.core.registry import Registry, max_tokens, misfit
 from scheduler_service.core.request import Request
 from scheduler_service.core.roster import SUSPECT_LOSSES, Roster
 from scheduler_service.core.sequence import Sequence
-from scheduler_service.core.snapshot import Counters, Snapshot
+from scheduler_service.core.snapshot import Counters, Share, Snapshot
 from scheduler_service.core.speculation.speculator import Speculator
 from scheduler_service.core.states import State
 from scheduler_service.core.step import Capacity, Plan, Result
@@ -117,6 +118,13 @@ class Scheduler:
             draft_step_s=self._speculator.draft_step_s,
             counters=replace(self._counters),
         )
+
+    def shares(self, most: int) -> list[Share]:
+        """What the identities that were served most have and had, at most so many."""
+        return [
+            Share(a.identity, a.taken, a.refused, a.tokens, a.running, a.queued_requests)
+            for a in nlargest(most, self._roster.waiting.accounts, key=lambda a: (a.tokens, a.identity))
+        ]
 
     def check_integrity(self) -> None:
         """Compare all bookkeeping with itself. Raises AssertionError naming what is wrong."""

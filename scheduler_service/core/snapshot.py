@@ -30,6 +30,18 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What one identity has and had; totals since its account is known."""
+
+    identity: str
+    requests: int  # taken
+    refused: int
+    tokens: int  # virtual: uncached prompt tokens, and output tokens twice
+    running: int  # sequences
+    queued: int  # requests not started
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Live figures; `counters` is a copy."""
 
