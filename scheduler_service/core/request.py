@@ -67,11 +67,9 @@ class Request:
     deadline: float | None = None
     salt: bytes = b""
     speculation: Speculation = Speculation()
-    identity: str = ""  # whose it is
-    weight: float = 1.0  # of that identity beside others
-    continued: tuple[Continued, ...] = ()  # at most one for each index
     identity: str = ""  # whose it is: the unit of fairness and of the queue's bounds
     weight: float = 1.0  # of that identity: its share of service beside others
+    continued: tuple[Continued, ...] = ()  # at most one for each index
 
     @property
     def input_tokens(self) -> int:
