@@ -13,7 +13,7 @@ from paceline.channel import Link, server_options
 from paceline.executor.v1 import executor_pb2_grpc as rpc
 from paceline.service.gate import Gate
 from paceline.service.logs import Log
-from paceline.service.process import Shutdown, write_port_file
+from paceline.service.process import Shutdown, bind_local, write_port_file
 
 from executor_service.config import ExecutorConfig
 from executor_service.errors import ErrorInterceptor
@@ -93,7 +93,10 @@ def _make_server(
 
 def _bind(server: grpc.aio.Server, config: ExecutorConfig) -> int:
     try:
-        return config.server_security.bind(server, config.address)
+        port = config.server_security.bind(server, config.address)
+        if config.local_socket is not None:
+            bind_local(server, config.local_socket)
+        return port
     except RuntimeError as error:
         raise StartError(f"can't bind {config.address}: is the port taken? ({error})") from error
     except OSError as error:

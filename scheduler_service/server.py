@@ -10,7 +10,7 @@ from paceline.channel import Link, server_options
 from paceline.scheduler.v1 import admin_pb2_grpc, scheduler_pb2_grpc
 from paceline.service.gate import Gate
 from paceline.service.logs import Log
-from paceline.service.process import Shutdown, write_port_file
+from paceline.service.process import Shutdown, bind_local, write_port_file
 from paceline.service.settings import EXIT_USAGE
 
 from scheduler_service.admin_servicer import AdminServicer
@@ -56,6 +56,8 @@ class Server:
         """Listen; returns the port. Raises RuntimeError, OSError."""
         settings = self._settings
         port = settings.server_security.bind(self._server, settings.address)
+        if settings.local_socket is not None:
+            bind_local(self._server, settings.local_socket)
         await self._health.show(False)
         await self._server.start()
         if settings.metrics_port is not None:

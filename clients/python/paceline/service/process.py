@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+import grpc.aio
+
 from paceline.service.parent import call_at_end_of_stdin
 
 
@@ -45,6 +47,16 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+def bind_local(server: grpc.aio.Server, path: Path) -> None:
+    """Listen on a Unix socket too, which only this process's user may open. Raises RuntimeError.
+
+    Whoever started the service sees through it whether it answers, whatever TLS the port asks for.
+    Tokens are asked for here as well.
+    """
+    server.add_insecure_port(f"unix:{path.absolute()}")
+    path.chmod(0o600)
 
 
 def write_port_file(path: Path, port: int) -> None:

@@ -84,6 +84,9 @@ class ServiceSettings(BaseSettings):
     )
     metrics_host: str = Field(default="127.0.0.1", description="address of the metrics port")
     reflection: bool = Field(default=False, description="offer gRPC reflection")
+    local_socket: Path | None = Field(
+        default=None, description="listen on this Unix socket too, without TLS: for who started us"
+    )
     exit_with_stdin: bool = Field(
         default=False, description="end as at SIGTERM when standard input does: the parent is gone"
     )
