@@ -21,6 +21,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+from paceline.service.clock import RunningClock
+
 from executor_service.backends.base import Backend, Flight, ForwardOutput, Landed
 from executor_service.batch import Batch
 from executor_service.kv_cache import KvCache
@@ -46,7 +48,7 @@ from executor_service.plan import (
 )
 from executor_service.savepoint import Savepoint
 from executor_service.sequence import Sequence
-from executor_service.session import LeaseClock, Quota, Session, Sessions
+from executor_service.session import Quota, Session, Sessions
 
 MOST_FLIGHTS = 2  # one computes, one waits behind it; more would only be more rows for sequences that ended
 
@@ -131,7 +133,7 @@ class Engine:
     ) -> None:
         self.limits, self.epoch = limits, epoch
         self.leases = leases or Leases()
-        self.clock = clock or LeaseClock(time.monotonic)
+        self.clock = clock or RunningClock(time.monotonic)
         self.cache = KvCache(limits.total_pages, limits.page_size)
         self.sessions = Sessions(
             self.leases.default_s,

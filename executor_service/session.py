@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
@@ -19,28 +18,6 @@ REMEMBERED_FENCES = 16_384
 
 MAX_CALLERS = 1024
 """Callers whose session 0 is remembered."""
-
-
-class LeaseClock:
-    """Seconds that the process was really running.
-
-    Whoever reads it also moves it on, by the time since the last reading but never by more than
-    `cap_s`: a process that was stopped for an hour comes back with its leases `cap_s` older. The
-    service reads it several times a second.
-    """
-
-    def __init__(self, now: Callable[[], float], cap_s: float = 1.0) -> None:
-        self._now, self._cap_s = now, cap_s
-        self._last_s, self._elapsed_s = now(), 0.0
-        self._lock = threading.Lock()
-
-    def __call__(self) -> float:
-        """The time by now, in seconds since the clock was made."""
-        with self._lock:
-            now = self._now()
-            self._elapsed_s += min(now - self._last_s, self._cap_s)
-            self._last_s = now
-            return self._elapsed_s
 
 
 class Session:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from paceline.service.clock import RunningClock
 
 from executor_service.plan import Reason, StepRefused
-from executor_service.session import REMEMBERED_IDS, LeaseClock
+from executor_service.session import REMEMBERED_IDS
 from tests.unit.executor.fakes import continuation, limits
 from tests.unit.executor.harness import EPOCH, Harness, Release, Truncate, fork, opening, row
 
@@ -146,7 +147,7 @@ def test_in_the_shared_session_each_cache_has_a_lease(h: Harness) -> None:
 
 def test_the_lease_clock_ignores_time_in_which_the_process_was_stopped() -> None:
     now = [100.0]
-    clock = LeaseClock(lambda: now[0], cap_s=1.0)
+    clock = RunningClock(lambda: now[0], cap_s=1.0)
     for _ in range(10):
         now[0] += 0.25
         clock()
