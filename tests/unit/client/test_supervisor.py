@@ -5,9 +5,12 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from paceline.cli.supervisor import Backoff, Child, ChildFailed
+from paceline.cli.restarts import Restarts
+from paceline.cli.supervisor import Child, ChildFailed
+from paceline.cli.watch import Heard
 
 SERVICE = """
 import os, pathlib, signal, sys, time
@@ -41,18 +44,11 @@ class Said:
             await self._news.wait_for(lambda: wanted(self.lines))
 
 
-def child(tmp_path: Path, said: Said, program: str = SERVICE) -> Child:
+def child(tmp_path: Path, said: Said, program: str = SERVICE, **options: Any) -> Child:
     port_file = tmp_path / "port"
     source = textwrap.dedent(program)
-    return Child(
-        "child", lambda port: [sys.executable, "-c", source, str(port_file), str(port)], port_file, said
-    )
-
-
-def test_the_wait_doubles_to_a_limit_and_is_forgotten_after_a_good_run() -> None:
-    backoff = Backoff(first_s=1.0, most_s=4.0, good_run_s=30.0)
-    assert [backoff.after(0.1) for _ in range(4)] == [1.0, 2.0, 4.0, 4.0]
-    assert [backoff.after(30.0), backoff.after(0.1)] == [1.0, 2.0]
+    command = [sys.executable, "-c", source, str(port_file)]
+    return Child("child", lambda port: [*command, str(port)], port_file, said, **options)
 
 
 async def test_a_child_that_listens_says_its_port(tmp_path: Path) -> None:
@@ -84,6 +80,108 @@ async def test_a_dead_child_comes_back_on_its_port_and_this_is_said(tmp_path: Pa
     assert int((tmp_path / "port").read_text()) == service.port == 4321
     await service.stop()
     await keeping
+
+
+SAYS_ITS_SECRETS = "import sys; print('secrets:', sys.stdin.readline().strip(), flush=True)\n" + SERVICE
+
+
+async def test_secrets_are_written_at_every_start_and_shown_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_TOKEN", "of-clients")
+    said = Said()
+    service = child(tmp_path, said, SAYS_ITS_SECRETS, secrets=b"sesame\n")
+    await service.start(0)
+    keeping = asyncio.create_task(service.keep_running())
+    first = service.pid
+    assert first is not None
+    for place in ("cmdline", "environ"):
+        shown = await asyncio.to_thread(Path(f"/proc/{first}/{place}").read_bytes)
+        assert b"sesame" not in shown
+        assert b"of-clients" not in shown
+    os.kill(first, signal.SIGKILL)
+    await said.until(lambda lines: lines.count("secrets: sesame") == 2)
+    await service.stop()
+    await keeping
+
+
+async def test_a_frozen_child_is_ended_and_started_again(tmp_path: Path) -> None:
+    said, watched = Said(), list[int]()
+
+    async def watch(pid: int, heard: Heard) -> str:
+        watched.append(pid)
+        if len(watched) > 1:
+            await asyncio.Event().wait()
+        return "no answer for 10 s"
+
+    service = child(tmp_path, said, watch=watch)
+    await service.start(0)
+    first = service.pid
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    keeping = asyncio.create_task(service.keep_running())
+    await said.until(lambda lines: lines.count("hello") == 2)
+    assert any("frozen: no answer for 10 s; died (SIGKILL); starting it again" in line for line in said.lines)
+    assert service.pid != first
+    await service.stop()
+    await keeping
+
+
+async def test_a_child_that_freezes_while_it_ends_is_ended(tmp_path: Path) -> None:
+    async def watch(pid: int, heard: Heard) -> str:
+        return "stopped by a signal for 4 s"
+
+    service = child(tmp_path, Said(), watch=watch)
+    await service.start(0)
+    assert service.pid is not None
+    os.kill(service.pid, signal.SIGSTOP)
+    await asyncio.wait_for(service.stop(), 20)
+
+
+LEAVES_ONE_BEHIND = (
+    "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'input()'],"
+    " stdin=subprocess.PIPE).pid, flush=True)\n" + SERVICE
+)
+
+
+async def test_what_a_child_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    said = Said()
+    service = child(tmp_path, said, LEAVES_ONE_BEHIND)
+    await service.start(0)
+    await said.until(lambda lines: "hello" in lines)
+    left = os.pidfd_open(int(said.lines[0]))
+    os.kill(int(said.lines[0]), signal.SIGSTOP)  # it can't end by itself
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(left, ended.set)
+    await service.stop()
+    await asyncio.wait_for(ended.wait(), 20)
+    asyncio.get_running_loop().remove_reader(left)
+    os.close(left)
+
+
+async def test_a_crash_loop_is_said_with_the_last_words_and_given_up(tmp_path: Path) -> None:
+    async def watch(pid: int, heard: Heard) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    said = Said()
+    marker = tmp_path / "second"
+    program = (
+        f"import pathlib, sys; second = pathlib.Path({str(marker)!r})\n"
+        "again = second.exists(); second.touch()\n"
+        "if again: print('no memory left'); sys.exit(1)\n" + SERVICE
+    )
+    service = child(tmp_path, said, program, watch=watch, restarts=Restarts(first_s=0.01, max_s=0.02))
+    await service.start(0)
+    assert service.pid is not None
+    os.kill(service.pid, signal.SIGKILL)
+    with pytest.raises(
+        ChildFailed, match=r"10 starts in a row never served; .*exit status 1\): no memory left"
+    ):
+        await service.keep_running()
+    fifth = next(line for line in said.lines if "died 5 times in" in line)
+    assert "is not serving" in fifth
+    assert fifth.endswith("no memory left")
 
 
 async def test_stopping_is_no_death(tmp_path: Path) -> None:
