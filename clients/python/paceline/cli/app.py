@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,8 @@ import typer
 
 from paceline.channel import Security
 from paceline.cli import bench, chat, demo, generate, model, serve, services, status
-from paceline.cli.common import fail
+from paceline.cli.client_options import note_command_line
+from paceline.cli.common import fail, warn
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,6 +24,7 @@ app = typer.Typer(
     [bold]demo[/] shows everything at once. [bold]serve[/] starts an executor, which computes, and a
     scheduler, which decides. The rest are clients of the scheduler.""",
 )
+_SERVERS = ("serve", "executor", "scheduler")  # these refuse a client's options
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 app.command(rich_help_panel="Serve")(serve.serve)
@@ -48,7 +51,12 @@ def _print_version(wanted: bool) -> None:
 def options(
     context: typer.Context,
     token: Annotated[
-        str, typer.Option(envvar="PACELINE_TOKEN", help="Sent with every call.", show_default=False)
+        str,
+        typer.Option(
+            envvar="PACELINE_TOKEN",
+            help="Sent with every call. Shows in the process list: better set the variable.",
+            show_default=False,
+        ),
     ] = "",
     tls_ca: Annotated[
         Path | None, typer.Option(envvar="PACELINE_TLS_CA", help="The server's authority; turns TLS on.")
@@ -69,8 +77,21 @@ def options(
         context.obj = Security(tls_ca, tls_cert, tls_key, token)
     except ValueError as error:
         fail(str(error), 2)
+    given = note_command_line(context)
+    if "token" in given and context.invoked_subcommand not in _SERVERS:
+        warn("--token shows in the process list of this machine; PACELINE_TOKEN does not")
 
 
 def run() -> None:
     """Parse the command line and run the command."""
+    _open_standard_descriptors()
     app(prog_name="paceline")
+
+
+def _open_standard_descriptors() -> None:
+    """What was closed before we started is /dev/null: else a socket may get the number, and read our logs."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one

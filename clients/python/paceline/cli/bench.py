@@ -178,7 +178,7 @@ async def _with_own_services(config: StackConfig, plan: _Plan, measure: _Measure
     async with AsyncExitStack() as cleanup:
         with loading_bar() as loading:
             stack = await cleanup.enter_async_context(starting(config, say, loading))
-        return await measure(stack.address, config.scheduler_security, plan)
+        return await measure(stack.address, stack.client_security, plan)
 
 
 async def _measure(address: str, tls: Security, plan: _Plan) -> _Outcome:

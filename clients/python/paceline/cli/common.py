@@ -25,7 +25,8 @@ console = Console()
 stderr = Console(stderr=True)
 
 
-def _checked_address(address: str) -> str:
+def check_address(address: str) -> str:
+    """host:port or unix:path, as an option's callback. Raises typer.BadParameter."""
     if not address.startswith("unix:") and not re.fullmatch(r".+:\d{1,5}", address):
         raise typer.BadParameter(f"expected host:port or unix:/path, got {address!r}")
     return address
@@ -38,7 +39,7 @@ Address = Annotated[
         "-a",
         envvar="PACELINE_ADDRESS",
         help="The scheduler: host:port, or unix:/path.",
-        callback=_checked_address,
+        callback=check_address,
     ),
 ]
 DEFAULT_ADDRESS = SCHEDULER_ADDRESS
@@ -57,6 +58,11 @@ def fail(message: str, status: int = 1) -> NoReturn:
     sys.stdout.flush()
     stderr.print(f"[bold red]paceline:[/] {escape(message)}", highlight=False, soft_wrap=True)
     raise typer.Exit(status)
+
+
+def warn(message: str) -> None:
+    """One line to stderr, and on."""
+    stderr.print(f"[yellow]paceline:[/] {escape(message)}", highlight=False, soft_wrap=True)
 
 
 @contextmanager

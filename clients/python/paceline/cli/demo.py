@@ -70,8 +70,10 @@ async def _demo(config: StackConfig, max_tokens: int, temperature: float) -> Non
         began = time.perf_counter()
         with loading_bar() as loading:
             stack = await cleanup.enter_async_context(starting(config, say, loading))
-        client = await cleanup.enter_async_context(aio.Client(stack.address))
-        executor = await cleanup.enter_async_context(aio.ExecutorClient(stack.executor_address))
+        client = await cleanup.enter_async_context(aio.Client(stack.address, security=stack.client_security))
+        executor = await cleanup.enter_async_context(
+            aio.ExecutorClient(stack.executor_address, security=stack.executor_security)
+        )
         model = await client.model_info(timeout_s=_STATUS_TIMEOUT_S)
         console.print(
             f"[bold]{model.name}[/] ({model.dtype}), executor pid {stack.executor.pid}, scheduler pid"

@@ -14,9 +14,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from paceline import errors
-from paceline.cli.common import fail, security, stderr
+from paceline.cli.client_options import client_token, refuse_client_options
+from paceline.cli.common import fail, stderr
+from paceline.cli.log_writer import never_blocking
 from paceline.cli.model import fetch_default
 from paceline.cli.stack import ExecutorConfig, Loading, Stack, StackConfig, starting
+from paceline.cli.stack_secrets import draw_token
 from paceline.cli.supervisor import ChildFailed
 
 _COLORS = {"executor": "magenta", "draft": "yellow", "scheduler": "cyan"}
@@ -60,6 +63,20 @@ def serve(
         Path | None, typer.Option(help="Write the scheduler's port here once it serves.")
     ] = None,
     executor_port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0: any free one.")] = 0,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Clients must send this file's token. PACELINE_TOKEN sets one too.", show_default=False
+        ),
+    ] = None,
+    executor_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Who sends this file's token may use the executor directly: a scheduler of your own,"
+            " the conformance kit. Without it, only this command's own scheduler may.",
+            show_default=False,
+        ),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow plaintext beyond loopback.")] = False,
     log_level: Annotated[
         str, typer.Option(help="Of both services: debug, info, warning, error.")
@@ -81,15 +98,23 @@ def serve(
     With --draft-model a second executor guesses tokens ahead, which the first verifies several at a
     time: faster where the guesses are good, and never other tokens.
 
-    The first start downloads the default model (98 MB). A process that dies is started again on its
-    port, and streams go on. Ctrl-C lets running requests end; a second one stops at once.
+    The first start downloads the default model (98 MB). A process that dies, or freezes, is started
+    again on its port, and streams go on. One that dies again and again is said to, and started after
+    growing waits of up to 10 s; after ten starts in a row that never served, or one whose exit status
+    says that its settings are wrong, all ends with its last words and exit status 1. Ctrl-C (and
+    SIGTERM, SIGHUP) lets running requests end; a second one stops at once.
+
+    Executors are open to nobody but the scheduler, unless --executor-token-file is given; clients need
+    no token, unless there is --token-file, PACELINE_TOKEN or `-S tokens-file=FILE`.
 
         paceline serve
         paceline serve --model ~/models/Qwen3-0.6B -S max-running=64 -E kv-memory=2GiB
         paceline serve --model ~/models/Qwen3-8B --draft-model ~/models/Qwen3-0.6B
     """
+    refuse_client_options(context)
     logs = ("--log-level", log_level, "--log-format", "console")
     plain = ("--insecure",) if insecure else ()
+    doors = ("--auth-token-file", str(executor_token_file)) if executor_token_file else ()
     config = StackConfig(
         backend=backend,
         model=(model or fetch_default()) if backend == "torch" else model,
@@ -97,16 +122,17 @@ def serve(
         host=host,
         port=port,
         executor_port=executor_port,
-        executor_options=(*logs, *flags(executor_option)),
+        executor_options=(*logs, *doors, *flags(executor_option)),
         scheduler_options=(*logs, *plain, *flags(scheduler_option)),
-        scheduler_security=security(context),
+        client_token=client_token(context, token_file),
     )
-    try:
-        asyncio.run(_serve(config, port_file))
-    except asyncio.CancelledError:
-        raise typer.Exit(130) from None
-    except (ChildFailed, errors.PacelineError, OSError) as error:
-        fail(str(error))
+    with never_blocking(stderr):
+        try:
+            asyncio.run(_serve(config, port_file))
+        except asyncio.CancelledError:
+            raise typer.Exit(130) from None
+        except (ChildFailed, errors.PacelineError, OSError) as error:
+            fail(str(error))
 
 
 def draft_config(
@@ -132,13 +158,14 @@ def stack_config(
     executor_options: Sequence[str] = (),
     draft: ExecutorConfig | None = None,
 ) -> StackConfig:
-    """A stack on free ports for one command's own use, with the default model if it needs one."""
+    """A stack on free ports for one command's own use, closed to others. The model: the default one."""
     return StackConfig(
         backend=backend,
         model=(model or fetch_default()) if backend == "torch" else model,
         draft=draft,
         executor_options=(*QUIET, *executor_options),
         scheduler_options=QUIET,
+        client_token=draw_token(),
     )
 
 
@@ -178,17 +205,19 @@ async def _serve(config: StackConfig, port_file: Path | None) -> None:
     assert starter is not None
     stack: Stack | None = None
 
-    def on_signal() -> None:
+    def on_signal(number: signal.Signals) -> None:
         if stack is None:
             starter.cancel()  # nothing serves yet, so nothing has to end first
         elif stop.is_set():
-            stack.kill()
+            if number is not signal.SIGHUP:  # which shell and kernel may both send
+                stack.kill()
         else:
             stderr.print("[dim]letting running requests end; once more to stop at once[/]")
             stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            loop.add_signal_handler(number, on_signal, number)
     async with AsyncExitStack() as cleanup:
         with loading_bar() as loading:
             stack = await cleanup.enter_async_context(starting(config, say, loading))
@@ -197,6 +226,8 @@ async def _serve(config: StackConfig, port_file: Path | None) -> None:
         _announce(stack, port_file)
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([stopped, supervisor], return_when=asyncio.FIRST_COMPLETED)
+        if supervisor.done():
+            await supervisor
 
 
 def _announce(stack: Stack, port_file: Path | None) -> None:

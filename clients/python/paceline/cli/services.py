@@ -12,6 +12,7 @@ from importlib.util import find_spec
 
 import typer
 
+from paceline.cli.client_options import refuse_ignored_token
 from paceline.cli.common import fail
 
 _EXTRAS = {"executor_service": "executor", "scheduler_service": "scheduler"}
@@ -26,11 +27,13 @@ def command(module: str, *arguments: str) -> list[str]:
 
 def executor(context: typer.Context) -> None:
     """Run an executor here; `paceline executor --help` lists its own options."""
+    refuse_ignored_token(context, "executor")
     _replace_process(command("executor_service", *context.args))
 
 
 def scheduler(context: typer.Context) -> None:
     """Run a scheduler here; `paceline scheduler --help` lists its own options."""
+    refuse_ignored_token(context, "scheduler")
     _replace_process(command("scheduler_service", *context.args))
 
 

@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline import aio, errors
-from paceline.channel import PLAINTEXT, Security
+from paceline.channel import Security
 from paceline.cli.services import command
+from paceline.cli.stack_secrets import StackSecrets
 from paceline.cli.supervisor import Child, ChildFailed, Say
+from paceline.cli.watch import watch_socket
 from paceline.executor.v1 import executor_pb2
+from paceline.service.clock import RunningClock
 
 _LOOPBACK = "127.0.0.1"
-_BOUND = "--exit-with-stdin"  # a stack does not outlive its parent
+_BOUND = "--secrets-stdin"  # its end is the parent's end: a stack does not outlive it
 _POLL_S = 0.1
 _CALL_TIMEOUT_S = 5.0
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
+_SOCKET_BYTES = 80  # what a socket's path may take, below the system's 108
 
 Loading = Callable[[str, float], None]
 """Called with (what is being loaded, fraction done in 0..1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildFiles:
+    """Where one service says its port, and where it answers its parent."""
+
+    port: Path
+    socket: Path
+
+    @classmethod
+    def of(cls, name: str, directory: Path) -> ChildFiles:
+        """In a directory that nobody else can open."""
+        return cls(directory / name, directory / f"{name}.socket")
+
+    @property
+    def flags(self) -> list[str]:
+        """For the service."""
+        return ["--port-file", str(self.port), "--local-socket", str(self.socket)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +62,10 @@ class ExecutorConfig:
         """What people call it."""
         return self.model.stem if self.model else self.backend
 
-    def command(self, port: int, port_file: Path) -> list[str]:
+    def command(self, port: int, files: ChildFiles) -> list[str]:
         """Its command line."""
         model = ["--model", str(self.model)] if self.model else []
-        where = ["--host", _LOOPBACK, "--port", str(port), "--port-file", str(port_file), _BOUND]
+        where = ["--host", _LOOPBACK, "--port", str(port), *files.flags, _BOUND]
         return command("executor_service", "--backend", self.backend, *model, *where, *self.options)
 
 
@@ -58,26 +81,30 @@ class StackConfig:
     executor_port: int = 0
     executor_options: tuple[str, ...] = ()
     scheduler_options: tuple[str, ...] = ()
-    scheduler_security: Security = PLAINTEXT  # to reach our own scheduler
-    executor_security: Security = PLAINTEXT  # and executor
+    client_token: str = field(default="", repr=False)  # that clients must send; empty: they need none
 
     @property
     def executor(self) -> ExecutorConfig:
         """The executor that serves."""
         return ExecutorConfig(self.backend, self.model, self.executor_options)
 
-    def scheduler_command(self, port: int, port_file: Path, executor: str, draft: str) -> list[str]:
+    def scheduler_command(self, port: int, files: ChildFiles, executor: str, draft: str) -> list[str]:
         """The scheduler's command line; `draft` is empty, or the draft executor's address."""
         executors = ["--executor", executor, *(["--draft-executor", draft] if draft else [])]
-        where = ["--host", self.host, "--port", str(port), "--port-file", str(port_file), _BOUND]
+        where = ["--host", self.host, "--port", str(port), *files.flags, _BOUND]
         return command("scheduler_service", *executors, *where, *self.scheduler_options)
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Two running services, and the draft executor if there is to be one."""
+    """Two running services, and the draft executor if there is to be one.
+
+    The scheduler answers us on `socket`, whatever its port asks of clients.
+    """
 
     config: StackConfig
+    secrets: StackSecrets
+    socket: str
     executor: Child
     scheduler: Child
     draft: Child | None = None
@@ -90,7 +117,8 @@ class Stack:
     @property
     def address(self) -> str:
         """Where clients on this machine reach the scheduler."""
-        host = _LOOPBACK if self.config.host in ("0.0.0.0", "::", "") else self.config.host
+        host = self.config.host.strip("[]")
+        host = _LOOPBACK if host in ("0.0.0.0", "::", "") else host
         return f"[{host}]:{self.scheduler.port}" if ":" in host else f"{host}:{self.scheduler.port}"
 
     @property
@@ -98,11 +126,35 @@ class Stack:
         """Where the scheduler reaches the executor."""
         return _address(self.executor)
 
+    @property
+    def client_security(self) -> Security:
+        """What a client needs, of a scheduler whose options ask for no more."""
+        return Security(token=self.secrets.client)
+
+    @property
+    def admin_security(self) -> Security:
+        """For our own calls to `socket`."""
+        return Security(token=self.secrets.admin)
+
+    @property
+    def executor_security(self) -> Security:
+        """For our own calls to the executors."""
+        return Security(token=self.secrets.executor)
+
     async def supervise(self) -> None:
-        """Start a process again whenever it dies; returns after `stop`."""
-        async with asyncio.TaskGroup() as group:
-            for child in self.children:
-                group.create_task(child.keep_running())
+        """Start a process again whenever it dies or freezes; returns after `stop`.
+
+        Raises ChildFailed when one can't be kept running.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for child in self.children:
+                    group.create_task(child.keep_running())
+        except BaseExceptionGroup as group:
+            failed, other = group.split(ChildFailed)
+            if failed is None or other is not None:
+                raise
+            raise failed.exceptions[0] from None
 
     async def stop(self) -> None:
         """Let streams end, then stop all."""
@@ -119,34 +171,33 @@ class Stack:
 async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIterator[Stack]:
     """A stack that serves; its processes are gone at the end of the block. Raises ChildFailed."""
     async with AsyncExitStack() as cleanup:
-        scratch = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="paceline-")))
+        scratch = Path(cleanup.enter_context(_directory()))
+        secrets = StackSecrets(config.client_token)
 
-        def executor_child(name: str, what: ExecutorConfig) -> Child:
-            return Child(name, lambda port: what.command(port, scratch / name), scratch / name, say)
+        def child(name: str, command: Callable[[int, ChildFiles], list[str]], line: bytes) -> Child:
+            files = ChildFiles.of(name, scratch)
+            watch = watch_socket(files.socket)
+            return Child(name, lambda port: command(port, files), files.port, say, secrets=line, watch=watch)
 
-        executor = executor_child("executor", config.executor)
-        draft = executor_child("draft", config.draft) if config.draft else None
-        scheduler = Child(
-            "scheduler",
-            lambda port: config.scheduler_command(
-                port, scratch / "scheduler", _address(executor), _address(draft) if draft else ""
-            ),
-            scratch / "scheduler",
-            say,
-            env={"PACELINE_SCHEDULER_AUTH_TOKEN": token}
-            if (token := config.scheduler_security.token)
-            else {},
-        )
-        stack = Stack(config, executor, scheduler, draft)
+        executor = child("executor", config.executor.command, secrets.executor_line())
+        draft = child("draft", config.draft.command, secrets.executor_line()) if config.draft else None
+
+        def scheduler_command(port: int, files: ChildFiles) -> list[str]:
+            drafts = _address(draft) if draft else ""
+            return config.scheduler_command(port, files, _address(executor), drafts)
+
+        scheduler = child("scheduler", scheduler_command, secrets.scheduler_line())
+        socket = f"unix:{ChildFiles.of('scheduler', scratch).socket}"
+        stack = Stack(config, secrets, socket, executor, scheduler, draft)
         cleanup.push_async_callback(stack.stop)
         try:
             await executor.start(config.executor_port)
             if draft is not None:
                 await draft.start(0)
             await scheduler.start(config.port)
-            for child in (executor, draft):
-                if child is not None:
-                    await _or_death(_loaded(child, config.executor_security, loading), *stack.children)
+            for name in ("executor", *(["draft"] if draft else [])):
+                socket = f"unix:{ChildFiles.of(name, scratch).socket}"
+                await _or_death(_loaded(socket, stack.executor_security, loading), *stack.children)
             await _or_death(_serving(stack), *stack.children)
             yield stack
         except BaseException:
@@ -159,9 +210,15 @@ def _address(executor: Child) -> str:
     return f"{_LOOPBACK}:{executor.port}"
 
 
-async def _loaded(executor: Child, security: Security, loading: Loading) -> None:
-    """Wait until it has its model."""
-    async with aio.ExecutorClient(_address(executor), security=security) as client:
+def _directory() -> tempfile.TemporaryDirectory[str]:
+    """A new directory that only we can open, with a name short enough for sockets in it."""
+    roomy = len(os.fsencode(tempfile.gettempdir())) < _SOCKET_BYTES
+    return tempfile.TemporaryDirectory(prefix="paceline-", dir=None if roomy else "/tmp")
+
+
+async def _loaded(socket: str, security: Security, loading: Loading) -> None:
+    """Wait until the executor has its model."""
+    async with aio.ExecutorClient(socket, security=security) as client:
         while True:
             with suppress(errors.RetryLater, errors.DeadlineExceeded):
                 status = await client.get_status(timeout_s=_CALL_TIMEOUT_S)
@@ -173,19 +230,23 @@ async def _loaded(executor: Child, security: Security, loading: Loading) -> None
 
 async def _serving(stack: Stack) -> None:
     """Wait until the scheduler takes requests, and has its draft executor if there is one."""
-    began = time.monotonic()
-    async with aio.Client(stack.address, security=stack.config.scheduler_security) as client:
-        while True:
+    clock = RunningClock(time.monotonic)
+    reason = "it does not answer"
+    async with aio.Client(stack.socket, security=stack.admin_security) as client:
+        while clock() < _PATIENCE_S:
             try:
                 status = await client.status(timeout_s=_CALL_TIMEOUT_S)
-                if status.state == "serving":
-                    executors = await client.executors(timeout_s=_CALL_TIMEOUT_S)
-                    if all(one.connected for one in executors):
-                        return
+                executors = await client.executors(timeout_s=_CALL_TIMEOUT_S)
+                missing = [one for one in executors if not one.connected]
+                if status.state == "serving" and not missing:
+                    return
+                reason = "; ".join(
+                    f"it can't use the executor at {one.address}: {one.detail}" for one in missing
+                )
             except (errors.RetryLater, errors.DeadlineExceeded) as error:
-                if time.monotonic() - began > _PATIENCE_S:  # it listens, and yet nobody gets through
-                    raise ChildFailed(f"can't reach the scheduler at {stack.address}: {error}") from None
+                reason = str(error)
             await asyncio.sleep(_POLL_S)
+    raise ChildFailed(f"the scheduler does not serve after {_PATIENCE_S:g} s: {reason}")
 
 
 async def _or_death(wait: Coroutine[object, object, None], *children: Child) -> None:

@@ -1,0 +1,73 @@
+"""Options of clients, before a command that serves: taken where they mean something, else refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import typer
+
+from paceline.channel import Security
+from paceline.cli.common import fail, security
+from paceline.service.security import read_token
+
+TOKEN_VARIABLE = "PACELINE_TOKEN"
+_CLIENT_OPTIONS = ("token", "tls_ca", "tls_cert", "tls_key")
+_GIVEN = "paceline.given_client_options"
+
+
+def note_command_line(context: typer.Context) -> frozenset[str]:
+    """Remember which client options were given by hand, and not by a variable, for the command behind."""
+    sources = {option: context.get_parameter_source(option) for option in _CLIENT_OPTIONS}
+    given = frozenset(option for option, source in sources.items() if source and source.name == "COMMANDLINE")
+    context.meta[_GIVEN] = given
+    return given
+
+
+def refuse_client_options(context: typer.Context) -> None:
+    """A server must not ignore what looks as if it closed a door. Ends the program."""
+    given = sorted(context.meta.get(_GIVEN, ()))
+    if "token" in given:
+        fail(
+            "--token would show in the process list, and is for clients: give serve --token-file FILE or"
+            f" {TOKEN_VARIABLE}, a service alone --auth-token-file FILE",
+            2,
+        )
+    if given:
+        fail(
+            f"--{given[0].replace('_', '-')} before the command is a client's: TLS is served with"
+            " -S tls-cert=FILE -S tls-key=FILE, by a service alone with --tls-cert FILE --tls-key FILE",
+            2,
+        )
+
+
+def client_token(context: typer.Context, token_file: Path | None) -> str:
+    """What clients must send; "": nothing. Ends the program if variable and file disagree."""
+    from_variable = security(context).token
+    try:
+        from_file = read_token(token_file)
+        Security(token=from_file)  # it checks itself
+    except ValueError as error:
+        fail(f"--token-file: {error}", 2)
+    if from_variable and from_file and from_variable != from_file:
+        fail(f"{TOKEN_VARIABLE} and --token-file name different tokens: give one of them", 2)
+    return from_file or from_variable
+
+
+def refuse_ignored_token(context: typer.Context, service: str) -> None:
+    """A service by itself takes no client's token: it must not look as if it did. Ends the program."""
+    refuse_client_options(context)
+    if not os.environ.get(TOKEN_VARIABLE) or any(argument in ("-h", "--help") for argument in context.args):
+        return
+    given = {argument.partition("=")[0] for argument in context.args}
+    prefix = f"PACELINE_{service.upper()}_"
+    closed = any(
+        f"--{name}" in given or os.environ.get(prefix + name.replace("-", "_").upper())
+        for name in ("auth-token-file", "tokens-file", "secrets-stdin", "config")
+    )
+    if not closed:
+        fail(
+            f"{TOKEN_VARIABLE} is set, which `paceline {service}` does not read: it would serve without a"
+            " token. Give --auth-token-file FILE, or unset it",
+            2,
+        )

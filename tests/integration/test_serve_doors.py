@@ -1,0 +1,147 @@
+"""Who gets through the doors of `paceline serve`, and that it says which stand open."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import paceline
+import pytest
+from paceline import errors
+from paceline.channel import Security
+
+from tests.support.processes import ROOT
+from tests.support.serve import Serve, run, serving
+
+TLS = ROOT / "tests" / "support" / "tls"
+PORT_WITH_TLS = ["-S", f"tls-cert={TLS / 'server.pem'}", "-S", f"tls-key={TLS / 'server.key'}"]
+FOR_CERTIFIED = [*PORT_WITH_TLS, "-S", f"tls-client-ca={TLS / 'ca.pem'}"]
+
+
+def answered(address: str, security: Security) -> bool:
+    with paceline.Client(address, security=security) as client:
+        [completion] = client.complete("x", max_tokens=2, timeout_s=60)
+        return len(completion.token_ids) == 2
+
+
+def executor_refuses(address: str, token: str) -> bool:
+    with paceline.ExecutorClient(address, security=Security(token=token)) as client:
+        try:
+            client.get_status(timeout_s=60)
+        except errors.Unauthenticated:
+            return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """PACELINE_TOKEN=of-clients paceline serve, with a token for people at the executor."""
+    directory = tmp_path_factory.mktemp("closed")
+    (directory / "executor-token").write_text("of-schedulers")
+    option = f"--executor-token-file={directory / 'executor-token'}"
+    with serving(directory, option, PACELINE_TOKEN="of-clients") as serve:
+        yield serve
+
+
+def test_a_token_in_the_environment_is_demanded_of_clients(closed: Serve) -> None:
+    assert answered(closed.address, Security(token="of-clients"))
+    for token in ("", "wrong", "of-schedulers"):
+        client = paceline.Client(closed.address, security=Security(token=token))
+        with client, pytest.raises(errors.Unauthenticated):
+            client.complete("x", max_tokens=1, timeout_s=60)
+    assert "no token" not in closed.log
+
+
+def test_the_executor_is_closed_to_all_but_those_with_its_own_token(closed: Serve) -> None:
+    for token in ("", "wrong", "of-clients"):
+        assert executor_refuses(closed.executor_address, token)
+    assert not executor_refuses(closed.executor_address, "of-schedulers")
+
+
+def test_no_token_is_in_arguments_or_environment_of_a_service(closed: Serve) -> None:
+    for pid in closed.children().values():
+        shown = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+        for token in (b"of-clients", b"of-schedulers", b"auth_token", b"admin_token"):
+            assert token not in shown.replace(b"--auth-token-file", b"")
+
+
+def test_a_token_file_is_demanded_and_the_executor_is_closed_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("of-clients\n")
+    with serving(tmp_path, f"--token-file={tmp_path / 'token'}") as serve:
+        assert answered(serve.address, Security(token="of-clients"))
+        with paceline.Client(serve.address) as client, pytest.raises(errors.Unauthenticated):
+            client.model_info(timeout_s=60)
+        for token in ("", "of-clients"):
+            assert executor_refuses(serve.executor_address, token)
+
+
+@pytest.mark.parametrize("demand", ["--auth-token-file", "auth-token-file"])
+def test_serve_reaches_a_scheduler_whose_own_options_demand_a_token(tmp_path: Path, demand: str) -> None:
+    (tmp_path / "token").write_text("sesame")
+    (tmp_path / "settings.yaml").write_text(f"auth-token-file: {tmp_path / 'token'}\n")
+    options = {
+        "--auth-token-file": ["-S", f"auth-token-file={tmp_path / 'token'}"],
+        "auth-token-file": ["-S", f"config={tmp_path / 'settings.yaml'}"],
+    }
+    with serving(tmp_path, *options[demand]) as serve:
+        assert answered(serve.address, Security(token="sesame"))
+        assert "no token" not in serve.log
+
+
+@pytest.mark.parametrize(
+    ("options", "certificate"),
+    [(PORT_WITH_TLS, False), (FOR_CERTIFIED, True)],
+    ids=["TLS", "mTLS"],
+)
+def test_serve_reaches_its_scheduler_behind_tls(
+    tmp_path: Path, options: list[str], certificate: bool
+) -> None:
+    own = (TLS / "client.pem", TLS / "client.key") if certificate else (None, None)
+    with serving(tmp_path, *options) as serve:
+        assert answered(serve.address, Security(TLS / "ca.pem", *own))
+        serve.wait_for("Ctrl-C stops")
+        assert ("no token" in serve.log) is not certificate
+
+
+def test_an_open_door_on_loopback_is_one_warning(tmp_path: Path) -> None:
+    with serving(tmp_path) as serve:
+        assert serve.log.count("no token is demanded") == 1
+        assert "plaintext" not in serve.log
+        assert answered(serve.address, Security())
+
+
+def test_plaintext_beyond_loopback_is_a_warning_of_its_own(tmp_path: Path) -> None:
+    with serving(tmp_path, "--host", "0.0.0.0", "--insecure", PACELINE_TOKEN="sesame") as serve:
+        assert serve.address
+        assert serve.log.count("plaintext beyond this machine") == 1
+        assert "no token" not in serve.log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "said"),
+    [
+        (["--token", "x", "serve"], {}, "give serve --token-file FILE or PACELINE_TOKEN"),
+        (["--tls-ca", str(TLS / "ca.pem"), "serve"], {}, "-S tls-cert=FILE"),
+        (["serve", "--token-file", "{file}"], {"PACELINE_TOKEN": "b"}, "different tokens"),
+        (["scheduler"], {"PACELINE_TOKEN": "x"}, "--auth-token-file"),
+        (["--token", "x", "executor", "--backend", "oracle"], {}, "--auth-token-file"),
+    ],
+)
+def test_what_looks_like_a_closed_door_is_never_ignored(
+    tmp_path: Path, arguments: list[str], variables: dict[str, str], said: str
+) -> None:
+    (tmp_path / "token").write_text("a")
+    given = [argument.replace("{file}", str(tmp_path / "token")) for argument in arguments]
+    result = run(*given, **variables)
+    assert result.returncode == 2
+    [line] = result.stderr.strip().splitlines()
+    assert said in line
+
+
+def test_a_client_that_names_its_token_is_told_once_who_can_read_it(closed: Serve) -> None:
+    result = run("--token", "of-clients", "generate", "x", "-m", "2", "-a", closed.address)
+    assert result.returncode == 0, result.stderr
+    assert len(re.findall("shows in the process list", result.stderr)) == 1
+    quiet = run("generate", "x", "-m", "2", "-a", closed.address, PACELINE_TOKEN="of-clients")
+    assert (quiet.returncode, quiet.stderr.strip()) == (0, "")

@@ -1,0 +1,145 @@
+"""`paceline serve` under fire: frozen services, crash loops, readers that leave, terminals that close."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import paceline
+import pytest
+
+from tests.support.serve import Serve, gone, serve_environment, serving
+
+
+def tokens(client: paceline.Client, serve: Serve | None = None) -> list[int]:
+    """200 tokens of one prompt; with a stack, its executor is stopped in the middle."""
+    ids: list[int] = []
+    for event in client.generate("the same", max_tokens=200, temperature=0, ignore_eos=True):
+        if isinstance(event, paceline.Delta):
+            if serve is not None and len(ids) < 50 <= len(ids) + len(event.token_ids):
+                os.kill(serve.children()["executor_service"], signal.SIGSTOP)
+            ids += event.token_ids
+    return ids
+
+
+def test_a_frozen_executor_is_replaced_and_streams_go_on(tmp_path: Path) -> None:
+    with serving(tmp_path, "-E", "step-ms=5") as serve, paceline.Client(serve.address) as client:
+        undisturbed = tokens(client)
+        frozen = serve.children()["executor_service"]
+        assert tokens(client, serve) == undisturbed
+        assert serve.wait_for(r"executor.* frozen: stopped by a signal for \d+ s; died \(SIGKILL\)")
+        assert gone(frozen)
+        serve.wait_for("serves again")
+        assert [one.losses for one in client.status(timeout_s=60).executors] == [1]
+
+
+def test_a_frozen_scheduler_is_replaced_with_the_same_tokens_in_force(tmp_path: Path) -> None:
+    with serving(tmp_path, PACELINE_TOKEN="sesame") as serve:
+        address = serve.address
+        os.kill(serve.children()["scheduler_service"], signal.SIGSTOP)
+        serve.wait_for(r"scheduler.* frozen: stopped by a signal")
+        serve.wait_for(r"scheduler.* serves again")
+        with paceline.Client(address, security=paceline.Security(token="sesame")) as client:
+            assert client.complete("x", max_tokens=2, timeout_s=60)
+        with paceline.Client(address) as client, pytest.raises(paceline.errors.Unauthenticated):
+            client.model_info(timeout_s=60)
+
+
+@pytest.mark.slow
+def test_nothing_is_replaced_when_everything_was_stopped(tmp_path: Path) -> None:
+    with serving(tmp_path, "-E", "step-ms=5") as serve, paceline.Client(serve.address) as client:
+        children = serve.children()
+        everything = [*children.values(), serve.process.pid]
+        for pid in everything:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(35)  # longer than any patience
+        for pid in reversed(everything):  # who judges wakes first
+            os.kill(pid, signal.SIGCONT)
+        for _ in range(5):
+            assert len(tokens(client)) == 200
+            time.sleep(1)
+        assert serve.children() == children
+        assert "died" not in serve.log
+
+
+def test_a_crash_loop_is_said_and_ends_with_the_last_words(tmp_path: Path) -> None:
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("{}\n")
+    serve = Serve(tmp_path, "-E", f"config={settings}")
+    try:
+        assert serve.address
+        settings.write_text("pages: none\n")  # from now on it can't start
+        os.kill(serve.children()["executor_service"], signal.SIGKILL)
+        assert serve.process.wait(120) == 1
+        last = serve.log.strip().splitlines()[-1]
+        assert last.startswith("paceline: gave up: exit status 2 means that its settings")
+        assert "--pages" in last
+    finally:
+        serve.process.kill()
+        serve.process.wait()
+
+
+def test_serve_goes_on_when_nobody_reads_its_logs(tmp_path: Path) -> None:
+    port_file = tmp_path / "port"
+    command = [sys.executable, "-m", "paceline", "serve", "--backend", "oracle", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--port-file", str(port_file)],
+        env=serve_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        assert process.stdout is not None
+        assert any(b"Serving oracle" in line for line in iter(process.stdout.readline, b""))
+        process.stdout.close()  # as `| head -1` does
+        serve = Serve.of(process, port_file)
+        with paceline.Client(serve.address) as client:
+            for _ in range(3):  # each death is worth a line
+                before = serve.children()["executor_service"]
+                os.kill(before, signal.SIGKILL)
+                assert client.complete("x", max_tokens=2, timeout_s=60)
+                assert serve.children()["executor_service"] != before
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_closed_terminal_lets_streams_end(tmp_path: Path) -> None:
+    with serving(tmp_path, "-E", "step-ms=5") as serve, paceline.Client(serve.address) as client:
+        children = serve.children()
+        stream = client.generate("long", max_tokens=150, ignore_eos=True)
+        next(stream)
+        serve.process.send_signal(signal.SIGHUP)
+        serve.wait_for("letting running requests end")
+        [completion] = stream.collect()
+        assert completion.finished is not None
+        assert serve.process.wait(60) == 0, serve.log
+        assert all(gone(pid) for pid in children.values())
+        assert "died" not in serve.log
+        assert serve.log.count("WARNING") == 1  # no token is demanded
+
+
+def test_under_nohup_a_closed_terminal_means_nothing(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        serve = Serve(tmp_path)  # ignored signals are inherited
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    try:
+        with paceline.Client(serve.address) as client:
+            serve.process.send_signal(signal.SIGHUP)
+            assert client.complete("x", max_tokens=2, timeout_s=60)
+        serve.process.send_signal(signal.SIGTERM)
+        assert serve.process.wait(60) == 0
+        assert serve.log.count("letting running requests end") == 1
+    finally:
+        serve.process.kill()
+        serve.process.wait()

@@ -1,0 +1,108 @@
+"""`paceline serve` on the oracle, and other commands, as users run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.processes import ROOT
+
+_ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "clients" / "python")])}
+_START_S = 60.0
+
+
+class Serve:
+    """A running `paceline serve`."""
+
+    def __init__(self, directory: Path, *arguments: str, **variables: str) -> None:
+        self._port_file = directory / "port"
+        self._log_file = directory / "log"
+        command = [sys.executable, "-m", "paceline", "serve", "--backend", "oracle", "--port", "0"]
+        with self._log_file.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--port-file", str(self._port_file), *arguments],
+                env={**_ENV, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @classmethod
+    def of(cls, process: subprocess.Popen[bytes], port_file: Path) -> Serve:
+        """One that somebody else has started."""
+        serve = cls.__new__(cls)
+        serve.process, serve._port_file, serve._log_file = process, port_file, port_file
+        return serve
+
+    @property
+    def log(self) -> str:
+        return self._log_file.read_text()
+
+    def wait_for(self, pattern: str, count: int = 1) -> list[str]:
+        """All matches of `pattern` in the log, once there are `count`."""
+        deadline = time.monotonic() + _START_S
+        while len(found := re.findall(pattern, self.log)) < count:
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.01)
+        return found
+
+    @property
+    def address(self) -> str:
+        if self._log_file != self._port_file:
+            self.wait_for("Serving oracle at")
+        return f"127.0.0.1:{self._port_file.read_text().strip()}"
+
+    @property
+    def executor_address(self) -> str:
+        return self.wait_for(r"executor at ([\d.:]+)")[0]
+
+    def children(self) -> dict[str, int]:
+        """Process ids by service, from the operating system."""
+        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        lines = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in pids}
+        return {
+            "draft" if "draft-agreement" in line else name: pid
+            for pid, line in lines.items()
+            for name in ("executor_service", "scheduler_service")
+            if f"-m\0{name}\0" in line
+        }
+
+
+@contextmanager
+def serving(directory: Path, *arguments: str, **variables: str) -> Iterator[Serve]:
+    serve = Serve(directory, *arguments, **variables)
+    try:
+        assert serve.address
+        yield serve
+    finally:
+        if serve.process.poll() is None:
+            serve.process.send_signal(signal.SIGINT)
+            serve.process.send_signal(signal.SIGINT)
+        serve.process.wait(20)
+
+
+def serve_environment() -> dict[str, str]:
+    return dict(_ENV)
+
+
+def run(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline", *arguments]
+    return subprocess.run(
+        command, env={**_ENV, **extra}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
