@@ -34,7 +34,7 @@ def test_a_frozen_executor_is_replaced_and_streams_go_on(tmp_path: Path) -> None
         assert serve.wait_for(r"executor.* frozen: stopped by a signal for \d+ s; died \(SIGKILL\)")
         assert gone(frozen)
         serve.wait_for("serves again")
-        assert [one.losses for one in client.status(timeout_s=60).executors] == [1]
+        assert [one.losses for one in client.executors(timeout_s=60)] == [1]
 
 
 def test_a_frozen_scheduler_is_replaced_with_the_same_tokens_in_force(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline.channel import Security
-from paceline.cli import bench, chat, demo, generate, model, serve, services, status
+from paceline.cli import bench, chat, demo, doctor, generate, model, serve, services, status, token
 from paceline.cli.client_options import note_command_line
 from paceline.cli.common import fail, warn
 
@@ -31,9 +31,11 @@ app.command(rich_help_panel="Serve")(serve.serve)
 app.command(rich_help_panel="Serve", context_settings=_PASS_THROUGH)(services.executor)
 app.command(rich_help_panel="Serve", context_settings=_PASS_THROUGH)(services.scheduler)
 app.command(rich_help_panel="Serve")(model.model)
+app.command(rich_help_panel="Serve")(token.token)
 app.command(rich_help_panel="Talk")(generate.generate)
 app.command(rich_help_panel="Talk")(chat.chat)
 app.command(rich_help_panel="Look")(status.status)
+app.command(rich_help_panel="Look")(doctor.doctor)
 app.command(rich_help_panel="Look")(bench.bench)
 app.command(rich_help_panel="Look")(demo.demo)
 

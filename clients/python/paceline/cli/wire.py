@@ -35,7 +35,7 @@ class Trust(enum.Enum):
     UNKNOWN_AUTHORITY = "unknown authority"
     OTHER_NAME = "other name"
     EXPIRED = "expired"
-    NO_CLIENT_CERTIFICATE = "client certificate"
+    CLIENT_CERTIFICATE = "client certificate"
     FAILED = "failed"
 
 
@@ -115,9 +115,8 @@ def shake_hands(address: str, security: Security, timeout_s: float) -> Handshake
                 _greet(secure) is Speaks.HTTP2
             ):  # TLS 1.3 refuses a client's certificate only after the handshake
                 return Handshake(Trust.GOOD)
-            if security.cert_file is None:
-                return Handshake(Trust.NO_CLIENT_CERTIFICATE, "it ends connections without a certificate")
-            return Handshake(Trust.FAILED, "it ends the connection behind the handshake")
+            sent = "this client's" if security.cert_file else "no"
+            return Handshake(Trust.CLIENT_CERTIFICATE, f"it ends the connection on {sent} certificate")
     except ssl.SSLCertVerificationError as error:
         return Handshake(_distrust(error.verify_code), error.verify_message)
     except ssl.SSLError as error:
@@ -150,4 +149,4 @@ def _distrust(code: int) -> Trust:
 
 def _refusal(error: ssl.SSLError) -> Trust:
     """Why the server refused; only about a client's certificate does it say anything with an alert."""
-    return Trust.NO_CLIENT_CERTIFICATE if "ALERT" in (error.reason or "") else Trust.FAILED
+    return Trust.CLIENT_CERTIFICATE if "ALERT" in (error.reason or "") else Trust.FAILED

@@ -1,0 +1,51 @@
+"""`paceline doctor`: why a request would not be answered, and what to do."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from paceline.cli.common import DEFAULT_ADDRESS, check_address, console, one_line_errors, security
+from paceline.cli.diagnosis import Verdict, diagnose
+
+
+def doctor(
+    context: typer.Context,
+    address: Annotated[
+        str,
+        typer.Argument(
+            envvar="PACELINE_ADDRESS", help="The scheduler: host:port, or unix:/path.", callback=check_address
+        ),
+    ] = DEFAULT_ADDRESS,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", min=0.001, help="Of each look.")] = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Look at a service from its port inwards: connection, TLS, token, state; then ask it for one token.
+
+    Says the first thing that is wrong, and what to do about it. Exit status 0: a request was
+    answered; 1: none would be.
+    """
+    with one_line_errors(address):
+        found = diagnose(address, security(context), timeout_s)
+        if as_json:
+            fields = {
+                "address": address,
+                "answered": found.verdict is Verdict.OK,
+                "verdict": found.verdict.name,
+                "detail": found.detail,
+                "note": found.note,
+                "advice": found.advice,
+            }
+            typer.echo(json.dumps(fields))
+        else:
+            color = "green" if found.verdict is Verdict.OK else "red"
+            lines = [f"[bold {color}]{escape(found.verdict.value)}[/]: {escape(found.detail)}"]
+            if found.note:
+                lines.append(f"[yellow]{escape(found.note)}[/]")
+            if found.verdict is not Verdict.OK:
+                lines.append(escape(found.advice))
+            console.print("\n".join(lines), highlight=False, soft_wrap=True)
+    raise typer.Exit(0 if found.verdict is Verdict.OK else 1)

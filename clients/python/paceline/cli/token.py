@@ -1,0 +1,61 @@
+"""`paceline token`: a new token, and the line that lets it in."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Annotated
+
+import typer
+
+from paceline.cli.common import fail
+from paceline.cli.stack_secrets import draw_token
+
+_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+
+
+def token(
+    name: Annotated[str, typer.Argument(help="Whose it is: letters, digits and . _ @ -")],
+    weight: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, max=1000, help="Its share beside other names. Default: 1.", show_default=False
+        ),
+    ] = None,
+    max_priority: Annotated[
+        int | None, typer.Option(help="Of its requests. Default: 0.", show_default=False)
+    ] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="May act on what belongs to others.")] = False,
+) -> None:
+    """Draw a token. Prints it, once, and then the line for the scheduler's tokens file.
+
+    The file holds only the token's hash; it is read again when it changes.
+
+        paceline token alice            # line 1: for alice. Line 2: for the file
+        paceline serve -S tokens-file=tokens.yaml
+    """
+    if not _NAME.fullmatch(name):
+        fail(f"NAME: expected 1 to 64 letters, digits and . _ @ -, got {name!r}", 2)
+    drawn = draw_token()
+    typer.echo(drawn)
+    typer.echo(entry(name, drawn, weight, max_priority, admin=admin))
+
+
+def entry(
+    name: str,
+    token: str,
+    weight: float | None = None,
+    max_priority: int | None = None,
+    *,
+    admin: bool = False,
+) -> str:
+    """One entry of a tokens file: an item of a YAML list."""
+    # Quoted: YAML reads no and 1e5 as other things than names, and hashes of digits as numbers.
+    fields = [f'name: "{name}"', f'sha256: "{hashlib.sha256(token.encode()).hexdigest()}"']
+    if weight is not None:
+        fields.append(f"weight: {weight!r}")
+    if max_priority is not None:
+        fields.append(f"max_priority: {max_priority}")
+    if admin:
+        fields.append("admin: true")
+    return f"- {{{', '.join(fields)}}}"
