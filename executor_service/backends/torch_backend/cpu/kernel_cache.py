@@ -8,18 +8,63 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
+import tempfile
 from pathlib import Path
 
 import numba
+from paceline.service.logs import Log
 
-if "NUMBA_CACHE_DIR" not in os.environ:
-    _digest = hashlib.sha256()
-    for _source in sorted(Path(__file__).parent.glob("*.py")):  # what kernels call is all in this room
-        _digest.update(_source.read_bytes())
-    _base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    _folder = _base / "paceline" / f"kernels-{_digest.hexdigest()[:16]}"
+log = Log(__name__)
+
+VARIABLE = "NUMBA_CACHE_DIR"
+
+
+def writable_folder(wanted: Path, fallback: Path) -> Path:
+    """`wanted` if compiled code can be kept there, else `fallback`, else a new folder for this run alone.
+
+    What is not as wanted is logged as a warning: without a cache, each start compiles for a minute.
+    """
+    if (problem := _problem(wanted)) is None:
+        return wanted
+    remedy = f"set {VARIABLE} to a folder that can be written"
+    if _is_private(fallback) and _problem(fallback) is None:
+        log.warning(f"compiled kernels can't be kept in {wanted} ({problem}), but in {fallback}; {remedy}")
+        return fallback
+    log.warning(f"compiled kernels can't be kept in {wanted} ({problem}): each start compiles anew; {remedy}")
+    return Path(tempfile.mkdtemp(prefix="paceline-kernels-"))
+
+
+def _problem(folder: Path) -> str | None:
+    """Why nothing can be written to the folder, which is made if need be, or to the folders in it."""
     try:
-        _folder.mkdir(parents=True, exist_ok=True)
-        numba.config.CACHE_DIR = str(_folder)  # type: ignore[attr-defined]
+        folder.mkdir(parents=True, exist_ok=True)
+        for place in (folder, *(inner for inner in folder.iterdir() if inner.is_dir())):
+            tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether the folder, made if need be, is ours alone: others must not leave us code to run."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
     except OSError:
-        pass  # numba falls back to the folder of the sources
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+def _use_folder() -> None:
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):  # what kernels call is all in this room
+        digest.update(source.read_bytes())
+    name = f"kernels-{digest.hexdigest()[:16]}"
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    wanted = Path(os.environ.get(VARIABLE) or base / "paceline" / name)
+    fallback = Path(tempfile.gettempdir()) / f"paceline-{os.geteuid()}-{name}"
+    numba.config.CACHE_DIR = str(writable_folder(wanted, fallback))  # type: ignore[attr-defined]
+
+
+_use_folder()
