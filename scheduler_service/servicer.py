@@ -189,7 +189,12 @@ async def _token_ids(prompt: Prompt, served: Served) -> Sequence[int]:
         if isinstance(prompt, TextPrompt):
             ids = await tools.encode_text(prompt.text)
         else:
-            ids = await tools.encode_messages(prompt.messages, served.model.limits.max_prompt_bytes)
+            ids = await tools.encode_messages(
+                prompt.messages,
+                served.model.limits.max_prompt_bytes,
+                arguments=prompt.arguments,
+                continues=prompt.continues,
+            )
     except PromptError as error:
         raise InvalidRequest(error.field or field, str(error)) from error
     except BusyError as error:

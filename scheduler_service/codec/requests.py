@@ -10,12 +10,14 @@ import enum
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.service.identity import Identity
 
+from scheduler_service.codec.chat import ChatPrompt, check_chat
+from scheduler_service.codec.checks import check_range, check_size
 from scheduler_service.codec.continuation import Continuation, check_continuation
 from scheduler_service.codec.ranges import RANGES
 from scheduler_service.core.request import Drafter, Request, Sampling, Speculation
@@ -24,11 +26,8 @@ from scheduler_service.model import Drafting, Model
 
 MAX_REQUEST_ID_BYTES = 128
 MAX_SALT_BYTES = 256
-MAX_MESSAGES = 1024
-MAX_ROLE_BYTES = 64
 MAX_ABORTS = 1024
 _REQUEST_ID = re.compile(r"[!-~]+")  # visible ASCII: it travels as metadata
-_ROLE = re.compile(r"[A-Za-z0-9_-]+")  # templates write it between the parts of control tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +35,6 @@ class TextPrompt:
     """Text as it is: no template. Not empty."""
 
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """Messages for the chat template, each with its role and content. Not empty."""
-
-    messages: tuple[Mapping[str, object], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +128,11 @@ def check_request(message: pb.GenerateRequest, model: Model, drafting: Drafting)
     limits, stop = model.limits, message.stop
     max_tokens = stop.max_tokens if stop.HasField("max_tokens") else None
     if max_tokens is not None:
-        _check_range("stop.max_tokens", max_tokens, 1, model.context_length)
-    _check_range("stop.min_tokens", stop.min_tokens, 0, max_tokens or model.context_length)
-    _check_range("n", message.n, 0, limits.max_n)
+        check_range("stop.max_tokens", max_tokens, 1, model.context_length)
+    check_range("stop.min_tokens", stop.min_tokens, 0, max_tokens or model.context_length)
+    check_range("n", message.n, 0, limits.max_n)
     salt = message.cache_salt.encode()
-    _check_size("cache_salt", len(salt), MAX_SALT_BYTES, "bytes")
+    check_size("cache_salt", len(salt), MAX_SALT_BYTES, "bytes")
     return CheckedRequest(
         id=_request_id(message.request_id),
         prompt=check_prompt(message, model),
@@ -206,18 +198,15 @@ def check_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, model: Model)
     if kind == "text":
         if not message.text:
             raise InvalidRequest("text", "must not be empty")
-        _check_size("text", len(message.text.encode()), model.limits.max_prompt_bytes, "bytes")
+        check_size("text", len(message.text.encode()), model.limits.max_prompt_bytes, "bytes")
         return TextPrompt(message.text)
     if kind == "messages":
-        for field, _ in message.messages.ListFields():
-            if field.name != "messages":
-                raise Unsupported(f"messages.{field.name}")
-        return _messages(message.messages.messages, model)
+        return check_chat(message.messages, model)
     if isinstance(message, pb.GenerateRequest) and kind == "token_ids":
         ids = message.token_ids.ids
         if not ids:
             raise InvalidRequest("token_ids", "must not be empty")
-        _check_size("token_ids", len(ids), model.context_length, "ids")
+        check_size("token_ids", len(ids), model.context_length, "ids")
         check_token_ids("token_ids", ids, model)
         return TokenPrompt(tuple(ids))
     raise InvalidRequest("prompt", "is missing")
@@ -234,60 +223,22 @@ def check_token_ids(field: str, ids: Sequence[int], model: Model) -> None:
 
 def check_aborts(ids: Sequence[str]) -> None:
     """Refuse too many at once. Raises InvalidRequest."""
-    _check_size("request_ids", len(ids), MAX_ABORTS, "ids")
+    check_size("request_ids", len(ids), MAX_ABORTS, "ids")
 
 
 def check_detokenize(ids: Sequence[int], model: Model) -> None:
     """Refuse more ids than a context holds, or unknown ones. Raises InvalidRequest."""
-    _check_size("token_ids", len(ids), model.context_length, "ids")
+    check_size("token_ids", len(ids), model.context_length, "ids")
     check_token_ids("token_ids", ids, model)
 
 
 def _request_id(given: str) -> str:
     if not given:
         return secrets.token_hex(16)
-    _check_size("request_id", len(given.encode()), MAX_REQUEST_ID_BYTES, "bytes")
+    check_size("request_id", len(given.encode()), MAX_REQUEST_ID_BYTES, "bytes")
     if not _REQUEST_ID.fullmatch(given):
         raise InvalidRequest("request_id", "must be visible ASCII characters")
     return given
-
-
-def _messages(messages: Sequence[pb.Message], model: Model) -> ChatPrompt:
-    if not messages:
-        raise InvalidRequest("messages", "must not be empty")
-    _check_size("messages", len(messages), MAX_MESSAGES, "messages")
-    total = 0
-    texts: list[str] = []
-    for index, turn in enumerate(messages):
-        if not turn.role:
-            raise InvalidRequest(f"messages[{index}].role", "must not be empty")
-        _check_size(f"messages[{index}].role", len(turn.role.encode()), MAX_ROLE_BYTES, "bytes")
-        if not _ROLE.fullmatch(turn.role):
-            raise InvalidRequest(f"messages[{index}].role", "must be letters, digits, - and _")
-        for name in ("tool_calls", "tool_call_id"):
-            if getattr(turn, name):
-                raise Unsupported(f"messages[{index}].{name}")
-        _check_size(f"messages[{index}].name", len(turn.name.encode()), MAX_ROLE_BYTES, "bytes")
-        texts.append(_content(index, turn))
-        total += len(texts[-1].encode())
-        _check_size(f"messages[{index}].content", total, model.limits.max_prompt_bytes, "bytes in all")
-    return ChatPrompt(
-        tuple(
-            {"role": turn.role, "content": text} | ({"name": turn.name} if turn.name else {})
-            for turn, text in zip(messages, texts, strict=True)
-        )
-    )
-
-
-def _content(index: int, turn: pb.Message) -> str:
-    if not turn.parts:
-        return turn.content
-    if turn.content:
-        raise InvalidRequest(f"messages[{index}].parts", "not together with content")
-    for at, part in enumerate(turn.parts):
-        if part.WhichOneof("part") != "text":
-            raise InvalidRequest(f"messages[{index}].parts[{at}]", "is empty, or of an unknown kind")
-    return "".join(part.text for part in turn.parts)
 
 
 def _sampling(message: pb.SamplingParams, model: Model) -> Sampling:
@@ -304,7 +255,7 @@ def _sampling(message: pb.SamplingParams, model: Model) -> Sampling:
         return number
 
     if message.HasField("logprobs"):
-        _check_range("sampling.logprobs", message.logprobs, 0, model.limits.max_logprobs)
+        check_range("sampling.logprobs", message.logprobs, 0, model.limits.max_logprobs)
     top_k = int(value("top_k", 0))
     return Sampling(
         temperature=within("temperature", 1.0),
@@ -321,7 +272,7 @@ def _sampling(message: pb.SamplingParams, model: Model) -> Sampling:
 
 
 def _logit_bias(message: pb.SamplingParams, model: Model) -> tuple[tuple[int, float], ...]:
-    _check_size("sampling.logit_bias", len(message.logit_bias), model.limits.max_logit_bias, "entries")
+    check_size("sampling.logit_bias", len(message.logit_bias), model.limits.max_logit_bias, "entries")
     bias = tuple(sorted(message.logit_bias.items()))
     for id_, value in bias:
         if id_ >= model.vocab_size:
@@ -347,7 +298,7 @@ def _speculation(message: pb.Speculation, model: Model, drafting: Drafting) -> S
         case pb.SPECULATION_MODE_FIXED:
             if not most:
                 raise InvalidRequest("speculation.mode", "the executor verifies no drafts")
-            _check_range("speculation.draft_tokens", message.draft_tokens, 1, most)
+            check_range("speculation.draft_tokens", message.draft_tokens, 1, most)
             return Speculation(drafters, message.draft_tokens)
         case _ if message.draft_tokens:
             raise InvalidRequest("speculation.draft_tokens", "only with SPECULATION_MODE_FIXED")
@@ -362,17 +313,17 @@ def _speculation(message: pb.Speculation, model: Model, drafting: Drafting) -> S
 
 
 def _stop_token_ids(stop: pb.StopConditions, model: Model) -> frozenset[int]:
-    _check_size("stop.token_ids", len(stop.token_ids), model.limits.max_stop_token_ids, "ids")
+    check_size("stop.token_ids", len(stop.token_ids), model.limits.max_stop_token_ids, "ids")
     check_token_ids("stop.token_ids", stop.token_ids, model)
     return frozenset(stop.token_ids)
 
 
 def _stop_strings(stop: pb.StopConditions, model: Model) -> tuple[str, ...]:
-    _check_size("stop.strings", len(stop.strings), model.limits.max_stop_strings, "strings")
+    check_size("stop.strings", len(stop.strings), model.limits.max_stop_strings, "strings")
     for index, string in enumerate(stop.strings):
         if not string:
             raise InvalidRequest(f"stop.strings[{index}]", "must not be empty")
-        _check_size(
+        check_size(
             f"stop.strings[{index}]", len(string.encode()), model.limits.max_stop_string_bytes, "bytes"
         )
     return _unique(stop.strings)
@@ -380,13 +331,3 @@ def _stop_strings(stop: pb.StopConditions, model: Model) -> tuple[str, ...]:
 
 def _unique(strings: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(strings))
-
-
-def _check_range(field: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise InvalidRequest(field, f"must be within [{low}, {high}], not {value}")
-
-
-def _check_size(field: str, size: int, most: int, unit: str) -> None:
-    if size > most:
-        raise InvalidRequest(field, f"has {size} {unit}, at most {most} are allowed")

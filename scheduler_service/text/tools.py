@@ -6,6 +6,7 @@ import asyncio
 import json
 from array import array
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from scheduler_service.model import TokenizerFiles
 from scheduler_service.text.detokenizer import Detokenizer
@@ -55,13 +56,22 @@ class TextTools:
         """
         return unpack_ints(await self._pool.submit({"op": "text"}, text.encode()))
 
-    async def encode_messages(self, messages: Sequence[Mapping[str, object]], max_bytes: int) -> array[int]:
+    async def encode_messages(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        max_bytes: int,
+        *,
+        arguments: Mapping[str, object] = MappingProxyType({}),
+        continues: bool = False,
+    ) -> array[int]:
         """Messages through the chat template to ids; the template writes the first token itself.
 
         What spells a control token in a message becomes plain text. The template may make `max_bytes`
-        of text. Raises PromptError, BusyError, StuckError.
+        of text; `arguments` are variables of its own; with `continues` the last message goes on.
+        Raises PromptError, BusyError, StuckError.
         """
         if not self.has_chat_template:
             raise PromptError("the model has no chat template", "messages")
-        payload = json.dumps(messages, ensure_ascii=False).encode()
+        chat = {"messages": messages, "arguments": dict(arguments), "continues": continues}
+        payload = json.dumps(chat, ensure_ascii=False).encode()
         return unpack_ints(await self._pool.submit({"op": "chat", "max_bytes": max_bytes}, payload))

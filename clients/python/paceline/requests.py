@@ -39,6 +39,8 @@ class Options(TypedDict, total=False):
     request_id: str  # default: one is drawn
     model: str  # default: the one that is served
     returns: Literal["both", "text", "token_ids"]  # what the deltas hold
+    template_arguments: Mapping[str, Any]  # of messages: variables of the template, as enable_thinking=False
+    continue_final_message: bool  # of messages: the last one goes on, rather than a new turn beginning
     speculation: Speculation | Literal["off", "auto"] | int  # plain: its mode
 
 
@@ -83,11 +85,25 @@ def generate_request(
             if value not in _RETURNS:
                 raise InvalidRequest(f"returns: expected one of {', '.join(_RETURNS)}, got {value!r}")
             request.returns = _RETURNS[value]
+        elif name in ("template_arguments", "continue_final_message"):
+            if messages is None:
+                raise InvalidRequest(f"{name}: only with messages")
+            _set_chat_option(request.messages, name, value)
         elif name == "speculation":
             request.speculation.CopyFrom(speculation(value))
         else:
             raise TypeError(f"unknown option {name!r}")
     return request
+
+
+def _set_chat_option(chat: pb.Messages, name: str, value: Any) -> None:
+    if name == "continue_final_message":
+        chat.continue_final_message = value
+        return
+    try:
+        chat.template_arguments.update(value)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"template_arguments: {error}") from None
 
 
 _DRAFTERS = {

@@ -5,7 +5,7 @@ closes its end, the process ends.
 
     {op: load, lane, chat_template, ...} + tokenizer.json  ->  {lane, chat, strip, count} + lengths + pieces
     {op: text, lane} + text                                ->  {lane} + token ids
-    {op: chat, lane, max_bytes} + messages as JSON         ->  {lane} + token ids
+    {op: chat, lane, max_bytes} + a chat as JSON           ->  {lane} + token ids
     any of them, when it can't be done                     ->  {lane, error, field}
 
 Two lanes, a thread each, so that a small prompt never waits for a large one. Running out of memory ends
@@ -94,7 +94,13 @@ class Worker:
             assert self._encoder is not None
             if job["op"] == "text":
                 return {}, pack_ints(self._encoder.encode_text(payload.decode()))
-            ids = self._encoder.encode_messages(json.loads(payload), job["max_bytes"])
+            chat = json.loads(payload)
+            ids = self._encoder.encode_messages(
+                chat["messages"],
+                job["max_bytes"],
+                arguments=chat["arguments"],
+                continues=chat["continues"],
+            )
             return {}, pack_ints(ids)
         except RenderedTooLargeError:
             why, field = f"the template makes more than {job['max_bytes']} bytes of them", "messages"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -50,18 +51,30 @@ class ChatTemplate:
             raise ChatTemplateError(f"the chat template does not compile: {type(error).__name__}") from error
 
     def render(
-        self, messages: Sequence[Mapping[str, object]], max_bytes: int, now: datetime | None = None
+        self,
+        messages: Sequence[Mapping[str, object]],
+        max_bytes: int,
+        now: datetime | None = None,
+        *,
+        arguments: Mapping[str, object] = MappingProxyType({}),
+        continues: bool = False,
     ) -> str:
         """The prompt's text; it is counted while it is rendered. Each message has a `role` and a `content`.
 
+        `arguments` are further variables of the template. With `continues` the text ends where the content
+        of the last message does, instead of where a new turn begins.
         Raises ChatTemplateError, RenderedTooLargeError, MemoryError.
         """
         moment = now or datetime.now()
+        variables = {
+            **arguments,
+            "messages": messages,
+            "add_generation_prompt": not continues,
+            "strftime_now": moment.strftime,
+        }
         pieces, size = [], 0
         try:
-            for piece in self._template.generate(
-                messages=messages, add_generation_prompt=True, strftime_now=moment.strftime
-            ):
+            for piece in self._template.generate(variables):
                 size += len(piece) if piece.isascii() else len(piece.encode())
                 if size > max_bytes:
                     raise RenderedTooLargeError
@@ -72,7 +85,17 @@ class ChatTemplate:
             raise ChatTemplateError(str(error)) from error
         except Exception as error:  # a template is a program, and can fail like one
             raise ChatTemplateError(f"the chat template failed: {type(error).__name__}") from error
-        return "".join(pieces)
+        text = "".join(pieces)
+        return _up_to(text, str(messages[-1]["content"])) if continues else text
+
+
+def _up_to(text: str, content: str) -> str:
+    """The text up to the end of the last message's content, whose margins the template may have trimmed."""
+    at = text.rfind(content.strip())
+    if at < 0 or not content.strip():
+        raise ChatTemplateError("the template does not write the last message's content as it is")
+    whole = content.lstrip()
+    return text[: at + len(whole if text.startswith(whole, at) else content.strip())]
 
 
 def _raise_exception(message: str) -> NoReturn:

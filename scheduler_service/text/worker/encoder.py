@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 
 from tokenizers import Tokenizer
 
@@ -65,9 +66,17 @@ class Encoder:
         ids = self._encode(text)
         return array("i", ids if self._bos_id is None or ids[:1] == [self._bos_id] else [self._bos_id, *ids])
 
-    def encode_messages(self, messages: Sequence[Mapping[str, object]], max_bytes: int) -> array[int]:
+    def encode_messages(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        max_bytes: int,
+        *,
+        arguments: Mapping[str, object] = MappingProxyType({}),
+        continues: bool = False,
+    ) -> array[int]:
         """Messages through the template to ids; the template writes the first token itself.
 
+        `arguments` and `continues` are those of ChatTemplate.render.
         Raises ChatTemplateError, RenderedTooLargeError.
         """
         template, control = self._template, self._control
@@ -77,15 +86,21 @@ class Encoder:
             if message["role"] not in self._roles:
                 raise ChatTemplateError("is none that the chat template knows", f"messages[{index}].role")
         now = datetime.now()
-        text = template.render(messages, max_bytes, now)
+        text = template.render(messages, max_bytes, now, arguments=arguments, continues=continues)
         spans = control.spans(text)
         marked, own = text, spans
         restored: Callable[[str], str] = str
-        if control.doubtful(messages):
-            if control.has_marks(messages):
+        if control.doubtful([messages, arguments]):
+            if control.has_marks([messages, arguments]):
                 raise ChatTemplateError("parts of control tokens beside characters from U+F0000 on")
             # A private-use character has four bytes, whatever it stands for.
-            marked = template.render([control.marked(message) for message in messages], 4 * max_bytes, now)
+            marked = template.render(
+                [control.marked(message) for message in messages],
+                4 * max_bytes,
+                now,
+                arguments=control.marked(arguments),
+                continues=continues,
+            )
             own, restored = control.spans(marked), control.unmarked
         expected = [span.id for span in own if span.id in self._counted]
         if own == spans:

@@ -32,6 +32,9 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
+CHAT_ONLY = {"template_arguments", "continue_final_message"}
+
+
 def generate(prompt: str | None = "hi", **options: Any) -> pb.GenerateRequest:
     return requests.generate_request(prompt, None, None, options)
 
@@ -51,8 +54,21 @@ def test_what_is_returned_has_its_place_and_anything_else_is_refused() -> None:
         generate(returns="everything")
 
 
+def test_options_of_a_chat_go_with_its_messages() -> None:
+    hello = [Message("user", "hello")]
+    request = requests.generate_request(
+        None, hello, None, {"template_arguments": {"enable_thinking": False}, "continue_final_message": True}
+    )
+    assert dict(request.messages.template_arguments) == {"enable_thinking": False}
+    assert request.messages.continue_final_message
+    with pytest.raises(InvalidRequest, match="only with messages"):
+        generate(template_arguments={})
+    with pytest.raises(InvalidRequest, match="template_arguments"):
+        requests.generate_request(None, hello, None, {"template_arguments": {"x": object()}})
+
+
 def test_the_options_are_all_that_the_wire_has() -> None:
-    assert set(EVERYTHING) | {"speculation", "returns"} == set(requests.Options.__annotations__)
+    assert set(EVERYTHING) | CHAT_ONLY | {"speculation", "returns"} == set(requests.Options.__annotations__)
     on_wire = {
         field.name for kind in (pb.SamplingParams, pb.StopConditions) for field in kind.DESCRIPTOR.fields
     }

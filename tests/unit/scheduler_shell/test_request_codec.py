@@ -40,6 +40,11 @@ def stop(**fields: Any) -> pb.GenerateRequest:
     return request(stop=pb.StopConditions(**fields))
 
 
+def chatting(content: str = "x", **options: Any) -> pb.GenerateRequest:
+    messages = [pb.Message(role="user", content=content)]
+    return request(messages=pb.Messages(messages=messages, **options))
+
+
 def chat(*turns: tuple[str, str]) -> pb.GenerateRequest:
     messages = [pb.Message(role=role, content=content) for role, content in turns]
     return request(messages=pb.Messages(messages=messages))
@@ -61,6 +66,10 @@ BAD: list[tuple[str, pb.GenerateRequest]] = [
     ("prompt", pb.GenerateRequest()),
     ("text", request(text="")),
     ("text", request(text="é" * 501)),
+    ("messages.template_arguments.messages", chatting(template_arguments={"messages": []})),
+    ("messages.template_arguments", chatting(template_arguments={"x": "y" * 2000})),
+    ("messages.template_arguments", chatting(template_arguments={"x": math.inf})),
+    ("messages.continue_final_message", chatting(" ", continue_final_message=True)),
     ("messages", chat()),
     ("messages", chat(*[("user", "x")] * 1025)),
     ("messages[0].role", chat(("", "x"))),

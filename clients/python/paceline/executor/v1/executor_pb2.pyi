@@ -47,8 +47,10 @@ Unknown fields (of a later revision) are ignored, as protobuf does: compare `con
 
 AUTHENTICATION. An executor may demand a token: `authorization: Bearer TOKEN` in each call's
 metadata. Without it every method but grpc.health.v1's is UNAUTHENTICATED, before its message is
-read. Sessions and session 0 belong to the identity that the token stands for: those of others
-are NOT_FOUND.
+read. The caller's *identity* is the name its token has there, else its certificate, else its
+address. Sessions belong to the identity that opened them, `replaces` and `owner` included, and
+each identity has a session 0 of its own: those of others are NOT_FOUND. Drain and Warmup are
+PERMISSION_DENIED to all but administrators.
 
 SESSIONS. A cache belongs to a session, named by a cache_id that the client chooses and never
 reuses in it: ids of live caches and of the 16,384 released last are ALREADY_EXISTS (an older
@@ -1345,9 +1347,10 @@ class Limits(_message.Message):
     min_lease_ms: _builtins.int
     max_lease_ms: _builtins.int
     max_default_pages: _builtins.int
-    """that session 0 may hold, each identity's; 0: any number"""
+    """Pages and caches that the session 0s of all identities may hold together; 0: any number. A page
+    counts once for each cache that uses it.
+    """
     max_default_sequences: _builtins.int
-    """likewise, caches"""
     max_piece_tokens: _builtins.int
     """fed in one forward: a step with more takes several"""
     def __init__(

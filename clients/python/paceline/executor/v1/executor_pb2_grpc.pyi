@@ -47,8 +47,10 @@ Unknown fields (of a later revision) are ignored, as protobuf does: compare `con
 
 AUTHENTICATION. An executor may demand a token: `authorization: Bearer TOKEN` in each call's
 metadata. Without it every method but grpc.health.v1's is UNAUTHENTICATED, before its message is
-read. Sessions and session 0 belong to the identity that the token stands for: those of others
-are NOT_FOUND.
+read. The caller's *identity* is the name its token has there, else its certificate, else its
+address. Sessions belong to the identity that opened them, `replaces` and `owner` included, and
+each identity has a session 0 of its own: those of others are NOT_FOUND. Drain and Warmup are
+PERMISSION_DENIED to all but administrators.
 
 SESSIONS. A cache belongs to a session, named by a cache_id that the client chooses and never
 reuses in it: ids of live caches and of the 16,384 released last are ALREADY_EXISTS (an older

@@ -3,8 +3,9 @@
 isort:skip_file
 For operators: what a scheduler's clients have no business with.
 
-Where callers need tokens, only identities with the `admin` right get in; all others are
-PERMISSION_DENIED. Without tokens, whoever reaches the port may call this.
+Only administrators get in; all others are PERMISSION_DENIED. Where callers need tokens, these
+are the identities with the `admin` right. Without tokens it is everybody on a service that
+listens on loopback only, and nobody on any other.
 """
 
 from collections import abc as _abc

@@ -11,10 +11,12 @@ fault, and with google.rpc.RetryInfo where waiting helps. Never "OK with an erro
   NOT_FOUND           no such model
   ALREADY_EXISTS      the request_id is live
   FAILED_PRECONDITION a continuation of something else than what runs here
-  RESOURCE_EXHAUSTED  no room in the queue, or too late for the deadline; retry after RetryInfo
+  RESOURCE_EXHAUSTED  no room in the queue, or too late for the deadline; RetryInfo is the predicted
+                      wait of what is queued before it, 0.1 to 60 s
   UNAVAILABLE         loading, draining, shutting down, or no executor
   ABORTED             ended by Abort, replaced by a resend, or the reader stalled
-  DEADLINE_EXCEEDED   the client's deadline
+  DEADLINE_EXCEEDED   the client's deadline; may come before it, for a request whose turn came too
+                      late to be done in time
   UNAUTHENTICATED     no token, or a wrong one
   PERMISSION_DENIED   the caller may not do this
   UNIMPLEMENTED       a field is set whose feature is missing here: it is refused by name, never
@@ -354,7 +356,9 @@ Global___SchedulerState: _TypeAlias = SchedulerState  # noqa: Y015
 
 @_typing.final
 class Message(_message.Message):
-    """One turn of a chat. Nothing in it is taken for a control token of the model."""
+    """One turn of a chat. Text that spells a control token of the model stays text; prompts in `text`
+    keep control tokens.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -365,7 +369,9 @@ class Message(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """what the model's template knows: system, user, assistant, tool, ..."""
+    """Letters, digits, - and _: system, developer, user, assistant, tool, function, ipython, model, or
+    a name that stands quoted in the model's template.
+    """
     content: _builtins.str
     """or `parts`"""
     name: _builtins.str
@@ -920,7 +926,7 @@ class GenerateRequest(_message.Message):
     n: _builtins.int
     """completions; 0 means 1"""
     priority: _builtins.int
-    """higher goes first; ties by arrival"""
+    """among the caller's own requests: higher goes first; ties by arrival"""
     cache_salt: _builtins.str
     """prompts share cached prefixes only under the same salt"""
     model: _builtins.str
@@ -1619,7 +1625,9 @@ class RequestLimits(_message.Message):
     max_logprobs: _builtins.int
     max_prompt_bytes: _builtins.int
     max_queued_requests: _builtins.int
+    """shared by weight among the identities that have some queued"""
     max_queued_tokens: _builtins.int
+    """likewise"""
     max_draft_tokens: _builtins.int
     """of SPECULATION_MODE_FIXED; 0: the executor verifies no drafts"""
     def __init__(

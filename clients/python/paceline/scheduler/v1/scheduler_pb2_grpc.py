@@ -102,7 +102,8 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Text or messages to token ids, as Generate would. Errors: INVALID_ARGUMENT, UNAVAILABLE.
+        """Text or messages to token ids, as Generate would. Errors: INVALID_ARGUMENT, also where that
+        takes more time or memory than the server allows; RESOURCE_EXHAUSTED, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -11,10 +11,12 @@ fault, and with google.rpc.RetryInfo where waiting helps. Never "OK with an erro
   NOT_FOUND           no such model
   ALREADY_EXISTS      the request_id is live
   FAILED_PRECONDITION a continuation of something else than what runs here
-  RESOURCE_EXHAUSTED  no room in the queue, or too late for the deadline; retry after RetryInfo
+  RESOURCE_EXHAUSTED  no room in the queue, or too late for the deadline; RetryInfo is the predicted
+                      wait of what is queued before it, 0.1 to 60 s
   UNAVAILABLE         loading, draining, shutting down, or no executor
   ABORTED             ended by Abort, replaced by a resend, or the reader stalled
-  DEADLINE_EXCEEDED   the client's deadline
+  DEADLINE_EXCEEDED   the client's deadline; may come before it, for a request whose turn came too
+                      late to be done in time
   UNAUTHENTICATED     no token, or a wrong one
   PERMISSION_DENIED   the caller may not do this
   UNIMPLEMENTED       a field is set whose feature is missing here: it is refused by name, never
@@ -76,7 +78,9 @@ class SchedulerServiceStub:
     GenerateUnary: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GenerateUnaryRequest, _scheduler_pb2.GenerateUnaryResponse]
     """Generate, collected. The same errors."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.TokenizeRequest, _scheduler_pb2.TokenizeResponse]
-    """Text or messages to token ids, as Generate would. Errors: INVALID_ARGUMENT, UNAVAILABLE."""
+    """Text or messages to token ids, as Generate would. Errors: INVALID_ARGUMENT, also where that
+    takes more time or memory than the server allows; RESOURCE_EXHAUSTED, UNAVAILABLE.
+    """
     Detokenize: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DetokenizeRequest, _scheduler_pb2.DetokenizeResponse]
     """Token ids to text. Errors: INVALID_ARGUMENT, UNAVAILABLE."""
     Abort: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.AbortRequest, _scheduler_pb2.AbortResponse]
@@ -110,7 +114,9 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     GenerateUnary: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GenerateUnaryRequest, _scheduler_pb2.GenerateUnaryResponse]  # type: ignore[assignment]
     """Generate, collected. The same errors."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.TokenizeRequest, _scheduler_pb2.TokenizeResponse]  # type: ignore[assignment]
-    """Text or messages to token ids, as Generate would. Errors: INVALID_ARGUMENT, UNAVAILABLE."""
+    """Text or messages to token ids, as Generate would. Errors: INVALID_ARGUMENT, also where that
+    takes more time or memory than the server allows; RESOURCE_EXHAUSTED, UNAVAILABLE.
+    """
     Detokenize: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DetokenizeRequest, _scheduler_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """Token ids to text. Errors: INVALID_ARGUMENT, UNAVAILABLE."""
     Abort: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.AbortRequest, _scheduler_pb2.AbortResponse]  # type: ignore[assignment]
@@ -159,7 +165,9 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.TokenizeResponse, _abc.Awaitable[_scheduler_pb2.TokenizeResponse]]:
-        """Text or messages to token ids, as Generate would. Errors: INVALID_ARGUMENT, UNAVAILABLE."""
+        """Text or messages to token ids, as Generate would. Errors: INVALID_ARGUMENT, also where that
+        takes more time or memory than the server allows; RESOURCE_EXHAUSTED, UNAVAILABLE.
+        """
 
     @_abc_1.abstractmethod
     def Detokenize(

@@ -1,0 +1,112 @@
+"""Messages for the model's chat template, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.struct_pb2 import Struct
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from scheduler_service.codec.checks import check_size
+from scheduler_service.errors import InvalidRequest, Unsupported
+from scheduler_service.model import Model
+
+MAX_MESSAGES = 1024
+MAX_ROLE_BYTES = 64
+_ROLE = re.compile(r"[A-Za-z0-9_-]+")  # templates write it between the parts of control tokens
+_OWN_VARIABLES = frozenset(
+    {
+        "messages",
+        "add_generation_prompt",
+        "strftime_now",
+        "raise_exception",
+        "bos_token",
+        "eos_token",
+        "tools",
+    }
+)
+"""Of a chat template, that no request may set."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages for the chat template, each with its role and content. Not empty."""
+
+    messages: tuple[Mapping[str, object], ...]
+    arguments: Mapping[str, object] = field(default_factory=dict)  # variables of the template
+    continues: bool = False  # the last message goes on, rather than a new turn beginning
+
+
+def check_chat(chat: pb.Messages, model: Model) -> ChatPrompt:
+    """Raises InvalidRequest, Unsupported."""
+    for name in ("tools", "tool_choice"):
+        if name in {each.name for each, _ in chat.ListFields()}:
+            raise Unsupported(f"messages.{name}")
+    size = chat.template_arguments.ByteSize()
+    check_size("messages.template_arguments", size, model.limits.max_prompt_bytes, "bytes")
+    arguments = _plain(chat.template_arguments)
+    if taken := sorted(_OWN_VARIABLES & arguments.keys()):
+        raise InvalidRequest(f"messages.template_arguments.{taken[0]}", "is the template's own")
+    messages = _messages(chat.messages, model)
+    if chat.continue_final_message and not str(messages[-1]["content"]).strip():
+        raise InvalidRequest("messages.continue_final_message", "the last message has no content to go on")
+    return ChatPrompt(messages, arguments, chat.continue_final_message)
+
+
+def _plain(struct: Struct) -> dict[str, object]:
+    """A Struct as JSON values; its numbers are doubles, and integers again where they can be."""
+
+    def plain(value: object) -> object:
+        match value:
+            case float() if value.is_integer():
+                return int(value)
+            case dict():
+                return {key: plain(item) for key, item in value.items()}
+            case list():
+                return [plain(item) for item in value]
+        return value
+
+    try:
+        values = MessageToDict(struct)
+    except ValueError as error:  # NaN and infinity are no JSON
+        raise InvalidRequest("messages.template_arguments", "has a number that is not finite") from error
+    return {key: plain(item) for key, item in values.items()}
+
+
+def _messages(messages: Sequence[pb.Message], model: Model) -> tuple[Mapping[str, object], ...]:
+    if not messages:
+        raise InvalidRequest("messages", "must not be empty")
+    check_size("messages", len(messages), MAX_MESSAGES, "messages")
+    total = 0
+    texts: list[str] = []
+    for index, turn in enumerate(messages):
+        if not turn.role:
+            raise InvalidRequest(f"messages[{index}].role", "must not be empty")
+        check_size(f"messages[{index}].role", len(turn.role.encode()), MAX_ROLE_BYTES, "bytes")
+        if not _ROLE.fullmatch(turn.role):
+            raise InvalidRequest(f"messages[{index}].role", "must be letters, digits, - and _")
+        for name in ("tool_calls", "tool_call_id"):
+            if getattr(turn, name):
+                raise Unsupported(f"messages[{index}].{name}")
+        check_size(f"messages[{index}].name", len(turn.name.encode()), MAX_ROLE_BYTES, "bytes")
+        texts.append(_content(index, turn))
+        total += len(texts[-1].encode())
+        check_size(f"messages[{index}].content", total, model.limits.max_prompt_bytes, "bytes in all")
+    return tuple(
+        {"role": turn.role, "content": text} | ({"name": turn.name} if turn.name else {})
+        for turn, text in zip(messages, texts, strict=True)
+    )
+
+
+def _content(index: int, turn: pb.Message) -> str:
+    if not turn.parts:
+        return turn.content
+    if turn.content:
+        raise InvalidRequest(f"messages[{index}].parts", "not together with content")
+    for at, part in enumerate(turn.parts):
+        if part.WhichOneof("part") != "text":
+            raise InvalidRequest(f"messages[{index}].parts[{at}]", "is empty, or of an unknown kind")
+    return "".join(part.text for part in turn.parts)
