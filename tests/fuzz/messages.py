@@ -90,8 +90,12 @@ def _size(rng: random.Random) -> int:
 def _replace(rng: random.Random, message: Message, field: FieldDescriptor, depth: int) -> None:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         key, value = field.message_type.fields_by_name["key"], field.message_type.fields_by_name["value"]
-        for _ in range(min(_size(rng), 1000)):
-            getattr(message, field.name)[_scalar(rng, key)] = _scalar(rng, value)
+        entries = getattr(message, field.name)
+        for _ in range(min(_size(rng), 1000 if value.message_type is None else 200 >> min(depth, 4))):
+            if value.message_type is None:
+                entries[_scalar(rng, key)] = _scalar(rng, value)
+            else:
+                disturb(rng, entries[_scalar(rng, key)], 0.65, depth + 1)
     elif field.is_repeated and field.message_type is not None:
         for _ in range(min(_size(rng), 200 >> min(depth, 4))):
             disturb(rng, getattr(message, field.name).add(), 0.65, depth + 1)
