@@ -39,6 +39,12 @@ def request(rng: random.Random, vocab_size: int) -> tuple[str, Message]:
     if name in ("Generate", "GenerateUnary"):
         inner = _valid(rng, vocab_size)
         disturb(rng, inner, rate)
+        if rng.random() < 0.8:  # else most are refused for these, before anything deep inside is tried
+            for field in ("grammar", "labels", "prompt_logprobs", "ttft_ms", "tpot_ms", "model"):
+                inner.ClearField(field)
+            if inner.HasField("messages"):
+                inner.messages.ClearField("tools")
+                inner.messages.ClearField("tool_choice")
         return name, inner if name == "Generate" else pb.GenerateUnaryRequest(request=inner)
     message: Message = getattr(pb, f"{name}Request")()
     disturb(rng, message, max(rate, 0.5))

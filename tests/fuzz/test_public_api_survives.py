@@ -22,7 +22,10 @@ ALLOWED = {
     "RESOURCE_EXHAUSTED",
     "ALREADY_EXISTS",
     "DEADLINE_EXCEEDED",  # ours: asked for very much
-    "CANCELLED",  # aborted by a hostile Abort
+    "ABORTED",  # by a hostile Abort
+    "NOT_FOUND",  # a model of another name
+    "FAILED_PRECONDITION",  # a continuation of something else
+    "UNIMPLEMENTED",  # a field whose feature is missing
 }
 
 
