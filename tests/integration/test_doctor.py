@@ -176,8 +176,9 @@ def test_a_drained_executor_drains_its_scheduler(tmp_path: Path) -> None:
             drain = executor_pb2_grpc.ExecutorServiceStub(channel).Drain
             drain(executor_pb2.DrainRequest(), timeout=TIMEOUT_S)
         address = stack.scheduler.address
-        found = _once(lambda: verdict(address), Verdict.OK)
-        assert found is Verdict.DRAINING
+        with paceline.Client(address) as client:
+            _once(lambda: client.status().state, "serving")  # until it has noticed
+        assert verdict(address) is Verdict.DRAINING
 
 
 def test_an_executor_is_told_from_a_scheduler(tmp_path: Path) -> None:
