@@ -44,7 +44,7 @@ COUNTERS: Mapping[str, str] = {
     "accepted_tokens": "Draft tokens accepted",
     "verifications": "Rows that verified drafts",
     "predicted_wait_s": "Seconds that started requests were predicted to be queued",
-    "wait_s": "Seconds that they were queued",
+    "wait_s": "Seconds that started requests were queued",
 }
 """Fields of the core's Counters that are shown as they are."""
 
@@ -64,14 +64,14 @@ class Metrics(Collector):
         self.first_token_s = self._histogram("first_token_seconds", "Arrival to first token", _SECONDS)
         self.inter_token_s = self._histogram("inter_token_seconds", "Between deltas of a stream", _SECONDS)
         self.step_s = self._histogram("step_seconds", "Step, sent to answered", _SECONDS)
-        self.compute_s = self._histogram("step_compute_seconds", "Of it in the executor", _SECONDS)
+        self.compute_s = self._histogram("step_compute_seconds", "Step, computed by the executor", _SECONDS)
         self.draft_step_s = self._histogram("draft_step_seconds", "Draft step, sent to answered", _SECONDS)
         self.batch_rows = self._histogram("batch_rows", "Rows of a step", _ROWS)
         self.rejections = Counter(
             f"{_PREFIX}_rejections", "Requests ended with an error", ["reason"], registry=self.registry
         )
-        self.drafted = self._by_position("drafted_by_position", "Draft tokens of finished completions")
-        self.accepted = self._by_position("accepted_by_position", "Of these accepted")
+        self.drafted = self._by_position("drafted_by_position", "Drafts of finished completions")
+        self.accepted = self._by_position("accepted_by_position", "Accepted drafts of finished completions")
         self.executor_ready = Gauge(
             f"{_PREFIX}_executor_ready", "1: the executor can serve", ["address"], registry=self.registry
         )

@@ -1,0 +1,68 @@
+"""The tables of metrics in docs/operations.md, made from the registries.
+
+usage: python -m tests.unit.docs.metrics_table
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+from executor_service.config import ExecutorConfig
+from executor_service.metrics import Metrics as ExecutorMetrics
+from executor_service.plan import Reason
+from executor_service.runtime import Runtime
+from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.snapshot import Share
+from scheduler_service.metrics import Metrics as SchedulerMetrics
+
+_HEAD = ("| metric | type | labels | |", "|---|---|---|---|")
+_IMPLIED = {"le"}  # of every histogram
+
+
+def table(families: Iterable[Metric]) -> str:
+    """One line for each family, by name. Every family must have a sample, which tells its labels."""
+    return "\n".join((*_HEAD, *(_line(family) for family in sorted(families, key=lambda one: one.name))))
+
+
+def _line(family: Metric) -> str:
+    assert family.samples, f"{family.name} has no sample, so its labels are unknown"
+    labels = sorted({label for sample in family.samples for label in sample.labels} - _IMPLIED)
+    name = f"{family.name}_total" if family.type == "counter" else family.name
+    named = ", ".join(f"`{label}`" for label in labels)
+    return f"| `{name}` | {family.type} | {named} | {family.documentation} |"
+
+
+def scheduler_table() -> str:
+    """Of a scheduler to which everything has happened once."""
+    metrics, core = SchedulerMetrics(), Scheduler(CoreConfig())
+    metrics.show(core.snapshot(), [Share("alice", requests=1, refused=0, tokens=1, running=0, queued=0)])
+    metrics.rejections.labels("QUEUE_FULL").inc()
+    metrics.drafted.labels(1).inc()
+    metrics.accepted.labels(1).inc()
+    metrics.executor_ready.labels("127.0.0.1:50061").set(1)
+    return table(metrics.registry.collect())
+
+
+def executor_table() -> str:
+    """Of an executor that has loaded and refused something."""
+
+    async def collect() -> str:
+        runtime = Runtime.from_config(ExecutorConfig(backend="oracle", pages=16))
+        await runtime.load()
+        try:
+            runtime.loaded.engine.counters.refused[Reason.PAGES] += 1
+            registry: CollectorRegistry = ExecutorMetrics(runtime).registry
+            return table(registry.collect())
+        finally:
+            runtime.close()
+
+    return asyncio.run(collect())
+
+
+if __name__ == "__main__":
+    print(f"### Of the scheduler\n\n{scheduler_table()}\n\n### Of the executor\n\n{executor_table()}")
