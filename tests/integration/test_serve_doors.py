@@ -66,6 +66,15 @@ def test_no_token_is_in_arguments_or_environment_of_a_service(closed: Serve) -> 
             assert token not in shown.replace(b"--auth-token-file", b"")
 
 
+def test_the_scheduler_sends_the_executors_token_to_no_port_that_others_could_take(closed: Serve) -> None:
+    command = Path(f"/proc/{closed.children()['scheduler_service']}/cmdline").read_bytes().split(b"\0")
+    reached = command[command.index(b"--executor") + 1].decode()
+    socket = Path(reached.removeprefix("unix:"))
+    assert reached.startswith("unix:")
+    assert socket.is_socket()
+    assert socket.parent.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_token_file_is_demanded_and_the_executor_is_closed_without_a_word(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("of-clients\n")
     with serving(tmp_path, f"--token-file={tmp_path / 'token'}") as serve:

@@ -123,8 +123,8 @@ class Stack:
 
     @property
     def executor_address(self) -> str:
-        """Where the scheduler reaches the executor."""
-        return _address(self.executor)
+        """Where others on this machine reach the executor, with its token."""
+        return f"{_LOOPBACK}:{self.executor.port}"
 
     @property
     def client_security(self) -> Security:
@@ -183,11 +183,11 @@ async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIter
         draft = child("draft", config.draft.command, secrets.executor_line()) if config.draft else None
 
         def scheduler_command(port: int, files: ChildFiles) -> list[str]:
-            drafts = _address(draft) if draft else ""
-            return config.scheduler_command(port, files, _address(executor), drafts)
+            drafts = _socket("draft", scratch) if draft else ""
+            return config.scheduler_command(port, files, _socket("executor", scratch), drafts)
 
         scheduler = child("scheduler", scheduler_command, secrets.scheduler_line())
-        socket = f"unix:{ChildFiles.of('scheduler', scratch).socket}"
+        socket = _socket("scheduler", scratch)
         stack = Stack(config, secrets, socket, executor, scheduler, draft)
         cleanup.push_async_callback(stack.stop)
         try:
@@ -196,8 +196,8 @@ async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIter
                 await draft.start(0)
             await scheduler.start(config.port)
             for name in ("executor", *(["draft"] if draft else [])):
-                socket = f"unix:{ChildFiles.of(name, scratch).socket}"
-                await _or_death(_loaded(socket, stack.executor_security, loading), *stack.children)
+                loaded = _loaded(_socket(name, scratch), stack.executor_security, loading)
+                await _or_death(loaded, *stack.children)
             await _or_death(_serving(stack), *stack.children)
             yield stack
         except BaseException:
@@ -205,9 +205,13 @@ async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIter
             raise
 
 
-def _address(executor: Child) -> str:
-    """Where the scheduler reaches it."""
-    return f"{_LOOPBACK}:{executor.port}"
+def _socket(name: str, directory: Path) -> str:
+    """Where a service is reached by its parent and its siblings.
+
+    Not by its port: while a service is started again anybody on this machine could take that, and would be
+    sent the token.
+    """
+    return f"unix:{ChildFiles.of(name, directory).socket}"
 
 
 def _directory() -> tempfile.TemporaryDirectory[str]:
