@@ -81,9 +81,12 @@ class Completion:
         """
         if ids:
             self._add_text(ids, terminators)
-        text = self._text.encode()
         if self._detokenizer is None:
             return None
+        text = self._text.encode()
+        if text_bytes > len(text):  # it had ended, so that what was held back was sent
+            self._let_go()
+            text = self._text.encode()
         if text_bytes > len(text) or (text_bytes < len(text) and text[text_bytes] & 0xC0 == 0x80):
             raise ContinuationMismatch(
                 f"continuation.completions: completion {self.index} has {len(text)} bytes of text here, and "
@@ -108,6 +111,9 @@ class Completion:
     def finish(self, event: Finished) -> None:
         """Nothing follows: let go of what was held back."""
         self.finished = event
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._detokenizer is not None and self.stop_string is None:
             text = self._detokenizer.flush()
             if self._matcher is not None:

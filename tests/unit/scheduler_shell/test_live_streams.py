@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -28,9 +29,10 @@ from scheduler_service.text.process import TextLimits
 from scheduler_service.text.tools import TextTools
 from scheduler_service.text.vocabulary import Vocabulary
 from scheduler_service.text.worker.pieces import pieces_of
+from tests.unit.scheduler_shell import models_made_here
 from tests.unit.scheduler_shell import tokenizers_made_here as made
-from tests.unit.scheduler_shell.models_made_here import MODEL
 
+MODEL = replace(models_made_here.MODEL, vocab_size=made.byte_level().get_vocab_size())
 CAPACITY = Capacity(1000, 16, 64, 100, 100, 1000)
 LETTERS = [made.byte_level().token_to_id(letter) for letter in "abc"]
 
@@ -50,11 +52,24 @@ class Shop:
         self.text = TextTools(TextPool(TextLimits()), vocabulary, has_chat_template=False)
 
     def admit(
-        self, id_: str = "r", *, caller: Identity = CALLER, n: int = 1, text: bool = False, **stop: object
+        self,
+        id_: str = "r",
+        *,
+        caller: Identity = CALLER,
+        n: int = 1,
+        text: bool = False,
+        continued: pb.ContinuedCompletion | None = None,
+        **stop: object,
     ) -> RequestStream:
         conditions = pb.StopConditions(**stop)  # type: ignore[arg-type]
         tokens = pb.TokenIds(ids=[1, 2])
         message = pb.GenerateRequest(request_id=id_, token_ids=tokens, stop=conditions, n=n)
+        if continued is not None:
+            message.sampling.seed = 1
+            message.continuation.completions.append(continued)
+            message.continuation.prompt_digest = prompt_digest([1, 2])
+            message.continuation.model_fingerprint = MODEL.identity.model
+            message.continuation.sampler = MODEL.identity.sampler
         checked = check_request(message, MODEL, Drafting(default=Speculation()))
         served = Served(MODEL, self.text if text else None)
         return self.live.admit(checked, [1, 2], caller, arrival=self.now, deadline=None, served=served)
@@ -185,6 +200,31 @@ async def test_an_unfinished_character_is_let_go_at_the_end() -> None:
     shop.step(half[:1])
     shop.step(half[1:])
     assert text_of(await read(stream)) == "�"
+
+
+@pytest.mark.parametrize(("had", "rest"), [(0, "ab�"), (2, "�"), (2 + len("�".encode()), "")])
+async def test_a_stream_cut_just_before_its_end_goes_on_behind_what_was_let_go_there(
+    had: int, rest: str
+) -> None:
+    ids = [*LETTERS[:2], made.byte_level().token_to_id("ð")]
+    shop = Shop()
+    continued = pb.ContinuedCompletion(token_ids=ids, text_bytes=had)
+    stream = shop.admit(text=True, max_tokens=3, strings=["bz"], continued=continued)
+    shop.live.deliver()
+    messages = await read(stream)
+    assert (text_of(messages), messages[-1].finished.reason) == (rest, pb.FINISH_REASON_LENGTH)
+
+
+@pytest.mark.parametrize(("had", "rest"), [(1, "b"), (2, "")])
+async def test_a_stream_cut_just_before_its_end_had_the_beginning_of_a_stop_string(
+    had: int, rest: str
+) -> None:
+    shop = Shop()
+    continued = pb.ContinuedCompletion(token_ids=LETTERS[:2], text_bytes=had)
+    stream = shop.admit(text=True, max_tokens=2, strings=["bz"], continued=continued)
+    shop.live.deliver()
+    messages = await read(stream)
+    assert (text_of(messages), messages[-1].finished.reason) == (rest, pb.FINISH_REASON_LENGTH)
 
 
 async def test_a_cancelled_request_ends_with_its_error_after_what_was_delivered() -> None:
