@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -77,11 +78,46 @@ async def test_an_executor_that_freezes_after_a_quiet_time_is_noticed_within_sec
 
 
 @pytest.mark.slow
-async def test_pings_during_a_long_wait_are_welcome() -> None:
-    """A server without our options answers the third ping, after three seconds, with GOAWAY."""
-    link = Link.PRIVATE
+@pytest.mark.parametrize("link", Link)
+async def test_pings_during_a_long_wait_are_welcome(link: Link) -> None:
+    """A server without our options answers the third ping, after three to six seconds, with GOAWAY."""
     async with echo_server(link) as port, open_aio_channel(f"127.0.0.1:{port}", link) as channel:
-        assert await call(channel, b"wait5") == b"wait5"
+        assert await call(channel, b"wait12") == b"wait12"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("link", Link)
+async def test_a_server_that_computes_and_looks_at_nothing_else_is_not_taken_for_frozen(link: Link) -> None:
+    """Pings are answered below Python: an event loop that stands still for ten seconds breaks no call."""
+    script = (
+        "import asyncio, grpc, grpc.aio, time\n"
+        "from paceline.channel import Link, server_options\n"
+        "class Busy(grpc.GenericRpcHandler):\n"
+        "    def service(self, details):\n"
+        "        async def busy(request, context):\n"
+        "            end = time.monotonic() + 10\n"
+        "            while time.monotonic() < end: pass\n"
+        "            return request\n"
+        "        return grpc.unary_unary_rpc_method_handler(busy)\n"
+        "async def main():\n"
+        f"    server = grpc.aio.server(options=server_options(Link.{link.name}))\n"
+        "    server.add_generic_rpc_handlers((Busy(),))\n"
+        "    print(server.add_insecure_port('127.0.0.1:0'), flush=True)\n"
+        "    await server.start()\n"
+        "    await server.wait_for_termination()\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        port = int(await process.stdout.readline())
+        async with open_aio_channel(f"127.0.0.1:{port}", link) as channel:
+            assert await call(channel, b"x", timeout_s=60, wait_for_ready=True) == b"x"
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def test_two_servers_cannot_share_a_port() -> None:

@@ -1,8 +1,9 @@
 """How Paceline's processes talk: channel and server options, TLS and tokens, in one place.
 
 Two kinds of link. The *public* one (client to scheduler) keeps messages below 4 MiB, gRPC's own
-default. The *private* one (scheduler to executor) carries tokenizers and logits, and notices a
-frozen peer within about three seconds.
+default. The *private* one (scheduler to executor) carries tokenizers and logits. Both notice a frozen
+peer within three to four seconds: pings are answered by gRPC's own threads, so that a peer that only
+computes, or has nothing to say yet, is not taken for frozen.
 
 gRPC accepts unknown option keys in silence; what each of these does is checked by
 tests/integration/test_channel.py and test_floods.py.
@@ -108,14 +109,14 @@ def channel_options(link: Link) -> Options:
         ("grpc.max_receive_message_length", message_bytes),
         # A frozen peer keeps its sockets open. keepalive_timeout alone never notices it; with
         # ping_timeout set as well the call ends UNAVAILABLE after time + timeout.
-        ("grpc.keepalive_time_ms", 1_000 if private else 10_000),
-        ("grpc.keepalive_timeout_ms", 1_500 if private else 10_000),
-        ("grpc.http2.ping_timeout_ms", 1_500 if private else 10_000),
+        ("grpc.keepalive_time_ms", 1_000 if private else 2_000),
+        ("grpc.keepalive_timeout_ms", 1_500),
+        ("grpc.http2.ping_timeout_ms", 1_500),
         ("grpc.http2.max_pings_without_data", 0),  # any number; the default is two, then silence
         # A restarted server is found at once; the default waits up to two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1_000),  # how long one attempt may take
-        ("grpc.max_reconnect_backoff_ms", 500 if private else 2_000),
+        ("grpc.max_reconnect_backoff_ms", 500),
         # A new channel starts without the connection state of an older one to the same address.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.primary_user_agent", "paceline"),
