@@ -1,43 +1,75 @@
-"""The blocking client of a scheduler. `paceline.aio.client` is its asyncio twin."""
+"""The blocking client of schedulers. `paceline.aio.client` is its asyncio twin."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Self, TypeVar, Unpack
 
 import grpc
 
 from paceline import errors, requests, responses
 from paceline.channel import PLAINTEXT, SCHEDULER_ADDRESS, Link, Security, open_channel
+from paceline.failover import FAILOVER_TIMEOUT_S, Attempts, Rotation, addresses_of
 from paceline.requests import Options
+from paceline.resume import ResumableStream, identified
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceStub
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from paceline.types import Aborted, Completion, Event, ExecutorStatus, MessageLike, ModelInfo, Status
+from paceline.types import Aborted, Completion, Event, ExecutorStatus, MessageLike, ModelInfo, Started, Status
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
 
 
+@dataclass(frozen=True, slots=True)
+class _Scheduler:
+    """One address, and what reaches it."""
+
+    address: str
+    channel: grpc.Channel
+    stub: SchedulerServiceStub
+    admin: AdminServiceStub
+
+    @classmethod
+    def at(cls, address: str, security: Security) -> _Scheduler:
+        """Connecting happens with the first call."""
+        channel = open_channel(address, Link.PUBLIC, security)
+        return cls(address, channel, SchedulerServiceStub(channel), AdminServiceStub(channel))
+
+
 class Client:
-    """One scheduler. Use as a context manager, or `close()` it.
+    """One scheduler, or several that serve the same model. Use as a context manager, or `close()` it.
 
         with Client("127.0.0.1:50051") as client:
             for event in client.generate("Once upon a time", max_tokens=64):
                 ...
 
+    Several addresses are a sequence, or one string with commas. Calls are spread over them, those that
+    one refuses are tried on the others, and a stream whose scheduler dies goes on exactly on another, or on
+    the same one when it is back: that may take `failover_timeout_s` before it raises StreamLost.
+
     Prompts are exactly one of `prompt` (text as it is), `messages` (through the model's chat
     template) and `token_ids`. `timeout_s` is the call's deadline (None: none), which the scheduler
-    honours too. All calls raise `paceline.errors`.
+    honours too, and which bounds all attempts together. All calls raise `paceline.errors`.
     """
 
-    def __init__(self, address: str = SCHEDULER_ADDRESS, *, security: Security = PLAINTEXT) -> None:
-        self.address = address
+    def __init__(
+        self,
+        addresses: str | Sequence[str] = SCHEDULER_ADDRESS,
+        *,
+        security: Security = PLAINTEXT,
+        failover_timeout_s: float = FAILOVER_TIMEOUT_S,
+    ) -> None:
+        self.addresses = addresses_of(addresses)
         self._metadata = security.metadata
-        self._channel = open_channel(address, Link.PUBLIC, security)
-        self._stub = SchedulerServiceStub(self._channel)
-        self._admin = AdminServiceStub(self._channel)
+        self._failover_timeout_s = failover_timeout_s
+        self._schedulers = [_Scheduler.at(address, security) for address in self.addresses]
+        self._rotation = Rotation(len(self._schedulers))
+        self._closed = threading.Event()
 
     def __enter__(self) -> Self:
         return self
@@ -46,8 +78,10 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the channel; calls under way are cancelled."""
-        self._channel.close()
+        """Close the channels; calls under way are cancelled."""
+        self._closed.set()
+        for scheduler in self._schedulers:
+            scheduler.channel.close()
 
     def generate(
         self,
@@ -60,8 +94,7 @@ class Client:
     ) -> Generation:
         """Start generating; iterate over the result for Delta and Finished events."""
         request = requests.generate_request(prompt, messages, token_ids, options)
-        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
-        return Generation(call, max(request.n, 1))
+        return Generation(self, ResumableStream(identified(request)), timeout_s)
 
     def complete(
         self,
@@ -73,11 +106,14 @@ class Client:
         **options: Unpack[Options],
     ) -> list[Completion]:
         """Generate and wait; one Completion per index."""
-        request = pb.GenerateUnaryRequest(
-            request=requests.generate_request(prompt, messages, token_ids, options)
+        request = identified(requests.generate_request(prompt, messages, token_ids, options))
+        reply = self._call(
+            lambda to: to.stub.GenerateUnary,
+            pb.GenerateUnaryRequest(request=request),
+            timeout_s,
+            self._failover_timeout_s,
         )
-        reply = self._call(self._stub.GenerateUnary, request, timeout_s)
-        return responses.completions(reply, max(request.request.n, 1))
+        return responses.completions(reply, max(request.n, 1))
 
     def chat(
         self, messages: Sequence[MessageLike], *, timeout_s: float | None = None, **options: Unpack[Options]
@@ -94,55 +130,81 @@ class Client:
     ) -> list[int]:
         """Token ids of text or messages, as `generate` would use them."""
         request = requests.tokenize_request(text, messages)
-        return list((self._call(self._stub.Tokenize, request, timeout_s)).token_ids)
+        return list((self._call(lambda to: to.stub.Tokenize, request, timeout_s)).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = None) -> str:
         """The text of token ids."""
         request = requests.detokenize_request(token_ids)
-        return (self._call(self._stub.Detokenize, request, timeout_s)).text
+        return (self._call(lambda to: to.stub.Detokenize, request, timeout_s)).text
 
     def abort(self, request_ids: Iterable[str], *, timeout_s: float | None = None) -> Aborted:
-        """End live requests of this identity; unknown ids are no error."""
-        request = pb.AbortRequest(request_ids=request_ids)
-        return responses.aborted(self._call(self._stub.Abort, request, timeout_s))
+        """End live requests of this identity, wherever they run; unknown ids are no error."""
+        ids = list(request_ids)
+        replies, failure = [], None
+        for scheduler in self._schedulers:
+            try:
+                request = pb.AbortRequest(request_ids=ids)
+                replies.append(scheduler.stub.Abort(request, timeout=timeout_s, metadata=self._metadata))
+            except grpc.RpcError as error:
+                failure = errors.from_rpc(error)
+        if failure is not None and not replies:
+            raise failure
+        return responses.aborted(ids, replies)
 
     def model_info(self, *, timeout_s: float | None = None) -> ModelInfo:
         """The model and the limits of a request."""
-        return responses.model_info(self._call(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout_s))
+        request = pb.GetModelInfoRequest()
+        return responses.model_info(self._call(lambda to: to.stub.GetModelInfo, request, timeout_s))
 
     def status(self, *, timeout_s: float | None = None) -> Status:
-        """Live counters."""
-        return responses.status(self._call(self._stub.GetStatus, pb.GetStatusRequest(), timeout_s))
+        """Live counters; of several schedulers, those of one that answers."""
+        return responses.status(self._call(lambda to: to.stub.GetStatus, pb.GetStatusRequest(), timeout_s))
 
     def executors(self, *, timeout_s: float | None = None) -> tuple[ExecutorStatus, ...]:
         """The executors behind the scheduler; only for admins, where callers need tokens."""
         request = admin_pb2.ListExecutorsRequest()
-        return responses.executors(self._call(self._admin.ListExecutors, request, timeout_s))
+        return responses.executors(self._call(lambda to: to.admin.ListExecutors, request, timeout_s))
 
     def _call(
         self,
-        method: grpc.UnaryUnaryMultiCallable[_Request, _Reply],
+        method: Callable[[_Scheduler], grpc.UnaryUnaryMultiCallable[_Request, _Reply]],
         request: _Request,
         timeout_s: float | None,
+        failover_timeout_s: float = 0.0,
     ) -> _Reply:
-        try:
-            return method(request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from None
+        attempts = self._attempts(timeout_s, failover_timeout_s)
+        while True:
+            call, left_s = method(self._schedulers[attempts.address]), attempts.timeout_s(time.monotonic())
+            try:
+                reply = call(request, timeout=left_s, metadata=self._metadata)
+            except grpc.RpcError as error:
+                failure = errors.from_rpc(error)
+            else:
+                attempts.answered()
+                return reply
+            if self._closed.wait(attempts.failed(failure, time.monotonic())):
+                raise failure
+
+    def _attempts(self, timeout_s: float | None, failover_timeout_s: float) -> Attempts:
+        now = time.monotonic()
+        return Attempts(self._rotation, now, timeout_s=timeout_s, failover_timeout_s=failover_timeout_s)
 
 
 class Generation:
     """A running Generate call: an iterator of events that can be left at any time.
 
-    The iteration ends when all completions have finished; a stream that ends before raises InternalError.
-    Leaving (`with`, `close()`, or letting go of it) cancels the request: the scheduler
-    computes nothing for it from the next step on.
+    The iteration ends when all completions have finished; a stream that ends before raises InternalError,
+    one that was interrupted and can't be continued StreamLost. Leaving (`with`, `close()`, or letting go
+    of it) cancels the request: the scheduler computes nothing for it from the next step on.
     """
 
-    def __init__(self, call: grpc._CallIterator[pb.GenerateResponse], n: int) -> None:
-        self._call = call
-        self._progress = responses.Progress(n)
-        self._closed = False
+    def __init__(self, client: Client, stream: ResumableStream, timeout_s: float | None) -> None:
+        self._client = client
+        self._stream = stream
+        self._attempts = client._attempts(timeout_s, client._failover_timeout_s)
+        self._call: grpc._CallIterator[pb.GenerateResponse] | None = None
+        self._closed = threading.Event()
+        self._send()
 
     def __enter__(self) -> Self:
         return self
@@ -154,36 +216,36 @@ class Generation:
         return self
 
     def __next__(self) -> Event:
-        if self._closed:
+        if self._closed.is_set():
             raise StopIteration
         try:
-            while (event := responses.event(next(self._call))) is None:
-                pass
-            return self._progress.see(event)
-        except StopIteration:
-            if not self._closed:
-                self._progress.check_end()
+            return self._next()
+        except errors.PacelineError:
+            self.close()  # nobody reads on
             raise
-        except errors.InternalError:  # it makes no sense to us: nobody reads on
-            self.close()
-            raise
-        except grpc.RpcError as error:
-            if self._closed:  # by another thread, meanwhile
-                raise StopIteration from None
-            raise errors.from_rpc(error) from None
 
     def __del__(self) -> None:
         self.close()
 
     def close(self) -> None:
         """Cancel what is still running, and end the iteration. Safe at any time, from any thread."""
-        self._closed = True
-        self._call.cancel()
+        self._closed.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    @property
+    def started(self) -> Started | None:
+        """What the scheduler says of the stream; None until its first event has come."""
+        return self._stream.started
+
+    @property
+    def resumptions(self) -> int:
+        """How often the stream was interrupted and continued."""
+        return self._stream.resumptions
 
     def request_id(self) -> str:
-        """The request's id, once the scheduler has taken it."""
-        metadata = self._call.initial_metadata()
-        return str(dict(metadata or ()).get("request-id", ""))
+        """The request's id: the caller's, or drawn."""
+        return self._stream.request_id
 
     def collect(self) -> list[Completion]:
         """Read to the end; one Completion per index."""
@@ -196,3 +258,45 @@ class Generation:
         """Read to the end; the text of completion 0."""
         completions = self.collect()
         return completions[0].text if completions else ""
+
+    def _next(self) -> Event:
+        """The next event, of this attempt or of one that continues it."""
+        assert self._call is not None
+        while True:
+            try:
+                message = next(self._call)
+            except StopIteration:
+                if not self._closed.is_set():
+                    self._stream.check_end()
+                raise
+            except grpc.RpcError as error:
+                failure = errors.from_rpc(error)
+            else:
+                self._attempts.answered()
+                if (event := self._stream.see(message)) is not None:
+                    return event
+                continue
+            if self._closed.is_set() or self._stream.is_complete:  # closed by another thread, meanwhile
+                raise StopIteration
+            self._recover(failure)
+
+    def _recover(self, failure: errors.PacelineError) -> None:
+        """The attempt has failed: begin another, or raise what the caller is to know."""
+        address = self._client.addresses[self._attempts.address]
+        try:
+            wait_s = self._attempts.failed(failure, time.monotonic())
+            if self._closed.wait(wait_s):
+                raise StopIteration
+            if self._client._closed.is_set():
+                raise failure
+            self._send()
+        except errors.PacelineError as error:
+            raise self._stream.lost_for_good(error, address) from failure
+
+    def _send(self) -> None:
+        now = time.monotonic()
+        request, left_s = self._stream.attempt(now), self._attempts.timeout_s(now)
+        stub = self._client._schedulers[self._attempts.address].stub
+        self._call = stub.Generate(request, timeout=left_s, metadata=self._client._metadata)
+        if self._closed.is_set():
+            self._call.cancel()

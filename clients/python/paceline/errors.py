@@ -10,6 +10,7 @@
     ├── RetryLater             nothing was emitted: try again after `retry_after_s`
     │   ├── QueueFull          no room: the queue is full (scheduler), or pages ran out (executor)
     │   └── Unavailable        not reachable, loading, draining, or without an executor
+    ├── StreamLost             interrupted after tokens were received, and could not be continued anywhere
     ├── Cancelled              aborted by someone, or this reader stalled
     ├── DeadlineExceeded       `timeout_s` went by
     ├── InternalError          a fault that could not be healed, or an answer that is not whole (DATA_LOSS)
@@ -120,6 +121,14 @@ class QueueFull(RetryLater):
 
 class Unavailable(RetryLater):
     """Not reachable, loading, draining, or without an executor."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class StreamLost(PacelineError):
+    """A stream was interrupted after events had been received, and could not be continued, here or on
+    another scheduler. What was received is valid, but not all; a new request begins anew.
+    """
 
     code = grpc.StatusCode.UNAVAILABLE
 

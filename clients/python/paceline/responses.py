@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paceline.errors import InternalError, incomplete
@@ -20,6 +20,7 @@ from paceline.types import (
     ModelInfo,
     RequestLimits,
     Speculation,
+    Started,
     Status,
     TokenLogprobs,
     Usage,
@@ -47,6 +48,28 @@ def event(message: pb.GenerateResponse) -> Event | None:
     delta = message.delta
     return Delta(
         message.index, tuple(delta.token_ids), delta.text, _logprobs(delta.logprobs), delta.elapsed_us
+    )
+
+
+_SCALARS = frozenset(
+    field.name for field in pb.SamplingParams.DESCRIPTOR.fields if field.name not in ("logit_bias", "seed")
+)
+
+
+def started(message: pb.Started) -> Started:
+    """What the scheduler says of a stream that has begun."""
+    sampling = message.sampling
+    return Started(
+        request_id=message.request_id,
+        model=message.model,
+        prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens,
+        seed=sampling.seed,
+        max_tokens=message.max_tokens,
+        sampling={field.name: value for field, value in sampling.ListFields() if field.name in _SCALARS},
+        prompt_digest=message.prompt_digest,
+        model_fingerprint=message.model_fingerprint,
+        sampler=message.sampler,
     )
 
 
@@ -110,9 +133,13 @@ def executors(message: admin_pb2.ListExecutorsResponse) -> tuple[ExecutorStatus,
     )
 
 
-def aborted(message: pb.AbortResponse) -> Aborted:
-    """What Abort did."""
-    return Aborted(tuple(message.aborted), tuple(message.unknown))
+def aborted(request_ids: Sequence[str], messages: Iterable[pb.AbortResponse]) -> Aborted:
+    """What Abort did, at one or more schedulers."""
+    found = {request_id for message in messages for request_id in message.aborted}
+    return Aborted(
+        tuple(id_ for id_ in request_ids if id_ in found),
+        tuple(id_ for id_ in request_ids if id_ not in found),
+    )
 
 
 class Progress:

@@ -102,6 +102,22 @@ Event = Delta | Finished
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """What a scheduler says of a stream with its first event."""
+
+    request_id: str
+    model: str
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, found in the prefix cache
+    seed: int  # the caller's, or drawn: the same request with it gives the same tokens
+    max_tokens: int  # resolved: what fits, if the caller gave none
+    sampling: Mapping[str, float]  # resolved: temperature, top_k, top_p, ...
+    prompt_digest: bytes  # SHA-256 of the prompt's token ids
+    model_fingerprint: bytes
+    sampler: str  # version of the sampling rules
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """A whole completion. `finished` is None only while a stream is still running."""
 

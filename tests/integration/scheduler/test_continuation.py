@@ -23,7 +23,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 async def stub(stack: Stack) -> SchedulerServiceStub:
-    channel = grpc.aio.insecure_channel(stack.client().address)
+    channel = grpc.aio.insecure_channel(stack.scheduler.address)
     return SchedulerServiceStub(channel)
 
 

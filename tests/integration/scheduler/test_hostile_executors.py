@@ -221,7 +221,7 @@ async def test_damaged_answers_end_no_scheduler_and_leave_nothing_behind(tmp_pat
         for _ in range(4):
             try:
                 await asyncio.wait_for(tokens(client), 60)
-            except (errors.InternalError, errors.Unavailable):
+            except (errors.InternalError, errors.Unavailable, errors.StreamLost, errors.StaleState):
                 continue
         assert stack.scheduler.running, stack.scheduler.log
         for meddler in meddlers:

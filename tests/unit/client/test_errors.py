@@ -13,7 +13,9 @@ def test_every_status_has_its_error() -> None:
 
 
 def test_every_error_comes_from_some_status() -> None:
-    assert leaves(errors.PacelineError) - {errors.StepRefused} == set(errors.BY_CODE.values())
+    assert leaves(errors.PacelineError) - {errors.StepRefused, errors.StreamLost} == set(
+        errors.BY_CODE.values()
+    )
 
 
 def test_the_tree_at_the_top_of_the_file_names_every_error() -> None:

@@ -1,45 +1,82 @@
-"""The asyncio client of a scheduler."""
+"""The asyncio client of schedulers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Self, TypeVar, Unpack
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import grpc
 import grpc.aio
 
 from paceline import errors, requests, responses
-from paceline.aio.calls import outcome_of, reply_of
+from paceline.aio.calls import reply_of
 from paceline.channel import PLAINTEXT, SCHEDULER_ADDRESS, Link, Security, open_aio_channel
+from paceline.failover import FAILOVER_TIMEOUT_S, Attempts, Rotation, addresses_of
 from paceline.requests import Options
+from paceline.resume import ResumableStream, identified
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceStub
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from paceline.types import Aborted, Completion, Event, ExecutorStatus, MessageLike, ModelInfo, Status
+from paceline.types import Aborted, Completion, Event, ExecutorStatus, MessageLike, ModelInfo, Started, Status
+
+if TYPE_CHECKING:
+    from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceAsyncStub
+    from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
 
 
+@dataclass(frozen=True, slots=True)
+class _Scheduler:
+    """One address, and what reaches it."""
+
+    address: str
+    channel: grpc.aio.Channel
+    stub: SchedulerServiceAsyncStub
+    admin: AdminServiceAsyncStub
+
+    @classmethod
+    def at(cls, address: str, security: Security) -> _Scheduler:
+        """Connecting happens with the first call."""
+        channel = open_aio_channel(address, Link.PUBLIC, security)
+        return cls(address, channel, SchedulerServiceStub(channel), AdminServiceStub(channel))
+
+
 class Client:
-    """One scheduler. Use as an async context manager, or `close()` it.
+    """One scheduler, or several that serve the same model. Use as an async context manager, or `close()` it.
 
         async with Client("127.0.0.1:50051") as client:
             async for event in client.generate("Once upon a time", max_tokens=64):
                 ...
 
+    Several addresses are a sequence, or one string with commas. Calls are spread over them, those that
+    one refuses are tried on the others, and a stream whose scheduler dies goes on exactly on another, or on
+    the same one when it is back: that may take `failover_timeout_s` before it raises StreamLost.
+
     Prompts are exactly one of `prompt` (text as it is), `messages` (through the model's chat
     template) and `token_ids`. `timeout_s` is the call's deadline (None: none), which the scheduler
-    honours too. All calls raise `paceline.errors`.
+    honours too, and which bounds all attempts together. All calls raise `paceline.errors`.
     """
 
-    def __init__(self, address: str = SCHEDULER_ADDRESS, *, security: Security = PLAINTEXT) -> None:
-        self.address = address
+    def __init__(
+        self,
+        addresses: str | Sequence[str] = SCHEDULER_ADDRESS,
+        *,
+        security: Security = PLAINTEXT,
+        failover_timeout_s: float = FAILOVER_TIMEOUT_S,
+    ) -> None:
+        self.addresses = addresses_of(addresses)
         self._metadata = security.metadata
-        self._channel = open_aio_channel(address, Link.PUBLIC, security)
-        self._stub = SchedulerServiceStub(self._channel)
-        self._admin = AdminServiceStub(self._channel)
+        self._failover_timeout_s = failover_timeout_s
+        self._schedulers = [_Scheduler.at(address, security) for address in self.addresses]
+        self._rotation = Rotation(len(self._schedulers))
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -48,8 +85,10 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the channel; calls under way are cancelled."""
-        await self._channel.close()
+        """Close the channels; calls under way are cancelled."""
+        self._closed = True
+        for scheduler in self._schedulers:
+            await scheduler.channel.close()
 
     def generate(
         self,
@@ -62,8 +101,7 @@ class Client:
     ) -> Generation:
         """Start generating; iterate over the result for Delta and Finished events."""
         request = requests.generate_request(prompt, messages, token_ids, options)
-        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
-        return Generation(call, max(request.n, 1))
+        return Generation(self, ResumableStream(identified(request)), timeout_s)
 
     async def complete(
         self,
@@ -75,11 +113,14 @@ class Client:
         **options: Unpack[Options],
     ) -> list[Completion]:
         """Generate and wait; one Completion per index."""
-        request = pb.GenerateUnaryRequest(
-            request=requests.generate_request(prompt, messages, token_ids, options)
+        request = identified(requests.generate_request(prompt, messages, token_ids, options))
+        reply = await self._call(
+            lambda to: to.stub.GenerateUnary,
+            pb.GenerateUnaryRequest(request=request),
+            timeout_s,
+            self._failover_timeout_s,
         )
-        reply = await self._call(self._stub.GenerateUnary, request, timeout_s)
-        return responses.completions(reply, max(request.request.n, 1))
+        return responses.completions(reply, max(request.n, 1))
 
     async def chat(
         self, messages: Sequence[MessageLike], *, timeout_s: float | None = None, **options: Unpack[Options]
@@ -96,56 +137,84 @@ class Client:
     ) -> list[int]:
         """Token ids of text or messages, as `generate` would use them."""
         request = requests.tokenize_request(text, messages)
-        return list((await self._call(self._stub.Tokenize, request, timeout_s)).token_ids)
+        return list((await self._call(lambda to: to.stub.Tokenize, request, timeout_s)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = None) -> str:
         """The text of token ids."""
         request = requests.detokenize_request(token_ids)
-        return (await self._call(self._stub.Detokenize, request, timeout_s)).text
+        return (await self._call(lambda to: to.stub.Detokenize, request, timeout_s)).text
 
     async def abort(self, request_ids: Iterable[str], *, timeout_s: float | None = None) -> Aborted:
-        """End live requests of this identity; unknown ids are no error."""
-        request = pb.AbortRequest(request_ids=request_ids)
-        return responses.aborted(await self._call(self._stub.Abort, request, timeout_s))
+        """End live requests of this identity, wherever they run; unknown ids are no error."""
+        ids = list(request_ids)
+        request = pb.AbortRequest(request_ids=ids)
+        calls = [
+            reply_of(scheduler.stub.Abort(request, timeout=timeout_s, metadata=self._metadata))
+            for scheduler in self._schedulers
+        ]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        replies = [outcome for outcome in outcomes if isinstance(outcome, pb.AbortResponse)]
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not replies:
+                raise outcome
+        return responses.aborted(ids, replies)
 
     async def model_info(self, *, timeout_s: float | None = None) -> ModelInfo:
         """The model and the limits of a request."""
-        return responses.model_info(
-            await self._call(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout_s)
-        )
+        request = pb.GetModelInfoRequest()
+        return responses.model_info(await self._call(lambda to: to.stub.GetModelInfo, request, timeout_s))
 
     async def status(self, *, timeout_s: float | None = None) -> Status:
-        """Live counters."""
-        return responses.status(await self._call(self._stub.GetStatus, pb.GetStatusRequest(), timeout_s))
+        """Live counters; of several schedulers, those of one that answers."""
+        request = pb.GetStatusRequest()
+        return responses.status(await self._call(lambda to: to.stub.GetStatus, request, timeout_s))
 
     async def executors(self, *, timeout_s: float | None = None) -> tuple[ExecutorStatus, ...]:
         """The executors behind the scheduler; only for admins, where callers need tokens."""
         request = admin_pb2.ListExecutorsRequest()
-        return responses.executors(await self._call(self._admin.ListExecutors, request, timeout_s))
+        return responses.executors(await self._call(lambda to: to.admin.ListExecutors, request, timeout_s))
 
     async def _call(
         self,
-        method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Reply],
+        method: Callable[[_Scheduler], grpc.aio.UnaryUnaryMultiCallable[_Request, _Reply]],
         request: _Request,
         timeout_s: float | None,
+        failover_timeout_s: float = 0.0,
     ) -> _Reply:
-        return await reply_of(method(request, timeout=timeout_s, metadata=self._metadata))
+        attempts = self._attempts(timeout_s, failover_timeout_s)
+        while True:
+            call, left_s = method(self._schedulers[attempts.address]), attempts.timeout_s(time.monotonic())
+            try:
+                reply = await reply_of(call(request, timeout=left_s, metadata=self._metadata))
+            except errors.PacelineError as error:
+                failure = error
+            else:
+                attempts.answered()
+                return reply
+            await asyncio.sleep(attempts.failed(failure, time.monotonic()))
+            if self._closed:
+                raise failure
+
+    def _attempts(self, timeout_s: float | None, failover_timeout_s: float) -> Attempts:
+        now = time.monotonic()
+        return Attempts(self._rotation, now, timeout_s=timeout_s, failover_timeout_s=failover_timeout_s)
 
 
 class Generation:
     """A running Generate call: an async iterator of events that can be left at any time.
 
-    The iteration ends when all completions have finished; a stream that ends before raises InternalError.
-    Leaving (`async with`, `close()`, or letting go of it) cancels the request: the scheduler
-    computes nothing for it from the next step on.
+    The iteration ends when all completions have finished; a stream that ends before raises InternalError,
+    one that was interrupted and can't be continued StreamLost. Leaving (`async with`, `close()`, or letting
+    go of it) cancels the request: the scheduler computes nothing for it from the next step on.
     """
 
-    def __init__(
-        self, call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse], n: int
-    ) -> None:
-        self._call = call
-        self._progress = responses.Progress(n)
-        self._closed = False
+    def __init__(self, client: Client, stream: ResumableStream, timeout_s: float | None) -> None:
+        self._client = client
+        self._stream = stream
+        self._attempts = client._attempts(timeout_s, client._failover_timeout_s)
+        self._call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse] | None = None
+        self._closed = asyncio.Event()
+        self._send()
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,35 +226,37 @@ class Generation:
         return self
 
     async def __anext__(self) -> Event:
-        if self._closed:
+        if self._closed.is_set():
             raise StopAsyncIteration
         try:
-            while isinstance(message := await reply_of(self._call.read()), pb.GenerateResponse):
-                if (event := responses.event(message)) is not None:
-                    return self._progress.see(event)
-        except errors.InternalError:  # it makes no sense to us: nobody reads on
-            self.close()
+            return await self._next()
+        except errors.PacelineError:
+            self.close()  # nobody reads on
             raise
-        except errors.Unavailable:
-            if self._closed:  # meanwhile, by another task
-                raise StopAsyncIteration from None
-            raise
-        if not self._closed:
-            self._progress.check_end()
-        raise StopAsyncIteration
 
     def __del__(self) -> None:
-        self.close()
+        if self._call is not None:
+            self._call.cancel()
 
     def close(self) -> None:
         """Cancel what is still running, and end the iteration. Safe at any time."""
-        self._closed = True
-        self._call.cancel()
+        self._closed.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    @property
+    def started(self) -> Started | None:
+        """What the scheduler says of the stream; None until its first event has come."""
+        return self._stream.started
+
+    @property
+    def resumptions(self) -> int:
+        """How often the stream was interrupted and continued."""
+        return self._stream.resumptions
 
     async def request_id(self) -> str:
-        """The request's id, once the scheduler has taken it."""
-        metadata = await outcome_of(self._call.initial_metadata())
-        return str(dict(metadata or ()).get("request-id", ""))
+        """The request's id: the caller's, or drawn."""
+        return self._stream.request_id
 
     async def collect(self) -> list[Completion]:
         """Read to the end; one Completion per index."""
@@ -198,3 +269,46 @@ class Generation:
         """Read to the end; the text of completion 0."""
         completions = await self.collect()
         return completions[0].text if completions else ""
+
+    async def _next(self) -> Event:
+        """The next event, of this attempt or of one that continues it."""
+        while True:
+            assert self._call is not None
+            try:
+                message = await reply_of(self._call.read())
+            except errors.PacelineError as error:
+                failure = error
+            else:
+                if isinstance(message, pb.GenerateResponse):
+                    self._attempts.answered()
+                    if (event := self._stream.see(message)) is not None:
+                        return event
+                    continue
+                if not self._closed.is_set():
+                    self._stream.check_end()
+                raise StopAsyncIteration
+            if self._closed.is_set() or self._stream.is_complete:  # closed by another task, meanwhile
+                raise StopAsyncIteration
+            await self._recover(failure)
+
+    async def _recover(self, failure: errors.PacelineError) -> None:
+        """The attempt has failed: begin another, or raise what the caller is to know."""
+        address = self._client.addresses[self._attempts.address]
+        try:
+            wait_s = self._attempts.failed(failure, time.monotonic())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._closed.wait()
+            if self._closed.is_set():
+                raise StopAsyncIteration
+            if self._client._closed:
+                raise failure
+            self._send()
+        except errors.PacelineError as error:
+            raise self._stream.lost_for_good(error, address) from failure
+
+    def _send(self) -> None:
+        now = time.monotonic()
+        request, left_s = self._stream.attempt(now), self._attempts.timeout_s(now)
+        stub = self._client._schedulers[self._attempts.address].stub
+        self._call = stub.Generate(request, timeout=left_s, metadata=self._client._metadata)

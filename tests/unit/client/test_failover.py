@@ -1,0 +1,163 @@
+"""Where a call goes, and when its caller is told that it failed; time is the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from paceline import errors
+from paceline.failover import MAX_LOSSES, Attempts, Rotation, addresses_of
+
+REFUSED = errors.Unavailable("failed to connect to all addresses")
+BROKEN = errors.Unavailable("Socket closed")
+FULL = errors.QueueFull("full", reason="QUEUE_FULL", retry_after_s=3.0)
+
+
+def attempts(
+    rotation: Rotation, *, timeout_s: float | None = None, failover_timeout_s: float = 30
+) -> Attempts:
+    return Attempts(rotation, 0.0, timeout_s=timeout_s, failover_timeout_s=failover_timeout_s)
+
+
+def times_of_refusals(call: Attempts, now: float) -> Iterator[float]:
+    """It is lost, and then refused again and again: when each attempt is made."""
+    error = BROKEN
+    while True:
+        now += call.failed(error, now)
+        yield now
+        call.timeout_s(now)
+        error = REFUSED
+
+
+def test_addresses_are_one_or_several_and_each_once() -> None:
+    assert addresses_of("a:1") == ("a:1",)
+    assert addresses_of(" a:1, b:2,a:1,") == ("a:1", "b:2")
+    assert addresses_of(["a:1", "b:2"]) == ("a:1", "b:2")
+    for none in ("", ",", []):
+        with pytest.raises(ValueError, match="no address"):
+            addresses_of(none)
+
+
+def test_calls_begin_at_each_address_in_turn() -> None:
+    rotation = Rotation(3)
+    assert [attempts(rotation).address for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_an_address_that_is_down_comes_last_for_a_while_and_longer_each_time() -> None:
+    rotation = Rotation(2)
+    rotation.down(0, 0.0)
+    rotation.down(0, 0.5)  # another call has found out too
+    assert {rotation.order(0.9)[0] for _ in range(4)} == {1}
+    assert {rotation.order(1.0)[0] for _ in range(4)} == {0, 1}
+    rotation.down(0, 1.0)
+    assert {rotation.order(2.9)[0] for _ in range(4)} == {1}
+    rotation.up(0)
+    assert {rotation.order(2.9)[0] for _ in range(4)} == {0, 1}
+
+
+@pytest.mark.parametrize("refusal", [REFUSED, FULL, errors.Unavailable("draining", reason="DRAINING")])
+def test_a_refusal_is_the_callers_once_all_have_refused(refusal: errors.RetryLater) -> None:
+    call = attempts(Rotation(3))
+    tried = [call.address]
+    for _ in range(2):
+        assert call.failed(refusal, 0.0) == 0.0
+        tried.append(call.address)
+    assert sorted(tried) == [0, 1, 2]
+    with pytest.raises(type(refusal)):
+        call.failed(refusal, 0.0)
+
+
+def test_the_refusal_that_is_told_is_the_one_that_ends_first() -> None:
+    call = attempts(Rotation(3))
+    call.failed(FULL, 0.0)
+    call.failed(errors.QueueFull("full", retry_after_s=0.5), 0.0)
+    with pytest.raises(errors.QueueFull) as caught:
+        call.failed(REFUSED, 0.0)
+    assert caught.value.retry_after_s == 0.5
+
+
+FINAL = [
+    errors.Cancelled("aborted"),
+    errors.DeadlineExceeded("late"),
+    errors.InternalError("a bug"),
+    errors.incomplete("the stream ended"),
+    errors.InvalidRequest("n: bad"),
+    errors.StaleState("continuation.sampler: is another one here"),
+    errors.Unauthenticated("no token"),
+    errors.Unsupported("grammar"),
+    errors.DuplicateRequest("request_id: is live"),
+]
+
+
+@pytest.mark.parametrize("error", FINAL, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("answered", [False, True])
+def test_other_errors_are_tried_nowhere_else(error: errors.PacelineError, answered: bool) -> None:
+    call = attempts(Rotation(2))
+    if answered:
+        call.answered()
+    with pytest.raises(type(error)):
+        call.failed(error, 0.0)
+
+
+LOST = [(False, BROKEN), (True, BROKEN), (True, errors.Unavailable("down", reason="SHUTTING_DOWN"))]
+
+
+@pytest.mark.parametrize(("answered", "error"), LOST)
+def test_a_lost_call_goes_to_another_at_once(answered: bool, error: errors.Unavailable) -> None:
+    call = attempts(Rotation(2))
+    if answered:
+        call.answered()
+    assert call.failed(error, 0.0) == 0.0
+    assert call.address == 1
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_lost_call_with_one_address_waits_for_it_and_not_for_ever(answered: bool) -> None:
+    call = attempts(Rotation(1), failover_timeout_s=10)
+    if answered:
+        call.answered()
+    times: list[float] = []
+    with pytest.raises(errors.Unavailable):
+        times.extend(times_of_refusals(call, 0.0))
+    assert times[-1] == pytest.approx(10)
+    waits = [later - earlier for earlier, later in pairwise([0.0, *times])]
+    assert all(0 < wait <= 1.0 for wait in waits)
+
+
+def test_a_lost_call_honours_the_soonest_hint_when_all_refuse() -> None:
+    call = attempts(Rotation(2))
+    call.answered()
+    call.failed(BROKEN, 0.0)
+    assert call.failed(FULL, 0.0) == 3.0
+
+
+def test_the_attempt_before_may_still_be_live_where_a_lost_call_is_sent_again() -> None:
+    call = attempts(Rotation(1))
+    call.failed(BROKEN, 0.0)
+    assert call.failed(errors.DuplicateRequest("request_id: is live"), 0.1) > 0
+
+
+def test_each_loss_after_something_was_received_has_its_own_time() -> None:
+    call, now = attempts(Rotation(1), failover_timeout_s=10), 0.0
+    for _ in range(20):
+        call.answered()
+        now += 9 + call.failed(BROKEN, now)
+
+
+def test_a_call_that_ends_one_scheduler_after_the_other_is_given_up() -> None:
+    call = attempts(Rotation(1))
+    for _ in range(MAX_LOSSES - 1):
+        call.failed(BROKEN, 0.0)
+    with pytest.raises(errors.Unavailable):
+        call.failed(BROKEN, 0.0)
+
+
+def test_the_callers_deadline_bounds_all_attempts_together() -> None:
+    call = attempts(Rotation(1), timeout_s=2)
+    assert call.timeout_s(0.5) == 1.5
+    call.answered()
+    times: list[float] = []
+    with pytest.raises(errors.DeadlineExceeded):
+        times.extend(times_of_refusals(call, 0.5))
+    assert times[-1] == pytest.approx(2)

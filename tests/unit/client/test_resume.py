@@ -1,0 +1,145 @@
+"""A stream cut anywhere, any number of times, and continued, is the stream that was never cut."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline import errors
+from paceline.requests import generate_request
+from paceline.responses import Collector
+from paceline.resume import ResumableStream, identified
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.types import Completion, Event, Finished
+
+from tests.unit.client.ideal_scheduler import ids_of, replies
+
+
+def stream_of(**options: object) -> ResumableStream:
+    return ResumableStream(identified(generate_request("x", None, None, options)))
+
+
+def read(stream: ResumableStream, draw: random.Random, cuts: list[int]) -> list[Event]:
+    """The events of as many attempts as there are cuts, each after so many messages, and of a last one."""
+    events: list[Event] = []
+    for attempt, cut in enumerate([*cuts, None]):
+        request = stream.attempt(float(attempt))
+        for message in list(replies(request, draw, cached_tokens=attempt))[:cut]:
+            event = stream.see(message)
+            events += [] if event is None else [event]
+        if stream.is_complete:
+            break
+    stream.check_end()
+    return events
+
+
+def whole(events: list[Event]) -> list[Completion]:
+    collector = Collector()
+    for event in events:
+        collector.add(event)
+    return collector.completions()
+
+
+def without_usage(completion: Completion) -> Completion:
+    assert completion.finished is not None
+    usage = replace(completion.finished.usage, cached_tokens=0, first_token_ms=0, total_ms=0)
+    return replace(completion, finished=replace(completion.finished, usage=usage))
+
+
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    n=st.integers(1, 3),
+    returns=st.sampled_from(["both", "text", "token_ids"]),
+    cuts=st.lists(st.integers(0, 8), max_size=4),
+    draw=st.randoms(use_true_random=False),
+)
+def test_a_stream_that_is_cut_and_continued_is_the_one_that_was_not(
+    seed: int, n: int, returns: str, cuts: list[int], draw: random.Random
+) -> None:
+    options = {"seed": seed, "n": n, "returns": returns, "logprobs": 1}
+    undisturbed = whole(read(stream_of(**options), draw, []))
+    stream = stream_of(**options)
+    events = read(stream, draw, cuts)
+    assert [without_usage(one) for one in whole(events)] == [without_usage(one) for one in undisturbed]
+    assert sum(isinstance(event, Finished) for event in events) == n
+    assert all(event.token_ids or event.text for event in events if not isinstance(event, Finished))
+    if returns == "text":
+        assert not any(one.token_ids or one.logprobs for one in undisturbed)
+    else:
+        assert [list(one.token_ids) for one in undisturbed] == [ids_of(seed, i, 10) for i in range(n)]
+
+
+def test_until_something_was_received_the_very_same_request_is_sent_again() -> None:
+    stream = stream_of()
+    first = stream.attempt(0.0).SerializeToString(deterministic=True)
+    request = pb.GenerateRequest.FromString(first)
+    assert request.request_id
+    assert request.sampling.HasField("seed")
+    stream.see(next(replies(request, random.Random(0))))  # Started came, and then the connection broke
+    assert stream.attempt(1.0).SerializeToString(deterministic=True) == first
+    assert stream.resumptions == 0
+
+
+def test_what_the_caller_chose_is_kept() -> None:
+    request = identified(generate_request("x", None, None, {"seed": 0, "request_id": "mine"}))
+    assert (request.request_id, request.sampling.seed) == ("mine", 0)
+
+
+def test_times_count_from_the_first_attempt_and_cached_tokens_are_its() -> None:
+    stream = stream_of(seed=3)
+    events = read(stream, random.Random(1), [2])
+    end = events[-1]
+    assert isinstance(end, Finished)
+    assert (end.usage.cached_tokens, end.usage.total_ms) == (0, 1000 + len(ids_of(3, 0, 10)))
+    times = [event.elapsed_us for event in events if not isinstance(event, Finished)]
+    assert times == sorted(times)
+    assert times[-1] > 1_000_000
+    assert end.usage.first_token_ms == times[0] // 1000
+    assert stream.resumptions == 1
+
+
+@pytest.mark.parametrize("continued", [0, 1])
+def test_a_scheduler_that_ignores_the_continuation_ends_the_stream(continued: int) -> None:
+    stream = stream_of(seed=3)
+    begun = list(replies(stream.attempt(0.0), random.Random(1)))[:3]
+    assert sum(len(message.delta.token_ids) for message in begun) > 1
+    for message in begun:
+        stream.see(message)
+    stream.attempt(1.0)
+    with pytest.raises(errors.StreamLost, match="knows no continuations"):
+        stream.see(pb.GenerateResponse(started=pb.Started(continued_tokens=continued)))
+
+
+def test_a_scheduler_that_starts_anew_without_a_word_ends_the_stream() -> None:
+    stream = stream_of(seed=3)
+    for message in list(replies(stream.attempt(0.0), random.Random(1)))[:3]:
+        stream.see(message)
+    stream.attempt(1.0)
+    with pytest.raises(errors.StreamLost, match="took over 0 of"):
+        stream.see(pb.GenerateResponse(delta=pb.Delta(token_ids=[1])))
+
+
+def test_a_stream_of_a_scheduler_that_said_nothing_to_continue_it_by_is_lost() -> None:
+    stream = stream_of()
+    stream.attempt(0.0)
+    stream.see(pb.GenerateResponse(delta=pb.Delta(token_ids=[1])))
+    with pytest.raises(errors.StreamLost, match="too old"):
+        stream.attempt(1.0)
+
+
+def test_after_the_first_event_no_error_tells_the_caller_to_try_again() -> None:
+    stream = stream_of()
+    refused = errors.QueueFull("the queue is full", retry_after_s=1.0)
+    assert stream.lost_for_good(refused, "b:1") is refused
+    for message in list(replies(stream.attempt(0.0), random.Random(1)))[:2]:
+        stream.see(message)
+    for error in (refused, errors.Unavailable("gone"), errors.DuplicateRequest("request_id: is live")):
+        told = stream.lost_for_good(error, "b:1")
+        assert isinstance(told, errors.StreamLost)
+        assert not isinstance(told, errors.RetryLater)
+        assert "b:1" in str(told)
+    aborted = errors.Cancelled("aborted")
+    assert stream.lost_for_good(aborted, "b:1") is aborted
