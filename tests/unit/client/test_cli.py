@@ -114,6 +114,20 @@ async def test_generate_streams_text(served: Served) -> None:
     assert "5 prompt tokens" in result.stderr
 
 
+@pytest.mark.parametrize("how", ["repeated", "commas", "environment"])
+async def test_generate_takes_the_scheduler_that_is_there(
+    served: Served, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = f"127.0.0.1:1,{served.address}"
+    given = {"repeated": ["-a", "127.0.0.1:1", "-a", served.address], "commas": ["-a", both]}
+    if how == "environment":
+        monkeypatch.setenv("PACELINE_ADDRESS", both)
+    for _ in range(2):
+        arguments = ["generate", "words", *given.get(how, [])]
+        result = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+        assert (result.exit_code, result.stdout) == (0, "a b c\n")
+
+
 async def test_generate_speculates_as_told_and_says_how_that_went(served: Served) -> None:
     result = await paceline(
         "generate", "words", "-a", served.address, "--speculation", "3", "--drafter", "ngram"

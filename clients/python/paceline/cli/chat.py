@@ -8,8 +8,7 @@ import typer
 
 from paceline import errors
 from paceline.cli.common import (
-    DEFAULT_ADDRESS,
-    Address,
+    Addresses,
     advice,
     console,
     fail,
@@ -38,6 +37,7 @@ _HELP = "[dim]/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C st
 
 def chat(
     context: typer.Context,
+    addresses: Addresses,
     system: System = None,
     max_tokens: MaxTokens = 512,
     temperature: Temperature = None,
@@ -45,7 +45,6 @@ def chat(
     seed: Seed = None,
     mode: Mode = None,
     drafter: DrafterChoice = None,
-    address: Address = DEFAULT_ADDRESS,
 ) -> None:
     """Talk with the model.
 
@@ -58,7 +57,8 @@ def chat(
         seed=seed,
         speculation=speculation(mode, drafter),
     )
-    with one_line_errors(address), Client(address, security=security(context)) as client:
+    address = ", ".join(addresses)
+    with one_line_errors(address), Client(addresses, security=security(context)) as client:
         model = client.model_info(timeout_s=10)
         if not model.has_chat_template:
             fail(f"{model.name} has no chat template; use `paceline generate`")

@@ -42,6 +42,24 @@ Address = Annotated[
         callback=check_address,
     ),
 ]
+
+
+def _checked_addresses(given: list[str]) -> list[str]:
+    return [check_address(address) for one in given for address in one.split(",") if address]
+
+
+Addresses = Annotated[
+    list[str],
+    typer.Option(
+        "--address",
+        "-a",
+        envvar="PACELINE_ADDRESS",
+        help="The scheduler: host:port, or unix:/path. Several, by commas or repeated: any that serves.",
+        callback=_checked_addresses,
+        default_factory=lambda: [SCHEDULER_ADDRESS],
+    ),
+]
+"""For commands that generate: a stream goes on on another scheduler when its own dies."""
 DEFAULT_ADDRESS = SCHEDULER_ADDRESS
 
 TimeoutS = Annotated[float | None, typer.Option("--timeout-s", min=0.001, help="Deadline of each request.")]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
-from paceline.cli.common import DEFAULT_ADDRESS, Address, TimeoutS, fail, one_line_errors, security, stderr
+from paceline.cli.common import Addresses, TimeoutS, fail, one_line_errors, security, stderr
 from paceline.client import Client, Generation
 from paceline.requests import Options
 from paceline.types import Delta, Drafter, Event, Finished, Message, Speculation, Usage
@@ -55,6 +55,7 @@ def speculation(mode: str | None, drafter: Drafter | None) -> Speculation | None
 
 def generate(
     context: typer.Context,
+    addresses: Addresses,
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt. Default, or '-': read it from stdin.")
     ] = None,
@@ -77,7 +78,6 @@ def generate(
         bool, typer.Option("--usage", help="Say on stderr what it took; --speculation implies it.")
     ] = False,
     timeout_s: TimeoutS = None,
-    address: Address = DEFAULT_ADDRESS,
 ) -> None:
     """Complete a prompt, streaming.
 
@@ -103,7 +103,8 @@ def generate(
         n=n,
         speculation=speculation(mode, drafter),
     )
-    with one_line_errors(address), Client(address, security=security(context)) as client:
+    address = ", ".join(addresses)
+    with one_line_errors(address), Client(addresses, security=security(context)) as client:
         text, turns = (None, messages) if chat else (prompt, None)
         with client.generate(text, messages=turns, timeout_s=timeout_s, **chosen) as generation:
             ends = _show(generation, as_json=as_json, streaming=n == 1)
