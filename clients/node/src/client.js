@@ -1,10 +1,14 @@
 // The client: one method per RPC; streams are async iterators.
 
+import { setTimeout as sleep } from 'node:timers/promises';
+
 import grpc from '@grpc/grpc-js';
 
 import { SchedulerService } from './contract.js';
-import { fromRpc } from './errors.js';
+import { fromRpc, PacelineError } from './errors.js';
+import { addressesOf, Attempts, FAILOVER_TIMEOUT_MS, Rotation } from './failover.js';
 import * as messages from './messages.js';
+import { identified, ResumableStream } from './resume.js';
 
 /** @typedef {import('./messages.js').GenerateOptions} GenerateOptions */
 /** @typedef {Pick<GenerateOptions, 'timeoutMs' | 'signal'>} CallOptions */
@@ -12,41 +16,58 @@ import * as messages from './messages.js';
 const CHANNEL_OPTIONS = {
   'grpc.max_receive_message_length': 4 << 20,
   'grpc.max_send_message_length': 4 << 20,
-  'grpc.keepalive_time_ms': 10_000,
-  'grpc.keepalive_timeout_ms': 10_000,
+  // A frozen scheduler is noticed within four seconds; one that computes answers pings all the while.
+  'grpc.keepalive_time_ms': 2_000,
+  'grpc.keepalive_timeout_ms': 1_500,
   'grpc.initial_reconnect_backoff_ms': 100,
-  'grpc.max_reconnect_backoff_ms': 2_000,
+  'grpc.max_reconnect_backoff_ms': 500,
 };
 
-/** One scheduler. `close()` it when done. Every call rejects with a PacelineError. */
+/** How long connecting may take; a frozen scheduler takes connections, and says nothing. */
+const CONNECT_TIMEOUT_MS = 3_000;
+
+/**
+ * One scheduler, or several that serve the same model. `close()` it when done. Every call rejects with
+ * a PacelineError.
+ *
+ * Calls are spread over several, those that one refuses are tried on the others, and a stream whose scheduler
+ * dies goes on exactly on another, or on the same one when it is back: that may take `failoverTimeoutMs` before
+ * it throws StreamLost.
+ */
 export class Client {
-  #stub;
+  #schedulers;
+  #rotation;
+  #failoverTimeoutMs;
   #token;
+  #closed = false;
 
   /**
-   * @param {string} [address] host:port, or unix:/path
-   * @param {{ token?: string, tls?: { ca: Buffer, cert?: Buffer, key?: Buffer } }} [security]
+   * @param {string | string[]} [addresses] host:port, or unix:/path; several as an array, or with commas
+   * @param {{ token?: string, tls?: { ca: Buffer, cert?: Buffer, key?: Buffer }, failoverTimeoutMs?: number }} [options]
    *   Without `tls` the channel is plaintext, which a scheduler accepts on loopback only. `token`
    *   is sent as `authorization: Bearer ...`.
    */
-  constructor(address = '127.0.0.1:50051', { token = '', tls } = {}) {
+  constructor(addresses = '127.0.0.1:50051', { token = '', tls, failoverTimeoutMs = FAILOVER_TIMEOUT_MS } = {}) {
     const credentials = tls
       ? grpc.credentials.createSsl(tls.ca, tls.key ?? null, tls.cert ?? null)
       : grpc.credentials.createInsecure();
-    this.address = address;
+    this.addresses = addressesOf(addresses);
     this.#token = token;
-    this.#stub = new SchedulerService(address, credentials, CHANNEL_OPTIONS);
+    this.#failoverTimeoutMs = failoverTimeoutMs;
+    this.#schedulers = this.addresses.map((address) => new SchedulerService(address, credentials, CHANNEL_OPTIONS));
+    this.#rotation = new Rotation(this.addresses.length);
   }
 
-  /** Close the channel. Calls under way go on. */
+  /** Close the channels. Calls under way go on, but not on another scheduler. */
   close() {
-    this.#stub.close();
+    this.#closed = true;
+    for (const stub of this.#schedulers) stub.close();
   }
 
   /**
    * Generate, as a stream of events. Leaving the loop, or aborting the signal, cancels the request:
    * the scheduler computes nothing for it from the next step on. A stream that ends before all
-   * completions have finished throws DATA_LOSS.
+   * completions have finished throws DATA_LOSS; one that was interrupted and can't be continued, StreamLost.
    *
    * @param {GenerateOptions} options
    * @returns {AsyncGenerator<messages.Event, void, void>}
@@ -54,24 +75,45 @@ export class Client {
   async *generate(options) {
     const { signal } = options;
     signal?.throwIfAborted();
-    const request = messages.generateRequest(options);
-    const progress = new messages.Progress(options.n || 1);
-    const call = this.#stub.generate(request, this.#metadata(), deadline(options));
-    call.on('error', () => {}); // the loop below reports errors; after it nobody listens
-    const abort = () => call.cancel();
+    const stream = new ResumableStream(identified(messages.generateRequest(options)));
+    const attempts = this.#attempts(options, this.#failoverTimeoutMs);
+    /** @type {any} */
+    let call;
+    const abort = () => call?.cancel();
     signal?.addEventListener('abort', abort, { once: true });
     try {
-      for await (const message of call) {
-        const event = messages.event(message);
-        if (event) yield progress.see(event);
+      for (;;) {
+        const stub = this.#schedulers[attempts.address];
+        const now = performance.now();
+        call = stub.generate(stream.attempt(now), this.#metadata(), deadline(attempts.timeoutMs(now)));
+        call.on('error', () => {}); // the loop below reports errors; after it nobody listens
+        const connecting = unlessConnected(stub, call);
+        const incoming = call[Symbol.asyncIterator]();
+        let failure;
+        for (;;) {
+          let next;
+          try {
+            next = await incoming.next();
+          } catch (error) {
+            failure = connecting.explain(error);
+            break;
+          }
+          if (next.done) break;
+          connecting.end();
+          attempts.answered();
+          const event = stream.see(next.value);
+          if (event) yield event;
+        }
+        if (!failure) return stream.checkEnd();
+        if (stream.isComplete) return undefined;
+        await this.#again(attempts, failure, signal, stream);
       }
-      progress.checkEnd();
     } catch (error) {
       signal?.throwIfAborted();
       throw fromRpc(error);
     } finally {
       signal?.removeEventListener('abort', abort);
-      call.cancel();
+      call?.cancel();
     }
   }
 
@@ -82,7 +124,8 @@ export class Client {
    * @returns {Promise<messages.Completion[]>} One per index.
    */
   async complete(options) {
-    const reply = await this.#call('generateUnary', { request: messages.generateRequest(options) }, options);
+    const request = identified(messages.generateRequest(options));
+    const reply = await this.#call('generateUnary', { request }, options, this.#failoverTimeoutMs);
     return messages.completions(reply, options.n || 1);
   }
 
@@ -119,14 +162,25 @@ export class Client {
   }
 
   /**
-   * End live requests; unknown ids are no error.
+   * End live requests, wherever they run; unknown ids are no error.
    *
    * @param {string[]} requestIds
    * @param {CallOptions} [options]
    * @returns {Promise<{ aborted: string[], unknown: string[] }>}
    */
   async abort(requestIds, options) {
-    return this.#call('abort', { requestIds }, options);
+    options?.signal?.throwIfAborted();
+    const left = deadline(options?.timeoutMs);
+    const outcomes = await Promise.allSettled(
+      this.#schedulers.map((stub) => this.#send(stub, 'abort', { requestIds }, left, options?.signal)),
+    );
+    const replies = outcomes.flatMap((outcome) => (outcome.status === 'fulfilled' ? [outcome.value] : []));
+    if (replies.length === 0) throw /** @type {PromiseRejectedResult} */ (outcomes[0]).reason;
+    const found = new Set(replies.flatMap(({ aborted }) => aborted));
+    return {
+      aborted: requestIds.filter((id) => found.has(id)),
+      unknown: requestIds.filter((id) => !found.has(id)),
+    };
   }
 
   /**
@@ -156,28 +210,107 @@ export class Client {
   }
 
   /**
+   * @param {CallOptions} options
+   * @param {number} failoverTimeoutMs
+   */
+  #attempts({ timeoutMs }, failoverTimeoutMs) {
+    return new Attempts(this.#rotation, performance.now(), { timeoutMs, failoverTimeoutMs });
+  }
+
+  /**
+   * An attempt has failed: waits until the next, or throws what the caller is to know.
+   *
+   * @param {Attempts} attempts
+   * @param {unknown} failure
+   * @param {AbortSignal} [signal]
+   * @param {ResumableStream} [stream]
+   */
+  async #again(attempts, failure, signal, stream) {
+    const address = this.addresses[attempts.address];
+    try {
+      signal?.throwIfAborted();
+      const wait = attempts.failed(failure, performance.now());
+      if (wait > 0) await sleep(wait, undefined, { signal });
+      if (this.#closed) throw failure;
+    } catch (error) {
+      throw stream ? stream.lostForGood(error, address) : error;
+    }
+  }
+
+  /**
    * @param {string} method
    * @param {object} request
    * @param {CallOptions} [options]
+   * @param {number} [failoverTimeoutMs]
    * @returns {Promise<any>}
    */
-  #call(method, request, options = {}) {
+  async #call(method, request, options = {}, failoverTimeoutMs = 0) {
     const { signal } = options;
     signal?.throwIfAborted();
+    const attempts = this.#attempts(options, failoverTimeoutMs);
+    for (;;) {
+      const left = deadline(attempts.timeoutMs(performance.now()));
+      try {
+        const reply = await this.#send(this.#schedulers[attempts.address], method, request, left, signal);
+        attempts.answered();
+        return reply;
+      } catch (error) {
+        if (signal?.aborted) throw error;
+        await this.#again(attempts, error, signal);
+      }
+    }
+  }
+
+  /**
+   * @param {any} stub
+   * @param {string} method
+   * @param {object} request
+   * @param {grpc.CallOptions} left
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<any>}
+   */
+  #send(stub, method, request, left, signal) {
     return new Promise((resolve, reject) => {
       const answer = (/** @type {unknown} */ error, /** @type {any} */ reply) => {
         signal?.removeEventListener('abort', abort);
+        const failure = connecting.explain(error);
         if (!error) resolve(reply);
-        else reject(signal?.aborted ? signal.reason : fromRpc(error));
+        else reject(signal?.aborted ? signal.reason : failure);
       };
-      const call = this.#stub[method](request, this.#metadata(), deadline(options), answer);
+      const call = stub[method](request, this.#metadata(), left, answer);
+      const connecting = unlessConnected(stub, call);
       const abort = () => call.cancel();
       signal?.addEventListener('abort', abort, { once: true });
     });
   }
 }
 
-/** @param {CallOptions} options */
-function deadline({ timeoutMs }) {
-  return timeoutMs === undefined ? {} : { deadline: Date.now() + timeoutMs };
+/**
+ * Cancels a call whose channel still connects after a while: a frozen scheduler takes connections.
+ *
+ * @param {any} stub
+ * @param {any} call
+ */
+function unlessConnected(stub, call) {
+  let gaveUp = false;
+  const timer = setTimeout(() => {
+    gaveUp = stub.getChannel().getConnectivityState(false) === grpc.connectivityState.CONNECTING;
+    if (gaveUp) call.cancel();
+  }, CONNECT_TIMEOUT_MS);
+  const end = () => clearTimeout(timer);
+  return {
+    end,
+    /** @param {any} error What the call ended with, as the caller is to know it. */
+    explain(error) {
+      end();
+      if (!gaveUp) return fromRpc(error);
+      const text = `No connection established in ${CONNECT_TIMEOUT_MS} ms`;
+      return new PacelineError(text, { code: 'UNAVAILABLE', cause: error });
+    },
+  };
+}
+
+/** @param {number} [timeoutMs] */
+function deadline(timeoutMs = Infinity) {
+  return timeoutMs === Infinity ? {} : { deadline: Date.now() + timeoutMs };
 }

@@ -29,8 +29,8 @@ const details = protobuf.Root.fromJSON({
 /**
  * A call that failed.
  *
- * `code` is the gRPC status by name. RESOURCE_EXHAUSTED and UNAVAILABLE mean that nothing was
- * emitted: the same request may be sent again, after `retryAfterMs` where the service gave one.
+ * `code` is the gRPC status by name. RESOURCE_EXHAUSTED and UNAVAILABLE mean, but for StreamLost, that
+ * nothing was emitted: the same request may be sent again, after `retryAfterMs` where the service gave one.
  * DATA_LOSS: the answer is not whole, though the service says that it is.
  */
 export class PacelineError extends Error {
@@ -54,6 +54,26 @@ export class PacelineError extends Error {
   /** Whether the same request may succeed later. */
   get retryable() {
     return this.code === 'RESOURCE_EXHAUSTED' || this.code === 'UNAVAILABLE';
+  }
+}
+
+/**
+ * A stream that was interrupted after events had been received, and could not be continued, here or on
+ * another scheduler. What was received is valid, but not all.
+ */
+export class StreamLost extends PacelineError {
+  /**
+   * @param {string} message
+   * @param {{ reason?: string, metadata?: Record<string, string>, cause?: unknown }} [what]
+   */
+  constructor(message, what = {}) {
+    super(message, { code: 'UNAVAILABLE', ...what });
+    this.name = 'StreamLost';
+  }
+
+  /** Something was emitted: the request must not be sent again blindly. */
+  get retryable() {
+    return false;
   }
 }
 

@@ -11,7 +11,7 @@
  */
 
 export { Client } from './client.js';
-export { PacelineError } from './errors.js';
+export { PacelineError, StreamLost } from './errors.js';
 
 /** @typedef {import('./messages.js').GenerateOptions} GenerateOptions */
 /** @typedef {import('./messages.js').Event} Event */

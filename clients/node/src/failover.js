@@ -1,0 +1,194 @@
+// Which scheduler a call goes to, and where next when one refuses it or dies. No I/O: time is passed in, in ms.
+
+import { PacelineError } from './errors.js';
+
+/** How long a call that lost its scheduler looks for another, by default. */
+export const FAILOVER_TIMEOUT_MS = 30_000;
+
+/** How long an address that could not be reached is tried last; doubles with each further failure. */
+const MIN_DOWN_MS = 1_000;
+const MAX_DOWN_MS = 8_000;
+/** Between two rounds through all addresses; doubles each time, unless a scheduler says how long. */
+const MIN_WAIT_MS = 100;
+const MAX_WAIT_MS = 1_000;
+/** Attempts of a call that may be lost in a row with nothing received: it may itself be the cause. */
+export const MAX_LOSSES = 4;
+
+const NEVER_REACHED = /No connection established|Name resolution failed/;
+
+/**
+ * One address, or several, in an array or in a string with commas; each once.
+ *
+ * @param {string | string[]} given
+ * @returns {string[]}
+ */
+export function addressesOf(given) {
+  const parts = typeof given === 'string' ? given.split(',') : given;
+  const found = [...new Set(parts.map((part) => part.trim()).filter(Boolean))];
+  if (found.length === 0) throw new TypeError('no address is given');
+  return found;
+}
+
+/** A client's addresses, by number: calls begin at each in turn, and try last those that are down. */
+export class Rotation {
+  #count;
+  #next = 0;
+  /** @type {Map<number, { until: number, forMs: number }>} */
+  #down = new Map();
+
+  /** @param {number} count */
+  constructor(count) {
+    this.#count = count;
+  }
+
+  /**
+   * @param {number} now
+   * @returns {number[]} All addresses, in the order in which a call should try them.
+   */
+  order(now) {
+    const first = this.#next;
+    this.#next = (first + 1) % this.#count;
+    const turn = Array.from({ length: this.#count }, (_, i) => (first + i) % this.#count);
+    return [...turn.filter((one) => !this.#isDown(one, now)), ...turn.filter((one) => this.#isDown(one, now))];
+  }
+
+  /** @param {number} address It has answered. */
+  up(address) {
+    this.#down.delete(address);
+  }
+
+  /**
+   * It could not be reached, or takes no requests. Of several calls that find out, the first counts.
+   *
+   * @param {number} address
+   * @param {number} now
+   */
+  down(address, now) {
+    if (this.#isDown(address, now)) return;
+    const forMs = Math.min(Math.max(2 * (this.#down.get(address)?.forMs ?? 0), MIN_DOWN_MS), MAX_DOWN_MS);
+    this.#down.set(address, { until: now + forMs, forMs });
+  }
+
+  /**
+   * @param {number} address
+   * @param {number} now
+   */
+  #isDown(address, now) {
+    return (this.#down.get(address)?.until ?? now) > now;
+  }
+}
+
+/**
+ * One call's way through the addresses: `address` is where it is sent now.
+ *
+ * A refusal, by a scheduler or because it can't be reached, is the caller's once all addresses have
+ * refused. A call that was lost, because the connection broke under it or its scheduler ended it UNAVAILABLE in
+ * mid-stream, is sent again for up to `failoverTimeoutMs`.
+ */
+export class Attempts {
+  #rotation;
+  #deadline;
+  #failoverTimeoutMs;
+  #untried;
+  #answered = false; // this attempt
+  /** @type {PacelineError[]} */
+  #refusals = []; // of this round
+  /** @type {number | undefined} */
+  #lostAt;
+  #losses = 0; // since something was received
+  #waitMs = MIN_WAIT_MS;
+
+  /**
+   * @param {Rotation} rotation
+   * @param {number} now
+   * @param {{ timeoutMs?: number, failoverTimeoutMs: number }} limits
+   */
+  constructor(rotation, now, { timeoutMs, failoverTimeoutMs }) {
+    this.#rotation = rotation;
+    this.#deadline = timeoutMs === undefined ? Infinity : now + timeoutMs;
+    this.#failoverTimeoutMs = failoverTimeoutMs;
+    this.#untried = rotation.order(now);
+    this.address = /** @type {number} */ (this.#untried.shift());
+  }
+
+  /**
+   * What is left of the caller's `timeoutMs`; Infinity without one.
+   *
+   * @param {number} now
+   */
+  timeoutMs(now) {
+    if (now >= this.#deadline) throw new PacelineError('timeoutMs went by', { code: 'DEADLINE_EXCEEDED' });
+    return this.#deadline - now;
+  }
+
+  /** A message has come from `address`. */
+  answered() {
+    if (this.#answered) return;
+    this.#answered = true;
+    this.#rotation.up(this.address);
+  }
+
+  /**
+   * The attempt has failed. Throws the error for the caller if the call is not to be sent again.
+   *
+   * @param {unknown} error
+   * @param {number} now
+   * @returns {number} Milliseconds to wait before the call is sent to the new `address`.
+   */
+  failed(error, now) {
+    if (!(error instanceof PacelineError)) throw error;
+    if (error.code === 'UNAVAILABLE') this.#rotation.down(this.address, now);
+    if (this.#isLost(error)) this.#lose(error, now);
+    else if (this.#lostAt !== undefined && error.code === 'ALREADY_EXISTS') {
+      // The attempt before this one: its scheduler has not noticed yet that we are gone.
+    } else if (error.retryable && !this.#answered) this.#refusals.push(error);
+    else throw error;
+    this.#answered = false;
+    const next = this.#untried.shift();
+    if (next === undefined) return this.#nextRound(error, now);
+    this.address = next;
+    return 0;
+  }
+
+  /**
+   * Whether the call had been taken, as far as one can tell, when it ended.
+   *
+   * @param {PacelineError} error
+   */
+  #isLost({ code, reason, retryAfterMs, message }) {
+    if (code !== 'UNAVAILABLE') return false;
+    return this.#answered || (!reason && retryAfterMs === undefined && !NEVER_REACHED.test(message));
+  }
+
+  /**
+   * @param {PacelineError} error
+   * @param {number} now
+   */
+  #lose(error, now) {
+    this.#losses = this.#answered ? 1 : this.#losses + 1;
+    if (this.#losses >= MAX_LOSSES) throw error;
+    if (!this.#answered && this.#lostAt !== undefined) return;
+    this.#lostAt = now;
+    this.#waitMs = MIN_WAIT_MS;
+    this.#refusals = [];
+    this.#untried = this.#rotation.order(now).filter((other) => other !== this.address);
+  }
+
+  /**
+   * @param {PacelineError} error
+   * @param {number} now
+   */
+  #nextRound(error, now) {
+    const soonest = Math.min(...this.#refusals.map((one) => one.retryAfterMs ?? Infinity));
+    const worst = this.#refusals.find((one) => (one.retryAfterMs ?? Infinity) === soonest) ?? error;
+    if (this.#lostAt === undefined) throw worst;
+    const left = this.#lostAt + this.#failoverTimeoutMs - now;
+    if (left <= 0) throw worst;
+    this.#untried = this.#rotation.order(now);
+    this.address = /** @type {number} */ (this.#untried.shift());
+    const wait = Math.min(soonest === Infinity ? this.#waitMs : soonest, left);
+    this.#waitMs = Math.min(2 * this.#waitMs, MAX_WAIT_MS);
+    this.#refusals = [];
+    return Math.min(wait, Math.max(0, this.#deadline - now));
+  }
+}

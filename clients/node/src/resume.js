@@ -1,0 +1,175 @@
+// A stream that outlives its scheduler: what was received, and the request that continues it. No I/O.
+// See RETRIES and Continuation in scheduler.proto.
+
+import { randomBytes } from 'node:crypto';
+
+import { PacelineError, StreamLost } from './errors.js';
+import { event, Progress } from './messages.js';
+
+/**
+ * The request, with an id and a seed drawn if it has none: sent again, it is the same request.
+ *
+ * @param {Record<string, any>} request A GenerateRequest.
+ * @returns {Record<string, any>}
+ */
+export function identified(request) {
+  const seed = request.sampling?.seed ?? randomBytes(8).readBigUInt64BE().toString();
+  const requestId = request.requestId || randomBytes(16).toString('hex');
+  return { ...request, requestId, sampling: { ...request.sampling, seed } };
+}
+
+/**
+ * One Generate call as its caller sees it, over as many attempts as it takes.
+ *
+ * Per attempt: send `attempt()`, then give each message to `see()`; when the attempt was lost, begin
+ * another. The events of all attempts together are those of a stream that was never interrupted. Times in
+ * usage count from the first attempt on, and `cachedTokens` is its; preemptions, drafts and queueMs are the
+ * last attempt's, for a scheduler tells them only with the end.
+ */
+export class ResumableStream {
+  #request;
+  #progress;
+  #received;
+  /** @type {number | undefined} */
+  #beganAt; // when the attempt was sent that brought the first event
+  #sentAt = 0;
+  #offsetMs = 0; // from the first attempt to this one
+  /** @type {any} */
+  #first; // Started, of the first attempt
+  #attemptStarted = false;
+  /** @type {number | undefined} */
+  #continued; // tokens sent in this attempt's continuation
+
+  /** @param {Record<string, any>} request With an id and a seed. */
+  constructor(request) {
+    const n = request.n || 1;
+    this.#request = request;
+    this.#progress = new Progress(n);
+    this.#received = Array.from({ length: n }, () => ({
+      tokenIds: /** @type {number[]} */ ([]),
+      textBytes: 0, // UTF-8
+      firstMs: /** @type {number | undefined} */ (undefined), // when the first tokens came
+      finished: false,
+    }));
+  }
+
+  /** Events have been received: from now on the stream can be continued, not sent again. */
+  get hasBegun() {
+    return this.#beganAt !== undefined;
+  }
+
+  /** All completions have finished: whatever the call's status is, nothing is missing. */
+  get isComplete() {
+    return this.#received.every(({ finished }) => finished);
+  }
+
+  /**
+   * The request to send now: the caller's, or its continuation.
+   *
+   * @param {number} now In milliseconds.
+   * @returns {Record<string, any>}
+   */
+  attempt(now) {
+    this.#attemptStarted = false;
+    this.#sentAt = now;
+    if (this.#beganAt === undefined) {
+      this.#first = undefined;
+      return this.#request;
+    }
+    if (!this.#first) throw new StreamLost('the stream was lost, and its scheduler is too old to say how to continue it');
+    this.#offsetMs = Math.round(now - this.#beganAt);
+    this.#continued = this.#received.reduce((sum, { tokenIds }) => sum + tokenIds.length, 0);
+    return this.#continuation();
+  }
+
+  /**
+   * Takes the next message of the attempt.
+   *
+   * @param {any} message A GenerateResponse.
+   * @returns {import('./messages.js').Event | undefined} The event for the caller, if there is one.
+   */
+  see(message) {
+    if (message.event === 'started') {
+      this.#seeStarted(message.started);
+      return undefined;
+    }
+    const seen = event(message);
+    if (!seen) return undefined;
+    if (this.#continued !== undefined && !this.#attemptStarted) throw this.#ignored(0);
+    this.#progress.see(seen);
+    this.#beganAt ??= this.#sentAt;
+    const received = this.#received[seen.index];
+    if (seen.type === 'finished') {
+      received.finished = true;
+      if (this.#continued !== undefined) this.#complete(seen.usage, received.firstMs);
+    } else {
+      received.tokenIds.push(...seen.tokenIds);
+      received.textBytes += Buffer.byteLength(seen.text);
+      received.firstMs ??= Math.floor(message.delta.elapsedUs / 1000) + this.#offsetMs;
+    }
+    return seen;
+  }
+
+  /** The call has ended OK. */
+  checkEnd() {
+    this.#progress.checkEnd();
+  }
+
+  /**
+   * The error for the caller when `error`, which came from `address`, ends the last attempt.
+   *
+   * @param {unknown} error
+   * @param {string} address
+   */
+  lostForGood(error, address) {
+    if (!this.hasBegun || !(error instanceof PacelineError)) return error;
+    const text = `the stream was interrupted, and could not be continued: ${error.message} (${address})`;
+    const { code, reason, metadata } = error;
+    if (error.retryable || code === 'ALREADY_EXISTS') return new StreamLost(text, { reason, metadata, cause: error });
+    const mismatch = code === 'FAILED_PRECONDITION' && this.#continued !== undefined;
+    return mismatch ? new PacelineError(text, { code, reason, metadata, cause: error }) : error;
+  }
+
+  /** @param {any} started */
+  #seeStarted(started) {
+    if (this.#attemptStarted) return;
+    this.#attemptStarted = true;
+    this.#first ??= started;
+    if (this.#continued !== undefined && started.continuedTokens !== this.#continued) {
+      throw this.#ignored(started.continuedTokens);
+    }
+  }
+
+  /** @param {number} continued */
+  #ignored(continued) {
+    return new StreamLost(
+      'the stream was interrupted, and could not be continued: the scheduler took over ' +
+        `${continued} of ${this.#continued} tokens received (0: it knows no continuations)`,
+    );
+  }
+
+  /**
+   * The usage of all attempts.
+   *
+   * @param {import('./messages.js').Usage} usage
+   * @param {number | undefined} firstMs
+   */
+  #complete(usage, firstMs) {
+    usage.cachedTokens = this.#first.cachedTokens;
+    usage.firstTokenMs = Math.min(usage.firstTokenMs + this.#offsetMs, firstMs ?? Infinity);
+    usage.totalMs += this.#offsetMs;
+  }
+
+  #continuation() {
+    const { sampling, maxTokens, promptDigest, modelFingerprint, sampler } = this.#first;
+    const completions = this.#received
+      .map(({ tokenIds, textBytes, finished }, index) => ({ index, tokenIds, textBytes, finished }))
+      .filter(({ tokenIds, finished }) => tokenIds.length > 0 || finished);
+    return {
+      ...this.#request,
+      sampling: { ...sampling, seed: this.#request.sampling.seed }, // all of its 64 bits
+      stop: { ...this.#request.stop, maxTokens },
+      continuation: { completions, promptDigest, modelFingerprint, sampler },
+    };
+  }
+}

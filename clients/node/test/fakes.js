@@ -1,0 +1,127 @@
+// Schedulers in this process, which answer as an ideal one would and die at chosen points.
+
+import grpc from '@grpc/grpc-js';
+
+import { SchedulerService } from '../src/contract.js';
+
+const PIECES = ['a', 'bc ', 'é', '日本', '🙂', ''];
+const KEYS = { promptDigest: Buffer.from('digest'), modelFingerprint: Buffer.from('model'), sampler: 'sampler-1' };
+
+/**
+ * @param {bigint} seed A server of this contract reads 53 bits of it.
+ * @param {number} index
+ */
+export function idsOf(seed, index) {
+  let state = BigInt(Number(seed)) * 2862933555777941757n + BigInt(index) + 3037000493n;
+  const next = () => {
+    state = BigInt.asUintN(64, state * 6364136223846793005n + 1442695040888963407n);
+    return Number(state >> 40n);
+  };
+  return Array.from({ length: 4 + (next() % 6) }, () => next() % 1000);
+}
+
+/**
+ * A whole stream, continuations included: two ids a delta, the text lags one token behind.
+ *
+ * @param {any} request
+ * @param {number} [cachedTokens]
+ * @returns {any[]} GenerateResponses.
+ */
+export function replies(request, cachedTokens = 0) {
+  const { seed, temperature } = request.sampling;
+  const had = new Map((request.continuation?.completions ?? []).map((/** @type {any} */ one) => [one.index, one]));
+  if (request.continuation) {
+    const { promptDigest, modelFingerprint, sampler } = request.continuation;
+    if (String(promptDigest) !== 'digest' || String(modelFingerprint) !== 'model' || sampler !== KEYS.sampler || temperature !== 0.5) {
+      throw new Error('not what Started said');
+    }
+  }
+  const continuedTokens = [...had.values()].reduce((sum, { tokenIds }) => sum + tokenIds.length, 0);
+  const sampling = { temperature: 0.5, seed: String(seed) };
+  const started = { ...KEYS, requestId: request.requestId, cachedTokens, sampling, maxTokens: 64, continuedTokens };
+  const streams = Array.from({ length: request.n || 1 }, (_, index) => completion(BigInt(seed), index, had.get(index)));
+  const messages = [];
+  for (let i = 0; streams.some((stream) => i < stream.length); i++) {
+    for (const stream of streams) if (i < stream.length) messages.push(stream[i]);
+  }
+  return [{ event: 'started', index: 0, started }, ...messages];
+}
+
+/**
+ * @param {bigint} seed
+ * @param {number} index
+ * @param {any} had
+ */
+function completion(seed, index, had) {
+  if (had?.finished) return [];
+  const ids = idsOf(seed, index);
+  const text = ids.map((id) => PIECES[id % PIECES.length]);
+  let at = had?.tokenIds.length ?? 0;
+  let bytes = had?.textBytes ?? 0;
+  const messages = [];
+  while (at < ids.length || bytes < Buffer.byteLength(text.join(''))) {
+    const to = Math.min(ids.length, at + 2);
+    const whole = Buffer.from(text.slice(0, to === ids.length ? to : to - 1).join(''));
+    const delta = { tokenIds: ids.slice(at, to), text: whole.subarray(bytes).toString(), logprobs: [], elapsedUs: 1000 * to };
+    messages.push({ event: 'delta', index, delta });
+    [at, bytes] = [to, whole.length];
+  }
+  const usage = { promptTokens: 5, cachedTokens: 9, completionTokens: ids.length, firstTokenMs: 1, totalMs: ids.length };
+  messages.push({ event: 'finished', index, finished: { reason: 'FINISH_REASON_STOP', usage } });
+  return messages;
+}
+
+/** What gRPC makes of a connection that breaks. */
+export const BROKEN = { code: grpc.status.UNAVAILABLE, details: 'Connection dropped' };
+
+/**
+ * Ideal schedulers, each with a script: each call takes the next ending [messages before it, status].
+ *
+ * @param {[number, object][][]} scripts
+ * @param {(addresses: string[], requests: any[][]) => Promise<unknown>} use
+ */
+export async function serving(scripts, use) {
+  const requests = scripts.map(() => /** @type {any[]} */ ([]));
+  const servers = scripts.map((script, which) => {
+    const server = new grpc.Server();
+    server.addService(SchedulerService.service, {
+      generate(/** @type {any} */ call) {
+        requests[which].push(call.request);
+        const [after, status] = script.shift() ?? [Infinity, undefined];
+        const messages = replies(call.request);
+        for (const message of messages.slice(0, after)) call.write(message);
+        if (status) call.emit('error', status);
+        else call.end();
+      },
+      generateUnary(/** @type {any} */ call, /** @type {any} */ answer) {
+        const { request } = call.request;
+        requests[which].push(request);
+        const ending = script.shift();
+        if (ending) answer(ending[1]);
+        else answer(null, { completions: [{ tokenIds: idsOf(BigInt(request.sampling.seed), 0), finished: { reason: 'FINISH_REASON_STOP' } }] });
+      },
+      abort(/** @type {any} */ call, /** @type {any} */ answer) {
+        answer(null, { aborted: call.request.requestIds.filter((/** @type {string} */ id) => id === `of ${which}`) });
+      },
+      getStatus(/** @type {any} */ _, /** @type {any} */ answer) {
+        requests[which].push('status');
+        answer(null, { running: which });
+      },
+    });
+    return server;
+  });
+  const addresses = await Promise.all(
+    servers.map(
+      (server) =>
+        new Promise((resolve, reject) => {
+          const bound = (/** @type {unknown} */ error, /** @type {number} */ port) => (error ? reject(error) : resolve(`127.0.0.1:${port}`));
+          server.bindAsync('127.0.0.1:0', grpc.ServerCredentials.createInsecure(), bound);
+        }),
+    ),
+  );
+  try {
+    await use(addresses, requests);
+  } finally {
+    for (const server of servers) server.forceShutdown();
+  }
+}
