@@ -50,7 +50,11 @@ class Timing:
     greeting_timeout_s: float = 10.0  # of each of its RPCs
     retry_s: float = 0.1  # doubles ...
     retry_max_s: float = 0.5  # ... up to here
-    lease_s: float = 30.0
+
+    @property
+    def lease_s(self) -> float:
+        """How long our caches outlive us: a few missed heartbeats, since others may wait for the pages."""
+        return max(4.0, 4 * self.heartbeat_interval_s)
 
 
 class ExecutorLostError(Exception):

@@ -92,8 +92,11 @@ export function incomplete(message) {
  */
 export function fromRpc(error) {
   if (typeof error?.code !== 'number') return error;
-  const what = { code: grpc.status[error.code] ?? 'UNKNOWN', cause: error };
-  return new PacelineError(error.details || error.message, { ...what, ...decode(error.metadata) });
+  const found = decode(error.metadata);
+  // No service of ours says CANCELLED: a server that stops cancels what it has not begun.
+  const bare = error.code === grpc.status.CANCELLED && !found.reason;
+  const code = bare ? 'UNAVAILABLE' : grpc.status[error.code] ?? 'UNKNOWN';
+  return new PacelineError(error.details || error.message, { code, cause: error, ...found });
 }
 
 /** @param {grpc.Metadata | undefined} trailers */

@@ -199,6 +199,9 @@ def from_status(code: grpc.StatusCode, message: str, trailers: object = ()) -> P
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in message:
         return InvalidRequest(f"message too large for this link: {message}")  # gRPC's own, before any service
     reason, metadata, retry_after_s = _details(trailers)
+    if code is grpc.StatusCode.CANCELLED and not reason:
+        # No service of ours says so: a server that stops cancels what it has not begun, a closed channel too.
+        return Unavailable(message or "the connection was closed")
     return _make(code, message, reason, metadata, retry_after_s)
 
 

@@ -46,3 +46,7 @@ def test_an_error_without_text_says_its_status() -> None:
 def test_broken_details_do_not_hide_the_status() -> None:
     trailers = (("grpc-status-details-bin", b"\xff\xff\xff"),)
     assert type(errors.from_status(grpc.StatusCode.INTERNAL, "x", trailers)) is errors.InternalError
+
+
+def test_a_cancellation_that_no_service_explains_is_a_lost_connection() -> None:
+    assert isinstance(errors.from_status(grpc.StatusCode.CANCELLED, "CANCELLED"), errors.Unavailable)

@@ -338,7 +338,7 @@ class _SchedulerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Schedu
     """no executor was ready yet"""
     SCHEDULER_STATE_SERVING: _SchedulerState.ValueType  # 2
     SCHEDULER_STATE_NO_EXECUTOR: _SchedulerState.ValueType  # 3
-    """none is ready to take new requests; they wait"""
+    """None is ready to take new requests: they wait, up to a limit of the server, then UNAVAILABLE."""
     SCHEDULER_STATE_DRAINING: _SchedulerState.ValueType  # 4
     """takes no new requests"""
 
@@ -349,7 +349,7 @@ SCHEDULER_STATE_LOADING: SchedulerState.ValueType  # 1
 """no executor was ready yet"""
 SCHEDULER_STATE_SERVING: SchedulerState.ValueType  # 2
 SCHEDULER_STATE_NO_EXECUTOR: SchedulerState.ValueType  # 3
-"""none is ready to take new requests; they wait"""
+"""None is ready to take new requests: they wait, up to a limit of the server, then UNAVAILABLE."""
 SCHEDULER_STATE_DRAINING: SchedulerState.ValueType  # 4
 """takes no new requests"""
 Global___SchedulerState: _TypeAlias = SchedulerState  # noqa: Y015
@@ -854,7 +854,9 @@ class ContinuedCompletion(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     text_bytes: _builtins.int
-    """UTF-8 bytes of text received so far: what follows them is sent"""
+    """UTF-8 bytes of text received so far: what follows them is sent. They may include text that is
+    held back until the end, if the completion had ended.
+    """
     finished: _builtins.bool
     """its `finished` has come: nothing more is sent for this index"""
     @_builtins.property
@@ -928,7 +930,9 @@ class GenerateRequest(_message.Message):
     priority: _builtins.int
     """among the caller's own requests: higher goes first; ties by arrival"""
     cache_salt: _builtins.str
-    """prompts share cached prefixes only under the same salt"""
+    """Prompts share cached prefixes only under the same salt, and without one with everybody's:
+    cached_tokens and the time to the first token then tell whether somebody sent the same beginning.
+    """
     model: _builtins.str
     """GetModelInfo's name; empty: the model that is served"""
     returns: Global___Returns.ValueType
@@ -1190,6 +1194,10 @@ Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
+    """Of a continued request, prompt and completion tokens are the whole stream's; times, drafts and
+    preemptions are this scheduler's.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
