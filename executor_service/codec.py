@@ -286,7 +286,7 @@ def _ragged(
     most = max(limits.max_step_tokens, limits.context_length)
     if len(packed) > most:
         raise _oversized(f"rows.{name}: at most {most} in a step, has {len(packed)}")
-    wide: NDArray[np.int64] = np.array(list(packed), np.int64)
+    wide: NDArray[np.int64] = np.array(packed, np.int64)
     ids = wide.astype(np.int32)
     begins = [0, *ends[:-1]]
     bad: dict[int, Refusal] = {}
@@ -312,7 +312,7 @@ def _tokens(field: str, packed: Items[int] | NDArray[np.uint32], limits: Limits)
     """One whole input."""
     if not 1 <= len(packed) <= limits.context_length:
         return _too_large(f"{field}: 1 to {limits.context_length} ids (context_length), has {len(packed)}")
-    wide = np.array(packed if isinstance(packed, np.ndarray) else list(packed), np.int64)
+    wide = np.array(packed, np.int64)
     if (worst := int(wide.max())) >= limits.vocab_size:
         return _invalid(f"{field}: ids below {limits.vocab_size}, has {worst}")
     return wide.astype(np.int32)

@@ -43,8 +43,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(
             _guarded(handler.unary_unary, method),
             lenient(handler.request_deserializer),
-            handler.response_serializer,
+            _unless_encoded(handler.response_serializer),
         )
+
+
+def _unless_encoded(serializer: Any) -> Any:
+    """For a handler that may return the bytes of its message."""
+    return lambda message: message if isinstance(message, bytes) else serializer(message)
 
 
 def _guarded(behaviour: Any, method: str) -> Any:

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
+from scheduler_service.codec.packed import packed_ids
 from scheduler_service.core.request import Continued
 from scheduler_service.errors import ContinuationMismatch, InvalidRequest
 from scheduler_service.model import Identity, Model
@@ -38,7 +38,7 @@ class Continuation:
 
 def prompt_digest(prompt: Sequence[int]) -> bytes:
     """SHA-256 of token ids, each as 4 bytes, little-endian."""
-    return hashlib.sha256(np.array(prompt, "<u4").tobytes()).digest()
+    return hashlib.sha256(packed_ids(prompt)).digest()
 
 
 def check_continuation(

@@ -22,6 +22,15 @@ CONTRACT_REVISION = 1
 
 TOKENIZER_PIECE_BYTES = 1 << 20
 
+TOKEN_IDS_AT_ONCE = 1 << 14
+"""Of a TokenizeResponse; they take less than a millisecond to encode."""
+
+
+def tokenize_response(ids: Sequence[int]) -> Iterator[bytes]:
+    """An encoded TokenizeResponse, in parts that are it when joined: repeated fields add up."""
+    for start in range(0, len(ids), TOKEN_IDS_AT_ONCE):
+        yield pb.TokenizeResponse(token_ids=ids[start : start + TOKEN_IDS_AT_ONCE]).SerializeToString()
+
 
 def started_response(
     request: Request,

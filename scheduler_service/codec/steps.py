@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from paceline.executor.v1 import executor_pb2 as pb
 
 from scheduler_service.codec.foreign import brief
+from scheduler_service.codec.packed import packed_ids
 from scheduler_service.core.request import Sampling
 from scheduler_service.core.step import Code, Opening, Plan, Result, Row, RowResult, TopLogprobs
 
@@ -38,7 +39,7 @@ def encode_step(plan: Plan, header: pb.StepHeader) -> pb.Step:
         openings=[
             pb.Opening(
                 cache_id=opening.cache_id,
-                tokens=opening.tokens,
+                packed_tokens=packed_ids(opening.tokens),
                 prompt_length=opening.prompt_length,
                 limit=opening.limit,
                 sampling=_sampling(opening.sampling, opening.stop_token_ids, opening.min_tokens),

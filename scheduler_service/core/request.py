@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 
@@ -55,7 +56,7 @@ class Request:
     """One Generate call. Times are the caller's clock in seconds; lengths are tokens."""
 
     id: str  # unique among live requests
-    prompt: tuple[int, ...]
+    prompt: Sequence[int]  # token ids; never changed
     sampling: Sampling
     max_tokens: int | None = None  # None: what fits
     min_tokens: int = 0

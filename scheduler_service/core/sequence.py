@@ -40,7 +40,8 @@ class LiveRequest:
         self.predicted_wait_s = 0.0  # from its adding to its start, as predicted then
         self.stops = request.eos_token_ids | request.stop_token_ids
         self.stop_token_ids = tuple(sorted(self.stops))  # as executors take them
-        self.sequences = [Sequence(self, i, max_tokens) for i in range(request.n)]
+        known = list(request.prompt)
+        self.sequences = [Sequence(self, i, known, max_tokens) for i in range(request.n)]
         for one in request.continued:
             self.sequences[one.index].tokens += one.ids
             self.sequences[one.index].input_length += len(one.ids)
@@ -87,14 +88,14 @@ class Sequence:
         "waiting",
     )
 
-    def __init__(self, live: LiveRequest, index: int, max_tokens: int) -> None:
+    def __init__(self, live: LiveRequest, index: int, known: list[int], max_tokens: int) -> None:
         request = live.request
         self.live = live
         self.index = index
         self.key: Key = (live.account.rank, -request.priority, request.arrival, live.serial, index)
         self.sampling = request.sampling.with_seed(index_seed(request.sampling.seed, index))
-        self.tokens = list(request.prompt)
-        self.prompt_length = len(request.prompt)
+        self.tokens = known.copy()
+        self.prompt_length = len(known)
         self.input_length = self.prompt_length  # with output that was produced elsewhere
         self.end_length = self.prompt_length + max_tokens  # LENGTH when so many are known
         self.state = State.WAITING if index == 0 else State.HELD

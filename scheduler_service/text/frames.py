@@ -2,7 +2,7 @@
 
     uint32 header length | uint32 payload length | header (JSON, UTF-8) | payload      little-endian
 
-Token ids are int32, little-endian. Nothing is unpickled.
+Token ids are uint32, little-endian. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ def decode_header(head: bytes) -> Header:
 
 
 def pack_ints(values: array[int]) -> bytes:
-    """int32, little-endian."""
+    """uint32, little-endian; `values` has the typecode I."""
     if sys.byteorder == "big":
-        values = array("i", values)
+        values = array("I", values)
         values.byteswap()
     return values.tobytes()
 
 
 def unpack_ints(data: bytes) -> array[int]:
     """The reverse. Raises ValueError if the length is no multiple of 4."""
-    values = array("i")
+    values = array("I")
     values.frombytes(data)
     if sys.byteorder == "big":
         values.byteswap()

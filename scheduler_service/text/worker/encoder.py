@@ -64,7 +64,7 @@ class Encoder:
     def encode_text(self, text: str) -> array[int]:
         """Text to ids, control tokens included, with the model's first token if it wants one."""
         ids = self._encode(text)
-        return array("i", ids if self._bos_id is None or ids[:1] == [self._bos_id] else [self._bos_id, *ids])
+        return array("I", ids if self._bos_id is None or ids[:1] == [self._bos_id] else [self._bos_id, *ids])
 
     def encode_messages(
         self,
@@ -106,12 +106,12 @@ class Encoder:
         if own == spans:
             ids = self._encode(text)
             if self._controls(ids) == expected:
-                return array("i", ids)
+                return array("I", ids)
         renamed = self._renamed_tokenizer()
         ids = renamed.encode(renamed.named(marked, own, restored))
         if self._controls(ids) != expected:
             raise ChatTemplateError("text that can't be told from control tokens")
-        return array("i", ids)
+        return array("I", ids)
 
     def _controls(self, ids: Sequence[int]) -> list[int]:
         counted = self._counted

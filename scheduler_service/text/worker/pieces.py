@@ -36,7 +36,7 @@ def pieces_of(tokenizer: Tokenizer) -> Pieces:
         total += len(piece)
         if total > MAX_BYTES:
             raise UnsupportedTokenizerError(f"its tokens have more than {MAX_BYTES} bytes")
-    return Pieces(b"".join(data), array("i", map(len, data)), decoder.strip)
+    return Pieces(b"".join(data), array("I", map(len, data)), decoder.strip)
 
 
 class _Decoder:

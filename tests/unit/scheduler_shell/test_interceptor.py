@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 from paceline import errors as sdk
+from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service import errors
 from scheduler_service.interceptor import ErrorInterceptor
@@ -91,3 +92,26 @@ async def test_a_client_that_leaves_is_no_error(
         await stream.read()
     assert await channel.unary_unary("/paceline.test/Unary")(b"") == b"fine"
     assert "handler failed" not in caplog.text
+
+
+async def test_a_handler_may_encode_its_message_itself() -> None:
+    message = pb.TokenizeResponse(token_ids=[1, 300])
+
+    async def encoding(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        return message.SerializeToString() if request else message
+
+    handlers = {
+        "Unary": grpc.unary_unary_rpc_method_handler(
+            encoding, response_serializer=pb.TokenizeResponse.SerializeToString
+        )
+    }
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("paceline.test", handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        method = channel.unary_unary(
+            "/paceline.test/Unary", response_deserializer=pb.TokenizeResponse.FromString
+        )
+        assert [await method(request) for request in (b"", b"x")] == [message, message]
+    await server.stop(None)

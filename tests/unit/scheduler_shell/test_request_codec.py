@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.service.identity import Identity
 
 from scheduler_service.codec.requests import (
     ChatPrompt,
@@ -187,7 +189,7 @@ def test_a_filter_as_wide_as_the_vocabulary_is_none() -> None:
 
 def test_prompts_keep_their_kind() -> None:
     assert check_request(request(text="hi"), MODEL, DRAFTING).prompt == TextPrompt("hi")
-    assert check_request(ids(1, 99), MODEL, DRAFTING).prompt == TokenPrompt((1, 99))
+    assert check_request(ids(1, 99), MODEL, DRAFTING).prompt == TokenPrompt(array("I", [1, 99]))
     turn = {"role": "user", "content": ""}
     assert check_request(chat(("user", "")), MODEL, DRAFTING).prompt == ChatPrompt((turn,))
 
@@ -289,3 +291,9 @@ def _assert_within_limits(checked: CheckedRequest) -> None:
     assert all(id_ < MODEL.vocab_size for id_ in checked.stop_token_ids)
     if isinstance(checked.prompt, TokenPrompt):
         assert all(id_ < MODEL.vocab_size for id_ in checked.prompt.ids)
+
+
+def test_a_long_prompt_is_not_copied_on_its_way_to_the_core() -> None:
+    prompt = array("I", range(1000))
+    checked = check_request(request(text="hi"), MODEL, DRAFTING)
+    assert checked.to_core(prompt, Identity("a", "token"), arrival=0.0, deadline=None).prompt is prompt

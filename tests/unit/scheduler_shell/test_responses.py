@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.codec.responses import executor_list, finished_message, model_info, service_status
+from scheduler_service.codec.responses import (
+    TOKEN_IDS_AT_ONCE,
+    executor_list,
+    finished_message,
+    model_info,
+    service_status,
+    tokenize_response,
+)
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import Finished, FinishReason, Usage
 from scheduler_service.core.request import Drafter, Speculation
@@ -81,3 +90,11 @@ def test_metrics_count_drafts_by_position() -> None:
 
     assert [value("drafted", position) for position in (1, 2, 3, 4)] == [4, 4, 4, None]
     assert [value("accepted", position) for position in (1, 2, 3)] == [4, 2, 2]
+
+
+def test_many_token_ids_are_encoded_part_by_part() -> None:
+    ids = array("I", range(2 * TOKEN_IDS_AT_ONCE + 1))
+    parts = list(tokenize_response(ids))
+    sizes = [len(pb.TokenizeResponse.FromString(part).token_ids) for part in parts]
+    assert sizes == [TOKEN_IDS_AT_ONCE, TOKEN_IDS_AT_ONCE, 1]
+    assert pb.TokenizeResponse.FromString(b"".join(parts)) == pb.TokenizeResponse(token_ids=ids)
