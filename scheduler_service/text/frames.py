@@ -21,6 +21,8 @@ MAX_HEADER_BYTES = 32 << 20
 MAX_PAYLOAD_BYTES = 256 << 20
 LANES = 2
 """Of a tokenizer process: 0 for small jobs, 1 for large ones and for loading."""
+LARGE_NICENESS = 15
+"""Of a lane's thread while its job is large, or has turned out to be."""
 EXIT_MEMORY = 3
 """The status of a tokenizer process that has reached its memory limit."""
 

@@ -14,12 +14,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import scheduler_service
 from scheduler_service.text.frames import (
     EXIT_MEMORY,
+    LARGE_NICENESS,
     PREFIX,
     Header,
     decode_header,
@@ -28,6 +30,8 @@ from scheduler_service.text.frames import (
 )
 
 WATCH_INTERVAL_S = 0.1
+LONG_CPU_S = 0.05
+"""What a job may take between two looks before it is ranked with the large ones."""
 MAX_TICKS = 3
 """A longer time between two looks at a job was our own pause, and does not count as its."""
 WALL_FACTOR = 12
@@ -83,6 +87,7 @@ class _Lane:
     job: Job | None = None
     wall_s: float = 0.0
     cpu_from: float | None = None  # CPU time of the thread when the job was first looked at
+    is_lowered: bool = False  # its priority
 
 
 class TextProcess:
@@ -176,6 +181,8 @@ class TextProcess:
     def _answered(self, lane: int, header: Header, payload: bytes) -> None:
         state = self._lanes[lane]
         job, state.job = state.job, None
+        if "thread" in header:
+            state.thread, state.is_lowered = header["thread"], False
         if job is not None and not job.future.done():
             job.future.set_result((header, payload))
         self._freed()
@@ -210,9 +217,13 @@ class TextProcess:
             cpu = thread_cpu_s(self.pid, state.thread)
             if cpu is not None and state.cpu_from is None:
                 state.cpu_from = cpu
-            if cpu is not None and cpu - (state.cpu_from or 0.0) > self._limits.cpu_s:
+            taken = 0.0 if cpu is None else cpu - (state.cpu_from or 0.0)
+            if taken > self._limits.cpu_s:
                 self._kill(state.job)
                 return
+            if taken > LONG_CPU_S and not state.is_lowered:
+                state.is_lowered = True
+                _lower_priority(state.thread)
             if state.wall_s > self._limits.wall_s:
                 self._kill(None)
                 return
@@ -228,6 +239,13 @@ def thread_cpu_s(pid: int, thread: int) -> float | None:
     except OSError:
         return None
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _lower_priority(thread: int) -> None:
+    """Rank a thread of ours with the large jobs; it may have ended."""
+    with suppress(OSError):
+        niceness = max(LARGE_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
+        os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 def _spawn(limits: TextLimits, connection: socket.socket) -> subprocess.Popen[bytes]:

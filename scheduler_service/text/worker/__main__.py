@@ -8,6 +8,9 @@ closes its end, the process ends.
     {op: chat, lane, max_bytes} + a chat as JSON           ->  {lane} + token ids
     any of them, when it can't be done                     ->  {lane, error, field}
 
+An answer has `thread`, its id, if the lane goes on in another one: the scheduler lowers the priority of a
+thread whose job takes long, which nobody but an administrator can raise again.
+
 Two lanes, a thread each, so that a small prompt never waits for a large one. Running out of memory ends
 the process (status EXIT_MEMORY): it does not tell which lane is to blame.
 """
@@ -26,6 +29,7 @@ from typing import NoReturn
 from scheduler_service.text.frames import (
     EXIT_MEMORY,
     LANES,
+    LARGE_NICENESS,
     PREFIX,
     Header,
     decode_header,
@@ -52,16 +56,18 @@ class Worker:
         self._cpu_s = cpu_s
         self._writing = threading.Lock()
         self._lanes: list[SimpleQueue[tuple[Header, bytes]]] = [SimpleQueue() for _ in range(LANES)]
+        self._successors: SimpleQueue[int] = SimpleQueue()
+        self._threads: list[SimpleQueue[int]] = [SimpleQueue() for _ in range(LANES)]
         self._encoder: Encoder | None = None
 
     def run(self) -> None:
         """Until the scheduler closes its end."""
-        threads = [threading.Thread(target=self._work, args=(lane,), daemon=True) for lane in range(LANES)]
-        for thread in threads:
-            thread.start()
+        # A thread begins with the priority of the one that starts it.
+        threading.Thread(target=self._start_threads, daemon=True).start()
+        threads = [self._new_thread(lane) for lane in range(LANES)]
         with open(os.devnull, "wb") as nowhere:  # a panic's message may have the prompt in it
             os.dup2(nowhere.fileno(), sys.stderr.fileno())
-        self._send({"threads": [thread.native_id for thread in threads]}, b"")
+        self._send({"threads": threads}, b"")
         with self._connection.makefile("rb", buffering=1 << 16) as stream:
             while len(prefix := stream.read(PREFIX.size)) == PREFIX.size:
                 head, payload = frame_lengths(prefix)
@@ -72,16 +78,33 @@ class Worker:
         with self._writing:
             self._connection.sendall(encode_head(header, len(payload)) + payload)
 
-    def _work(self, lane: int) -> NoReturn:
-        if lane:
-            limits.lower_priority(limits.LARGE_NICENESS)
+    def _start_threads(self) -> NoReturn:
         while True:
+            lane = self._successors.get()
+            thread = threading.Thread(target=self._work, args=(lane,), daemon=True)
+            thread.start()
+            self._threads[lane].put(thread.native_id or 0)
+
+    def _new_thread(self, lane: int) -> int:
+        """Start one for a lane; returns its id."""
+        self._successors.put(lane)
+        return self._threads[lane].get()
+
+    def _work(self, lane: int) -> None:
+        if lane:
+            limits.lower_priority(LARGE_NICENESS)
+        niceness = limits.niceness()
+        is_lowered = False
+        while not is_lowered:
             job, payload = self._lanes[lane].get()
             limits.extend_cpu(LANES * self._cpu_s)
             try:
                 header, answer = self._answer(job, payload)
             except MemoryError:
                 os._exit(EXIT_MEMORY)
+            is_lowered = limits.niceness() > niceness
+            if is_lowered:
+                header = header | {"thread": self._new_thread(lane)}
             self._send({"lane": lane} | header, answer)
             if len(payload) > LARGE_BYTES:
                 del payload, answer

@@ -11,8 +11,6 @@ import time
 
 NICENESS = 1
 """Of the process. More would make small prompts wait wherever the processor is shared."""
-LARGE_NICENESS = 15
-"""Of the lane of large prompts."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -35,9 +33,14 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def lower_priority(niceness: int) -> None:
-    """Of the calling thread where threads have priorities (Linux), else of the process."""
-    os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
+def lower_priority(to: int) -> None:
+    """To this niceness at least, of the calling thread where threads have priorities (Linux)."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(to, niceness()))
+
+
+def niceness() -> int:
+    """Of the calling thread."""
+    return os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def return_memory() -> None:

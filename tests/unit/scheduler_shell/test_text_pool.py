@@ -17,9 +17,11 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from scheduler_service.model import TokenizerFiles
 from scheduler_service.text import pool as pools
 from scheduler_service.text.errors import BusyError, PromptError, StuckError, UnusableTokenizerError
+from scheduler_service.text.frames import LANES, LARGE_NICENESS
 from scheduler_service.text.pool import TextPool, process_count
 from scheduler_service.text.process import Job, TextLimits, TextProcess
 from scheduler_service.text.tools import TextTools
+from scheduler_service.text.worker.limits import NICENESS
 from tests.unit.scheduler_shell import tokenizers_made_here as made
 from tests.unit.scheduler_shell.test_chat_template import CHATML
 
@@ -94,10 +96,15 @@ class Recorder:
             self._event.clear()
             await self._event.wait()
 
+    @property
+    def process(self) -> TextProcess:
+        """Of the last job."""
+        assert self._process is not None
+        return self._process
+
     def time_is_up(self) -> None:
         """All that runs in the last job's process has used up its wall time."""
-        assert self._process is not None
-        for lane in self._process._lanes:
+        for lane in self.process._lanes:
             lane.wall_s = LIMITS.wall_s
 
 
@@ -344,6 +351,46 @@ async def test_files_that_take_too_long_to_load_are_refused() -> None:
     async with running(QUICK) as pool:
         with pytest.raises(UnusableTokenizerError, match="CPU time"):
             await pool.load(files(tokenizer=tokenizer))
+
+
+def thread_of(process: TextProcess, lane: int) -> int:
+    return process._lanes[lane].thread
+
+
+def niceness(thread: int) -> int:
+    return os.getpriority(os.PRIO_PROCESS, thread)
+
+
+@linux
+async def test_a_small_job_that_takes_long_is_ranked_with_the_large_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder(monkeypatch)
+    async with tools(files(when("slow", ENDLESS))) as (text, _):
+        job = asyncio.create_task(text.encode_messages([{"role": "user", "content": "slow"}], 1000))
+        await recorder.count(1)
+        small, large = (thread_of(recorder.process, lane) for lane in range(LANES))
+        while niceness(small) < niceness(large):  # noqa: ASYNC110  # it never ends
+            await asyncio.sleep(0.01)
+        job.cancel()
+    assert LARGE_NICENESS > NICENESS
+
+
+@linux
+async def test_a_job_behind_a_long_one_is_ranked_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(monkeypatch)
+    async with tools(files()) as (text, pool):
+        await text.encode_text("a")
+        process, pids = recorder.process, pool.pids
+        first = thread_of(process, 0)
+        before = niceness(first)
+        os.setpriority(os.PRIO_PROCESS, first, LARGE_NICENESS)  # as if it had taken long
+        await text.encode_text("b")
+        second = thread_of(process, 0)
+        assert second != first
+        assert niceness(second) == before
+        await text.encode_text("c")
+        assert (thread_of(process, 0), pool.pids) == (second, pids)
 
 
 async def test_processes_end_with_the_scheduler_whatever_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
