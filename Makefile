@@ -10,7 +10,7 @@ STUBS ?= clients/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-node test-triton lint format protos freeze bench bench-gpu model install clean
+.PHONY: help demo serve test test-slow test-node test-triton lint format protos freeze bench bench-hostile bench-gpu model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ freeze: $(STAMP) ## Freeze v1 of the contract: from then on it only grows (once)
 
 bench: $(STAMP) $(MODEL) ## Measure the default model on this machine (ARGS="-c 1,8,32" ...)
 	@$(BIN)/paceline bench --serve torch $(ARGS)
+
+bench-hostile: $(STAMP) $(MODEL) ## Measure what hostile clients cost, in 20 minutes (ARGS="--short": in three)
+	@$(BIN)/python -m tests.bench.hostile $(ARGS)
 
 # Where the GPU is there may be no network: a python3 that has torch will do.
 bench-gpu: ## Check and measure the CUDA worker in 9 minutes (ARGS="--dry": on CPU, in one)

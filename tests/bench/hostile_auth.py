@@ -1,6 +1,6 @@
 """What strangers cost: a gigabyte of calls without a valid token, to every method of both services.
 
-usage: python -m tests.bench.hostile_auth [--gigabytes 1] [--connections 200]
+usage: python -m tests.bench.hostile_auth [--gigabytes 1] [--connections 200] [--json FILE]
 
 Each call sends a message of 60 MB (15 MB to the scheduler, whose limit is 16) with no token or a wrong one;
 health watches stay open with their message unread. Prints each service's resident memory before, at its
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +90,24 @@ async def unread_watches(process: ServiceProcess, body: bytes, channels: list[An
     return highest
 
 
-async def attack(name: str, process: ServiceProcess, names: list[str], body: bytes, args: Any) -> bool:
-    """One service's turn; whether it held."""
+@dataclass(frozen=True)
+class Held:
+    """How one service held."""
+
+    service: str
+    calls: int
+    refused: bool  # all of them
+    rise_mb: float
+    max_rise_mb: float
+
+    @property
+    def good(self) -> bool:
+        """All refused, and the memory flat."""
+        return self.refused and self.rise_mb <= self.max_rise_mb
+
+
+async def attack(name: str, process: ServiceProcess, names: list[str], body: bytes, args: Any) -> Held:
+    """One service's turn."""
     count = max(int(args.gigabytes * 1e9 / len(body)), 2 * len(names))
     calls = iter([(names[i // 2 % len(names)], _CREDENTIALS[i % 2]) for i in range(count)])
     channels = [grpc.aio.insecure_channel(process.address, _OPTIONS) for _ in range(args.connections)]
@@ -108,14 +126,15 @@ async def attack(name: str, process: ServiceProcess, names: list[str], body: byt
         f"{watched:.0f} under {3 * args.connections} unread watches, "
         f"{resident_mb(process):.0f} after; {dict(ends)}"
     )
-    fine = all(end in ("other UNAUTHENTICATED", "Health/Check OK") for end in ends)
-    return fine and max(highest, watched) - before <= _LIMIT_MB
+    refused = all(end in ("other UNAUTHENTICATED", "Health/Check OK") for end in ends)
+    return Held(name, count, refused, max(highest, watched) - before, _LIMIT_MB)
 
 
 async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--connections", type=int, default=200)
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         token = Path(scratch) / "token"
@@ -136,7 +155,9 @@ async def main() -> int:
             ]
         finally:
             stack.kill()
-    return 0 if all(held) else 1
+    if args.json:
+        args.json.write_text(json.dumps([asdict(one) for one in held], indent=1) + "\n")
+    return 0 if all(one.good for one in held) else 1
 
 
 if __name__ == "__main__":

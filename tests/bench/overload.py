@@ -2,6 +2,7 @@
 
     python -m tests.bench.overload                          # 1, 2, 5, 10x; deadlines 2, 5, 60 s; 60 s each
     python -m tests.bench.overload --short                  # 1, 5x; 2 s; 10 s each
+    python -m tests.bench.overload --torch --seats 8        # the default model instead of the oracle
     python -m tests.bench.overload --address HOST:PORT      # against a running scheduler
     python -m tests.bench.overload --json out.json --png out.png
 
@@ -35,15 +36,18 @@ import grpc
 import grpc.aio
 import uvloop
 from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+from tests.model.default_model import default_model
 from tests.support.processes import ROOT
 from tests.support.stack import oracle_stack
 
 WARM_UP = 0.25
 """Of each load's time."""
+HEALTH_INTERVAL_S = 0.02
 
 
 @dataclass
@@ -73,6 +77,7 @@ class Row:
     refusal_p50: float
     refusal_p99: float
     retry_ratio: float  # median of RetryInfo / the wait that was
+    health_p99: float
     client_cpu: float  # of one core
 
 
@@ -88,6 +93,7 @@ class Client:
     async def __aenter__(self) -> Client:
         self._channel = grpc.aio.insecure_channel(self._address)
         self._stub = SchedulerServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
         self._vocabulary = min(256, (await self._stub.GetModelInfo(pb.GetModelInfoRequest())).vocab_size)
         return self
 
@@ -128,6 +134,14 @@ class Client:
         await asyncio.gather(*(loop() for _ in range(clients)))
         return done / (seconds * 0.75)
 
+    async def ask_health(self, answers: list[float]) -> None:
+        """Every 20 ms, until cancelled; how long each answer took, in seconds."""
+        while True:
+            sent = time.monotonic()
+            await self._health.Check(health_pb2.HealthCheckRequest())
+            answers.append(time.monotonic() - sent)
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+
     async def offer(self, rate: float, timeout_s: float, seconds: float) -> list[Outcome]:
         """So many requests a second for so long, and how all of them ended."""
         began, calls = time.monotonic(), []
@@ -147,7 +161,14 @@ async def _retry_s(call: grpc.aio.UnaryStreamCall[Any, Any]) -> float | None:
     return None
 
 
-def row(outcomes: list[Outcome], deadline_s: float, load: float, seconds: float, cpu: float) -> Row:
+def row(
+    outcomes: list[Outcome],
+    deadline_s: float,
+    load: float,
+    seconds: float,
+    health: list[float],
+    cpu: float,
+) -> Row:
     """What the counted ones say. Goodput is by when requests ended, the rest by when they were sent."""
     start = WARM_UP * seconds
     span = seconds - start
@@ -175,6 +196,7 @@ def row(outcomes: list[Outcome], deadline_s: float, load: float, seconds: float,
         refusal_p50=_quantile([o.took_s for o in refused], 0.5) * 1e3,
         refusal_p99=_quantile([o.took_s for o in refused], 0.99) * 1e3,
         retry_ratio=statistics.median(ratios) if ratios else 0.0,
+        health_p99=_quantile(health, 0.99) * 1e3,
         client_cpu=cpu,
     )
 
@@ -191,9 +213,12 @@ async def measure(arguments: argparse.Namespace) -> None:
         for deadline_s in arguments.deadlines:
             for load in arguments.loads:
                 cpu, began = time.process_time(), time.monotonic()
+                health: list[float] = []
+                asking = asyncio.create_task(client.ask_health(health))
                 outcomes = await client.offer(load * capacity, deadline_s, arguments.seconds)
                 used = (time.process_time() - cpu) / (time.monotonic() - began)
-                result = row(outcomes, deadline_s, load, arguments.seconds, used)
+                asking.cancel()
+                result = row(outcomes, deadline_s, load, arguments.seconds, health, used)
                 print(json.dumps(asdict(result)), flush=True)
         lengths = sorted(client.lengths)
         print(json.dumps({"lengths": [_quantile([*map(float, lengths)], q) for q in (0.1, 0.5, 0.9)]}))
@@ -272,6 +297,7 @@ def main() -> None:
     parser.add_argument("--seats", type=int, default=32, help="sequences that run at once")
     parser.add_argument("--step-ms", type=float, default=20.0, help="of the oracle")
     parser.add_argument("--token-us", type=float, default=200.0, help="of the oracle")
+    parser.add_argument("--torch", action="store_true", help="the default model")
     parser.add_argument("--capacity", type=float, default=0.0, help="requests/s; 0: measure it")
     parser.add_argument("--address", default="", help="of a running scheduler")
     parser.add_argument("--json", type=Path)
@@ -289,6 +315,8 @@ def main() -> None:
         if not address:
             executor = ["--pages", "8192", "--step-ms", str(arguments.step_ms)]
             executor += ["--token-us", str(arguments.token_us)]
+            if arguments.torch:
+                executor = ["--backend", "torch", "--model", str(default_model()), "--dtype", "float32"]
             scheduler = ["--max-running", str(arguments.seats), "--log-level", "warning"]
             directory = stack.enter_context(tempfile.TemporaryDirectory())
             services = oracle_stack(Path(directory), executor=executor, scheduler=scheduler)

@@ -1,0 +1,184 @@
+"""What hostile clients cost the others: every figure beside its bound.
+
+    python -m tests.bench.hostile                      # all scenarios, at most 20 minutes
+    python -m tests.bench.hostile --short              # at most 3 minutes
+    python -m tests.bench.hostile text auth            # some of them
+    python -m tests.bench.hostile overload --seconds 60 --json out.json
+
+    text            twelve tokenizations of 1 MiB and twelve endless templates beside a canary stream
+    overload        open-loop load at multiples of the capacity of an oracle with a step time
+    overload-model  the same with the default model
+    auth            a gigabyte of calls without a valid token, to every method of both services
+
+Each scenario is a benchmark of its own (`tests.bench.hostile_text`, `overload`, `hostile_auth`), which has
+more options and prints more. The exit status is 1 if a figure is beyond its bound. Other load on the
+machine shows in every figure: its load average is printed with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.processes import ROOT
+
+MIN_GOODPUT, MIN_GOODPUT_AT_CAPACITY = 0.90, 0.85
+MAX_REFUSAL_MS = 50.0
+MAX_REFUSAL_IN_HEALTH = 3.0  # times health's p99, on a model
+MAX_RETRY_RATIO = 2.0
+INTERRUPT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure. `least` and `most` are its bounds, where it has them."""
+
+    scenario: str
+    name: str
+    value: float
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def good(self) -> bool:
+        """Within its bounds."""
+        return (self.least is None or self.value >= self.least) and (
+            self.most is None or self.value <= self.most
+        )
+
+    def __str__(self) -> str:
+        bounds = [f"≥ {self.least:.2f}"] if self.least is not None else []
+        bounds += [f"≤ {self.most:.2f}"] if self.most is not None else []
+        verdict = "held" if self.good else "NOT HELD"
+        return f"{self.scenario:15s} {self.name:52s} {self.value:9.2f}  {', '.join(bounds):18s} {verdict}"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A benchmark with its arguments: in full, and short."""
+
+    module: str
+    full: tuple[str, ...]
+    short: tuple[str, ...]
+    limit_s: float  # in full
+    short_limit_s: float
+    lines: Callable[[str, Any], Iterator[Line]]
+
+
+def text_lines(scenario: str, found: Any) -> Iterator[Line]:
+    """Of `hostile_text`'s JSON."""
+    for one in found:
+        yield Line(scenario, f"{one['kind']}: longest gap of a stream, ms", one["gap"], most=one["max_gap"])
+        yield Line(scenario, f"{one['kind']}: health p99, ms", one["health"], most=one["max_health"])
+
+
+def overload_lines(scenario: str, found: Any) -> Iterator[Line]:
+    """Of `overload`'s JSON."""
+    rows = found["rows"]
+    for row in rows:
+        best = max(other["goodput"] for other in rows if other["deadline_s"] == row["deadline_s"])
+        name = f"{row['load']:g}x, deadline {row['deadline_s']:g} s: "
+        if row["load"] <= 1:
+            share = row["goodput"] / row["offered"] if row["offered"] else 0.0
+            yield Line(scenario, name + "goodput / offered", share, MIN_GOODPUT_AT_CAPACITY)
+        else:
+            yield Line(scenario, name + "goodput / best", row["goodput"] / best if best else 0.0, MIN_GOODPUT)
+        if row["refused"]:
+            on_model = MAX_REFUSAL_IN_HEALTH * row["health_p99"]
+            most = on_model if scenario == "overload-model" else MAX_REFUSAL_MS
+            yield Line(scenario, name + "refusals p99, ms", row["refusal_p99"], most=most)
+        if row["retry_ratio"]:
+            ratio = row["retry_ratio"]
+            yield Line(
+                scenario, name + "RetryInfo / the wait, median", ratio, 1 / MAX_RETRY_RATIO, MAX_RETRY_RATIO
+            )
+        yield Line(scenario, name + "CPU of the client, of one core", row["client_cpu"])
+
+
+def auth_lines(scenario: str, found: Any) -> Iterator[Line]:
+    """Of `hostile_auth`'s JSON."""
+    for one in found:
+        name = f"{one['service']}: "
+        yield Line(scenario, name + f"refused, all of {one['calls']} calls", float(one["refused"]), 1.0)
+        yield Line(scenario, name + "rise of memory, MB", one["rise_mb"], most=one["max_rise_mb"])
+
+
+SCENARIOS = {
+    "text": Scenario("hostile_text", (), ("--runs", "1", "--attacks", "4"), 420, 60, text_lines),
+    "overload": Scenario("overload", ("--seconds", "20"), ("--short",), 480, 30, overload_lines),
+    "overload-model": Scenario(
+        "overload",
+        ("--torch", "--seats", "8", "--deadlines", "5", "--seconds", "20"),
+        ("--torch", "--seats", "8", "--deadlines", "5", "--loads", "1,5", "--seconds", "8"),
+        180,
+        65,
+        overload_lines,
+    ),
+    "auth": Scenario("hostile_auth", (), ("--gigabytes", "0.1", "--connections", "50"), 120, 25, auth_lines),
+}
+"""Their limits add up to 20 minutes, and to three."""
+
+
+def run(name: str, arguments: argparse.Namespace) -> list[Line]:
+    """One scenario; a single line that it did not end, if it failed or took too long."""
+    scenario = SCENARIOS[name]
+    given = list(scenario.short if arguments.short else scenario.full)
+    limit_s = scenario.short_limit_s if arguments.short else scenario.limit_s
+    if arguments.seconds and scenario.module == "overload":
+        given += ["--seconds", f"{arguments.seconds:g}"]
+        limit_s *= max(1.0, arguments.seconds / 20)
+    with tempfile.TemporaryDirectory() as directory:
+        result = Path(directory) / "result.json"
+        command = [sys.executable, "-m", f"tests.bench.{scenario.module}", *given, "--json", str(result)]
+        print(f"\n{name}: {' '.join(command[1:-2])}, load average {os.getloadavg()[0]:.1f}", flush=True)
+        began = time.monotonic()
+        with subprocess.Popen(command, cwd=ROOT) as process:
+            try:
+                process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)  # it ends the services that it has started
+                try:
+                    process.wait(INTERRUPT_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+        took = time.monotonic() - began
+        if not result.exists():
+            return [Line(name, f"ended within {limit_s:.0f} s (after {took:.0f} s)", 0.0, 1.0)]
+        print(f"{name}: {took:.0f} s, load average {os.getloadavg()[0]:.1f}", flush=True)
+        return list(scenario.lines(name, json.loads(result.read_text())))
+
+
+def main() -> int:
+    """Run them one after the other; print all figures at the end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)}")
+    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--seconds", type=float, help="of each load of overload, instead of 20 or 10")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if unknown := set(arguments.scenarios) - SCENARIOS.keys():
+        parser.error(f"unknown scenario {', '.join(sorted(unknown))}")
+    lines = []
+    for name in arguments.scenarios or SCENARIOS:
+        lines += run(name, arguments)
+    print()
+    for line in lines:
+        print(line)
+    if arguments.json:
+        told = [asdict(line) | {"good": line.good} for line in lines]
+        arguments.json.write_text(json.dumps(told, indent=1) + "\n")
+    return 0 if all(line.good for line in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
