@@ -24,7 +24,7 @@ def test_the_tree_at_the_top_of_the_file_names_every_error() -> None:
         assert f" {kind.__name__} " in drawn or f" {kind.__name__}\n" in drawn
 
 
-@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code.name not in ("OK", "CANCELLED")])
 def test_an_error_keeps_its_status_and_message(code: grpc.StatusCode) -> None:
     error = errors.from_status(code, "why")
     assert (type(error), error.code, str(error)) == (errors.BY_CODE[code], code, "why")
