@@ -86,6 +86,8 @@ class Admission:
         self.tokens -= tokens
         if live.started:
             self._forecast.started(now, self.requests)
+        elif not self.requests:
+            self._forecast.interrupted()
 
     def wait_s(self, identity: str, weight: float) -> float:
         """Predicted, until a request that comes now is started."""

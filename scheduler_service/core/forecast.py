@@ -76,6 +76,10 @@ class Forecast:
             self._starts_s *= keep
         self._started_at = now if waiting else None
 
+    def interrupted(self) -> None:
+        """Nobody is queued any more, or there is no executor: the time until the next start says nothing."""
+        self._started_at = None
+
     def ended(self, sequence: Sequence, *, cut_off: bool) -> None:
         """A completion ended, well or by its client; or it was cut off by its deadline.
 

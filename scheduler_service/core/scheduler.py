@@ -252,6 +252,7 @@ class Scheduler:
         self._connected = self._retiring = False
         for live in self._registry:
             self._patience.strand(live, now)
+        self._forecast.interrupted()
         self._counters.executor_losses += 1
         present = [sequence for sequence in self._roster.running if sequence.in_flight]
         self._in_flight.clear()

@@ -164,6 +164,30 @@ def test_whose_turn_comes_too_late_is_ended_instead_of_started() -> None:
     harness.run()
 
 
+@pytest.mark.parametrize("how", ["cancelled", "deadline", "lost"])
+def test_time_in_which_nobody_could_be_started_teaches_no_wait(how: str) -> None:
+    harness = Harness(FakeExecutor(CAPACITY), CoreConfig(max_running=1, failover_timeout_s=1e6))
+    harness.add(make_request("runs"))
+    harness.add(make_request("waits", deadline=harness.now + 2 * STEP_S if how == "deadline" else None))
+    harness.step()
+    if how == "cancelled":
+        harness.cancel("waits")
+    elif how == "lost":
+        harness.lose()
+    else:
+        harness.run()
+    harness.now += 3600.0
+    if how == "lost":
+        harness.ready()
+    harness.run()
+    harness.add(make_request("runs again", max_tokens=20))
+    harness.step()
+    harness.add(make_request("waits again"))
+    harness.add(make_request("asks", deadline=harness.now + 60.0))
+    harness.run()
+    assert ("asks", 0) in harness.finished
+
+
 def test_predicted_and_actual_waits_are_counted() -> None:
     simulation = simulated()
     before = simulation.core.snapshot().counters
