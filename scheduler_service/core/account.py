@@ -23,6 +23,7 @@ class Account:
         "requests",
         "running",
         "taken",
+        "taken_at",
         "tokens",
         "version",
         "waiting",
@@ -40,6 +41,7 @@ class Account:
         self.running = 0  # sequences that hold a cache
         self.queued_requests = 0  # not started yet
         self.queued_tokens = 0  # prompt tokens of those
+        self.taken_at = 0.0  # when its last request was
         self.lengths = Lengths(OWN_LENGTHS)
         # for metrics, since the account is known
         self.taken = 0  # requests

@@ -9,6 +9,10 @@ other, its predicted end (`forecast.py`). Its tokens are expected at the pace th
 seats taken, or, if that is too slow for it, at the one that leaves QUEUE_SHARE of its time for the
 queue: steps are kept short enough for that (`may_grow`). So what is started has time left, and a queue of
 requests that are all nearly late, served by a small batch, does not come about.
+
+How long completions are is only learned from requests that were taken. So that a wrong prediction does not
+last, an identity that has nothing live may have a trial now and then: a request of which only the first
+token has to be in time. Few of those that run are trials.
 """
 
 from __future__ import annotations
@@ -34,6 +38,10 @@ MIN_RETRY_S = 0.1
 MAX_RETRY_S = 60.0
 STEEP = 1.4
 """Steps get that much shorter with half the rows, or holding rows back helps nobody."""
+TRIAL_INTERVAL = 10.0
+"""Between two trials of an identity whose lengths are known, in times until the deadline."""
+TRIAL_SEATS = 16
+"""One in so many seats may be taken by trials."""
 SAMPLE = 64
 """Identities that are looked at, at most, to predict a wait."""
 
@@ -58,6 +66,7 @@ class Admission:
         self._weight = 0.0  # the sum of these
         self.requests = 0  # not started yet
         self.tokens = 0  # of their prompts
+        self.trials = 0  # live requests that are trials
 
     # -- the queue -------------------------------------------------------------------------------
 
@@ -68,6 +77,8 @@ class Admission:
             self._queued[account.identity] = account
             self._weights[account.identity] = account.weight
             self._weight += account.weight
+        account.taken_at = live.added_at
+        self.trials += live.is_trial
         account.queued_requests += 1
         account.queued_tokens += tokens
         self.requests += 1
@@ -89,9 +100,18 @@ class Admission:
         elif not self.requests:
             self._forecast.interrupted()
 
+    def ended(self, live: LiveRequest, now: float) -> None:
+        """It has ended, well or badly."""
+        self.trials -= live.is_trial
+        if not live.started:
+            self.unqueue(live, now)
+
     def wait_s(self, identity: str, weight: float) -> float:
         """Predicted, until a request that comes now is started."""
         if not self.requests:
+            return 0.0
+        roster = self._roster
+        if roster.waiting.is_below_share(identity, weight, len(roster.running)):
             return 0.0
         looked_at = list(islice(self._queued.values(), SAMPLE))
         wait_s = self._forecast.wait_s(self._queued.get(identity), weight, looked_at)
@@ -135,11 +155,14 @@ class Admission:
         max_tokens: int | None,
         limits: Limits,
         now: float,
-    ) -> None:
-        """Raise TooLate if such a request can't meet its deadline, as far as can be told."""
+    ) -> bool:
+        """Raise TooLate if such a request can't meet its deadline, as far as can be told.
+
+        True if it is to be a trial: it would be refused otherwise.
+        """
         forecast, running = self._forecast, len(self._roster.running)
         if deadline is None or not running or not forecast.step_s:
-            return  # on an idle executor it is tried
+            return False  # on an idle executor it is tried
         wait_s = self.wait_s(identity, weight)
         first_at = now + wait_s + self._prompt_s(prompt_tokens, limits)
         late, what = first_at, "first token"
@@ -149,10 +172,21 @@ class Admission:
             pace_s = max(forecast.pace_s(running), min(kept_short, forecast.pace_s(limits.seats)))
             late, what = first_at + (length - 1) * pace_s * MARGIN, "end"
         if now + (late - now) * CAUTION <= deadline:
-            return
+            return False
+        if now + (first_at - now) * CAUTION <= deadline and self._may_try(identity, deadline - now, now):
+            return True
         whose, due_in, left = f"{identity}: " if identity else "", (late - now) * CAUTION, deadline - now
         message = f"{whose}the {what} may take {due_in:.2f} s, but the deadline is in {left:.2f} s"
         raise TooLate(message, _retry(wait_s), identity, "deadline")
+
+    def _may_try(self, identity: str, left_s: float, now: float) -> bool:
+        """Whether the identity may have a trial that is due in so many seconds."""
+        if self.trials >= max(1, len(self._roster.running) // TRIAL_SEATS):
+            return False
+        account = self._roster.waiting.account(identity)
+        if account is None or account.requests:
+            return account is None
+        return not account.lengths.known or now - account.taken_at >= TRIAL_INTERVAL * left_s
 
     def retry_after_s(self, identity: str, weight: float) -> float:
         """When a refused client may try again: when what is queued before it has been started."""
@@ -180,7 +214,7 @@ class Admission:
         if deadline is not None and not live.emitted:
             late = now + self._prompt_s(len(sequence.tokens), limits)
             length = forecast.length(live.account, live.request.max_tokens)
-            if length is not None and self.requests > 1:
+            if length is not None and not live.is_trial and self.requests > 1:
                 late += (length - 1) * pace_s * MARGIN
             if late > deadline:
                 return Start.NEVER

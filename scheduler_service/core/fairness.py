@@ -102,6 +102,16 @@ class FairQueue:
         """Of so many places in a step, those that belong to it while so many identities are active."""
         return max(1, int(seats * account.weight / self._weight))
 
+    def is_below_share(self, identity: str, weight: float, places: int) -> bool:
+        """Whether one more request of it, with all that it has, is within what of so many places would
+        belong to it: then it waits for nobody to end, others give way.
+        """
+        account = self._active.get(identity)
+        others, held = self._weight, 0
+        if account is not None:
+            others, held = others - account.weight, account.running + account.queued_requests
+        return held < int(places * weight / (others + weight))
+
     # -- turns -----------------------------------------------------------------------------------
 
     def first(self) -> Account | None:

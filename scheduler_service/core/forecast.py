@@ -96,8 +96,8 @@ class Forecast:
 
     def pace_s(self, rows: int) -> float:
         """Seconds per output token of a sequence among so many; 0 while nothing is known."""
-        if not self._rows:
-            return 0.0
+        if not self._rows:  # no request had a deadline yet
+            return self.step_s
         here = self._model.seconds(self._work(1.0))
         there = self._model.seconds(self._work(rows / self._rows))
         return self.step_s * there / here / max(1.0, self._tokens_per_row)

@@ -51,8 +51,11 @@ class Registry:
         """The live request of this id."""
         return self._live.get(request_id)
 
-    def check(self, request: Request, limits: Limits, now: float, *, connected: bool) -> None:
-        """Raise what speaks against taking it: DuplicateRequest, NeverFits, QueueFull or TooLate."""
+    def check(self, request: Request, limits: Limits, now: float, *, connected: bool) -> bool:
+        """Raise what speaks against taking it: DuplicateRequest, NeverFits, QueueFull or TooLate.
+
+        True if it may be taken as a trial (`admission.py`).
+        """
         if request.id in self._live:
             raise DuplicateRequest(f"request {request.id!r} is live")
         why = misfit(request, limits)
@@ -61,24 +64,24 @@ class Registry:
         if why is not None:
             raise NeverFits(*why)
         self._admission.check_room(request.identity, request.weight, request.input_tokens)
-        if connected:
-            self._admission.check_deadline(
-                request.identity,
-                request.weight,
-                request.input_tokens,
-                request.deadline,
-                request.max_tokens,
-                limits,
-                now,
-            )
+        return connected and self._admission.check_deadline(
+            request.identity,
+            request.weight,
+            request.input_tokens,
+            request.deadline,
+            request.max_tokens,
+            limits,
+            now,
+        )
 
-    def add(self, request: Request, limits: Limits, now: float) -> LiveRequest:
+    def add(self, request: Request, limits: Limits, now: float, *, is_trial: bool) -> LiveRequest:
         """Take it; `check` has passed."""
         self._serial += 1
         predicted_wait_s = self._admission.wait_s(request.identity, request.weight)
         account = self._roster.waiting.enter(request, self._roster.running)
         live = LiveRequest(request, account, self._serial, max_tokens(request, limits), now)
         live.predicted_wait_s = predicted_wait_s
+        live.is_trial = is_trial
         self._live[request.id] = live
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, live.serial, live))
@@ -134,8 +137,7 @@ class Registry:
     def _forget(self, live: LiveRequest, now: float) -> None:
         del self._live[live.request.id]
         self._roster.waiting.leave(live.account)
-        if not live.started:
-            self._admission.unqueue(live, now)
+        self._admission.ended(live, now)
         if len(self._deadlines) > 2 * len(self._live) + 64:  # far deadlines must not keep ended requests
             self._deadlines = [entry for entry in self._deadlines if self._is_live(entry[2])]
             heapify(self._deadlines)
@@ -164,6 +166,7 @@ class Registry:
         """Raises AssertionError."""
         assert all(not live.ended for live in self), "an ended request is live"
         queued = [live for live in self if not live.started]
+        assert self._admission.trials == sum(live.is_trial for live in self), "trials are miscounted"
         self._admission.check_integrity(queued)
         sequences = [s for live in self for s in live.sequences]
         for live in self:

@@ -149,11 +149,11 @@ class Scheduler:
         try:
             if self._limits is None:
                 raise NotReady("no executor has been seen yet")
-            self._registry.check(request, self._limits, now, connected=self._connected)
+            is_trial = self._registry.check(request, self._limits, now, connected=self._connected)
         except AdmissionError:
             self._refused(request.identity)
             raise
-        live = self._registry.add(request, self._limits, now)
+        live = self._registry.add(request, self._limits, now, is_trial=is_trial)
         if not self._connected or self._retiring:
             self._patience.strand(live, now)
         self._counters.requests += 1

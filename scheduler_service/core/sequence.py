@@ -21,6 +21,7 @@ class LiveRequest:
         "account",
         "added_at",
         "emitted",
+        "is_trial",
         "predicted_wait_s",
         "request",
         "sequences",
@@ -37,6 +38,7 @@ class LiveRequest:
         self.added_at = now
         self.started = False  # some step had it: it no longer counts as queued
         self.emitted = False
+        self.is_trial = False  # taken however long it was expected to be
         self.predicted_wait_s = 0.0  # from its adding to its start, as predicted then
         self.stops = request.eos_token_ids | request.stop_token_ids
         self.stop_token_ids = tuple(sorted(self.stops))  # as executors take them

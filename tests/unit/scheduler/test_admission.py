@@ -201,6 +201,42 @@ def test_predicted_and_actual_waits_are_counted() -> None:
     assert actual / 2 <= predicted <= actual * 2
 
 
+class Hog(Simulation):
+    """One identity keeps more requests live than there are seats, all long and without deadlines."""
+
+    def follow(self, call: Call) -> Call | None:
+        return (
+            Call(at=self.now + 1e-3, length=call.length, identity="hog") if call.identity == "hog" else None
+        )
+
+
+def test_what_others_ask_for_shuts_no_newcomer_out() -> None:
+    simulation = Hog(StepCost(0.05, 0.0), seats=8, config=CoreConfig(max_running=8))
+    hog = [Call(at=0.0, length=400, identity="hog") for _ in range(12)]
+    new = [Call(at=200.0 + i, length=5, timeout_s=5.0, identity="new") for i in range(60)]
+    simulation.run([*hog, *new], until=300.0)
+    assert all(call.finished_at for call in new)
+
+
+def test_an_identity_is_not_held_to_its_past_for_ever() -> None:
+    simulation = Hog(StepCost(0.05, 0.0), seats=8, config=CoreConfig(max_running=8))
+    hog = [Call(at=0.0, length=400, identity="hog") for _ in range(12)]
+    past = [Call(at=10.0, length=400, identity="changed") for _ in range(MIN_COMPLETIONS)]
+    changed = [Call(at=500.0 + i, length=5, timeout_s=5.0, identity="changed") for i in range(200)]
+    simulation.run([*hog, *past, *changed], until=720.0)
+    assert all(call.finished_at for call in past)
+    assert isinstance(changed[1].refused, TooLate)
+    assert sum(call.finished_at is not None for call in changed) >= 2
+
+
+def test_trials_are_few_however_many_identities_there_are() -> None:
+    simulation = Hog(StepCost(0.05, 0.0), seats=8, config=CoreConfig(max_running=8))
+    hog = [Call(at=1.7 * i, length=400, identity="hog") for i in range(12)]
+    crowd = [Call(at=205.0, length=400, timeout_s=5.0, identity=str(i)) for i in range(100)]
+    simulation.run([*hog, *crowd], until=215.0)
+    assert sum(call.refused is None for call in crowd) == 1
+
+
 # -- lengths -------------------------------------------------------------------------------------
 
 
