@@ -2,7 +2,8 @@
 
 A job is over its limit when the CPU time of its thread says so, which /proc tells: neither a busy machine
 nor one that stands still makes a job late. Where there is no /proc, and when the process neither works nor
-answers, wall time decides, of which pauses of our own do not count.
+answers, wall time decides, of which pauses of our own do not count. A process that somebody has stopped
+(SIGSTOP) is told from a slow one by its state, and given up much sooner.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ MAX_TICKS = 3
 """A longer time between two looks at a job was our own pause, and does not count as its."""
 WALL_FACTOR = 12
 """The limit in wall time, in limits of CPU time."""
+MAX_STOPPED_S = 5.0
+"""How long a process with a job may be stopped while we are not: who stops all continues all."""
 START_TIMEOUT_S = 60.0
 REAP_INTERVAL_S = 0.005
 READ_BYTES = 1 << 20
@@ -114,6 +117,7 @@ class TextProcess:
         self._stuck = False
         self._watch: asyncio.TimerHandle | None = None
         self._looked_at = 0.0
+        self._stopped_s = 0.0
 
     @classmethod
     async def start(cls, limits: TextLimits, freed: Callable[[], None]) -> TextProcess:
@@ -210,10 +214,15 @@ class TextProcess:
     def _look(self) -> None:
         self._watch = None
         elapsed = asyncio.get_running_loop().time() - self._looked_at
+        elapsed = min(elapsed, MAX_TICKS * WATCH_INTERVAL_S)
+        self._stopped_s = self._stopped_s + elapsed if is_stopped(self.pid) else 0.0
+        if self._stopped_s > MAX_STOPPED_S and not self.idle:
+            self._kill(None)
+            return
         for state in self._lanes:
             if state.job is None:
                 continue
-            state.wall_s += min(elapsed, MAX_TICKS * WATCH_INTERVAL_S)
+            state.wall_s += elapsed
             cpu = thread_cpu_s(self.pid, state.thread)
             if cpu is not None and state.cpu_from is None:
                 state.cpu_from = cpu
@@ -234,9 +243,8 @@ class TextProcess:
 
 def thread_cpu_s(pid: int, thread: int) -> float | None:
     """User and system time of a thread so far; None where /proc does not tell, or it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    fields = _stat(f"/proc/{pid}/task/{thread}/stat")
+    if fields is None:
         return None
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -246,6 +254,20 @@ def _lower_priority(thread: int) -> None:
     with suppress(OSError):
         niceness = max(LARGE_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
         os.setpriority(os.PRIO_PROCESS, thread, niceness)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal; False where /proc does not tell."""
+    fields = _stat(f"/proc/{pid}/stat")
+    return fields is not None and fields[0] == "T"
+
+
+def _stat(path: str) -> list[str] | None:
+    """The fields behind the name, from the state on."""
+    try:
+        return Path(path).read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
 
 
 def _spawn(limits: TextLimits, connection: socket.socket) -> subprocess.Popen[bytes]:

@@ -253,6 +253,18 @@ async def test_a_process_that_stands_still_for_good_is_replaced_and_its_job_done
         assert pool.pids != before
 
 
+@linux
+async def test_a_process_that_was_stopped_is_given_up_long_before_a_slow_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scheduler_service.text.process.MAX_STOPPED_S", 0.0)
+    async with tools(files()) as (text, pool):
+        before = pool.pids
+        stopped(pool)
+        assert await text.decode(await text.encode_text("hello")) == "hello"
+        assert pool.pids != before
+
+
 async def test_a_tokenizer_that_never_answers_is_not_the_prompts_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
