@@ -569,7 +569,7 @@ def cancelled_step_uses_its_id_up() -> None:
         try:
             return original(self, plan, *args, **kwargs)
         except Abandoned:
-            self.sessions.get(plan.session_id).advance(plan)
+            self.sessions.get(plan.session_id, kwargs["caller"]).advance(plan)
             raise
 
     wrap(Engine, "begin", begin)
@@ -585,7 +585,7 @@ def replays_leave_with_the_first() -> None:
 def _refusing_what_was_given_up(original: Any, self: Engine, plan: Any, *args: Any, **kwargs: Any) -> Any:
     given_up = self.__dict__.setdefault("given_up", set())
     if plan.digest in given_up:
-        raise StepRefused(Reason.CANCELLED, "the step was given up")
+        raise StepRefused(Reason.STEP_FORGOTTEN, "the step was given up")
     try:
         return original(self, plan, *args, **kwargs)
     except Abandoned:
@@ -597,8 +597,8 @@ def _refusing_what_was_given_up(original: Any, self: Engine, plan: Any, *args: A
 def closed_stream_cancels() -> None:
     """closing a stream gives up the step that it sent"""
 
-    def begin(original: Any, self: Engine, *args: Any, abandonable: bool) -> Any:
-        return original(self, *args, abandonable=True)
+    def begin(original: Any, self: Engine, *args: Any, abandonable: bool, caller: str) -> Any:
+        return original(self, *args, abandonable=True, caller=caller)
 
     wrap(Engine, "begin", begin)
     wrap(Worker, "submit_step", lambda original, self, *args, kept: original(self, *args, kept=False))
