@@ -11,6 +11,7 @@ import grpc.aio
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer
 from paceline.service.credentials import Credentials
+from paceline.service.identity import Identity
 
 from scheduler_service.codec.requests import (
     Prompt,
@@ -102,7 +103,8 @@ class SchedulerServicer(SchedulerServiceServicer):
     ) -> bytes:
         """As Generate would. A million ids take 50 ms to encode: others get their turn in between."""
         served = self._served(context)
-        ids = await _token_ids(check_prompt(request, served.model), served)
+        caller = self._credentials.identify(context)
+        ids = await _token_ids(check_prompt(request, served.model), served, caller)
         parts = []
         for part in tokenize_response(ids):
             parts.append(part)
@@ -173,7 +175,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             deadline = None if remaining is None else arrival + remaining
             known = len(checked.prompt.ids) if isinstance(checked.prompt, TokenPrompt) else 1
             self._service.live.check_room(caller, known, deadline)  # before the work of tokenizing
-            ids = await _token_ids(checked.prompt, served)
+            ids = await _token_ids(checked.prompt, served, caller)
             return self._service.live.admit(
                 checked,
                 ids,
@@ -190,7 +192,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         return self._service.served(self._credentials.identify(context))
 
 
-async def _token_ids(prompt: Prompt, served: Served) -> Sequence[int]:
+async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequence[int]:
     """The prompt's ids, never none. Raises a ServiceError."""
     if isinstance(prompt, TokenPrompt):
         return prompt.ids
@@ -200,13 +202,14 @@ async def _token_ids(prompt: Prompt, served: Served) -> Sequence[int]:
         raise InvalidRequest(field, "the model has no tokenizer: send token_ids")
     try:
         if isinstance(prompt, TextPrompt):
-            ids = await tools.encode_text(prompt.text)
+            ids = await tools.encode_text(prompt.text, caller.name)
         else:
             ids = await tools.encode_messages(
                 prompt.messages,
                 served.model.limits.max_prompt_bytes,
                 arguments=prompt.arguments,
                 continues=prompt.continues,
+                caller=caller.name,
             )
     except PromptError as error:
         raise InvalidRequest(error.field or field, str(error)) from error

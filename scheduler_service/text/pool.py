@@ -15,13 +15,13 @@ from paceline.service.logs import Log
 
 from scheduler_service.model import TokenizerFiles
 from scheduler_service.text.errors import (
-    BusyError,
     PromptError,
     StuckError,
     TextError,
     UnusableTokenizerError,
 )
 from scheduler_service.text.frames import LANES, Header, unpack_ints
+from scheduler_service.text.lane import Lane
 from scheduler_service.text.process import End, Job, StartError, TextLimits, TextProcess
 from scheduler_service.text.vocabulary import Pieces
 
@@ -29,9 +29,9 @@ log = Log(__name__)
 
 SMALL_BYTES = 16 << 10
 """Of a job for the lane of small ones."""
-MAX_JOBS = 256
-"""That wait or run, in each lane."""
-MAX_BYTES = 16 << 20
+MAX_JOBS = 512
+"""That wait or run, in each lane; one caller may have half of them."""
+MAX_BYTES = 32 << 20
 """Of them."""
 MAX_PROCESSES = 4
 MAX_DEATHS = 2
@@ -53,10 +53,8 @@ class TextPool:
         self._limits = limits
         self._slots = process_count() if processes is None else processes
         self._processes: list[TextProcess] = []
-        self._queues: list[deque[Job]] = [deque() for _ in range(LANES)]
+        self._lanes = [Lane(MAX_JOBS, MAX_BYTES) for _ in range(LANES)]
         self._suspects: deque[Job] = deque()
-        self._jobs = [0] * LANES
-        self._bytes = [0] * LANES
         self._candidate: Job | None = None  # files that were not loaded before, to be tried
         self._accepted: tuple[Header, bytes] | None = None  # files that were loaded once
         self._accepting = asyncio.Event()
@@ -99,31 +97,25 @@ class TextPool:
         size = 4 * answer["count"]
         return Pieces(payload[size:], unpack_ints(payload[:size]), answer["strip"]), answer["chat"]
 
-    async def submit(self, header: Header, payload: bytes) -> bytes:
+    async def submit(self, header: Header, payload: bytes, caller: str = "") -> bytes:
         """The answer's payload. Raises PromptError, BusyError, StuckError."""
-        lane = SMALL if len(payload) <= SMALL_BYTES else LARGE
-        if self._jobs[lane] >= MAX_JOBS or self._bytes[lane] + len(payload) > MAX_BYTES:
-            raise BusyError("too much text waits for the tokenizer")
-        job = self._job(header, payload, lane)
-        self._jobs[lane] += 1
-        self._bytes[lane] += len(payload)
-        self._queues[lane].append(job)
+        job = self._job(header, payload, SMALL if len(payload) <= SMALL_BYTES else LARGE, caller)
+        lane = self._lanes[job.lane]
+        lane.enter(job)
         self._dispatch()
         try:
             answer, result = await job.future
         finally:
-            self._jobs[lane] -= 1
-            self._bytes[lane] -= len(payload)
-            for queue in (self._queues[lane], self._suspects):
-                if job.future.cancelled() and job in queue:
-                    queue.remove(job)
+            lane.leave(job)
+            if job in self._suspects:
+                self._suspects.remove(job)
         if "error" in answer:
             raise PromptError(answer["error"], answer["field"])
         return result
 
     @staticmethod
-    def _job(header: Header, payload: bytes, lane: int) -> Job:
-        return Job(header, payload, lane, asyncio.get_running_loop().create_future())
+    def _job(header: Header, payload: bytes, lane: int, caller: str = "") -> Job:
+        return Job(header, payload, lane, asyncio.get_running_loop().create_future(), caller)
 
     def _dispatch(self) -> None:
         """Begin what can begin."""
@@ -141,9 +133,9 @@ class TextPool:
                 process.alone = True
                 process.send(self._suspects.popleft())
             elif not self._suspects or process is not loaded[0]:  # which is kept free for suspects
-                for lane, queue in enumerate(self._queues):
-                    if queue and process.free(lane):
-                        process.send(queue.popleft())
+                for number, lane in enumerate(self._lanes):
+                    if lane and process.free(number):
+                        process.send(lane.next())
 
     # Processes
 
@@ -199,7 +191,7 @@ class TextPool:
             if job is end.culprit or job.deaths >= MAX_DEATHS or job.header["op"] == "load":
                 job.future.set_exception(StuckError(end.why) if end.stuck else PromptError(end.why))
             elif end.culprit is not None:
-                self._queues[job.lane].appendleft(job)
+                self._lanes[job.lane].put_back(job)
             else:
                 self._suspects.append(job)
         self._dispatch()

@@ -65,6 +65,7 @@ class Job:
     payload: bytes
     lane: int
     future: asyncio.Future[tuple[Header, bytes]]
+    caller: str = ""  # among whom the lanes are shared
     deaths: int = 0
     """How often a process ended while it worked on this, for no reason that was known."""
 

@@ -49,12 +49,12 @@ class TextTools:
             await asyncio.sleep(0)
         return "".join(texts) + detokenizer.flush()
 
-    async def encode_text(self, text: str) -> array[int]:
+    async def encode_text(self, text: str, caller: str = "") -> array[int]:
         """Plain text to ids, control tokens included, with the model's first token if it wants one.
 
         Raises PromptError, BusyError, StuckError.
         """
-        return unpack_ints(await self._pool.submit({"op": "text"}, text.encode()))
+        return unpack_ints(await self._pool.submit({"op": "text"}, text.encode(), caller))
 
     async def encode_messages(
         self,
@@ -63,6 +63,7 @@ class TextTools:
         *,
         arguments: Mapping[str, object] = MappingProxyType({}),
         continues: bool = False,
+        caller: str = "",
     ) -> array[int]:
         """Messages through the chat template to ids; the template writes the first token itself.
 
@@ -74,4 +75,4 @@ class TextTools:
             raise PromptError("the model has no chat template", "messages")
         chat = {"messages": messages, "arguments": dict(arguments), "continues": continues}
         payload = json.dumps(chat, ensure_ascii=False).encode()
-        return unpack_ints(await self._pool.submit({"op": "chat", "max_bytes": max_bytes}, payload))
+        return unpack_ints(await self._pool.submit({"op": "chat", "max_bytes": max_bytes}, payload, caller))

@@ -34,7 +34,7 @@ class Tokenizer(TextPool):
         self.asked = 0
         self._error = error
 
-    async def submit(self, header: dict[str, Any], payload: bytes) -> bytes:
+    async def submit(self, header: dict[str, Any], payload: bytes, caller: str = "") -> bytes:
         self.asked += 1
         raise self._error
 
