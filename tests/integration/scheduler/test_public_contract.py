@@ -24,7 +24,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 async def channel(stack: Stack) -> AsyncIterator[grpc.aio.Channel]:
-    async with grpc.aio.insecure_channel(stack.client().address) as channel:
+    async with grpc.aio.insecure_channel(stack.client().addresses[0]) as channel:
         yield channel
 
 
@@ -99,7 +99,7 @@ async def test_only_what_was_asked_for_is_returned(stack: Stack) -> None:
 
 async def test_nothing_is_sent_before_the_first_message(stack: Stack) -> None:
     """So that a client's own retryPolicy, which ends with the initial metadata, works until then."""
-    async with grpc.aio.insecure_channel(stack.client().address) as channel:
+    async with grpc.aio.insecure_channel(stack.client().addresses[0]) as channel:
         call = SchedulerServiceStub(channel).Generate(
             pb.GenerateRequest(text="x", stop=pb.StopConditions(max_tokens=3, ignore_eos=True))
         )
