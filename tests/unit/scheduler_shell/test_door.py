@@ -53,7 +53,6 @@ class Context:
 
 
 CONTEXT: Any = Context()
-CALLER = Credentials().identify(CONTEXT)
 
 
 def scheduler(tokenizer: Tokenizer, **settings: Any) -> SchedulerService:
@@ -71,8 +70,8 @@ async def test_a_full_queue_refuses_before_the_prompt_is_tokenized() -> None:
     with pytest.raises(InvalidRequest):
         await servicer.Generate(pb.GenerateRequest(text="hello"), CONTEXT)
     assert tokenizer.asked == 1
-    request = check_request(ids(1, 2), MODEL, DRAFTING)
-    service.live.admit(request, [1, 2], CALLER, arrival=0.0, deadline=None, served=Served(MODEL, None, None))
+    request, caller = check_request(ids(1, 2), MODEL, DRAFTING), Credentials().identify(CONTEXT)
+    service.live.admit(request, [1, 2], caller, arrival=0.0, deadline=None, served=Served(MODEL, None, None))
     with pytest.raises(QueueFull) as caught:
         await servicer.Generate(pb.GenerateRequest(text="hello"), CONTEXT)
     assert tokenizer.asked == 1
