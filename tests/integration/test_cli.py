@@ -116,7 +116,10 @@ def test_one_signal_lets_streams_end_and_leaves_no_process(tmp_path: Path, numbe
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
-    with serving(tmp_path, "-E", "step-ms=50") as serve, paceline.Client(serve.address) as client:
+    with (
+        serving(tmp_path, "-E", "step-ms=50") as serve,
+        paceline.Client(serve.address, failover_timeout_s=0) as client,
+    ):
         children = serve.children()
         stream = client.generate("very long", max_tokens=20_000, ignore_eos=True)
         next(stream)

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from paceline import Delta, errors
+from paceline import Delta, aio, errors
 
 from executor_service.backends.byte_tokenizer import byte_tokenizer
 from tests.support.doctored_executor import doctored_executor, doctored_stack
@@ -84,7 +84,7 @@ async def test_an_endless_template_fails_its_request_and_harms_no_stream(tmp_pat
 async def test_sigterm_ends_the_scheduler_and_its_tokenizers_in_the_middle_of_a_loop(tmp_path: Path) -> None:
     with doctored_stack(tmp_path, chat_template=ENDLESS) as stack:
         (child,) = children(stack)
-        async with stack.client() as client:
+        async with aio.Client(stack.scheduler.address, failover_timeout_s=0) as client:
             chat = asyncio.create_task(client.chat([{"role": "user", "content": "loop"}], max_tokens=1))
 
             async def working() -> bool:
