@@ -298,7 +298,10 @@ class RequestStream:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
             changed, self._changed = self._changed, {}
-            messages = [message for completion in changed.values() for message in completion.take()]
+            if len(changed) == 1:
+                messages = next(iter(changed.values())).take()
+            else:
+                messages = [message for completion in changed.values() for message in completion.take()]
             if self.begin is not None and messages:
                 messages.insert(0, self.begin(self))
                 self.begin = None

@@ -73,7 +73,11 @@ def delta_response(
     index: int, ids: Sequence[int], text: str, logprobs: Sequence[TopLogprobs], elapsed_us: int
 ) -> pb.GenerateResponse:
     """New ids and text of one completion."""
-    delta = pb.Delta(token_ids=ids, text=text, elapsed_us=elapsed_us)
+    response = pb.GenerateResponse(index=index)
+    delta = response.delta  # filled in place: copying it into its response would cost as much again
+    delta.token_ids.extend(ids)
+    delta.text = text
+    delta.elapsed_us = elapsed_us
     if logprobs:
         delta.logprobs.extend(
             [
@@ -81,7 +85,7 @@ def delta_response(
                 for one in logprobs
             ]
         )
-    return pb.GenerateResponse(index=index, delta=delta)
+    return response
 
 
 def finished_message(event: Finished, stop_string: str | None) -> pb.Finished:
