@@ -16,11 +16,11 @@ from paceline.service.logs import Log
 from paceline.service.process import Shutdown, bind_local, write_port_file
 
 from executor_service.config import ExecutorConfig
-from executor_service.errors import ErrorInterceptor
-from executor_service.health import SERVICE, Health
-from executor_service.metrics import Metrics
-from executor_service.runtime import Runtime
-from executor_service.servicer import ExecutorServicer
+from executor_service.rpc.errors import ErrorInterceptor
+from executor_service.rpc.health import SERVICE, Health
+from executor_service.rpc.metrics import Metrics
+from executor_service.rpc.servicer import ExecutorServicer
+from executor_service.runtime.runtime import Runtime
 
 log = Log(__name__)
 

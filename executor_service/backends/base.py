@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.plan import OutputMode, Sampling, TokenIds
+from executor_service.contract.plan import OutputMode, Sampling, TokenIds
 
 _DEFAULT_PAGES = 4096
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from executor_service.backends.base import Flight, ForwardOutput, ForwardRow, RowOutput
 from executor_service.backends.oracle import OracleBackend, OracleConfig
-from executor_service.plan import TokenIds
+from executor_service.contract.plan import TokenIds
 
 _NO_TOKEN = 0  # what follows a row that was not finite
 

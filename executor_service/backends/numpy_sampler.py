@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service import noise
 from executor_service.backends.base import ForwardRow, RowOutput
-from executor_service.plan import OutputMode, Sampling, TokenIds
+from executor_service.contract import noise
+from executor_service.contract.plan import OutputMode, Sampling, TokenIds
 
 Logits = NDArray[np.float32]
 """fp32; [vocabulary] for one position, [outputs, vocabulary] for several."""

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service import noise
 from executor_service.backends.base import (
     ForwardOutput,
     ForwardRow,
@@ -42,7 +41,8 @@ from executor_service.backends.base import (
 from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
 from executor_service.backends.fingerprint import fingerprint
 from executor_service.backends.numpy_sampler import sample_rows
-from executor_service.plan import TokenIds
+from executor_service.contract import noise
+from executor_service.contract.plan import TokenIds
 
 EXIT_CODE = 134
 """Of the injected deaths: what a process killed by SIGABRT reports to its shell."""

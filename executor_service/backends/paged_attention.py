@@ -31,7 +31,7 @@ from executor_service.backends.base import (
 from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
 from executor_service.backends.fingerprint import fingerprint
 from executor_service.backends.numpy_sampler import sample_rows
-from executor_service.plan import TokenIds
+from executor_service.contract.plan import TokenIds
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import torch
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig, sampler
 from executor_service.backends.torch_backend.batch import Batch
-from executor_service.plan import OutputMode, Sampling
+from executor_service.contract.plan import OutputMode, Sampling
 
 PAGE = 16
 SAMPLINGS = {

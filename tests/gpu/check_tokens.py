@@ -9,7 +9,7 @@ import torch
 
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.quantized import LEAST_FP8
-from executor_service.plan import OutputMode
+from executor_service.contract.plan import OutputMode
 from tests.gpu.bench import PAGE, Bench, Case
 from tests.model.driver import Driver, logits_of, pages_from
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import ForwardRow
-from executor_service.plan import Sampling
+from executor_service.contract.plan import Sampling
 from tests.bench.step_time import rows_of
 from tests.gpu.bench import PAGE, Bench, Case
 from tests.gpu.floors import decode_floor_s, prefill_floor_s

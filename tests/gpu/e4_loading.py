@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from executor_service.limits import Limits
-from executor_service.plan import Sampling
-from executor_service.warmup import warm_up
+from executor_service.contract.limits import Limits
+from executor_service.contract.plan import Sampling
+from executor_service.runtime.warmup import warm_up
 from tests.bench.step_time import rows_of
 from tests.gpu.bench import PAGE, Bench, Case
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow
-from executor_service.plan import OutputMode, Sampling
+from executor_service.contract.plan import OutputMode, Sampling
 from tests.bench.step_time import rows_of
 from tests.gpu.bench import PAGE, Bench, Case
 from tests.gpu.random_weights import RandomBackend

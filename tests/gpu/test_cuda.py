@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from executor_service.backends.base import RowOutput
-from executor_service.plan import OutputMode, Sampling
+from executor_service.contract.plan import OutputMode, Sampling
 from tests.bench.step_time import rows_of
 from tests.gpu import check_tokens, e6_bits
 from tests.gpu.bench import PAGE, Bench

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from executor_service.backends.base import Backend, ForwardRow, RowOutput
-from executor_service.plan import OutputMode, Sampling
+from executor_service.contract.plan import OutputMode, Sampling
 
 
 def pages_from(first: int) -> Iterator[int]:

@@ -21,9 +21,9 @@ from paceline import aio
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.types import Drafter, Speculation
 
-from executor_service import noise
 from executor_service.backends.numpy_sampler import adjust
-from executor_service.plan import Sampling
+from executor_service.contract import noise
+from executor_service.contract.plan import Sampling
 from tests.bench.speculation import read_prompts
 from tests.model.default_model import default_model, varied_text
 from tests.support.first_layers import write_first_layers

@@ -13,7 +13,7 @@ import pytest
 from executor_service.backends.base import Backend, RowOutput
 from executor_service.backends.factory import make_backend
 from executor_service.config import ExecutorConfig
-from executor_service.plan import OutputMode, Sampling
+from executor_service.contract.plan import OutputMode, Sampling
 from tests.model.driver import Driver, logits_of, pages_from
 from tests.model.tiny import save
 

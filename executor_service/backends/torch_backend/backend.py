@@ -41,7 +41,7 @@ from executor_service.backends.torch_backend.weights import (
     fingerprint,
     open_checkpoint,
 )
-from executor_service.plan import OutputMode, Sampling, TokenIds
+from executor_service.contract.plan import OutputMode, Sampling, TokenIds
 
 _DTYPES = {
     "float32": torch.float32,

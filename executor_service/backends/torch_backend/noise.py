@@ -1,4 +1,4 @@
-"""The normative sampling noise of `executor_service.noise`, in torch on any device."""
+"""The normative sampling noise of `executor_service.contract.noise`, in torch on any device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def hash_tokens(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Gumbel noise, fp32 [n, m], as `executor_service.noise.gumbel` maps it from the hash."""
+    """Gumbel noise, fp32 [n, m], as `executor_service.contract.noise.gumbel` maps it from the hash."""
     w = hash_tokens(keys, ids).to(torch.float32) * 2.0**-32
     w = (w + 2.0**-33).clamp_(max=1.0 - 2.0**-24)
     return -torch.log(-torch.log1p(-w))

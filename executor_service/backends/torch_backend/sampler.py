@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor_service import noise as reference
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.torch_backend.drawing import Filters
-from executor_service.plan import OutputMode, Sampling, TokenIds
+from executor_service.contract import noise as reference
+from executor_service.contract.plan import OutputMode, Sampling, TokenIds
 
 MIN_TEMPERATURE = 1e-6
 """Smaller temperatures above 0 count as this one, so that logits / temperature stays finite."""

@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from executor_service import codec, noise
 from executor_service.backends import numpy_sampler
-from executor_service.batch import Batch
-from executor_service.engine import Engine
-from executor_service.kv_cache import KvCache, OutOfPages
-from executor_service.plan import Abandoned, OutputMode, Reason, Refusal, RowResult, StepRefused
-from executor_service.savepoint import Savepoint
-from executor_service.sequence import Sequence
-from executor_service.session import Session, Sessions
-from executor_service.worker import Worker
+from executor_service.cache.kv_cache import KvCache, OutOfPages
+from executor_service.cache.sequence import Sequence
+from executor_service.cache.session import Session, Sessions
+from executor_service.contract import noise
+from executor_service.contract.plan import Abandoned, OutputMode, Reason, Refusal, RowResult, StepRefused
+from executor_service.rpc import codec
+from executor_service.steps.batch import Batch
+from executor_service.steps.engine import Engine
+from executor_service.steps.savepoint import Savepoint
+from executor_service.steps.worker import Worker
 from tests.conformance.kit.target import SLOW
 
 
@@ -528,7 +529,7 @@ def packed_prompt_read_big_endian() -> None:
 @mutant("test_stream.py")
 def stream_error_without_its_step() -> None:
     """a step that was refused on a stream is answered without its step id"""
-    from executor_service.servicer import pb
+    from executor_service.rpc.servicer import pb
 
     original = pb.StreamUnifiedDecodeResponse
 
@@ -541,7 +542,7 @@ def stream_error_without_its_step() -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(pb, name)
 
-    import executor_service.servicer as servicer
+    import executor_service.rpc.servicer as servicer
 
     servicer.pb = Messages()  # type: ignore[assignment]
 

@@ -21,9 +21,9 @@ from executor_service.backends.torch_backend.cuda.graphs import shapes_of
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.cuda.rows import Tiling, cut
 from executor_service.backends.torch_backend.cuda.step_buffer import StepShape
-from executor_service.engine import Engine, Step
-from executor_service.limits import Limits
-from executor_service.plan import OutputMode, Release, Sampling, StepResult
+from executor_service.contract.limits import Limits
+from executor_service.contract.plan import OutputMode, Release, Sampling, StepResult
+from executor_service.steps.engine import Engine, Step
 from tests.conformance.kit.tiny_model import write_tiny_model
 from tests.unit.executor.harness import opening, plan
 from tests.unit.executor.harness import row as row_of

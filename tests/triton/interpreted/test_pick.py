@@ -15,13 +15,13 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor_service import noise
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.cuda import pick as triton_pick
 from executor_service.backends.torch_backend.cuda.pick import PickRows, _noise, pick
 from executor_service.backends.torch_backend.kernels import PlainKernels
 from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE, sample
-from executor_service.plan import OutputMode, Sampling
+from executor_service.contract import noise
+from executor_service.contract.plan import OutputMode, Sampling
 from tests.unit.executor.rows import make_row
 
 PLAIN = PlainKernels(torch.device("cpu"), torch.float32)

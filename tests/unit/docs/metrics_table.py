@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from executor_service.config import ExecutorConfig
-from executor_service.metrics import Metrics as ExecutorMetrics
-from executor_service.plan import Reason
-from executor_service.runtime import Runtime
+from executor_service.contract.plan import Reason
+from executor_service.rpc.metrics import Metrics as ExecutorMetrics
+from executor_service.runtime.runtime import Runtime
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.snapshot import Share

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from executor_service.backends.base import ForwardRow, RowOutput
-from executor_service.plan import OutputMode
+from executor_service.contract.plan import OutputMode
 from tests.unit.executor.fakes import FakeBackend
 
 

@@ -15,8 +15,8 @@ from executor_service.backends.base import (
     Synchronous,
     TokenizerFiles,
 )
-from executor_service.limits import Limits
-from executor_service.plan import OutputMode, TokenIds
+from executor_service.contract.limits import Limits
+from executor_service.contract.plan import OutputMode, TokenIds
 
 VOCAB = 97
 EMPTY: TokenIds = np.zeros(0, np.int32)

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from executor_service.backends.base import Backend
-from executor_service.engine import Engine, Leases, Step
-from executor_service.limits import Limits
-from executor_service.plan import (
+from executor_service.contract.limits import Limits
+from executor_service.contract.plan import (
     Fork,
     Op,
     Opening,
@@ -24,6 +23,7 @@ from executor_service.plan import (
     StepResult,
     Truncate,
 )
+from executor_service.steps.engine import Engine, Leases, Step
 from tests.unit.executor.fakes import EMPTY, FakeBackend, limits
 
 EPOCH = 77

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from executor_service.backends.base import Backend, ForwardRow
-from executor_service.plan import OutputMode, Sampling
+from executor_service.contract.plan import OutputMode, Sampling
 
 GREEDY = Sampling()
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paceline.executor.v1 import executor_pb2 as pb
 
-from executor_service import codec
-from executor_service.plan import (
+from executor_service.contract.plan import (
     Fork,
     Opening,
     OutputMode,
@@ -27,6 +26,7 @@ from executor_service.plan import (
     StepResult,
     Truncate,
 )
+from executor_service.rpc import codec
 from tests.unit.executor.fakes import EMPTY, FakeBackend, limits
 from tests.unit.executor.harness import Harness
 

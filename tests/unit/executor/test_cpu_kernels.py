@@ -19,7 +19,7 @@ from executor_service.backends.torch_backend.kernels import (
     LayerCache,
     PlainKernels,
 )
-from executor_service.plan import OutputMode, Sampling
+from executor_service.contract.plan import OutputMode, Sampling
 
 CPU, WITH_FP16_PAGES = CpuKernels(2), CpuInt8Kernels(2)
 PLAIN = PlainKernels(torch.device("cpu"), torch.float32)

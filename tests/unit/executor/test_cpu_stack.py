@@ -10,7 +10,7 @@ from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.kernels import AttentionWeights, Block
-from executor_service.plan import OutputMode, Sampling
+from executor_service.contract.plan import OutputMode, Sampling
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, EPS = 40, 56, 6, 2, 16, 1e-6
 PAGE_SIZE = 16

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from executor_service.backends.base import Backend
-from executor_service.engine import Step
-from executor_service.kv_cache import KvCache
-from executor_service.plan import Abandoned, Reason, StepPlan, StepRefused
+from executor_service.cache.kv_cache import KvCache
+from executor_service.contract.plan import Abandoned, Reason, StepPlan, StepRefused
+from executor_service.steps.engine import Step
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import FakeBackend, continuation, ids, limits
 from tests.unit.executor.harness import Harness, Release, Truncate, fork, opening, plan, row

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from executor_service.backends.base import Backend
 from executor_service.backends.oracle import OracleBackend
-from executor_service.engine import Step
-from executor_service.plan import Abandoned, StepPlan
+from executor_service.contract.plan import Abandoned, StepPlan
+from executor_service.steps.engine import Step
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import FakeBackend, limits
 from tests.unit.executor.harness import Harness

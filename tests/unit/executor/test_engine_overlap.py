@@ -9,8 +9,17 @@ from dataclasses import replace
 import pytest
 
 from executor_service.backends.base import ForwardRow, RowOutput
-from executor_service.engine import Step
-from executor_service.plan import Opening, OutputMode, Reason, Refusal, Row, Sampling, StepPlan, StepRefused
+from executor_service.contract.plan import (
+    Opening,
+    OutputMode,
+    Reason,
+    Refusal,
+    Row,
+    Sampling,
+    StepPlan,
+    StepRefused,
+)
+from executor_service.steps.engine import Step
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import continuation, limits
 from tests.unit.executor.harness import Harness, Release, Truncate, fork, opening, plan, row

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from executor_service.backends.base import Backend
 from executor_service.backends.clocked_oracle import oracle_of
 from executor_service.backends.oracle import OracleConfig
-from executor_service.engine import Step
-from executor_service.limits import Limits
-from executor_service.plan import (
+from executor_service.contract.limits import Limits
+from executor_service.contract.plan import (
     Fork,
     Op,
     Opening,
@@ -31,6 +30,7 @@ from executor_service.plan import (
     StepResult,
     Truncate,
 )
+from executor_service.steps.engine import Step
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import EMPTY, FakeBackend, continuation, ids, limits
 from tests.unit.executor.harness import Harness

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from executor_service.plan import OutputMode, Reason, Row, Truncate
+from executor_service.contract.plan import OutputMode, Reason, Row, Truncate
 from tests.unit.executor.fakes import limits, next_token
 from tests.unit.executor.harness import Harness, Release, fork, opening, row
 

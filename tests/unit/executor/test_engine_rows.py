@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from executor_service.plan import OutputMode, Reason, Refusal, StepPlan
+from executor_service.contract.plan import OutputMode, Reason, Refusal, StepPlan
 from tests.unit.executor.fakes import continuation, limits, next_token
 from tests.unit.executor.harness import Harness, Release, Truncate, fork, opening, row
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from paceline.service.clock import RunningClock
 
-from executor_service.plan import Reason, StepRefused
-from executor_service.session import REMEMBERED_IDS
+from executor_service.cache.session import REMEMBERED_IDS
+from executor_service.contract.plan import Reason, StepRefused
 from tests.unit.executor.fakes import continuation, limits
 from tests.unit.executor.harness import EPOCH, Harness, Release, Truncate, fork, opening, row
 

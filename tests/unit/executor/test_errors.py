@@ -12,8 +12,8 @@ from paceline.errors import from_status
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1 import executor_pb2_grpc as rpc
 
-from executor_service.errors import CODE_OF, STATUS_OF, ErrorInterceptor, status_of
-from executor_service.plan import Reason, Refusal, StepRefused
+from executor_service.contract.plan import Reason, Refusal, StepRefused
+from executor_service.rpc.errors import CODE_OF, STATUS_OF, ErrorInterceptor, status_of
 
 
 def test_every_reason_has_a_status() -> None:

@@ -10,7 +10,7 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from executor_service.kv_cache import BlockTable, KvCache, LedgerError, OutOfPages
+from executor_service.cache.kv_cache import BlockTable, KvCache, LedgerError, OutOfPages
 
 PAGE, TOTAL = 4, 12
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=20)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from executor_service.backends.numpy_sampler import choose
-from executor_service.plan import Sampling
+from executor_service.contract.plan import Sampling
 
 PROTO = Path(__file__).parents[3] / "protos/paceline/executor/v1/executor.proto"
 VECTOR = re.compile(r"^//   (\[[\d, ]*\]) +(\d) +(\{.*?\}) +(\d)(?:  \(.*\))?$", re.MULTILINE)

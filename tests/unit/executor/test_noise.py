@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_service import noise
+from executor_service.contract import noise
 
 # seed, position, token id, key, hash, Gumbel noise
 VECTORS = [

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor_service import noise
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.numpy_sampler import adjust, choose, keep, log_softmax, sample, sample_rows
-from executor_service.plan import OutputMode, Sampling
+from executor_service.contract import noise
+from executor_service.contract.plan import OutputMode, Sampling
 from tests.unit.executor.rows import make_row
 
 NONE = np.zeros(0, dtype=np.int32)

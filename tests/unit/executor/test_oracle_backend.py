@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.oracle import EXIT_CODE, OracleBackend, OracleConfig
-from executor_service.plan import OutputMode, Sampling
+from executor_service.contract.plan import OutputMode, Sampling
 from tests.unit.executor.rows import last_logits, make_row
 
 PAGE = 4

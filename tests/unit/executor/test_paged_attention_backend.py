@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor_service.backends.paged_attention import PagedAttentionBackend, PagedAttentionConfig
-from executor_service.plan import OutputMode
+from executor_service.contract.plan import OutputMode
 from tests.unit.executor.rows import last_logits, make_row
 
 PAGE = 4

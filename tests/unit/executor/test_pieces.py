@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from executor_service.backends.base import Backend
 from executor_service.backends.oracle import OracleBackend
-from executor_service.job import Job
-from executor_service.kv_cache import BlockTable
-from executor_service.pieces import cut
-from executor_service.plan import OutputMode, Row, Sampling
-from executor_service.sequence import Sequence
+from executor_service.cache.kv_cache import BlockTable
+from executor_service.cache.sequence import Sequence
+from executor_service.contract.plan import OutputMode, Row, Sampling
+from executor_service.steps.job import Job
+from executor_service.steps.pieces import cut
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import EMPTY, FakeBackend, limits
 from tests.unit.executor.harness import Harness, opening, row

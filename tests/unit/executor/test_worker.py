@@ -16,9 +16,9 @@ import pytest
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.clocked_oracle import oracle_of
 from executor_service.backends.oracle import OracleConfig
+from executor_service.contract.plan import Reason, Release, StepPlan, StepRefused, StepResult
 from executor_service.fatal import EXIT_FAULT, EXIT_MODEL
-from executor_service.plan import Reason, Release, StepPlan, StepRefused, StepResult
-from executor_service.worker import Worker
+from executor_service.steps.worker import Worker
 from tests.support.processes import ROOT
 from tests.unit.executor.deferred import DeferredBackend, DeferredFlight
 from tests.unit.executor.fakes import continuation, limits
@@ -319,8 +319,8 @@ def test_a_fault_on_the_device_thread_ends_the_process(error: str, status: int, 
 import asyncio
 from paceline.service import logs
 from executor_service.backends.base import ModelError
-from executor_service.kv_cache import LedgerError
-from executor_service.worker import Worker
+from executor_service.cache.kv_cache import LedgerError
+from executor_service.steps.worker import Worker
 
 def fail():
     raise {error}

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from executor_service.backends.base import Backend, ForwardRow, RowOutput
-from executor_service.plan import Abandoned, Reason, Release, StepPlan, StepRefused, StepResult
-from executor_service.warmup import warm_up
-from executor_service.worker import Worker
+from executor_service.contract.plan import Abandoned, Reason, Release, StepPlan, StepRefused, StepResult
+from executor_service.runtime.warmup import warm_up
+from executor_service.steps.worker import Worker
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import FakeBackend, continuation, ids, limits
 from tests.unit.executor.harness import Harness, opening, plan, row

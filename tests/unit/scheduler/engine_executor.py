@@ -8,10 +8,10 @@ from paceline.executor.v1 import executor_pb2 as pb
 from executor_service.backends.base import Backend
 from executor_service.backends.oracle import OracleBackend, OracleConfig
 from executor_service.backends.paged_attention import PagedAttentionBackend, PagedAttentionConfig
-from executor_service.codec import UNIFIED, decode_step, encode_result
-from executor_service.engine import Engine
-from executor_service.limits import Limits
-from executor_service.plan import Opening, Release, Sampling, StepPlan
+from executor_service.contract.limits import Limits
+from executor_service.contract.plan import Opening, Release, Sampling, StepPlan
+from executor_service.rpc.codec import UNIFIED, decode_step, encode_result
+from executor_service.steps.engine import Engine
 from scheduler_service.codec.steps import Bounds, decode_result, encode_step
 from scheduler_service.core.step import Capacity, Plan, Result
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from executor_service import noise
+from executor_service.contract import noise
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.seeds import index_seed
 from scheduler_service.core.step import Code

@@ -22,7 +22,7 @@ _ZERO = np.float32(0.0)
 
 @njit(nogil=True)
 def hash_token(low: np.uint32, high: np.uint32, token: int) -> np.uint32:
-    """`executor_service.noise.hash_tokens` of one id; low and high are the halves of the key."""
+    """`executor_service.contract.noise.hash_tokens` of one id; low and high are the halves of the key."""
     x = np.uint32(np.uint32(np.uint32(token) * np.uint32(0x9E3779B1)) ^ low)
     x = np.uint32(np.uint32(x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B))
     x = np.uint32(np.uint32(x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35))

@@ -69,7 +69,7 @@ def _noise(low, high, token):
     x = (x ^ (x >> 15)) * 0x846CA68B
     x = x ^ (x >> 16)
     w = tl.minimum(x.to(tl.float32) * _SCALE + _HALF, _MOST)
-    # log1p(-w) as `executor_service.noise` computes it.
+    # log1p(-w) as `executor_service.contract.noise` computes it.
     u = 1.0 - w
     lost = 1.0 - u
     tiny = lost == 0

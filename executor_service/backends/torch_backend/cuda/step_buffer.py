@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor_service import noise
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.batch import Layout, lay_out
 from executor_service.backends.torch_backend.cuda.kernels import CudaStep
@@ -30,6 +29,7 @@ from executor_service.backends.torch_backend.cuda.rows import (
     cut,
 )
 from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE
+from executor_service.contract import noise
 
 _ALIGNMENT = 4  # numbers: Triton compiles anew for a pointer that is not to a multiple of 16 bytes
 _FLOATS = ("temperatures", "top_ps", "min_ps")

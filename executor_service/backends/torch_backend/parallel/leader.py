@@ -26,7 +26,7 @@ from executor_service.backends.torch_backend.parallel.group import Group
 from executor_service.backends.torch_backend.parallel.plan_buffer import Call, pack_inputs, pack_rows
 from executor_service.backends.torch_backend.parallel.tensor_shard import TensorShard
 from executor_service.backends.torch_backend.weights import open_checkpoint
-from executor_service.plan import TokenIds
+from executor_service.contract.plan import TokenIds
 
 _NOTHING = np.empty(0, np.int32)
 

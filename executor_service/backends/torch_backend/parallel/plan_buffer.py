@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.sampler import is_greedy
-from executor_service.plan import OutputMode, Sampling, TokenIds
+from executor_service.contract.plan import OutputMode, Sampling, TokenIds
 
 Body = NDArray[np.int32]
 

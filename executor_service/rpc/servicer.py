@@ -18,13 +18,13 @@ from paceline.executor.v1 import executor_pb2_grpc as rpc
 from paceline.service.credentials import Credentials
 from paceline.service.logs import Log
 
-from executor_service import codec
-from executor_service.engine import Step
-from executor_service.info import encode_info, encode_status, encode_tokenizer
-from executor_service.metrics import Metrics
-from executor_service.plan import Reason, StepPlan, StepRefused, StepResult
-from executor_service.runtime import Loaded, Runtime
-from executor_service.warmup import warm_up
+from executor_service.contract.plan import Reason, StepPlan, StepRefused, StepResult
+from executor_service.rpc import codec
+from executor_service.rpc.info import encode_info, encode_status, encode_tokenizer
+from executor_service.rpc.metrics import Metrics
+from executor_service.runtime.runtime import Loaded, Runtime
+from executor_service.runtime.warmup import warm_up
+from executor_service.steps.engine import Step
 
 log = Log(__name__)
 

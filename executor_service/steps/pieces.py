@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from executor_service.job import Job
-from executor_service.plan import Refusal, StepPlan
-from executor_service.session import Session
+from executor_service.cache.session import Session
+from executor_service.contract.plan import Refusal, StepPlan
+from executor_service.steps.job import Job
 
 
 def may_take_several(plan: StepPlan, session: Session, max_piece_tokens: int) -> bool:

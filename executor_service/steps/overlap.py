@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from executor_service.batch import Batch
-from executor_service.job import Job
-from executor_service.plan import Fork, Op, Opening, OutputMode, Refusal, Release, Row, StepPlan
-from executor_service.session import Session
+from executor_service.cache.session import Session
+from executor_service.contract.plan import Fork, Op, Opening, OutputMode, Refusal, Release, Row, StepPlan
+from executor_service.steps.batch import Batch
+from executor_service.steps.job import Job
 
 
 def must_wait(plan: StepPlan, session: Session, ahead: Batch) -> bool:

@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 from executor_service.backends.base import Backend, Flight, ForwardRow, Landed, RowOutput
-from executor_service.job import Job
-from executor_service.kv_cache import BlockTable, KvCache, OutOfPages
-from executor_service.limits import Limits
-from executor_service.pieces import cut
-from executor_service.plan import (
+from executor_service.cache.kv_cache import BlockTable, KvCache, OutOfPages
+from executor_service.cache.sequence import Sequence
+from executor_service.cache.session import Session
+from executor_service.contract.limits import Limits
+from executor_service.contract.plan import (
     Opening,
     OutputMode,
     Reason,
@@ -33,8 +33,8 @@ from executor_service.plan import (
     StepPlan,
     Wanted,
 )
-from executor_service.sequence import Sequence
-from executor_service.session import Session
+from executor_service.steps.job import Job
+from executor_service.steps.pieces import cut
 
 _SAMPLE, _NONE = OutputMode.SAMPLE, OutputMode.NONE
 _UNANSWERED = RowResult()  # holds an accepted row's place until it is committed or abandoned

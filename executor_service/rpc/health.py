@@ -9,7 +9,7 @@ from grpc_health.v1._async import HealthServicer
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.service.logs import Log
 
-from executor_service.runtime import Runtime, State
+from executor_service.runtime.runtime import Runtime, State
 
 log = Log(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from executor_service.kv_cache import BlockTable
-from executor_service.plan import Sampling, TokenIds
+from executor_service.cache.kv_cache import BlockTable
+from executor_service.contract.plan import Sampling, TokenIds
 
 
 class Sequence:

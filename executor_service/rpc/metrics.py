@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from executor_service.plan import StepResult
-from executor_service.runtime import Runtime, State
+from executor_service.contract.plan import StepResult
+from executor_service.runtime.runtime import Runtime, State
 
 _STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

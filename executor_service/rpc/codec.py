@@ -19,9 +19,8 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 from paceline.executor.v1 import executor_pb2 as pb
 
-from executor_service.errors import CODE_OF, WIRE_REASON
-from executor_service.limits import Limits
-from executor_service.plan import (
+from executor_service.contract.limits import Limits
+from executor_service.contract.plan import (
     CacheView,
     Fork,
     Op,
@@ -39,6 +38,7 @@ from executor_service.plan import (
     TokenIds,
     Truncate,
 )
+from executor_service.rpc.errors import CODE_OF, WIRE_REASON
 
 T = TypeVar("T", int, bool)
 

@@ -6,8 +6,8 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
-from executor_service.plan import Reason, StepPlan, StepRefused, StepResult
-from executor_service.sequence import Sequence
+from executor_service.cache.sequence import Sequence
+from executor_service.contract.plan import Reason, StepPlan, StepRefused, StepResult
 
 REMEMBERED_IDS = 16_384
 """Released cache ids that a session remembers, to refuse their reuse (documented in the proto)."""

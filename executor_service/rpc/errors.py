@@ -12,7 +12,7 @@ from paceline.malformed import Malformed, lenient
 from paceline.service.logs import Log
 from paceline.service.status import rich_status
 
-from executor_service.plan import Reason, Refusal, StepRefused
+from executor_service.contract.plan import Reason, Refusal, StepRefused
 
 log = Log(__name__)
 

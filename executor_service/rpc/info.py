@@ -9,8 +9,8 @@ from importlib import metadata
 from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.backends.base import ModelInfo, TokenizerFiles
-from executor_service.noise import SAMPLER_VERSION
-from executor_service.runtime import Loaded, Runtime, State
+from executor_service.contract.noise import SAMPLER_VERSION
+from executor_service.runtime.runtime import Loaded, Runtime, State
 
 CONTRACT_REVISION = 1
 """Of executor.proto: rises whenever it grows."""

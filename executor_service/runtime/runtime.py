@@ -17,11 +17,11 @@ from paceline.service.logs import Log
 from executor_service.backends.base import Backend, ModelError, ModelInfo, TokenizerFiles
 from executor_service.backends.factory import make_backend
 from executor_service.config import ExecutorConfig
-from executor_service.engine import Engine, Leases
-from executor_service.limits import Limits
-from executor_service.plan import Reason, StepRefused
-from executor_service.vocabulary import vocabulary_fingerprint
-from executor_service.worker import Worker
+from executor_service.contract.limits import Limits
+from executor_service.contract.plan import Reason, StepRefused
+from executor_service.runtime.vocabulary import vocabulary_fingerprint
+from executor_service.steps.engine import Engine, Leases
+from executor_service.steps.worker import Worker
 
 log = Log(__name__)
 

@@ -24,12 +24,11 @@ from dataclasses import dataclass, field
 from paceline.service.clock import RunningClock
 
 from executor_service.backends.base import Backend, Flight, ForwardOutput, Landed
-from executor_service.batch import Batch
-from executor_service.kv_cache import KvCache
-from executor_service.limits import Limits
-from executor_service.overlap import must_wait
-from executor_service.pieces import may_take_several
-from executor_service.plan import (
+from executor_service.cache.kv_cache import KvCache
+from executor_service.cache.sequence import Sequence
+from executor_service.cache.session import Quota, Session, Sessions
+from executor_service.contract.limits import Limits
+from executor_service.contract.plan import (
     Abandoned,
     CacheView,
     Fork,
@@ -46,9 +45,10 @@ from executor_service.plan import (
     Truncate,
     Wanted,
 )
-from executor_service.savepoint import Savepoint
-from executor_service.sequence import Sequence
-from executor_service.session import Quota, Session, Sessions
+from executor_service.steps.batch import Batch
+from executor_service.steps.overlap import must_wait
+from executor_service.steps.pieces import may_take_several
+from executor_service.steps.savepoint import Savepoint
 
 MOST_FLIGHTS = 2  # one computes, one waits behind it; more would only be more rows for sequences that ended
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from executor_service.backends.base import RowOutput
-from executor_service.plan import OutputMode, TokenIds
-from executor_service.sequence import Sequence
+from executor_service.cache.sequence import Sequence
+from executor_service.contract.plan import OutputMode, TokenIds
 
 NO_TOKENS: TokenIds = np.zeros(0, np.int32)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from executor_service.kv_cache import BlockTable, KvCache
-from executor_service.plan import Refusal, Release, StepPlan, TokenIds, Truncate
-from executor_service.sequence import Sequence
-from executor_service.session import Session
+from executor_service.cache.kv_cache import BlockTable, KvCache
+from executor_service.cache.sequence import Sequence
+from executor_service.cache.session import Session
+from executor_service.contract.plan import Refusal, Release, StepPlan, TokenIds, Truncate
 
 
 class _Saved(NamedTuple):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from executor_service.backends.base import Backend, ForwardRow
-from executor_service.limits import Limits
-from executor_service.plan import Abandoned, OutputMode, Sampling, Wanted
+from executor_service.contract.limits import Limits
+from executor_service.contract.plan import Abandoned, OutputMode, Sampling, Wanted
 
 _SAMPLINGS = (Sampling(), Sampling(temperature=0.8, top_p=0.95), Sampling(temperature=1.0, logprobs=1))
 _CHUNK_TOKENS = 128

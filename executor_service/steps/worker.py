@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 from paceline.service.logs import Log
 
 from executor_service.backends.base import Flight
-from executor_service.engine import MOST_FLIGHTS, Engine, Step
+from executor_service.contract.plan import Abandoned, Reason, StepPlan, StepRefused, StepResult
 from executor_service.fatal import die
-from executor_service.plan import Abandoned, Reason, StepPlan, StepRefused, StepResult
+from executor_service.steps.engine import MOST_FLIGHTS, Engine, Step
 
 log = Log(__name__)
 

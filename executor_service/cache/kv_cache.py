@@ -21,7 +21,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.plan import TokenIds
+from executor_service.contract.plan import TokenIds
 
 
 class OutOfPages(Exception):

@@ -1,0 +1,1 @@
+"""A step's walk: begun, waited for, committed, answered."""
