@@ -123,8 +123,8 @@ async def attack(address: str, kind: str, count: int) -> None:
 
 async def attacker(address: str, kind: str, count: int) -> None:
     """Start one, and wait for its end."""
-    arguments = (sys.executable, "-m", "tests.bench.hostile_text", "--attack", kind)
-    arguments += ("--address", address, "--attacks", str(count))
+    arguments = [sys.executable, "-m", "tests.bench.hostile_text", "--attack", kind]
+    arguments += ["--address", address, "--attacks", str(count)]
     process = await asyncio.create_subprocess_exec(*arguments)
     await process.wait()
 

@@ -87,7 +87,7 @@ class Client:
     def __init__(self, address: str, length: int, spread: float, prompt: int, seed: int = 1) -> None:
         self._address, self._length, self._spread, self._prompt = address, length, spread, prompt
         self._random = random.Random(seed)
-        self._stub: SchedulerServiceStub
+        self._stub: Any  # of asyncio
         self.lengths: list[int] = []
 
     async def __aenter__(self) -> Client:

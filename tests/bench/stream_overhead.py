@@ -23,7 +23,7 @@ from pathlib import Path
 import grpc.aio
 import uvloop
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
 
 from tests.support.stack import Stack, oracle_stack
 
@@ -40,10 +40,10 @@ class Load:
     async def run(self) -> None:
         """Until cancelled."""
         async with grpc.aio.insecure_channel(self._address) as channel:
-            stub = SchedulerServiceStub(channel)
+            stub = rpc.SchedulerServiceStub(channel)
             await asyncio.gather(*(self._client(stub, seed) for seed in range(self._clients)))
 
-    async def _client(self, stub: SchedulerServiceStub, seed: int) -> None:
+    async def _client(self, stub: rpc.SchedulerServiceAsyncStub, seed: int) -> None:
         rng = random.Random(seed)
         while True:
             prompt = [rng.randrange(256) for _ in range(16)]

@@ -238,7 +238,7 @@ def test_nothing_goes_beyond_the_context_length(session: Session, draw: Draw, ju
     while not sequence.emitted:
         sequence.feed("Prefill", limit=chunk)
     sequence.feed()
-    too_long = [{"tokens": draw.tokens(2)}]
+    too_long: list[dict[str, Any]] = [{"tokens": draw.tokens(2)}]
     if executor.can("MULTI_STEP"):
         too_long.append({"steps": 2})
     if executor.can("VERIFY"):

@@ -1,5 +1,7 @@
 """Forward: whole inputs, no cache, and the same model as everywhere else."""
 
+from typing import Any, cast
+
 import grpc
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ HIDDEN, EMBEDDING, LOGITS = pb.FORWARD_OUTPUT_HIDDEN, pb.FORWARD_OUTPUT_EMBEDDIN
 
 
 def forward(
-    executor: Executor, inputs: list[list[int]], *outputs: pb.ForwardOutput
+    executor: Executor, inputs: list[list[int]], *outputs: pb.ForwardOutput.ValueType
 ) -> list[pb.ForwardResult]:
     request = pb.ForwardRequest(inputs=[pb.ForwardInput(tokens=tokens) for tokens in inputs], outputs=outputs)
     return list(executor.call("Forward", request).results)
@@ -78,7 +80,7 @@ def test_bad_inputs_are_refused(executor: Executor, draw: Draw) -> None:
         pb.ForwardRequest(outputs=[LOGITS]),
         pb.ForwardRequest(inputs=[pb.ForwardInput()], outputs=[LOGITS]),
         pb.ForwardRequest(inputs=[pb.ForwardInput(tokens=[0])]),
-        pb.ForwardRequest(inputs=[pb.ForwardInput(tokens=[0])], outputs=[99]),
+        pb.ForwardRequest(inputs=[pb.ForwardInput(tokens=[0])], outputs=[cast(Any, 99)]),
         pb.ForwardRequest(inputs=[pb.ForwardInput(tokens=[vocab])], outputs=[EMBEDDING]),
         pb.ForwardRequest(inputs=[pb.ForwardInput(tokens=[2**32 - 1])], outputs=[EMBEDDING]),
         pb.ForwardRequest(inputs=[pb.ForwardInput(tokens=[0] * (context + 1))], outputs=[EMBEDDING]),

@@ -72,7 +72,7 @@ def test_tokens_behind_prompt_length_are_output(session: Session, draw: Draw, ju
 
 @pytest.mark.parametrize("output", [NONE, FULL])
 def test_an_opening_that_samples_nothing_still_fills_the_cache(
-    session: Session, draw: Draw, judge: Judge, executor: Executor, output: pb.OutputMode
+    session: Session, draw: Draw, judge: Judge, executor: Executor, output: pb.OutputMode.ValueType
 ) -> None:
     if output == FULL and not executor.can("FULL_LOGITS"):
         pytest.skip("FULL_LOGITS is not advertised")

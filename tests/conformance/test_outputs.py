@@ -158,7 +158,9 @@ def test_logprobs_of_several_steps(session: Session, draw: Draw, judge: Judge) -
 
 
 @pytest.mark.parametrize("output", [TOP_K, FULL])
-def test_what_is_not_advertised_is_unimplemented(session: Session, draw: Draw, output: int) -> None:
+def test_what_is_not_advertised_is_unimplemented(
+    session: Session, draw: Draw, output: pb.OutputMode.ValueType
+) -> None:
     name = {TOP_K: "TOP_K", FULL: "FULL_LOGITS"}[output]
     opening = session.opening(draw.prompt(), output=output, top_k=1)
     code = session.step(openings=[opening]).rows[0].code

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -53,7 +54,10 @@ def test_steps_and_verify_rows_are_replayed_too(
     executor: Executor, session: Session, draw: Draw, judge: Judge
 ) -> None:
     sequence = session.open(draw.prompt())
-    kinds = [("BatchDecode", {"steps": 3}), ("ForwardVerify", {"drafts": draw.tokens(3)})]
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("BatchDecode", {"steps": 3}),
+        ("ForwardVerify", {"drafts": draw.tokens(3)}),
+    ]
     for step_id, (rpc, fields) in enumerate(kinds, start=1):
         row = sequence.row(**fields)
         step = session.plan([row], step_id=step_id)
@@ -117,8 +121,8 @@ def test_the_last_replies_are_kept_and_older_ones_forgotten(
         reply = executor.step(steps[-1])
         sequence.took(row, reply.rows[0])
         replies.append(reply.raw)
-    for step, reply in zip(steps[-kept:], replies[-kept:], strict=True):
-        assert executor.step(step).raw == reply
+    for step, raw in zip(steps[-kept:], replies[-kept:], strict=True):
+        assert executor.step(step).raw == raw
     for step in steps[:-kept]:
         assert refused(executor.step, step) is OUT_OF_ORDER
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tests.conformance.kit.client import Session, decode_together
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.judge import Judge
 
-RULES = {
+RULES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "plain": {"temperature": 1.0},
     "cold": {"temperature": 0.3},
@@ -168,8 +169,8 @@ def proto_vectors() -> list[tuple[int, int, int, int, int, float]]:
     line = re.compile(r"//   (\S+)\s+(\S+)\s+(\S+)\s+([0-9a-f]{16})\s+([0-9a-f]{8})\s+(-?\d+\.\d{6})$")
     matches = [match for text in PROTO.read_text().splitlines() if (match := line.match(text))]
     return [
-        (*(number(match[i]) for i in (1, 2, 3)), int(match[4], 16), int(match[5], 16), float(match[6]))
-        for match in matches
+        (number(seed), number(position), number(token), int(k, 16), int(h, 16), float(noise))
+        for seed, position, token, k, h, noise in (match.groups() for match in matches)
     ]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 INTEGERS = [
@@ -114,8 +115,8 @@ def disturb(rng: random.Random, message: Message, rate: float, depth: int = 0) -
     A high rate on an empty message makes nonsense; a low one on a valid message makes requests that
     pass the first checks and fail, or should fail, deep inside.
     """
-    descriptor: Descriptor = message.DESCRIPTOR
-    for field in descriptor.fields:
+    fields: Sequence[Any] = message.DESCRIPTOR.fields
+    for field in fields:
         if rng.random() < rate and depth < 6:
             _replace(rng, message, field, depth)
         elif field.message_type is not None and not field.message_type.GetOptions().map_entry:

@@ -12,6 +12,7 @@ from paceline.executor.v1 import executor_pb2_grpc as rpc
 
 from tests.fuzz.executor_traffic import Hostile
 from tests.support.processes import ServiceProcess
+from tests.support.untyped import raw
 
 PROMPT = list(range(1, 40))
 
@@ -72,9 +73,9 @@ def test_hostile_steps_harm_nobody(executor: ServiceProcess, count: int) -> None
 
 def test_bytes_that_are_no_message_are_refused(executor: ServiceProcess) -> None:
     with open_channel(executor.address, Link.PRIVATE) as channel:
-        raw = channel.unary_unary("/paceline.executor.v1.ExecutorService/UnifiedDecode")
+        send = raw(channel).unary_unary("/paceline.executor.v1.ExecutorService/UnifiedDecode")
         for junk in (b"\xff" * 100, b"\x0a\xff\xff\xff\xff\x0f", bytes(range(256)) * 40):
             with pytest.raises(grpc.RpcError) as refused:
-                raw(junk, timeout=10)
+                send(junk, timeout=10)
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert rpc.ExecutorServiceStub(channel).GetStatus(pb.GetStatusRequest()).epoch

@@ -14,6 +14,7 @@ from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
 
 from tests.fuzz import public_traffic
 from tests.support.processes import ServiceProcess
+from tests.support.untyped import raw
 
 ALLOWED = {
     "OK",
@@ -74,10 +75,10 @@ async def test_hostile_requests_harm_nobody(
 
 async def test_bytes_that_are_no_message_are_refused(scheduler: ServiceProcess) -> None:
     async with grpc.aio.insecure_channel(scheduler.address) as channel:
-        unary = channel.unary_unary("/paceline.scheduler.v1.SchedulerService/GenerateUnary")
+        unary = raw(channel).unary_unary("/paceline.scheduler.v1.SchedulerService/GenerateUnary")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await unary(b"\xff" * 100, timeout=10)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        streaming = channel.unary_stream("/paceline.scheduler.v1.SchedulerService/Generate")
+        streaming = raw(channel).unary_stream("/paceline.scheduler.v1.SchedulerService/Generate")
         call = streaming(b"\xff" * 100, timeout=10)
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT

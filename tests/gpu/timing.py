@@ -70,7 +70,7 @@ def kernels_of(call: Call, device: torch.device, most: int = 6) -> dict[str, Any
     """What the device did in one call: how many kernels, for how long, and which took the most of it."""
     if device.type != "cuda":
         return {}
-    from torch.autograd import DeviceType
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
     from torch.profiler import ProfilerActivity, profile
 
     call()

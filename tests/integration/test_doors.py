@@ -26,6 +26,7 @@ from paceline.service.identity import token_hash
 
 from tests.support.processes import ROOT, ServiceProcess
 from tests.support.stack import Stack, eventually
+from tests.support.untyped import raw
 
 METHODS: list[MethodDescriptor] = [
     method
@@ -98,7 +99,7 @@ def path(method: MethodDescriptor) -> str:
 def test_no_method_serves_a_stranger(doors: Doors, name: str, metadata: Any) -> None:
     for channel in (doors.executor, doors.scheduler):  # each other's methods are none of theirs
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(name)(b"", metadata=metadata, timeout=TIMEOUT_S)
+            raw(channel).unary_unary(name)(b"", metadata=metadata, timeout=TIMEOUT_S)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED, name
 
 
@@ -122,7 +123,7 @@ def step(header: executor_pb2.StepHeader, method: str) -> executor_pb2.Step:
 
 def naming(method: MethodDescriptor, session_id: int) -> Any:
     """A good request of the method that names this session; None if no request of it names one."""
-    request = message_factory.GetMessageClass(method.input_type)()
+    request: Any = message_factory.GetMessageClass(method.input_type)()
     fields = set(request.DESCRIPTOR.fields_by_name)
     header = executor_pb2.StepHeader(session_id=session_id)
     if "session_id" in fields:
@@ -221,9 +222,9 @@ def test_the_operators_surface_is_for_administrators(doors: Doors, method: Metho
     request = message_factory.GetMessageClass(method.input_type)().SerializeToString()
     for who in (ALICE, BOB):
         with pytest.raises(grpc.RpcError) as caught:
-            doors.scheduler.unary_unary(path(method))(request, metadata=who, timeout=TIMEOUT_S)
+            raw(doors.scheduler).unary_unary(path(method))(request, metadata=who, timeout=TIMEOUT_S)
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    doors.scheduler.unary_unary(path(method))(request, metadata=ADMIN, timeout=TIMEOUT_S)
+    raw(doors.scheduler).unary_unary(path(method))(request, metadata=ADMIN, timeout=TIMEOUT_S)
 
 
 def test_a_priority_above_the_callers_is_refused_by_name_and_limit(doors: Doors) -> None:
@@ -298,9 +299,9 @@ def test_secrets_come_over_standard_input_whose_end_is_the_services(module: str)
                 assert line, "it ended"
             with open_channel(f"127.0.0.1:{json.loads(line)['port']}", Link.PRIVATE) as channel:
                 with pytest.raises(grpc.RpcError) as caught:
-                    channel.unary_unary(get_status)(b"", timeout=TIMEOUT_S)
+                    raw(channel).unary_unary(get_status)(b"", timeout=TIMEOUT_S)
                 assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-                channel.unary_unary(get_status)(b"", metadata=bearer("s3cret"), timeout=TIMEOUT_S)
+                raw(channel).unary_unary(get_status)(b"", metadata=bearer("s3cret"), timeout=TIMEOUT_S)
             process.stdin.close()
             rest = process.stderr.read()
             assert process.wait(TIMEOUT_S) == 0

@@ -8,6 +8,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -79,7 +80,7 @@ def test_a_row_error_of_a_single_row_rpc_is_its_status(client: Client) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         client.stub.Decode(pb.DecodeRequest(step=pb.Step(rows=row(999, 1))), timeout=5)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-    assert "rows.cache_ids[0]" in caught.value.details()
+    assert "rows.cache_ids[0]" in str(caught.value.details())
 
 
 def test_a_refused_step_leaves_the_stream_alive(client: Client) -> None:
@@ -272,7 +273,7 @@ def test_a_taken_port_is_an_error_and_no_silent_twin(process: ServiceProcess) ->
 
 def test_help_teaches_and_bad_flags_are_named() -> None:
     command = [sys.executable, "-m", MODULE]
-    options = {
+    options: dict[str, Any] = {
         "cwd": ROOT,
         "env": _environment(),
         "capture_output": True,

@@ -21,6 +21,7 @@ from paceline import aio, errors
 from paceline.channel import MAX_CONNECTION_STREAMS, Link, open_aio_channel, server_options
 
 from tests.support.stack import oracle_stack
+from tests.support.untyped import raw
 
 METHOD = b"/test.Echo/Echo"
 
@@ -59,7 +60,7 @@ async def burst(channel: grpc.aio.Channel, calls: int) -> Counter[str]:
 
     async def one() -> str:
         try:
-            await channel.unary_unary(METHOD.decode())(b"x", timeout=120)
+            await raw(channel).unary_unary(METHOD.decode())(b"x", timeout=120)
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
         return "OK"

@@ -69,7 +69,7 @@ def _doctor(file: Path) -> None:
     def tokenizer(backend: OracleBackend) -> TokenizerFiles:
         return files
 
-    OracleBackend.tokenizer = tokenizer  # type: ignore[method-assign]
+    OracleBackend.tokenizer = tokenizer  # type: ignore[assignment,method-assign]
 
 
 if __name__ == "__main__":

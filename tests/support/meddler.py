@@ -10,6 +10,8 @@ import grpc
 import grpc.aio
 from paceline.channel import Link, open_aio_channel, server_options
 
+from tests.support.untyped import raw
+
 Meddle = Callable[[str, bytes], list[bytes]]
 """The RPC's name and a reply's bytes to what is passed on in its place (of a unary RPC the first alone)."""
 
@@ -25,10 +27,10 @@ class Meddler(grpc.GenericRpcHandler):
     def __init__(self, executor: grpc.aio.Channel) -> None:
         self.meddle: Meddle = honest
         self.address = ""
-        self._executor = executor
+        self._executor = raw(executor)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        method: str = handler_call_details.method  # type: ignore[assignment]
+        method: str = handler_call_details.method
         rpc = method.rpartition("/")[2]
 
         async def unary(request: bytes, context: Any) -> bytes:

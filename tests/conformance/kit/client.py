@@ -39,7 +39,7 @@ class Row:
     drafts: Tokens[int] = ()
     limit: int = 0
     steps: int = 1
-    output: pb.OutputMode = SAMPLE
+    output: pb.OutputMode.ValueType = SAMPLE
     top_k: int = 0
     is_bound: bool = False
 

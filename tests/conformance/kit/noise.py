@@ -5,6 +5,8 @@ Shares no code with any executor: an error copied from there would go unseen her
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,7 +41,7 @@ def token_hash(seed: int, position: int, token: int) -> int:
 def token_hashes(seed: int, position: int, vocab_size: int) -> NDArray[np.uint32]:
     """`h` of every token id of a vocabulary."""
     k = key(seed, position)
-    x = np.arange(vocab_size, dtype=np.uint64)  # wide, and cut to 32 bits after each product
+    x: NDArray[Any] = np.arange(vocab_size, dtype=np.uint64)  # wide, and cut to 32 bits after each product
     x = (x * 0x9E3779B1 ^ k) & _U32
     x = (x ^ x >> 16) * 0x85EBCA6B & _U32
     x = (x ^ x >> 13) * 0xC2B2AE35 & _U32

@@ -409,7 +409,7 @@ def gaps_are_let_through() -> None:
     """a step is done although one before it is missing"""
 
     def replay(original: Any, self: Session, plan: Any) -> Any:
-        if plan.step_id > self._last_step_id:
+        if plan.step_id > self.last_step_id:
             return None
         return original(self, plan)
 
@@ -529,7 +529,7 @@ def packed_prompt_read_big_endian() -> None:
 @mutant("test_stream.py")
 def stream_error_without_its_step() -> None:
     """a step that was refused on a stream is answered without its step id"""
-    from executor_service.rpc.servicer import pb
+    from paceline.executor.v1 import executor_pb2 as pb
 
     original = pb.StreamUnifiedDecodeResponse
 
@@ -544,7 +544,7 @@ def stream_error_without_its_step() -> None:
 
     import executor_service.rpc.servicer as servicer
 
-    servicer.pb = Messages()  # type: ignore[assignment]
+    setattr(servicer, "pb", Messages())  # noqa: B010  # a module's import is none of its attributes to a type checker
 
 
 # Clients that leave

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
 
 from tests.support.stack import Stack, oracle_stack
 
@@ -22,9 +22,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture
-async def stub(stack: Stack) -> SchedulerServiceStub:
+async def stub(stack: Stack) -> rpc.SchedulerServiceStub:
     channel = grpc.aio.insecure_channel(stack.scheduler.address)
-    return SchedulerServiceStub(channel)
+    return rpc.SchedulerServiceStub(channel)
 
 
 def request(**fields: object) -> pb.GenerateRequest:
@@ -37,7 +37,7 @@ def request(**fields: object) -> pb.GenerateRequest:
     return made
 
 
-async def read(stub: SchedulerServiceStub, message: pb.GenerateRequest) -> Messages:
+async def read(stub: rpc.SchedulerServiceAsyncStub, message: pb.GenerateRequest) -> Messages:
     return [one async for one in stub.Generate(message)]
 
 
@@ -75,7 +75,7 @@ def continued(first: pb.GenerateRequest, received: Messages) -> pb.GenerateReque
     return resumed
 
 
-async def test_every_cut_of_a_stream_continues_it_exactly(stub: SchedulerServiceStub) -> None:
+async def test_every_cut_of_a_stream_continues_it_exactly(stub: rpc.SchedulerServiceAsyncStub) -> None:
     first = request()
     whole = await read(stub, first)
     assert whole[0].HasField("started")
@@ -108,7 +108,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("field", "value", "code"), MISTAKES)
 async def test_a_continuation_of_something_else_is_refused(
-    stub: SchedulerServiceStub, field: str, value: object, code: grpc.StatusCode
+    stub: rpc.SchedulerServiceAsyncStub, field: str, value: object, code: grpc.StatusCode
 ) -> None:
     first = request()
     resumed = continued(first, (await read(stub, first))[:4])
@@ -119,7 +119,7 @@ async def test_a_continuation_of_something_else_is_refused(
     assert field in (caught.value.details() or "")
 
 
-async def test_bad_continuations_are_refused_by_the_field(stub: SchedulerServiceStub) -> None:
+async def test_bad_continuations_are_refused_by_the_field(stub: rpc.SchedulerServiceAsyncStub) -> None:
     first = request()
     received = (await read(stub, first))[:4]
 

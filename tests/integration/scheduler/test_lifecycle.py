@@ -62,7 +62,7 @@ async def test_a_request_that_can_never_fit_blocks_nobody(tmp_path: Path) -> Non
         async with stack.client() as client:
             for options in ({"max_tokens": 200}, {"prompt": "x" * 200}):
                 with pytest.raises(errors.InvalidRequest):
-                    await client.complete(**({"prompt": PROMPT} | options))  # type: ignore[arg-type]
+                    await client.complete(**({"prompt": PROMPT} | options))
             (completion,) = await client.complete(PROMPT, max_tokens=5, ignore_eos=True)
             assert len(completion.token_ids) == 5
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -104,7 +105,7 @@ async def test_nothing_is_sent_before_the_first_message(stack: Stack) -> None:
             pb.GenerateRequest(text="x", stop=pb.StopConditions(max_tokens=3, ignore_eos=True))
         )
         metadata = dict(await call.initial_metadata())
-        first = await call.read()
+        first: Any = await call.read()
         assert first.HasField("started")
         assert metadata["request-id"] == first.started.request_id
         call.cancel()

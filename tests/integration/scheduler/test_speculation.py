@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paceline import aio, errors
@@ -93,7 +94,7 @@ async def test_logprobs_several_completions_and_a_stop_string_in_mid_draft_stay_
     async with shared.client() as client:
         await eventually(lambda: drafting(client), "the draft executor is not taken")
 
-        async def answer(mode: Speculation | str | int, stop: Sequence[str]) -> list[object]:
+        async def answer(mode: Speculation | str | int, stop: Sequence[str]) -> list[tuple[Any, ...]]:
             completions = await client.complete(
                 "three",
                 max_tokens=60,
@@ -110,15 +111,14 @@ async def test_logprobs_several_completions_and_a_stop_string_in_mid_draft_stay_
             ]
 
         plain = await answer("off", [])
-        text = str(plain[0][0])  # type: ignore[index]
+        text = str(plain[0][0])
         stop = [text[20:22]]
         stopped = await answer("off", stop)
         assert plain != stopped
         for mode in (5, "auto"):
             assert await answer(mode, []) == plain
-            assert [(one[0], one[3]) for one in await answer(mode, stop)] == [  # type: ignore[index]
-                (one[0], one[3])
-                for one in stopped  # type: ignore[index]
+            assert [(one[0], one[3]) for one in await answer(mode, stop)] == [
+                (one[0], one[3]) for one in stopped
             ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from executor_service.backends.torch_backend.kernels import (
     PlainKernels,
 )
 from tests.conformance.kit.tiny_model import write_tiny_model
+from tests.support.untyped import present
 from tests.unit.executor.rows import make_row
 
 CPU = torch.device("cpu")
@@ -70,7 +72,7 @@ def test_a_whole_model_gives_the_same_logits(tmp_path: Path, monkeypatch: pytest
             rows = [make_row(prompt[:end], [1, 2, 3], start=start, outputs=end - start)]
             if company:
                 rows.append(make_row(prompt[:9], [5], outputs=1))
-            outs += [out.logits for out in backend.forward(rows)]
+            outs += [present(out.logits) for out in backend.forward(rows)]
         backend.close()
         return outs
 
@@ -90,7 +92,7 @@ def test_products_norms_and_gates_equal_plain_torch(dtype: torch.dtype) -> None:
     torch.manual_seed(2)
     ours, theirs = CudaKernels(CPU, dtype), PlainKernels(CPU, dtype)
     x, weight = torch.randn(5, 1100).to(dtype), torch.rand(1100) + 0.5
-    close = {"atol": 2e-6, "rtol": 2e-6} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
+    close: dict[str, Any] = dict.fromkeys(("atol", "rtol"), 2e-6 if dtype == torch.float32 else 0.02)
     torch.testing.assert_close(ours.rms_norm(x, weight, 1e-6), theirs.rms_norm(x, weight, 1e-6), **close)
     gate, up, down = torch.randn(1050, 1100) / 33, torch.randn(1050, 1100) / 33, torch.randn(1100, 1050) / 33
     inner, expected = (kernels.gated(gate, up)(x) for kernels in (ours, theirs))

@@ -104,8 +104,8 @@ def test_any_rows(
     assert_picked(torch.from_numpy(logits.astype(np.float32)), samplings)
 
 
-@triton.jit
-def _noise_kernel(out, low, high, lanes: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _noise_kernel(out, low, high, lanes: tl.constexpr):  # type: ignore[no-untyped-def]
     token = tl.arange(0, lanes)
     tl.store(out + token, _noise(low.to(tl.uint32), high.to(tl.uint32), token))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -102,7 +102,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             has_chat_template=True,
             max_request_tokens=1000,
             limits=pb.RequestLimits(max_n=4),
-            drafters=[pb.DRAFTER_NGRAM, 77],  # 77: of a newer server
+            drafters=[pb.DRAFTER_NGRAM, cast(Any, 77)],  # 77: of a newer server
             speculation=pb.Speculation(mode=pb.SPECULATION_MODE_FIXED, draft_tokens=4),
         )
 

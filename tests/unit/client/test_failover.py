@@ -34,7 +34,8 @@ def test_addresses_are_one_or_several_and_each_once() -> None:
     assert addresses_of("a:1") == ("a:1",)
     assert addresses_of(" a:1, b:2,a:1,") == ("a:1", "b:2")
     assert addresses_of(["a:1", "b:2"]) == ("a:1", "b:2")
-    for none in ("", ",", []):
+    nothing: tuple[str | list[str], ...] = ("", ",", [])
+    for none in nothing:
         with pytest.raises(ValueError, match="no address"):
             addresses_of(none)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import Any
 
 from paceline.cli.app import app
 from paceline.service.settings import ServiceSettings
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperGroup, TyperOption
 from typer.main import get_command
 
 from executor_service.config import ExecutorConfig
@@ -47,7 +48,7 @@ def cli() -> TyperGroup:
     return group
 
 
-def cli_flags(command: TyperGroup | TyperCommand) -> set[str]:
+def cli_flags(command: Any) -> set[str]:
     """Flags of a command, as its --help lists them."""
     options = (one for one in command.params if isinstance(one, TyperOption))
     return {"--help", "-h", *(flag for one in options for flag in (*one.opts, *one.secondary_opts))}

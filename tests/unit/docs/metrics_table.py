@@ -52,7 +52,7 @@ def executor_table() -> str:
     """Of an executor that has loaded and refused something."""
 
     async def collect() -> str:
-        runtime = Runtime.from_config(ExecutorConfig(backend="oracle", pages=16))
+        runtime = Runtime.from_config(ExecutorConfig.model_validate({"backend": "oracle", "pages": 16}))
         await runtime.load()
         try:
             runtime.loaded.engine.counters.refused[Reason.PAGES] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from tests.unit.executor.harness import Harness
 LIMITS = limits(max_rows=4, context_length=64, max_step_tokens=64)
 
 
-def decode(takes: codec.Takes = codec.UNIFIED, **fields: object) -> StepPlan:
+def decode(takes: codec.Takes = codec.UNIFIED, **fields: Any) -> StepPlan:
     return codec.decode_step(pb.Step(**fields), LIMITS, takes)
 
 
@@ -128,7 +129,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("takes", "fields", "text"), SHAPES)
 def test_a_broken_shape_or_size_refuses_the_step(
-    takes: codec.Takes, fields: dict[str, object], text: str
+    takes: codec.Takes, fields: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(StepRefused) as caught:
         decode(takes, **fields)
@@ -161,7 +162,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("fields", "text"), ROWS)
-def test_a_bad_value_refuses_its_row_alone(fields: dict[str, list[int]], text: str) -> None:
+def test_a_bad_value_refuses_its_row_alone(fields: dict[str, Any], text: str) -> None:
     plan = decode(rows=pb.Rows(cache_ids=[1, 2], kv_lengths=[1, 1], **fields))
     assert isinstance(plan.rows[0], Row)
     assert text in message(plan.rows[1])
@@ -188,14 +189,14 @@ OPENINGS = [
 
 
 @pytest.mark.parametrize(("fields", "text"), OPENINGS)
-def test_a_bad_opening_is_refused_alone(fields: dict[str, object], text: str) -> None:
-    good = {"cache_id": 2, "tokens": [1]}
+def test_a_bad_opening_is_refused_alone(fields: dict[str, Any], text: str) -> None:
+    good: dict[str, Any] = {"cache_id": 2, "tokens": [1]}
     plan = decode(openings=[pb.Opening(cache_id=1, tokens=[1]), pb.Opening(**{**good, **fields})])
     assert isinstance(plan.openings[0], Opening)
     assert text in message(plan.openings[1])
 
 
-SAMPLINGS = [
+SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": math.nan},
     {"temperature": math.inf},
     {"temperature": -0.1},
@@ -223,7 +224,7 @@ SAMPLINGS = [
 @pytest.mark.parametrize(
     "fields", SAMPLINGS, ids=[next(iter(fields)) + str(i) for i, fields in enumerate(SAMPLINGS)]
 )
-def test_sampling_outside_its_range_names_the_field(fields: dict[str, object]) -> None:
+def test_sampling_outside_its_range_names_the_field(fields: dict[str, Any]) -> None:
     refusal = codec.decode_sampling("sampling", pb.Sampling(**fields), LIMITS)
     assert message(refusal).startswith(f"sampling.{next(iter(fields))}")
 
@@ -271,7 +272,7 @@ def test_the_digest_knows_type_and_content() -> None:
 
 
 def test_forward_is_checked_before_it_is_computed() -> None:
-    def refused(**fields: object) -> str:
+    def refused(**fields: Any) -> str:
         with pytest.raises(StepRefused) as caught:
             codec.decode_forward(pb.ForwardRequest(**fields), LIMITS, 8)
         return caught.value.refusal.message
@@ -285,7 +286,8 @@ def test_forward_is_checked_before_it_is_computed() -> None:
     assert "ids below 97" in refused(inputs=[pb.ForwardInput(tokens=[97])], outputs=hidden)
     assert "max_step_tokens" in refused(inputs=[pb.ForwardInput(tokens=[1] * 40)] * 2, outputs=hidden)
     inputs, want = codec.decode_forward(pb.ForwardRequest(inputs=one, outputs=hidden * 2), LIMITS, 8)
-    assert (inputs[0].tolist(), want) == ([1], {"hidden"})
+    assert inputs[0].tolist() == [1]
+    assert want == {"hidden"}
 
 
 def test_results_are_parallel_arrays_and_only_special_rows_have_details() -> None:

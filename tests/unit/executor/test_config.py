@@ -58,7 +58,7 @@ def test_kv_memory_takes_suffixes() -> None:
 
 def test_it_is_frozen() -> None:
     with pytest.raises(ValidationError):
-        parse(ORACLE).port = 1  # type: ignore[misc]
+        parse(ORACLE).port = 1
 
 
 @pytest.mark.parametrize(

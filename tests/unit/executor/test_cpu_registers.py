@@ -23,7 +23,7 @@ def test_tiles_are_few_and_none_is_thin(left: int, most: int, monkeypatch: pytes
     monkeypatch.setattr(registers, "MOST_ROWS", most)
     sizes, rows = [], left
     while rows:
-        sizes.append(registers.tile_rows.py_func(rows))  # type: ignore[attr-defined]
+        sizes.append(registers.tile_rows.py_func(rows))
         rows -= sizes[-1]
     assert len(sizes) == -(-left // most)
     assert max(sizes) - min(sizes) <= 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +38,7 @@ class Impatient(TwoWays):
             harness.engine.settle()  # so that nothing else changes meanwhile
             before = harness.snapshot()
             try:
-                return harness.engine.begin(plan, None, lambda p=patience: next(p, False), abandonable=True)
+                return harness.engine.begin(plan, None, partial(next, patience, False), abandonable=True)
             except Abandoned:
                 self.abandoned += 1
                 harness.engine.check()

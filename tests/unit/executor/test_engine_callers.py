@@ -5,9 +5,18 @@ from __future__ import annotations
 import pytest
 
 from executor_service.cache.session import MAX_CALLERS, Sessions
-from executor_service.contract.plan import Op, Opening, Reason, RowResult, StepRefused, StepResult
+from executor_service.contract.plan import (
+    Op,
+    Opening,
+    Reason,
+    Release,
+    Row,
+    RowResult,
+    StepRefused,
+    StepResult,
+)
 from tests.unit.executor.fakes import continuation, limits
-from tests.unit.executor.harness import Harness, Release, Row, fork, opening, plan, row
+from tests.unit.executor.harness import Harness, fork, opening, plan, row
 from tests.unit.executor.test_engine_sessions import refused
 
 PROMPT = [5, 6, 7, 8, 9, 10]

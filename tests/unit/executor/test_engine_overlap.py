@@ -299,7 +299,9 @@ JOBS: list[Callable[[Harness], object]] = [
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_other_jobs_find_nothing_under_way(h: Harness, device: DeferredBackend, job) -> None:
+def test_other_jobs_find_nothing_under_way(
+    h: Harness, device: DeferredBackend, job: Callable[[Harness], object]
+) -> None:
     step = h.begin(opening(1, PROMPT))
     job(h)
     assert not device.unanswered

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from executor_service.contract.plan import OutputMode, Reason, Refusal, StepPlan
+from executor_service.contract.plan import Opening, OutputMode, Reason, Refusal, Row, StepPlan
 from tests.unit.executor.fakes import continuation, limits, next_token
 from tests.unit.executor.harness import Harness, Release, Truncate, fork, opening, row
 
@@ -207,7 +207,9 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("item", "reason", "message"), REFUSALS)
-def test_a_refused_row_changes_nothing_and_its_neighbours_go_on(item, reason, message) -> None:
+def test_a_refused_row_changes_nothing_and_its_neighbours_go_on(
+    item: Row | Opening, reason: Reason, message: str
+) -> None:
     h = Harness(limits(context_length=64, total_pages=9, max_step_tokens=32))
     h.step(
         opening(1, PROMPT), opening(2, [20, 21, 22, 23, 24, 25], limit=2), opening(3, [1]), opening(4, [30])

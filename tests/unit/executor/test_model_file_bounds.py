@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend import json_file, safetensors_dir
+from executor_service.backends.torch_backend import safetensors_dir
 from executor_service.backends.torch_backend.gguf_file import GgufFile
 from executor_service.backends.torch_backend.safetensors_dir import SafetensorsDirectory
 from executor_service.backends.torch_backend.tokenizer_files import tokenizer_from_directory
@@ -45,7 +45,7 @@ def test_a_safetensors_header_of_too_many_values_is_refused_unparsed(
     model: Path, monkeypatch: pytest.MonkeyPatch, count: int, entry: str
 ) -> None:
     write_header(model, entries(count, entry), 4)
-    monkeypatch.setattr(json_file.json, "loads", never)
+    monkeypatch.setattr(json, "loads", never)
     with pytest.raises(ModelError, match=r"model\.safetensors: the header: \d+ commas and colons"):
         SafetensorsDirectory(model)
 
@@ -71,13 +71,14 @@ def test_more_tensors_than_any_model_has_are_refused_before_one_is_looked_at(
 def test_a_safetensors_file_is_opened_once_however_many_tensors_are_read(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = []
-    safe_open = safetensors_dir.safe_open
-    monkeypatch.setattr(
-        safetensors_dir,
-        "safe_open",
-        lambda *args, **options: opened.append(args) or safe_open(*args, **options),
-    )
+    opened: list[object] = []
+    safe_open: Callable[..., Any] = vars(safetensors_dir)["safe_open"]
+
+    def counting(*args: object, **options: object) -> Any:
+        opened.append(args)
+        return safe_open(*args, **options)
+
+    monkeypatch.setattr(safetensors_dir, "safe_open", counting)
     store = SafetensorsDirectory(model)
     for name in store.tensors:
         store.read(name)
@@ -91,7 +92,7 @@ def test_json_of_too_many_values_is_refused_unparsed(
 ) -> None:
     (model / name).write_bytes(b'{"a":[' + b"0," * (1 << 20) + b"0]}")
     loads: Callable[..., Any] = json.loads
-    monkeypatch.setattr(json_file.json, "loads", lambda raw: never() if len(raw) > 1 << 20 else loads(raw))
+    monkeypatch.setattr(json, "loads", lambda raw: never() if len(raw) > 1 << 20 else loads(raw))
     refuses(model, name, "commas and colons")
 
 

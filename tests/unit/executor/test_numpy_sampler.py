@@ -15,6 +15,7 @@ from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.numpy_sampler import adjust, choose, keep, log_softmax, sample, sample_rows
 from executor_service.contract import noise
 from executor_service.contract.plan import OutputMode, Sampling
+from tests.support.untyped import present
 from tests.unit.executor.rows import make_row
 
 NONE = np.zeros(0, dtype=np.int32)
@@ -302,27 +303,27 @@ def test_the_output_at_position_p_is_keyed_by_p_plus_1_and_sees_history_to_p() -
     )
     logits = np.stack([LOGITS, LOGITS[::-1], LOGITS])
     expected = [choose(logits[i], row.history[: i + 2], 2, sampling) for i in range(3)]
-    assert sample(logits, row).tokens.tolist() == expected
+    assert present(sample(logits, row).tokens).tolist() == expected
 
 
 def test_logprobs_are_of_the_raw_logits() -> None:
     sampling = Sampling(logit_bias=((6, 100.0),), temperature=0.1, logprobs=2)
     output = sample(LOGITS[None], make_row([1], [1], output=OutputMode.SAMPLE, sampling=sampling))
     raw = np.log(np.exp(LOGITS.astype(np.float64)) / np.exp(LOGITS.astype(np.float64)).sum())
-    assert output.tokens.tolist() == [6]
-    np.testing.assert_allclose(output.logprobs, [raw[6]], rtol=1e-6)
-    assert output.top_ids.tolist() == [[0, 5]]
-    np.testing.assert_allclose(output.top_logprobs, [[raw[0], raw[5]]], rtol=1e-6)
-    assert output.logprobs.dtype == output.top_logprobs.dtype == np.float32
+    assert present(output.tokens).tolist() == [6]
+    np.testing.assert_allclose(present(output.logprobs), [raw[6]], rtol=1e-6)
+    assert present(output.top_ids).tolist() == [[0, 5]]
+    np.testing.assert_allclose(present(output.top_logprobs), [[raw[0], raw[5]]], rtol=1e-6)
+    assert present(output.logprobs).dtype == present(output.top_logprobs).dtype == np.float32
 
 
 def test_top_logprobs_list_equals_by_id_and_no_more_than_the_vocabulary() -> None:
     row = make_row([1], [1], output=OutputMode.TOP_K, top_k=99)
     output = sample(fp32(1, 2, 2, 1)[None], row)
-    assert output.top_ids.tolist() == [[1, 2, 0, 3]]
+    assert present(output.top_ids).tolist() == [[1, 2, 0, 3]]
     assert output.tokens is None
 
 
 def test_log_softmax_survives_large_logits() -> None:
     got = log_softmax(fp32(3e38, -3e38, 3e38))
-    np.testing.assert_allclose(got, [-math.log(2), np.finfo(np.float32).min, -math.log(2)])
+    np.testing.assert_allclose(got, [-math.log(2), float(np.finfo(np.float32).min), -math.log(2)])

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.oracle import EXIT_CODE, OracleBackend, OracleConfig
 from executor_service.contract.plan import OutputMode, Sampling
+from tests.support.untyped import present
 from tests.unit.executor.rows import last_logits, make_row
 
 PAGE = 4
@@ -93,7 +94,7 @@ def test_a_verify_row_equals_decoding_step_by_step() -> None:
             prompt_length=10,
         )
         (output,) = backend.forward([row])
-        tokens.append(int(output.tokens[0]))
+        tokens.append(int(present(output.tokens)[0]))
     other = make()
     fill(other, PROMPT[:-1], table)
     verify = make_row(
@@ -106,7 +107,7 @@ def test_a_verify_row_equals_decoding_step_by_step() -> None:
         prompt_length=10,
     )
     (output,) = other.forward([verify])
-    assert output.tokens.tolist() == tokens[len(PROMPT) :]
+    assert present(output.tokens).tolist() == tokens[len(PROMPT) :]
 
 
 @pytest.mark.parametrize("slot", range(len(PROMPT)))
@@ -171,10 +172,10 @@ def test_a_copied_page_serves_a_fork_and_a_shared_partial_page_does_not(expected
     fork = make_row([*PROMPT, 30], [3, 1, 9], start=len(PROMPT))
     original = make_row([*PROMPT, 8], TABLE, start=len(PROMPT))
     first, _ = backend.forward([original, fork])
-    assert np.array_equal(first.logits, expected)
+    assert np.array_equal(present(first.logits), expected)
     sharing = make_row([*PROMPT, 30], TABLE, start=len(PROMPT))
     first, _ = backend.forward([original, sharing])
-    assert not np.array_equal(first.logits, expected)  # the neighbour wrote over its slot
+    assert not np.array_equal(present(first.logits), expected)  # the neighbour wrote over its slot
 
 
 def test_a_truncated_sequence_continues_as_if_it_had_never_been_longer(expected: np.ndarray) -> None:
@@ -201,7 +202,7 @@ def test_logits_do_not_depend_on_the_batch(data: st.DataObject) -> None:
         logits = last_logits(make(OracleConfig(vocab_size=50)), whole)
         alone.append(logits[len(tokens) - outputs :])
     for output, logits in zip(backend.forward(rows), alone, strict=True):
-        assert np.array_equal(output.logits, logits)
+        assert np.array_equal(present(output.logits), logits)
 
 
 def test_an_empty_step_is_no_step() -> None:
@@ -215,15 +216,15 @@ def test_forward_once_computes_what_forward_does_and_leaves_the_cache_alone(expe
     inputs = [np.array([*PROMPT, 8], dtype=np.int32), np.array([3], dtype=np.int32)]
     first, second = backend.forward_once(inputs, frozenset({"hidden", "embedding", "logits"}))
     assert np.array_equal(backend._kv, before)
-    assert np.array_equal(first.logits[-1:], expected)
-    assert first.hidden.shape == (11, backend.info.hidden_size)
-    assert second.hidden.shape == (1, backend.info.hidden_size)
-    assert np.linalg.norm(first.embedding) == pytest.approx(1, abs=1e-6)
-    assert first.embedding.dtype == np.float32
+    assert np.array_equal(present(first.logits)[-1:], expected)
+    assert present(first.hidden).shape == (11, backend.info.hidden_size)
+    assert present(second.hidden).shape == (1, backend.info.hidden_size)
+    assert np.linalg.norm(present(first.embedding)) == pytest.approx(1, abs=1e-6)
+    assert present(first.embedding).dtype == np.float32
     (only,) = backend.forward_once(inputs[1:], frozenset({"embedding"}))
     assert only.hidden is None
     assert only.logits is None
-    assert np.array_equal(only.embedding, second.embedding)
+    assert np.array_equal(present(only.embedding), present(second.embedding))
 
 
 # A draft
@@ -233,8 +234,9 @@ def test_forward_once_computes_what_forward_does_and_leaves_the_cache_alone(expe
 def test_a_draft_agrees_at_its_rate(agreement: float) -> None:
     tokens = np.random.default_rng(1).integers(0, 257, 2000).astype(np.int32)
     want = frozenset({"logits"})
-    target = make().forward_once([tokens], want)[0].logits
-    draft = make(OracleConfig(draft_agreement=agreement, draft_seed=9)).forward_once([tokens], want)[0].logits
+    target = present(make().forward_once([tokens], want)[0].logits)
+    drafting = make(OracleConfig(draft_agreement=agreement, draft_seed=9))
+    draft = present(drafting.forward_once([tokens], want)[0].logits)
     same = (target.argmax(axis=1) == draft.argmax(axis=1)).mean()
     assert same == pytest.approx(agreement + (1 - agreement) / 257, abs=0.04)
 
@@ -285,7 +287,7 @@ def test_nan_harms_only_its_row() -> None:
     assert failed.tokens is None
     assert before.finite
     assert after.finite
-    assert before.tokens.tolist() == after.tokens.tolist() == alone.tokens.tolist()
+    assert present(before.tokens).tolist() == present(after.tokens).tolist() == present(alone.tokens).tolist()
 
 
 def test_a_step_takes_its_modelled_time() -> None:
@@ -336,7 +338,11 @@ def test_a_row_may_bring_back_every_mode() -> None:
         ]
     ]
     sample, top, full, nothing = backend.forward(rows)
-    assert sample.tokens.tolist() == [int(full.logits[0].argmax())] == [int(top.top_ids[0, 0])]
-    assert top.top_logprobs.shape == (1, 5)
+    assert (
+        present(sample.tokens).tolist()
+        == [int(present(full.logits)[0].argmax())]
+        == [int(present(top.top_ids)[0, 0])]
+    )
+    assert present(top.top_logprobs).shape == (1, 5)
     assert nothing.finite
     assert nothing.logits is None

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from executor_service.backends.paged_attention import PagedAttentionBackend, PagedAttentionConfig
 from executor_service.contract.plan import OutputMode
+from tests.support.untyped import present
 from tests.unit.executor.rows import last_logits, make_row
 
 PAGE = 4
@@ -87,7 +88,7 @@ def test_chunks_batch_and_pages_change_no_bit(tokens: list[int], data: st.DataOb
         _, output = backend.forward(
             [neighbour, make_row(tokens[:end], table, start=start, outputs=end - start)]
         )
-        assert np.array_equal(output.logits, whole[start:end])
+        assert np.array_equal(present(output.logits), whole[start:end])
         start = end
 
 
@@ -110,13 +111,12 @@ def test_forward_once_computes_what_forward_does() -> None:
     backend, tokens = make(), [3, 1, 22, 7, 3]
     expected = last_logits(backend, make_row(tokens, [1, 2], outputs=5))
     output, other = backend.forward_once([np.array(tokens), np.array([4])], WANT)
-    assert np.array_equal(output.logits, expected)
-    assert output.hidden.shape == (5, backend.info.hidden_size)
-    assert other.logits.shape == (1, 23)
-    assert np.linalg.norm(output.embedding) == pytest.approx(1, abs=1e-6)
-    np.testing.assert_allclose(
-        output.embedding, output.hidden.mean(axis=0) / np.linalg.norm(output.hidden.mean(axis=0)), atol=1e-6
-    )
+    assert np.array_equal(present(output.logits), expected)
+    assert present(output.hidden).shape == (5, backend.info.hidden_size)
+    assert present(other.logits).shape == (1, 23)
+    assert np.linalg.norm(present(output.embedding)) == pytest.approx(1, abs=1e-6)
+    mean = present(output.hidden).mean(axis=0)
+    np.testing.assert_allclose(present(output.embedding), mean / np.linalg.norm(mean), atol=1e-6)
 
 
 def test_it_samples_and_allows_empty_steps_and_rows_without_output() -> None:
@@ -127,7 +127,7 @@ def test_it_samples_and_allows_empty_steps_and_rows_without_output() -> None:
     )
     assert nothing.finite
     assert nothing.tokens is None
-    assert sampled.tokens.tolist() == [2]
+    assert present(sampled.tokens).tolist() == [2]
 
 
 @pytest.mark.parametrize("bad", [{"vocab_size": 0}, {"head_dim": -1}, {"heads": 3, "kv_heads": 2}])

@@ -14,7 +14,7 @@ from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8
 from tests.bench.perplexity import SameInt8
 
 CPU = torch.device("cpu")
-FORMATS = [Int8(), Fp8()]
+FORMATS: list[Format] = [Int8(), Fp8()]
 ROWS = [1, 2, 16, 17, 31, 32, 33, 97]
 SHAPES = [(96, 64), (150, 88), (7, 5), (33, 1), (5000, 3)]
 

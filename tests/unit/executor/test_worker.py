@@ -49,7 +49,11 @@ class Gate:
 
 async def test_jobs_run_in_order_on_one_thread_that_is_not_the_loops(worker: Worker) -> None:
     seen: list[tuple[int, int]] = []
-    jobs = [worker.submit(lambda i=i: seen.append((i, threading.get_ident()))) for i in range(5)]
+
+    def note(i: int) -> None:
+        seen.append((i, threading.get_ident()))
+
+    jobs = [worker.submit(partial(note, i)) for i in range(5)]
     await asyncio.gather(*jobs)
     assert [i for i, _ in seen] == list(range(5))
     assert {thread for _, thread in seen} != {threading.get_ident()}

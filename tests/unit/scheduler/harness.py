@@ -280,7 +280,7 @@ class Harness:
                     assert part.kv_length == leads_to[part.cache_id]
                     assert not part.drafts
                 plain = isinstance(part, Row) and not (part.limit or part.tokens or part.drafts)
-                leads_to[part.cache_id] = part.kv_length + 1 if plain else None
+                leads_to[part.cache_id] = part.kv_length + 1 if isinstance(part, Row) and plain else None
 
     def _who(self, cache_id: int) -> tuple[str, int]:
         for sequence in self.core._roster.running:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scheduler_service.core.config import CoreConfig
@@ -15,7 +17,7 @@ from tests.unit.scheduler.simulation import Call, Simulation, StepCost
 BOUNDED = CoreConfig(max_running=1, max_queued_requests=8, max_queued_tokens=400)
 
 
-def fill(harness: Harness, identity: str, count: int = 100, **fields: object) -> int:
+def fill(harness: Harness, identity: str, count: int = 100, **fields: Any) -> int:
     """Add as many as are taken; returns how many."""
     for taken in range(count):
         try:

@@ -30,10 +30,10 @@ names = pytest.mark.parametrize("name", STYLES)
 def transformers_ids(style: Style, messages: list[dict[str, Any]]) -> list[int]:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=style.tokenizer(), chat_template=style.template)
     tokenizer.bos_token, tokenizer.eos_token = style.bos or None, style.eos or None
-    ids: list[int] = tokenizer.apply_chat_template(
+    ids: Any = tokenizer.apply_chat_template(
         messages, tokenize=True, add_generation_prompt=True, return_dict=False
     )
-    return ids
+    return list(ids)
 
 
 def chat(style: Style, contents: list[str]) -> list[dict[str, str]]:

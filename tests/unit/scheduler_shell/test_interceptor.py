@@ -14,6 +14,7 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service import errors
 from scheduler_service.interceptor import ErrorInterceptor
+from tests.support.untyped import raw
 
 SECRET = "prompt of somebody else"
 
@@ -36,7 +37,7 @@ async def raising_late(request: bytes, context: grpc.aio.ServicerContext[Any, An
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
     server = grpc.aio.server(interceptors=[ErrorInterceptor()])
-    handlers = {
+    handlers: dict[str, Any] = {
         "Unary": grpc.unary_unary_rpc_method_handler(raising),
         "Stream": grpc.unary_stream_rpc_method_handler(raising_late),
     }
@@ -50,9 +51,9 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
 
 async def call(channel: grpc.aio.Channel, shape: str, request: bytes) -> sdk.PacelineError:
     if shape == "Unary":
-        answer = channel.unary_unary("/paceline.test/Unary")(request)
+        answer = raw(channel).unary_unary("/paceline.test/Unary")(request)
     else:
-        stream = channel.unary_stream("/paceline.test/Stream")(request)
+        stream = raw(channel).unary_stream("/paceline.test/Stream")(request)
         assert await stream.read() == b"first"
         answer = stream.read()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -85,12 +86,12 @@ async def test_a_handlers_own_abort_is_left_alone(channel: grpc.aio.Channel, sha
 async def test_a_client_that_leaves_is_no_error(
     channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream = channel.unary_stream("/paceline.test/Stream")(b"fine")
+    stream = raw(channel).unary_stream("/paceline.test/Stream")(b"fine")
     await stream.read()
     stream.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stream.read()
-    assert await channel.unary_unary("/paceline.test/Unary")(b"") == b"fine"
+    assert await raw(channel).unary_unary("/paceline.test/Unary")(b"") == b"fine"
     assert "handler failed" not in caplog.text
 
 
@@ -100,7 +101,7 @@ async def test_a_handler_may_encode_its_message_itself() -> None:
     async def encoding(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         return message.SerializeToString() if request else message
 
-    handlers = {
+    handlers: dict[str, Any] = {
         "Unary": grpc.unary_unary_rpc_method_handler(
             encoding, response_serializer=pb.TokenizeResponse.SerializeToString
         )
@@ -110,7 +111,7 @@ async def test_a_handler_may_encode_its_message_itself() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        method = channel.unary_unary(
+        method = raw(channel).unary_unary(
             "/paceline.test/Unary", response_deserializer=pb.TokenizeResponse.FromString
         )
         assert [await method(request) for request in (b"", b"x")] == [message, message]

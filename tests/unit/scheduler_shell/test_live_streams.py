@@ -29,12 +29,13 @@ from scheduler_service.text.process import TextLimits
 from scheduler_service.text.tools import TextTools
 from scheduler_service.text.vocabulary import Vocabulary
 from scheduler_service.text.worker.pieces import pieces_of
+from tests.support.untyped import present
 from tests.unit.scheduler_shell import models_made_here
 from tests.unit.scheduler_shell import tokenizers_made_here as made
 
 MODEL = replace(models_made_here.MODEL, vocab_size=made.byte_level().get_vocab_size())
 CAPACITY = Capacity(1000, 16, 64, 100, 100, 1000)
-LETTERS = [made.byte_level().token_to_id(letter) for letter in "abc"]
+LETTERS = [present(made.byte_level().token_to_id(letter)) for letter in "abc"]
 
 
 CALLER = Identity("ours", "token")
@@ -196,7 +197,7 @@ async def test_the_token_that_ends_a_completion_is_told_but_is_no_text() -> None
 async def test_an_unfinished_character_is_let_go_at_the_end() -> None:
     shop = Shop()
     stream = shop.admit(text=True, max_tokens=2)
-    half = [made.byte_level().token_to_id(piece) for piece in "ðŁ"]
+    half = [present(made.byte_level().token_to_id(piece)) for piece in "ðŁ"]
     shop.step(half[:1])
     shop.step(half[1:])
     assert text_of(await read(stream)) == "�"
@@ -206,7 +207,7 @@ async def test_an_unfinished_character_is_let_go_at_the_end() -> None:
 async def test_a_stream_cut_just_before_its_end_goes_on_behind_what_was_let_go_there(
     had: int, rest: str
 ) -> None:
-    ids = [*LETTERS[:2], made.byte_level().token_to_id("ð")]
+    ids = [*LETTERS[:2], present(made.byte_level().token_to_id("ð"))]
     shop = Shop()
     continued = pb.ContinuedCompletion(token_ids=ids, text_bytes=had)
     stream = shop.admit(text=True, max_tokens=3, strings=["bz"], continued=continued)

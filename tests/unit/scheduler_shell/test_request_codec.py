@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.service.identity import Identity
 
+from scheduler_service.codec.chat import ChatPrompt
 from scheduler_service.codec.requests import (
-    ChatPrompt,
     CheckedRequest,
     TextPrompt,
     TokenPrompt,
@@ -204,7 +204,7 @@ any_float = st.floats(width=32)
 any_uint32 = st.integers(0, 2**32 - 1)
 small_or_any = st.integers(0, 10) | any_uint32
 messages = st.builds(pb.Message, role=st.text(max_size=70), content=st.text(max_size=300))
-prompts = st.one_of(
+prompts: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.just({}),
     st.fixed_dictionaries({"text": st.text(max_size=1200)}),
     st.fixed_dictionaries({"messages": st.builds(pb.Messages, messages=st.lists(messages, max_size=4))}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from paceline.service.credentials import Credentials
@@ -36,7 +36,7 @@ class Context:
 
 
 def caller(credentials: Credentials, metadata: Any = (), context: Any = None) -> Identity | None:
-    return credentials.identify(context or Context()) if credentials.admits(metadata) else None
+    return credentials.identify(cast(Any, context or Context())) if credentials.admits(metadata) else None
 
 
 def test_an_entry_is_the_callers_identity_with_all_that_it_says(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from paceline.service.identity import Identity
 from paceline.service.tokens import Entry
 
 from tests.support.counting_proxy import CountingProxy, counting_proxy
+from tests.support.untyped import raw
 
 ALICE = Identity("alice", "token")
 GUARDED = Credentials([Entry.of("sesame", ALICE)], demanded=True)
@@ -119,25 +120,25 @@ async def code_of(call: Any) -> grpc.StatusCode:
 )
 async def test_a_strangers_message_stays_in_the_clients_memory(method: str) -> None:
     async with serving(GUARDED) as proxy, channel(proxy) as opened:
-        call = opened.unary_unary(method)(LARGE, metadata=BAD[1])
+        call = raw(opened).unary_unary(method)(LARGE, metadata=BAD[1])
         assert await code_of(call) is grpc.StatusCode.UNAUTHENTICATED
-        stream = opened.stream_stream(REFLECTION)(iter([LARGE]), metadata=BAD[1])
+        stream = raw(opened).stream_stream(REFLECTION)(iter([LARGE]), metadata=BAD[1])
         assert await code_of(stream) is grpc.StatusCode.UNAUTHENTICATED
         assert proxy.sent < NOT_READ
 
 
 async def test_methods_that_do_not_exist_read_nothing_of_anybody() -> None:
     async with serving(OPEN) as proxy, channel(proxy) as opened:
-        call = opened.unary_unary("/no.such.Service/Method")(LARGE)
+        call = raw(opened).unary_unary("/no.such.Service/Method")(LARGE)
         assert await code_of(call) is grpc.StatusCode.UNIMPLEMENTED
         assert proxy.sent < NOT_READ
 
 
 async def test_strangers_are_told_the_servers_health_whatever_they_send() -> None:
     async with serving(GUARDED) as proxy, channel(proxy) as opened:
-        answer = await opened.unary_unary(f"{HEALTH}Check")(LARGE)
+        answer = await raw(opened).unary_unary(f"{HEALTH}Check")(LARGE)
         assert health_pb2.HealthCheckResponse.FromString(answer).status == 1
-        watch = opened.unary_stream(f"{HEALTH}Watch")(b"not a message")
+        watch = raw(opened).unary_stream(f"{HEALTH}Watch")(b"not a message")
         assert health_pb2.HealthCheckResponse.FromString(await watch.read()).status == 1
         watch.cancel()
         assert proxy.sent < NOT_READ
@@ -176,10 +177,10 @@ async def test_watches_of_strangers_are_bounded_and_those_of_others_go_on(
 async def test_bytes_that_are_no_message_are_answered_without_pythons_words(shape: str) -> None:
     async with serving(OPEN) as proxy, channel(proxy) as opened:
         if shape == "reflection":
-            call: Any = opened.stream_stream(REFLECTION)(iter([b"\xff\xff"]))
+            call: Any = raw(opened).stream_stream(REFLECTION)(iter([b"\xff\xff"]))
         elif shape == "Watch":
-            call = opened.unary_stream(f"{HEALTH}{shape}")(b"\xff\xff")
+            call = raw(opened).unary_stream(f"{HEALTH}{shape}")(b"\xff\xff")
         else:
-            call = opened.unary_unary(f"{HEALTH}{shape}")(b"\xff\xff")
+            call = raw(opened).unary_unary(f"{HEALTH}{shape}")(b"\xff\xff")
         assert await code_of(call) is grpc.StatusCode.INVALID_ARGUMENT
         assert await call.details() == "request: its bytes are not a message of this RPC's type"

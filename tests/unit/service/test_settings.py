@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from paceline.service import secrets
 from paceline.service.identity import token_hash
 from paceline.service.secrets import parse_secrets
 from paceline.service.settings import ServiceSettings
@@ -47,7 +46,7 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], io.BytesIO]:
 
     def put(data: bytes) -> io.BytesIO:
         stream = io.BytesIO(data)
-        monkeypatch.setattr(secrets.os, "read", lambda descriptor, size: stream.read(size))
+        monkeypatch.setattr(os, "read", lambda descriptor, size: stream.read(size))
         return stream
 
     return put

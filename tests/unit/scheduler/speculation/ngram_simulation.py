@@ -62,7 +62,7 @@ def tokens_per_second(
             lengths = controller.lengths(base, list(candidates.values()))
         else:
             lengths = [min(length, candidate.most) for candidate in candidates.values()]
-        drafts = dict.fromkeys(range(len(texts)), ())
+        drafts: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(texts)), ())
         for i, count in zip(candidates, lengths, strict=True):
             drafts[i] = drafters[i].drafts(count)
         work = Work(base.rows, base.tokens + sum(lengths), base.context)
