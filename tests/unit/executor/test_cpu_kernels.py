@@ -12,7 +12,7 @@ from torch.nn import functional
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
-from executor_service.backends.torch_backend.cpu.vector_math import exp32
+from executor_service.backends.torch_backend.cpu.primitives.vector_math import exp32
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
     Kernels,

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from llvmlite import binding  # type: ignore[import-untyped]
 
-from executor_service.backends.torch_backend.cpu import registers
+from executor_service.backends.torch_backend.cpu.primitives import registers
 
 HERE = Path(__file__).parent
 NARROW = binding.get_host_cpu_features().flatten().replace("+avx512", "-avx512")
-PRINT = "from executor_service.backends.torch_backend.cpu import registers; print(registers.VECTOR)"
+PRINT = (
+    "from executor_service.backends.torch_backend.cpu.primitives import registers; print(registers.VECTOR)"
+)
 
 
 @pytest.mark.parametrize("most", [6, 12])

@@ -12,13 +12,18 @@ import torch
 from numba import njit
 from torch.nn import functional
 
-from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels
-from executor_service.backends.torch_backend.cpu.packed_int8 import pack, unpack
-from executor_service.backends.torch_backend.cpu.registers import FEATURES, LANES, MOST_ROWS, VECTOR
-from executor_service.backends.torch_backend.cpu.tile_int8 import (
+from executor_service.backends.torch_backend.cpu.gemm.tile_int8 import (
     LARGEST_WEIGHT,
     largest_activation,
     put_tile,
+)
+from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels
+from executor_service.backends.torch_backend.cpu.layers.linear_int8 import pack, unpack
+from executor_service.backends.torch_backend.cpu.primitives.registers import (
+    FEATURES,
+    LANES,
+    MOST_ROWS,
+    VECTOR,
 )
 
 CPU = CpuInt8Kernels(2)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_service.backends.torch_backend.cpu.kernel_cache import writable_folder
+from executor_service.backends.torch_backend.cpu.kernel_cache import folder_name, writable_folder
 
 
 @pytest.fixture
@@ -52,6 +52,17 @@ def test_a_folder_that_others_may_have_filled_is_not_used(
     assert not list(found.iterdir())
     found.rmdir()
     assert "each start compiles anew" in caplog.text
+
+
+def test_a_change_in_any_room_names_another_folder(tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    names = []
+    for file in (tmp_path / "kernels.py", room / "kernels.py"):
+        for source in ("one = 1", "one = 2"):
+            file.write_text(source)
+            names.append(folder_name(tmp_path))
+    assert len(set(names)) == len(names)
 
 
 def test_numba_is_told_the_folder_that_works(tmp_path: Path, unwritable: Path) -> None:

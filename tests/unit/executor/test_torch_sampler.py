@@ -12,8 +12,8 @@ from numba import njit
 from executor_service.backends import numpy_sampler
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend import drawing, noise, sampler
-from executor_service.backends.torch_backend.cpu import sampler as cpu_sampler
 from executor_service.backends.torch_backend.cpu.kernels import CpuKernels
+from executor_service.backends.torch_backend.cpu.rowwise import sampling as cpu_sampler
 from executor_service.contract import noise as reference_noise
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.support.untyped import present

@@ -56,11 +56,16 @@ def _is_private(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
-def _use_folder() -> None:
+def folder_name(sources: Path) -> str:
+    """The name for kernels whose sources all lie below a folder."""
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):  # what kernels call is all in this room
+    for source in sorted(sources.rglob("*.py")):
         digest.update(source.read_bytes())
-    name = f"kernels-{digest.hexdigest()[:16]}"
+    return f"kernels-{digest.hexdigest()[:16]}"
+
+
+def _use_folder() -> None:
+    name = folder_name(Path(__file__).parent)  # kernels call nothing from elsewhere
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     wanted = Path(os.environ.get(VARIABLE) or base / "paceline" / name)
     fallback = Path(tempfile.gettempdir()) / f"paceline-{os.geteuid()}-{name}"

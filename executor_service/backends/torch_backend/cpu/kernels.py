@@ -10,20 +10,20 @@ import torch
 from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend.batch import Batch
-from executor_service.backends.torch_backend.cpu import attention as cpu_attention
-from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
-from executor_service.backends.torch_backend.cpu.packed import PackedGated, PackedLinear
-from executor_service.backends.torch_backend.cpu.packed_int8 import Int8Gated, Int8Linear, Scratch
-from executor_service.backends.torch_backend.cpu.pages import NARROWEST
-from executor_service.backends.torch_backend.cpu.pool import Pool
-from executor_service.backends.torch_backend.cpu.registers import LANES
-from executor_service.backends.torch_backend.cpu.stack import (
+from executor_service.backends.torch_backend.cpu.attention import attend as cpu_attention
+from executor_service.backends.torch_backend.cpu.attention.pages import NARROWEST
+from executor_service.backends.torch_backend.cpu.layers.linear_fp32 import PackedGated, PackedLinear
+from executor_service.backends.torch_backend.cpu.layers.linear_int8 import Int8Gated, Int8Linear, Scratch
+from executor_service.backends.torch_backend.cpu.layers.stack import (
     CpuBatch,
     attention_jobs,
     cached,
     norm_job,
     stacked,
 )
+from executor_service.backends.torch_backend.cpu.primitives.registers import LANES
+from executor_service.backends.torch_backend.cpu.threads import jobs as cpu_jobs
+from executor_service.backends.torch_backend.cpu.threads.thread_pool import Pool
 from executor_service.backends.torch_backend.drawing import Filters
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,

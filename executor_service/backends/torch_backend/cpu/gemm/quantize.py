@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit  # type: ignore[attr-defined]
 
-from executor_service.backends.torch_backend.cpu.atomic import floats, load, matrix, pointer
-from executor_service.backends.torch_backend.cpu.rows import ROWS_AT_ONCE
-from executor_service.backends.torch_backend.cpu.tile_int8 import ROW_SCALE_BYTES
-from executor_service.backends.torch_backend.cpu.vector_math import float_of_bits
+from executor_service.backends.torch_backend.cpu.gemm.tile_int8 import ROW_SCALE_BYTES
+from executor_service.backends.torch_backend.cpu.primitives.chunks import ROWS_AT_ONCE
+from executor_service.backends.torch_backend.cpu.primitives.memory import floats, load, matrix, pointer
+from executor_service.backends.torch_backend.cpu.primitives.vector_math import float_of_bits
 
 _INFINITY, _NO_SIGN = np.int32(0x7F800000), np.int32(0x7FFFFFFF)  # bits of fp32
 _NEGLIGIBLE = np.float32(1e-30)  # a row of less is zero: the inverse of its scale would overflow

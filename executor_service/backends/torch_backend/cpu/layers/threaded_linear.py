@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
-from executor_service.backends.torch_backend.cpu.jobs import Job
-from executor_service.backends.torch_backend.cpu.pool import Pool
+from executor_service.backends.torch_backend.cpu.threads import jobs as cpu_jobs
+from executor_service.backends.torch_backend.cpu.threads.jobs import Job
+from executor_service.backends.torch_backend.cpu.threads.thread_pool import Pool
 
 Factor = tuple[int, int, int]
 """X of a product: how many rows, their address, and the bytes from row to row."""

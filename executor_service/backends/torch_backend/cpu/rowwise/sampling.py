@@ -12,8 +12,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.cpu.atomic import carray, floats, load, pointer, store
-from executor_service.backends.torch_backend.cpu.vector_math import FLAGS, exp32
+from executor_service.backends.torch_backend.cpu.primitives.memory import carray, floats, load, pointer, store
+from executor_service.backends.torch_backend.cpu.primitives.vector_math import FLAGS, exp32
 
 _SLACK = np.float32(1.0001)  # for the rounding of the bound
 _STEP = np.float32(2.0**-24)

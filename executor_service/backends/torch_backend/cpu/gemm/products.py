@@ -14,11 +14,16 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.cpu import tile_fp32, tile_int8
-from executor_service.backends.torch_backend.cpu.atomic import load, matrix
-from executor_service.backends.torch_backend.cpu.registers import LANES, MOST_ROWS, tile_panels, tile_rows
-from executor_service.backends.torch_backend.cpu.tile import RESULT_BYTES, Product
-from executor_service.backends.torch_backend.cpu.vector_math import FLAGS, silu32
+from executor_service.backends.torch_backend.cpu.gemm import tile_fp32, tile_int8
+from executor_service.backends.torch_backend.cpu.gemm.tile import RESULT_BYTES, Product
+from executor_service.backends.torch_backend.cpu.primitives.memory import load, matrix
+from executor_service.backends.torch_backend.cpu.primitives.registers import (
+    LANES,
+    MOST_ROWS,
+    tile_panels,
+    tile_rows,
+)
+from executor_service.backends.torch_backend.cpu.primitives.vector_math import FLAGS, silu32
 
 Array = NDArray[np.float32]
 Chunk = Callable[[int, int], None]

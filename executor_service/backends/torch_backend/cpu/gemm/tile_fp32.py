@@ -8,9 +8,9 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit
 
-from executor_service.backends.torch_backend.cpu.atomic import floats, insert_function
-from executor_service.backends.torch_backend.cpu.registers import LANES, VECTOR
-from executor_service.backends.torch_backend.cpu.tile import make_product, spread
+from executor_service.backends.torch_backend.cpu.gemm.tile import make_product, spread
+from executor_service.backends.torch_backend.cpu.primitives.memory import floats, insert_function
+from executor_service.backends.torch_backend.cpu.primitives.registers import LANES, VECTOR
 
 _F32 = ir.FloatType()
 

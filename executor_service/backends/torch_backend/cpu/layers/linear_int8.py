@@ -7,18 +7,22 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
-from executor_service.backends.torch_backend.cpu.jobs import Job
-from executor_service.backends.torch_backend.cpu.pool import Pool
-from executor_service.backends.torch_backend.cpu.pooled import Factor, PooledGated, PooledLinear
-from executor_service.backends.torch_backend.cpu.registers import LANES
-from executor_service.backends.torch_backend.cpu.tile_int8 import (
+from executor_service.backends.torch_backend.cpu.gemm.tile_int8 import (
     LARGEST_WEIGHT,
     PANEL_ROW_BYTES,
     PANEL_SCALE_BYTES,
     ROW_SCALE_BYTES,
     largest_activation,
 )
+from executor_service.backends.torch_backend.cpu.layers.threaded_linear import (
+    Factor,
+    PooledGated,
+    PooledLinear,
+)
+from executor_service.backends.torch_backend.cpu.primitives.registers import LANES
+from executor_service.backends.torch_backend.cpu.threads import jobs as cpu_jobs
+from executor_service.backends.torch_backend.cpu.threads.jobs import Job
+from executor_service.backends.torch_backend.cpu.threads.thread_pool import Pool
 
 _PACKED_AT_ONCE = 256 * LANES  # columns: packing takes little memory beside the result
 

@@ -10,9 +10,9 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
-from executor_service.backends.torch_backend.cpu.registers import LANES, VECTOR
-from executor_service.backends.torch_backend.cpu.tile import make_product
-from executor_service.backends.torch_backend.cpu.tile_fp32 import Fp32
+from executor_service.backends.torch_backend.cpu.gemm.tile import make_product
+from executor_service.backends.torch_backend.cpu.gemm.tile_fp32 import Fp32
+from executor_service.backends.torch_backend.cpu.primitives.registers import LANES, VECTOR
 
 _F16 = ir.HalfType()
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
-from executor_service.backends.torch_backend.cpu.jobs import Job
-from executor_service.backends.torch_backend.cpu.pool import Pool
-from executor_service.backends.torch_backend.cpu.pooled import PooledGated, PooledLinear
-from executor_service.backends.torch_backend.cpu.registers import LANES
+from executor_service.backends.torch_backend.cpu.layers.threaded_linear import PooledGated, PooledLinear
+from executor_service.backends.torch_backend.cpu.primitives.registers import LANES
+from executor_service.backends.torch_backend.cpu.threads import jobs as cpu_jobs
+from executor_service.backends.torch_backend.cpu.threads.jobs import Job
+from executor_service.backends.torch_backend.cpu.threads.thread_pool import Pool
 
 
 class PackedLinear(PooledLinear):

@@ -18,8 +18,8 @@ from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from executor_service.backends.torch_backend.cpu.registers import LANES, VECTOR
-from executor_service.backends.torch_backend.cpu.tile import make_product, spread
+from executor_service.backends.torch_backend.cpu.gemm.tile import make_product, spread
+from executor_service.backends.torch_backend.cpu.primitives.registers import LANES, VECTOR
 
 PANEL_ROW_BYTES = 2 * LANES  # two k of 16 columns
 PANEL_SCALE_BYTES = 4 * LANES  # behind them

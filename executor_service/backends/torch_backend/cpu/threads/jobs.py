@@ -21,17 +21,20 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.cpu.atomic import fetch_add, load, store, yield_core
-from executor_service.backends.torch_backend.cpu.attention import attend_chunk, rotate_chunk
-from executor_service.backends.torch_backend.cpu.linear import (
+from executor_service.backends.torch_backend.cpu.attention.attend import attend_chunk
+from executor_service.backends.torch_backend.cpu.attention.rotate import rotate_chunk
+from executor_service.backends.torch_backend.cpu.gemm.bias import bias_chunk
+from executor_service.backends.torch_backend.cpu.gemm.products import (
     gated_chunk,
     gated_int8_chunk,
     multiply_chunk,
     multiply_int8_chunk,
 )
-from executor_service.backends.torch_backend.cpu.quantize import quantize_chunk
-from executor_service.backends.torch_backend.cpu.rows import ROWS_AT_ONCE, bias_chunk, norm_chunk
-from executor_service.backends.torch_backend.cpu.sampler import argmax_chunk, draw_chunk
+from executor_service.backends.torch_backend.cpu.gemm.quantize import quantize_chunk
+from executor_service.backends.torch_backend.cpu.primitives.chunks import ROWS_AT_ONCE
+from executor_service.backends.torch_backend.cpu.primitives.memory import fetch_add, load, store, yield_core
+from executor_service.backends.torch_backend.cpu.rowwise.norm import norm_chunk
+from executor_service.backends.torch_backend.cpu.rowwise.sampling import argmax_chunk, draw_chunk
 
 MULTIPLY, GATED, MULTIPLY_INT8, GATED_INT8, ATTEND, DRAW, ARGMAX, QUANTIZE, NORM, ROTATE, BIAS = range(11)
 BY_ROWS = (QUANTIZE, NORM, ROTATE, BIAS)

@@ -15,10 +15,11 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.cpu import tile_fp16
-from executor_service.backends.torch_backend.cpu import tile_fp32 as wide
-from executor_service.backends.torch_backend.cpu.registers import CONVERTS_FP16, LANES
-from executor_service.backends.torch_backend.cpu.tile import prefetch
+from executor_service.backends.torch_backend.cpu.gemm import tile_fp16
+from executor_service.backends.torch_backend.cpu.gemm import tile_fp32 as wide
+from executor_service.backends.torch_backend.cpu.gemm.tile import prefetch
+from executor_service.backends.torch_backend.cpu.primitives.memory import load
+from executor_service.backends.torch_backend.cpu.primitives.registers import CONVERTS_FP16, LANES
 
 NARROWEST = torch.float16 if CONVERTS_FP16 else torch.float32
 """The narrowest type that pages may have on this processor."""
@@ -38,6 +39,19 @@ class Pages(NamedTuple):
     page_size: int
     kv_heads: int
     head_dim: int
+
+
+@njit(nogil=True)
+def pages_of(arguments: int) -> Pages:
+    """Of a job's arguments; see `rotate_chunk`."""
+    return Pages(
+        load(arguments + 16),
+        load(arguments + 24),
+        load(arguments + 32),
+        load(arguments + 40),
+        load(arguments + 56),
+        load(arguments + 72),
+    )
 
 
 @njit(nogil=True)

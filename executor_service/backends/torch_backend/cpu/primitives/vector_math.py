@@ -12,6 +12,7 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 FLAGS = {"reassoc", "contract", "nsz", "arcp"}
 """Fast-math without nnan and ninf: a NaN must reach the row's logits, where it is reported."""
@@ -62,3 +63,13 @@ def exp32(x: np.float32) -> np.float32:
 def silu32(x: np.float32) -> np.float32:
     """x * sigmoid(x)."""
     return x / (_ONE + exp32(-x))
+
+
+@njit(nogil=True, fastmath=FLAGS)
+def inverse_norm(x: NDArray[np.float32], eps: np.float32) -> np.float32:
+    """1 / sqrt(mean(x^2) + eps)."""
+    total = np.float32(0.0)
+    for i in range(x.shape[0]):
+        total += x[i] * x[i]
+    inverse: np.float32 = np.float32(1.0) / np.sqrt(total / np.float32(x.shape[0]) + eps)
+    return inverse

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
+from executor_service.backends.torch_backend.cpu.threads import jobs as cpu_jobs
 
 
 class Pool:

@@ -16,8 +16,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
-from executor_service.backends.torch_backend.cpu.atomic import insert_function
-from executor_service.backends.torch_backend.cpu.registers import (
+from executor_service.backends.torch_backend.cpu.primitives.memory import insert_function
+from executor_service.backends.torch_backend.cpu.primitives.registers import (
     LANES,
     MOST_ROWS,
     ROWS_BY_FOUR,

@@ -1,4 +1,4 @@
-"""Paged attention on CPU, in fp32 over `pages`, and what prepares it: rotation and the write of K and V.
+"""Paged attention on CPU, in fp32 over `pages`, once `rotate` has written K and V there.
 
 Work is split into items: up to 24 query vectors of one sequence, some positions x the heads that share a KV
 head (one position if these are more). An item walks the keys in blocks of 8 tiles from position 0, with an
@@ -14,24 +14,26 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.cpu.atomic import floats, ints, load, matrix
-from executor_service.backends.torch_backend.cpu.pages import (
+from executor_service.backends.torch_backend.cpu.attention.pages import (
     Pages,
     add_values,
     dim_panels,
     key_tile,
     page_tiles,
+    pages_of,
     prefetch_keys,
     prefetch_values,
-    put_key,
     put_scores,
-    put_value,
     value_panel,
 )
-from executor_service.backends.torch_backend.cpu.registers import LANES, tile_rows
-from executor_service.backends.torch_backend.cpu.rows import ROWS_AT_ONCE, inverse_norm
-from executor_service.backends.torch_backend.cpu.tile import RESULT_BYTES
-from executor_service.backends.torch_backend.cpu.vector_math import FLAGS, exp32, float_of_bits
+from executor_service.backends.torch_backend.cpu.gemm.tile import RESULT_BYTES
+from executor_service.backends.torch_backend.cpu.primitives.memory import ints, load, matrix
+from executor_service.backends.torch_backend.cpu.primitives.registers import LANES, tile_rows
+from executor_service.backends.torch_backend.cpu.primitives.vector_math import (
+    FLAGS,
+    exp32,
+    float_of_bits,
+)
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -41,71 +43,6 @@ _BLOCK_TILES = 8
 _BLOCK = _BLOCK_TILES * LANES
 _MASKED = np.float32(-1e30)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
-
-
-@njit(nogil=True)
-def _norm_head(head: Array, norm: Array, eps: np.float32) -> None:
-    """RMSNorm of one head's vector, in place, where `norm` is not empty."""
-    if norm.shape[0]:
-        scale = inverse_norm(head, eps)
-        for d in range(head.shape[0]):
-            head[d] = head[d] * scale * norm[d]
-
-
-@njit(nogil=True, fastmath=FLAGS)
-def _rotate_head(head: Array, cos: Array, sin: Array, norm: Array, eps: np.float32) -> None:
-    """RMSNorm and rotation of one head's vector, in place."""
-    _norm_head(head, norm, eps)
-    half = cos.shape[0]
-    for d in range(half):
-        a, b = head[d], head[d + half]
-        head[d] = a * cos[d] - b * sin[d]
-        head[d + half] = b * cos[d] + a * sin[d]
-
-
-@njit(nogil=True)
-def _pages(arguments: int) -> Pages:
-    """Of a job's arguments; see `rotate_chunk`."""
-    return Pages(
-        load(arguments + 16),
-        load(arguments + 24),
-        load(arguments + 32),
-        load(arguments + 40),
-        load(arguments + 56),
-        load(arguments + 72),
-    )
-
-
-@njit(nogil=True, fastmath=FLAGS)
-def rotate_chunk(arguments: int, chunk: int) -> None:
-    """Some tokens' q and k are rotated in place (after their norms, if any), k and v written into the cache.
-
-    Arguments: tokens; the batch, see `attend_chunk`; K, V, the bytes of a value and page_size, see `Pages`;
-    qkv [tokens, (heads + 2 kv_heads) * head_dim]; kv_heads, heads per KV head, head_dim; cos, sin [context,
-    head_dim / 2]; context; the norms of q and k [size]; size: head_dim, or 0 where there are none; the bits
-    of eps.
-    """
-    tokens, batch, pages = load(arguments), load(arguments + 8), _pages(arguments)
-    kv_heads, group, dim = pages.kv_heads, load(arguments + 64), pages.head_dim
-    qkv = matrix(load(arguments + 48), tokens, (group + 2) * kv_heads * dim)
-    context, size = load(arguments + 96), load(arguments + 120)
-    cos = matrix(load(arguments + 80), context, dim // 2)
-    sin = matrix(load(arguments + 88), context, dim // 2)
-    q_norm, k_norm = floats(load(arguments + 104), size), floats(load(arguments + 112), size)
-    eps = float_of_bits(np.int32(load(arguments + 128)))
-    positions, page_of = ints(load(batch), tokens), ints(load(batch + 8), tokens)
-    slots = ints(load(batch + 16), tokens)
-    for t in range(chunk * ROWS_AT_ONCE, min((chunk + 1) * ROWS_AT_ONCE, tokens)):
-        p = positions[t]
-        for h in range(group * kv_heads):
-            _rotate_head(qkv[t, h * dim : (h + 1) * dim], cos[p], sin[p], q_norm, eps)
-        for h in range(kv_heads):
-            first = (group * kv_heads + h) * dim
-            key = qkv[t, first : first + dim]
-            _rotate_head(key, cos[p], sin[p], k_norm, eps)
-            put_key(pages, page_of[t], slots[t], h, key)
-            first += kv_heads * dim
-            put_value(pages, page_of[t], slots[t], h, qkv[t, first : first + dim])
 
 
 @njit(nogil=True)
@@ -215,7 +152,7 @@ def attend_chunk(arguments: int, chunk: int) -> None:
     [tokens] each, the tokens' positions, pages and slots; block tables int32 [rows, width]; width; items
     int32 [4, items] (row, first flat token, its position, count); items; most query vectors of an item.
     """
-    tokens, batch, pages = load(arguments), load(arguments + 8), _pages(arguments)
+    tokens, batch, pages = load(arguments), load(arguments + 8), pages_of(arguments)
     kv_heads, group, dim = pages.kv_heads, load(arguments + 64), pages.head_dim
     width, items, most = load(batch + 32), load(batch + 48), load(batch + 56)
     qkv = matrix(load(arguments + 48), tokens, (group + 2) * kv_heads * dim)

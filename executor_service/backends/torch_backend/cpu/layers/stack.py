@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from executor_service.backends.torch_backend.cpu import jobs as cpu_jobs
-from executor_service.backends.torch_backend.cpu.jobs import BATCH, CHUNKS, KIND, PAGE_SIZE, ROWS, Job
-from executor_service.backends.torch_backend.cpu.pool import Pool
-from executor_service.backends.torch_backend.cpu.pooled import PooledGated, PooledLinear
-from executor_service.backends.torch_backend.cpu.rows import ROWS_AT_ONCE
+from executor_service.backends.torch_backend.cpu.layers.threaded_linear import PooledGated, PooledLinear
+from executor_service.backends.torch_backend.cpu.primitives.chunks import ROWS_AT_ONCE
+from executor_service.backends.torch_backend.cpu.threads import jobs as cpu_jobs
+from executor_service.backends.torch_backend.cpu.threads.jobs import BATCH, CHUNKS, KIND, PAGE_SIZE, ROWS, Job
+from executor_service.backends.torch_backend.cpu.threads.thread_pool import Pool
 from executor_service.backends.torch_backend.kernels import AttentionWeights, Block, LayerCache
 
 _MOST_TOKENS = 256  # of a step in which Python's part shows

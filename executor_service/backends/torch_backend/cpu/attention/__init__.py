@@ -1,0 +1,1 @@
+"""Paged attention: pages of keys and values, rotary embedding, softmax."""

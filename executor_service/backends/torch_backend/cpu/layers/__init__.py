@@ -1,0 +1,1 @@
+"""A model's linear layers and blocks, as calls of kernels."""

@@ -1,0 +1,1 @@
+"""What is computed row by row: norms, drawing tokens."""

@@ -1,0 +1,1 @@
+"""Threads that work off tables of kernel calls together."""
