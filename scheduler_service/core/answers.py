@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.events import Event, Failure, Tokens
 from scheduler_service.core.registry import Registry
 from scheduler_service.core.roster import Roster
 from scheduler_service.core.sequence import Sequence
 from scheduler_service.core.snapshot import Counters
-from scheduler_service.core.speculation.speculator import Speculator
-from scheduler_service.core.speculation.track import Track
+from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.states import State, Trigger
 from scheduler_service.core.step import Code, Opening, Plan, Result, Row, RowResult
 
@@ -69,7 +69,7 @@ class Answers:
             sequence.foreseen = False
             if isinstance(sent, Row) and sent.kv_length != sequence.kv:
                 continue  # it was sent ahead, to follow a row that was refused
-            if sequence.track is not None and self._refused_drafts(sequence, sent, answer):
+            if sequence.draft_state is not None and self._refused_drafts(sequence, sent, answer):
                 short |= answer.code is Code.RESOURCE_EXHAUSTED
             elif self._refused(sequence, answer, events, now):
                 short = True
@@ -102,8 +102,8 @@ class Answers:
             if (token in stops or count >= room) and (end := sequence.verdict()):
                 break
         self._counters.completion_tokens += count
-        if sequence.track is not None and isinstance(sent, Row) and sent.drafts:
-            self._verified(sequence.track, len(sent.drafts), min(len(tokens) - 1, count))
+        if sequence.draft_state is not None and isinstance(sent, Row) and sent.drafts:
+            self._verified(sequence.draft_state, len(sent.drafts), min(len(tokens) - 1, count))
         logprobs, live = answer.logprobs, sequence.live
         news = Tokens(
             live.request.id,
@@ -120,12 +120,12 @@ class Answers:
         elif sequence.losses and len(known) > sequence.lost_at:
             self._roster.clear(sequence)
 
-    def _verified(self, track: Track, drafted: int, accepted: int) -> None:
+    def _verified(self, drafts: DraftState, drafted: int, accepted: int) -> None:
         counters = self._counters
         counters.verifications += 1
         counters.drafted_tokens += drafted
         counters.accepted_tokens += accepted
-        track.verified(drafted, accepted)
+        drafts.verified(drafted, accepted)
 
     def _refused_drafts(self, sequence: Sequence, sent: Row | Opening, answer: RowResult) -> bool:
         """True if a row was refused that had drafts, which may be why: its next one has none."""

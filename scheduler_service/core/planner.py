@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 
 from scheduler_service.core.account import Account
 from scheduler_service.core.admission import Admission, Start
+from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.policy import Limits, can_go_ahead, pages_back, victims
 from scheduler_service.core.roster import Roster
 from scheduler_service.core.sequence import Sequence
-from scheduler_service.core.speculation.speculator import Speculator
 from scheduler_service.core.states import State
 from scheduler_service.core.step import Fork, Opening, Row
 

@@ -70,4 +70,4 @@ def can_go_ahead(sequence: Sequence) -> bool:
     length = len(sequence.tokens) + sequence.in_flight
     if not sequence.foreseen or length >= sequence.end_length:
         return False
-    return sequence.track is None or length < sequence.track.plain_until
+    return sequence.draft_state is None or length < sequence.draft_state.plain_until

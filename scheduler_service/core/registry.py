@@ -7,6 +7,7 @@ from heapq import heapify, heappop, heappush
 
 from scheduler_service.core.admission import Admission
 from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.errors import DuplicateRequest, NeverFits
 from scheduler_service.core.events import Event, Failed, Failure, Finished, FinishReason
 from scheduler_service.core.forecast import Forecast
@@ -15,7 +16,6 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.roster import Roster
 from scheduler_service.core.sequence import LiveRequest, Sequence
 from scheduler_service.core.snapshot import Counters
-from scheduler_service.core.speculation.speculator import Speculator
 from scheduler_service.core.states import State
 
 

@@ -30,7 +30,7 @@ class Roster:
         self.waiting.add(live.sequences[0])
         self.held += len(live.sequences) - 1
         self.held_tokens += sum(len(s.tokens) for s in live.sequences[1:])
-        self.speculating += sum(s.track is not None for s in live.sequences)
+        self.speculating += sum(s.draft_state is not None for s in live.sequences)
 
     def open(self, sequence: Sequence, now: float) -> int:
         """Give it a new cache id."""
@@ -67,9 +67,9 @@ class Roster:
         elif sequence.state is State.HELD:
             self._let_go(sequence)
         self.suspects.discard(sequence)
-        if sequence.track is not None:
+        if sequence.draft_state is not None:
             self.speculating -= 1
-            sequence.track.retire()
+            sequence.draft_state.retire()
         sequence.happen(Trigger.END)
         if sequence.index == 0:
             self.unhold(sequence.live)
@@ -150,7 +150,7 @@ class Roster:
             if s.state is State.RUNNING:
                 assert s.kv == len(s.tokens) - 1, f"{s.key} runs with more than one token to compute"
         live = {s for s in sequences if s.state is not State.ENDED}
-        speculating = sum(s.track is not None for s in live)
+        speculating = sum(s.draft_state is not None for s in live)
         assert self.speculating == speculating, "those who want drafts are miscounted"
         assert waiting | running | set(self.suspects) <= live, "an ended sequence is still queued"
         caches = [s.cache_id for s in running] + self.releases

@@ -23,6 +23,7 @@ from heapq import nlargest
 from scheduler_service.core.admission import Admission
 from scheduler_service.core.answers import Answers, Step
 from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.errors import AdmissionError, IllegalEvent, NotReady, UnknownStep
 from scheduler_service.core.events import Event, Failed, Failure, Finished, FinishReason
 from scheduler_service.core.forecast import Forecast
@@ -34,7 +35,6 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.roster import SUSPECT_LOSSES, Roster
 from scheduler_service.core.sequence import Sequence
 from scheduler_service.core.snapshot import Counters, Share, Snapshot
-from scheduler_service.core.speculation.speculator import Speculator
 from scheduler_service.core.states import State
 from scheduler_service.core.step import Capacity, Plan, Result
 

@@ -6,7 +6,7 @@ from scheduler_service.core.account import Account
 from scheduler_service.core.events import FinishReason, Usage
 from scheduler_service.core.request import Request
 from scheduler_service.core.seeds import index_seed
-from scheduler_service.core.speculation.track import Track
+from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.states import State, Trigger, after
 
 Key = tuple[int, int, float, int, int]
@@ -66,6 +66,7 @@ class Sequence:
         "cache_id",
         "cached",
         "charged",
+        "draft_state",
         "end_length",
         "evictions",
         "first_token_at",
@@ -86,7 +87,6 @@ class Sequence:
         "state",
         "tail_shared",
         "tokens",
-        "track",
         "waiting",
     )
 
@@ -109,7 +109,7 @@ class Sequence:
         self.shared_tokens = 0  # on pages that others may hold too: its prefix hit, or where it was forked
         self.tail_shared = False  # a fork shares its last page: the next write copies it
         # speculation
-        self.track: Track | None = None  # None: off
+        self.draft_state: DraftState | None = None  # None: off
         self.waiting = False  # for drafts of the draft executor: it gets no row meanwhile
         # faults
         self.losses = 0  # executors lost while it was in flight, since it last got on
@@ -154,9 +154,9 @@ class Sequence:
 
     def usage(self, now: float) -> Usage:
         """What it took."""
-        arrival, track = self.live.request.arrival, self.track
-        drafted = track.drafted_by_position if track else ()
-        accepted = track.accepted_by_position if track else ()
+        arrival, drafts = self.live.request.arrival, self.draft_state
+        drafted = drafts.drafted_by_position if drafts else ()
+        accepted = drafts.accepted_by_position if drafts else ()
         return Usage(
             prompt_tokens=self.prompt_length,
             cached_tokens=self.cached or 0,
@@ -167,7 +167,7 @@ class Sequence:
             queue_s=(now if self.started_at is None else self.started_at) - arrival,
             first_token_s=(now if self.first_token_at is None else self.first_token_at) - arrival,
             total_s=now - arrival,
-            verifications=track.verifications if track else 0,
+            verifications=drafts.verifications if drafts else 0,
             drafted_by_position=drafted,
             accepted_by_position=accepted,
         )

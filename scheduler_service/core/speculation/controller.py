@@ -47,10 +47,10 @@ class DraftCandidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
-    """What the draft executor is asked for."""
+class DraftLengths:
+    """How many drafts the draft executor is asked for, by candidate."""
 
-    lengths: list[int]  # by candidate; 0: none, it goes on without
+    lengths: list[int]  # 0: none, the sequence decodes without waiting for drafts
     cohorts: int  # 1: draft for all, then verify all; 2: one half drafts while the other is verified
 
 
@@ -85,7 +85,7 @@ class Controller:
         probe = self._probe(limits, likely)
         return chosen if self.target.known(_with(base, probe)) else probe
 
-    def drafting(self, base: Work, candidates: Sequence[DraftCandidate]) -> Drafting:
+    def drafting(self, base: Work, candidates: Sequence[DraftCandidate]) -> DraftLengths:
         """Lengths (0 included) to draft on the draft executor, and whether in one or two cohorts.
 
         base: a target step without any drafts in which all running sequences decode, the candidates among
@@ -94,7 +94,7 @@ class Controller:
         one sequence tries it now and then: more and more rarely, so that this costs next to nothing.
         """
         if not candidates:
-            return Drafting([], 1)
+            return DraftLengths([], 1)
         best = self._best_drafting(base, candidates)
         if any(best.lengths):
             self._idle, self._patience = 0, PROBE_EVERY
@@ -108,7 +108,7 @@ class Controller:
         probe = self._probe(limits, cheap)
         if self.target.known(_with(base, probe)):
             probe = self._probe(limits, cheap[:1])
-        return Drafting(probe, 1)
+        return DraftLengths(probe, 1)
 
     def _probe(self, limits: list[int], order: list[int]) -> list[int]:
         """A few drafts for the first quarter of `order`: about twice the tokens of a plain step."""
@@ -117,7 +117,7 @@ class Controller:
             lengths[i] = min(PROBE_LENGTH, self._most, limits[i])
         return lengths
 
-    def _best_drafting(self, base: Work, candidates: Sequence[DraftCandidate]) -> Drafting:
+    def _best_drafting(self, base: Work, candidates: Sequence[DraftCandidate]) -> DraftLengths:
         count = len(candidates)
         at_once = np.zeros(count)  # tokens, by n-gram drafts
         at_once_lengths = np.zeros(count, dtype=np.intp)
@@ -131,7 +131,7 @@ class Controller:
         values = _values([c.executor for c in candidates], self._most)
         # Catching up by more than what a full acceptance leaves pays off over many cycles.
         pending = np.array([c.pending if c.pending < 3 else 2 + c.pending / AMORTIZED for c in candidates])
-        best = Drafting([0] * count, 1)
+        best = DraftLengths([0] * count, 1)
         best_rate *= DRAFTING_GAIN
         for _ in range(2):  # what a draft must be worth depends on the rate: once more with the better one
             most = self._worth(base, values, at_once, pending, best_rate)
@@ -159,7 +159,7 @@ class Controller:
                     rate = float(emitted[steps - 1]) / cycle
                     if rate > best_rate:
                         best_rate = rate
-                        best = Drafting(np.minimum(most, steps).tolist(), cohorts)
+                        best = DraftLengths(np.minimum(most, steps).tolist(), cohorts)
         return best
 
     def _best(self, base: Work, values: Floats) -> tuple[Ints, float]:

@@ -228,10 +228,10 @@ def test_long_prompts_are_indexed_without_stalling_a_step() -> None:
     )
     run.step()
     run.step()
-    track = run.core._roster.running[0].track
-    assert track is not None
-    assert track.ngram is not None
-    assert 9000 - 2 * 2048 <= track.ngram.index.behind < 9000
+    drafts = run.core._roster.running[0].draft_state
+    assert drafts is not None
+    assert drafts.ngram is not None
+    assert 9000 - 2 * 2048 <= drafts.ngram.index.behind < 9000
     run.run()
 
 

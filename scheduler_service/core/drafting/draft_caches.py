@@ -1,56 +1,20 @@
-"""The draft executor's caches: which of our sequences it knows, how far, and what it drafts next.
-
-What a draft cache holds follows the target without being told: after k drafts on top of n + 1 known
-tokens its KV length is n + k; whatever the verification accepted, the longest common prefix of
-what it holds and what is known by then stays, the rest is truncated in the step that next needs it,
-and that step's row feeds all known tokens after it. A row that follows full acceptance thus feeds
-[d_k, t_k+1], one that follows a rejection the one token that came instead, and one that follows
-plain decoding, or a late answer, as many as were missed.
-"""
+"""The caches on the draft executor: which sequences it knows, how far, and what its next step computes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.drafting.draft_cache import DraftCache
+from scheduler_service.core.drafting.draft_step import DraftStep, DraftStepBuilder
 from scheduler_service.core.errors import UnknownStep
 from scheduler_service.core.policy import Limits
 from scheduler_service.core.sequence import Sequence
-from scheduler_service.core.speculation.step_time import Work
-from scheduler_service.core.step import Capacity, Opening, Plan, Result, Row, RowResult, Truncate
+from scheduler_service.core.step import Capacity, Plan, Result, RowResult
 
 BACKOFF_TOKENS = 16
 """After the draft executor refused a sequence: so many tokens are decoded without it, doubled each time."""
-
-
-@dataclass(slots=True, eq=False)
-class DraftCache:
-    """One sequence's cache on the draft executor."""
-
-    sequence: Sequence
-    target_id: int  # the target cache it goes with, and ends with
-    cache_id: int
-    given: int  # known tokens that it was opened with; those it has not computed are pending there
-    kv: int = 0
-    shared: int = 0  # the first so many of `kv` are known tokens
-    sampled: list[int] = field(default_factory=list)  # after those; all but the last are in the KV too
-
-    @property
-    def valid(self) -> int:
-        """How many known tokens the KV holds, leaving one to feed at least."""
-        tokens, valid = self.sequence.tokens, self.shared
-        most = len(tokens) - 1
-        for draft in self.sampled[: self.kv - valid]:
-            if valid >= most or tokens[valid] != draft:
-                break
-            valid += 1
-        return min(valid, most)
-
-    @property
-    def lag(self) -> int:
-        """Known tokens that the next row has to feed."""
-        return len(self.sequence.tokens) - self.valid
 
 
 @dataclass(slots=True)
@@ -62,17 +26,7 @@ class Drafted:
     drafts: list[int]
 
 
-@dataclass(slots=True)
-class DraftStep:
-    """The step in flight."""
-
-    plan: Plan
-    parts: list[tuple[DraftCache, int]]  # rows, then openings: how many known tokens it has computed then
-    work: Work
-    sent_at: float
-
-
-class DraftBook:
+class DraftCaches:
     """Plans and reads the draft executor's steps, one at a time."""
 
     def __init__(self, config: CoreConfig) -> None:
@@ -143,7 +97,7 @@ class DraftBook:
         if limits is None or self.step is not None:
             return None
         self._reap()
-        builder = _Builder(limits, self._pages)
+        builder = DraftStepBuilder(limits, self._pages)
         for sequence, drafts in wanting:
             if not builder.feed(self._caches[sequence], drafts, limits.chunk_tokens):
                 self._bar(sequence)
@@ -160,7 +114,7 @@ class DraftBook:
                 break
         return self._send(builder, now)
 
-    def _send(self, builder: _Builder, now: float) -> Plan | None:
+    def _send(self, builder: DraftStepBuilder, now: float) -> Plan | None:
         if not (builder.rows or builder.openings or self._releases):
             return None
         self._number += 1
@@ -175,7 +129,7 @@ class DraftBook:
         self.step = DraftStep(plan, builder.fed + builder.opened, builder.work, now)
         return plan
 
-    def _open(self, sequence: Sequence, builder: _Builder, budget: int) -> None:
+    def _open(self, sequence: Sequence, builder: DraftStepBuilder, budget: int) -> None:
         assert self._limits is not None
         known, barred = len(sequence.tokens), self._barred.get(sequence)
         if len(self._caches) >= self._limits.seats or known >= self._limits.request_tokens:
@@ -240,90 +194,3 @@ class DraftBook:
         assert len(ids) == len(set(ids)), "a draft cache is held twice, or held and released"
         assert all(i <= self._last_cache_id for i in ids), "a draft cache id from nowhere"
         assert self.connected or not (ids or self.step or self._barred), "something is left of a lost drafter"
-
-
-class _Builder:
-    """A draft step in the making, within rows, tokens and pages."""
-
-    def __init__(self, limits: Limits, pages: int) -> None:
-        self._limits = limits
-        self._pages = pages
-        self.tokens_left = limits.step_tokens
-        self.rows: list[Row] = []
-        self.openings: list[Opening] = []
-        self.truncates: list[Truncate] = []
-        self.fed: list[tuple[DraftCache, int]] = []  # of the rows, as in `DraftStep.parts`
-        self.opened: list[tuple[DraftCache, int]] = []  # of the openings
-        self.work = Work(0, 0)
-
-    @property
-    def full(self) -> bool:
-        """No row and no token is left."""
-        return self.tokens_left < 1 or len(self.rows) + len(self.openings) >= self._limits.seats
-
-    def feed(self, cache: DraftCache, drafts: int, budget: int) -> bool:
-        """A row that catches up by at most `budget` tokens and then drafts, or less if the step gets full.
-
-        False if there are not enough pages for it.
-        """
-        if self.full:
-            return True  # next time
-        tokens, valid = cache.sequence.tokens, cache.valid
-        known = len(tokens)
-        end = min(known, valid + min(budget, self.tokens_left))
-        steps = max(1, min(drafts, self.tokens_left - (end - valid) + 1)) if end == known else 1
-        computed = end + steps - 1
-        page_size = self._limits.page_size
-        copies = valid < cache.kv and valid % page_size > 0  # of a last page that may be shared
-        if not self._take(self._limits.pages(computed) - self._limits.pages(valid) + copies):
-            return False
-        pending = max(0, cache.given - cache.kv)
-        if pending and (end < cache.given or end == cache.given == known):
-            row = Row(cache.cache_id, valid, limit=end - valid if end < cache.given else 0, steps=steps)
-        else:
-            if valid < cache.kv or pending:
-                self.truncates.append(Truncate(cache.cache_id, valid))
-                cache.given = 0
-            row = Row(cache.cache_id, valid, tokens=tuple(tokens[valid:end]), steps=steps)
-        self.rows.append(row)
-        self.fed.append((cache, end))
-        self._note(end - valid, computed, steps)
-        return True
-
-    def open(self, cache: DraftCache, budget: int) -> bool:
-        """Open the cache, with all known tokens, and compute at most `budget` of them. False: no room."""
-        sequence = cache.sequence
-        known = len(sequence.tokens)
-        if self.full or not self._take(self._limits.pages(known + 1)):
-            return False
-        fed = min(known, budget, self.tokens_left)
-        live = sequence.live
-        self.openings.append(
-            Opening(
-                cache_id=cache.cache_id,
-                tokens=tuple(sequence.tokens),
-                prompt_length=sequence.prompt_length,
-                limit=fed,
-                sampling=replace(sequence.sampling, logprobs=None),
-                stop_token_ids=live.stop_token_ids,
-                min_tokens=live.request.min_tokens,
-                salt=live.request.salt,
-            )
-        )
-        self.opened.append((cache, known))
-        self._note(fed, fed, 1)
-        return True
-
-    def _take(self, pages: int) -> bool:
-        if pages > self._pages:
-            return False
-        self._pages -= pages
-        return True
-
-    def _note(self, fed: int, context: int, steps: int) -> None:
-        self.tokens_left -= fed + steps - 1
-        work = self.work
-        work.rows += 1
-        work.tokens += fed
-        work.context += context
-        work.steps = max(work.steps, steps)

@@ -6,7 +6,7 @@ from scheduler_service.core.request import Drafter
 from scheduler_service.core.speculation.drafters import ExecutorDrafter, NgramDrafter
 
 
-class Track:
+class DraftState:
     """A sequence's speculation; a sequence without one decodes plainly."""
 
     __slots__ = (

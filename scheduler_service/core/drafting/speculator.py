@@ -13,20 +13,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.drafting.draft_caches import DraftCaches
 from scheduler_service.core.errors import IllegalEvent
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.request import Drafter
 from scheduler_service.core.sequence import LiveRequest, Sequence
 from scheduler_service.core.speculation.controller import Candidate, Controller, DraftCandidate
+from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.speculation.drafters import (
     ExecutorDrafter,
     NgramDrafter,
     executor_population,
     ngram_populations,
 )
-from scheduler_service.core.speculation.drafting import DraftBook
 from scheduler_service.core.speculation.step_time import StepTime, Work
-from scheduler_service.core.speculation.track import Track
 from scheduler_service.core.states import State
 from scheduler_service.core.step import Capacity, Plan, Result, Row
 
@@ -49,14 +49,14 @@ PLAIN_RUN = 8
 
 
 class Speculator:
-    """Owns the drafters, the controller and the draft executor's book."""
+    """Owns the drafters, the controller and the caches on the draft executor."""
 
     def __init__(self, config: CoreConfig) -> None:
         self._config = config
         self._controller = Controller(config.max_draft_tokens)
         self._ngram_populations = ngram_populations()
         self._executor_population = executor_population()
-        self._book = DraftBook(config)
+        self._caches = DraftCaches(config)
         self._waiting: dict[Sequence, None] = {}  # for the draft executor, longest first
         self._late = False  # it let somebody wait in vain and has not answered since
         self._undecided = False  # somebody stopped waiting since the last decision, with nothing to tell it
@@ -74,7 +74,7 @@ class Speculator:
                 ngram = NgramDrafter(sequence.tokens, self._ngram_populations)
             if Drafter.EXECUTOR in wish.drafters:
                 executor = ExecutorDrafter(self._executor_population)
-            sequence.track = Track(wish.length, ngram, executor)
+            sequence.draft_state = DraftState(wish.length, ngram, executor)
 
     # -- decisions -------------------------------------------------------------------------------
 
@@ -93,17 +93,17 @@ class Speculator:
         """
         self._lose_patience(now)
         self._undecided = False
-        at_once: list[tuple[Sequence, Track, Candidate]] = []  # n-grams, or drafts that were made before
-        to_ask: list[tuple[Sequence, Track, DraftCandidate]] = []
+        at_once: list[tuple[Sequence, DraftState, Candidate]] = []  # n-grams, or drafts that were made before
+        to_ask: list[tuple[Sequence, DraftState, DraftCandidate]] = []
         index_budget = INDEX_BUDGET
         hurry = now + HURRY_STEPS * step_s
         automatic = min(self._config.max_draft_tokens, max_drafts)
-        may_ask = self._book.connected and not self._late
+        may_ask = self._caches.connected and not self._late
         decoding = State.RUNNING
         context = 0
         for sequence in running:
             context += sequence.kv
-            track = sequence.track
+            track = sequence.draft_state
             if sequence.state is not decoding:
                 if track is not None and track.ngram is not None and index_budget > 0:
                     index_budget -= track.ngram.update(index_budget)  # while the prompt is computed
@@ -134,7 +134,7 @@ class Speculator:
             ngram = None if drafter is None else drafter.candidate(most)
             asked = self._executor_candidate(sequence, track, most) if may_ask else None
             if asked is not None:
-                to_ask.append((sequence, track, DraftCandidate(asked, ngram, self._book.pending(sequence))))
+                to_ask.append((sequence, track, DraftCandidate(asked, ngram, self._caches.pending(sequence))))
             elif ngram is not None:
                 at_once.append((sequence, track, ngram))
         base = Work(len(running), len(running), context)
@@ -148,22 +148,22 @@ class Speculator:
     def _run_plainly(self, running: SequenceQueue) -> None:
         """Let those that were decided about and got no drafts run ahead, without drafts, for a while."""
         for sequence in running:
-            track = sequence.track
+            track = sequence.draft_state
             if track is None or sequence.in_flight or sequence.waiting or track.length is not None:
                 continue
             if track.decided_at == len(sequence.tokens) >= track.plain_until and not track.drafts:
                 track.plain_until = track.decided_at + PLAIN_RUN
 
-    def _executor_candidate(self, sequence: Sequence, track: Track, most: int) -> Candidate | None:
+    def _executor_candidate(self, sequence: Sequence, track: DraftState, most: int) -> Candidate | None:
         if track.executor is None or track.losses >= MAX_DRAFT_LOSSES:
             return None
-        return track.executor.candidate(min(most, self._book.most_drafts(sequence)))
+        return track.executor.candidate(min(most, self._caches.most_drafts(sequence)))
 
     def _ask(
-        self, to_ask: list[tuple[Sequence, Track, DraftCandidate]], base: Work, now: float
-    ) -> list[tuple[Sequence, Track, Candidate]]:
+        self, to_ask: list[tuple[Sequence, DraftState, DraftCandidate]], base: Work, now: float
+    ) -> list[tuple[Sequence, DraftState, Candidate]]:
         """Let those wait whom drafts of the draft executor serve best; returns the others with n-grams."""
-        others: list[tuple[Sequence, Track, Candidate]] = []
+        others: list[tuple[Sequence, DraftState, Candidate]] = []
         automatic = [candidate for _, track, candidate in to_ask if track.length is None]
         lengths: Iterator[int] = iter(())
         if automatic:
@@ -187,7 +187,7 @@ class Speculator:
                 others.append((sequence, track, ngram))
         return others
 
-    def _propose(self, at_once: list[tuple[Sequence, Track, Candidate]], base: Work) -> None:
+    def _propose(self, at_once: list[tuple[Sequence, DraftState, Candidate]], base: Work) -> None:
         """Choose how many of the drafts that are there are to be verified."""
         automatic = [candidate for _, track, candidate in at_once if track.length is None]
         lengths = iter(self._controller.lengths(base, automatic) if automatic else ())
@@ -208,7 +208,7 @@ class Speculator:
         if not self._waiting or self._cohorts > 1:
             return False
         plain = sum(1 for s in running if not s.waiting and not s.in_flight)
-        expected = sum(s.track.promise for s in self._waiting if s.track is not None)
+        expected = sum(s.draft_state.promise for s in self._waiting if s.draft_state is not None)
         return step_s * expected >= self.draft_step_s * (2 * plain + expected)
 
     def attach(
@@ -221,7 +221,7 @@ class Speculator:
         tokens_left, pages_left = tokens, pages
         decoding = State.RUNNING
         for row, sequence in zip(rows, fed, strict=True):
-            track = sequence.track
+            track = sequence.draft_state
             if track is None:
                 continue
             track.sent = None
@@ -243,9 +243,9 @@ class Speculator:
 
     def refused(self, sequence: Sequence) -> None:
         """The target refused a row with drafts: its next one has none."""
-        if sequence.track is not None:
-            sequence.track.plain_until = len(sequence.tokens) + 1
-            sequence.track.drafts = ()
+        if sequence.draft_state is not None:
+            sequence.draft_state.plain_until = len(sequence.tokens) + 1
+            sequence.draft_state.drafts = ()
 
     @property
     def step_time(self) -> StepTime:
@@ -268,45 +268,45 @@ class Speculator:
     @property
     def connected(self) -> bool:
         """A draft executor is there."""
-        return self._book.connected
+        return self._caches.connected
 
     def ready(self, capacity: Capacity) -> None:
         """One that holds nothing of ours is there. Raises IllegalEvent while another is."""
-        if self._book.connected:
+        if self._caches.connected:
             raise IllegalEvent("a draft executor is connected: it must be lost before another is ready")
-        self._book.ready(capacity)
+        self._caches.ready(capacity)
         self._late = False
 
     def lost(self) -> None:
         """It is gone: those who wait decode plainly."""
-        for sequence in self._book.in_flight():
-            if sequence.track is not None:
-                sequence.track.losses += 1
-        self._book.lost()
+        for sequence in self._caches.in_flight():
+            if sequence.draft_state is not None:
+                sequence.draft_state.losses += 1
+        self._caches.lost()
         self._stop_waiting(list(self._waiting))
 
     def plan_draft(self, running: SequenceQueue, alone: bool, now: float) -> Plan | None:
         """The draft executor's next step, after `decide`; only releases while a suspect runs `alone`."""
-        if not self._book.connected or self._book.step is not None:
+        if not self._caches.connected or self._caches.step is not None:
             return None
         if alone:
-            return self._book.plan((), (), now)
+            return self._caches.plan((), (), now)
         self._forget_gone()
-        wanting = [(s, s.track.wanted) for s in self._waiting if s.track is not None]
+        wanting = [(s, s.draft_state.wanted) for s in self._waiting if s.draft_state is not None]
         if self._cohorts > 1 and not any(self._on_its_way(s) for s in running):
             wanting = wanting[: -(-len(wanting) // 2)]
         following = (s for s in running if not s.waiting and self._follows(s))
         self._late = False
-        plan = self._book.plan(wanting, following, now)
-        turned_away = [s for s, _ in wanting if not self._book.has(s)]  # there was no room for them
+        plan = self._caches.plan(wanting, following, now)
+        turned_away = [s for s, _ in wanting if not self._caches.has(s)]  # there was no room for them
         self._stop_waiting(turned_away)
         self._undecided |= bool(turned_away)
         return plan
 
     def apply_draft(self, result: Result, now: float) -> None:
         """Take the answer of the draft step. Raises UnknownStep."""
-        step = self._book.step
-        drafted = self._book.apply(result)
+        step = self._caches.step
+        drafted = self._caches.apply(result)
         assert step is not None
         seconds = now - step.sent_at
         if step.work.rows:
@@ -317,7 +317,7 @@ class Speculator:
                 self.draft_step_s = seconds
         self._late = False
         for made in drafted:
-            sequence, track = made.sequence, made.sequence.track
+            sequence, track = made.sequence, made.sequence.draft_state
             assert track is not None
             track.losses = 0
             if made.drafts:
@@ -333,7 +333,8 @@ class Speculator:
         """When the first of those who wait has waited enough; None: nobody waits."""
         self._forget_gone()
         first = next(iter(self._waiting), None)
-        return None if first is None or first.track is None else first.track.since + self._patience_s
+        state = None if first is None else first.draft_state
+        return None if state is None else state.since + self._patience_s
 
     @property
     def _patience_s(self) -> float:
@@ -348,9 +349,9 @@ class Speculator:
         """They are decided about again."""
         for sequence in sequences:
             self._waiting.pop(sequence, None)
-            if sequence.waiting and sequence.track is not None:
+            if sequence.waiting and sequence.draft_state is not None:
                 sequence.waiting = False
-                sequence.track.decided_at = -1
+                sequence.draft_state.decided_at = -1
 
     def _forget_gone(self) -> None:
         """Those who gave up their target cache wait no more."""
@@ -358,12 +359,12 @@ class Speculator:
             del self._waiting[sequence]
 
     def _follows(self, sequence: Sequence) -> bool:
-        track = sequence.track
+        track = sequence.draft_state
         return track is not None and track.executor is not None and track.losses < MAX_DRAFT_LOSSES
 
     def _on_its_way(self, sequence: Sequence) -> bool:
         """It has drafts of the draft executor, and they are not verified yet."""
-        track = sequence.track
+        track = sequence.draft_state
         if track is None:
             return False
         if sequence.in_flight:
@@ -372,7 +373,7 @@ class Speculator:
 
     def check_integrity(self, running: SequenceQueue) -> None:
         """Raises AssertionError."""
-        self._book.check_integrity()
+        self._caches.check_integrity()
         self._forget_gone()
         waiting = {s for s in running if s.waiting}
         assert waiting == set(self._waiting), "somebody waits for drafts that nobody makes"
