@@ -395,8 +395,7 @@ class Scheduler:
         self._decide(now)
         if self._speculator.holds(running, self._forecast.step_s, now):
             return
-        drafting = any(sequence.waiting for sequence in running)
-        builder.fill(may_ask, not self._in_flight, self._returning, drafting)
+        builder.fill(may_ask, not self._in_flight, self._returning, self._speculator.drafts_awaited)
         builder.attach_drafts(self._speculator)
 
     def _send(self, builder: StepBuilder, pages: int, now: float) -> Plan | None:

@@ -1,20 +1,17 @@
-"""Speculation as planner and answers see it: who gets which drafts, and who waits for some.
+"""Speculation as the planner and the reader of results see it: which sequence gets which drafts.
 
     decide ──► drafts that are there (n-grams, made earlier) ──► attach ──► verified by the target
           └──► waits for the draft executor: plan_draft ──► apply_draft ──► decided again
 
-A sequence is decided about once for every step that it could have. While it waits for drafts it
-has no row, but for no longer than `patience_s`: then it decodes plainly, and what comes late counts
-as far as it still fits.
+Each sequence is decided about once for every number of known tokens at which it could be in a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.drafting.draft_caches import DraftCaches
-from scheduler_service.core.errors import IllegalEvent
+from scheduler_service.core.drafting.draft_executor import DraftExecutor
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.request import Drafter
 from scheduler_service.core.sequence import LiveRequest, Sequence
@@ -30,41 +27,31 @@ from scheduler_service.core.speculation.step_time import StepTime, Work
 from scheduler_service.core.states import State
 from scheduler_service.core.step import Capacity, Plan, Result, Row
 
-MIN_PATIENCE_S, MAX_PATIENCE_S = 0.05, 1.0
-PATIENCE_STEPS = 4
-"""How long a sequence waits for drafts: so many draft steps, within those bounds."""
-
 INDEX_BUDGET = 2048
 """Tokens that one decision adds to n-gram indexes, over all sequences: a long prompt takes several."""
 
-MAX_DRAFT_LOSSES = 3
-"""Draft executors that may die over a sequence, without an answer in between, until it gets none any more."""
+MIN_INDEXED = 16
+"""Tokens of one sequence that a decision indexes even if the budget is used up."""
 
-HURRY_STEPS = 4
+DEADLINE_STEPS = 4
 """A sequence whose deadline is fewer steps away than this gets no drafts."""
 
-
 PLAIN_RUN = 8
-"""Tokens that a sequence decodes ahead of what is known before it is asked again whether it wants drafts."""
+"""With several steps in flight: tokens that a sequence without drafts decodes before it is decided again."""
 
 
 class Speculator:
-    """Owns the drafters, the controller and the caches on the draft executor."""
+    """Owns the drafters, the controller and what is known of the draft executor."""
 
     def __init__(self, config: CoreConfig) -> None:
         self._config = config
         self._controller = Controller(config.max_draft_tokens)
         self._ngram_populations = ngram_populations()
         self._executor_population = executor_population()
-        self._caches = DraftCaches(config)
-        self._waiting: dict[Sequence, None] = {}  # for the draft executor, longest first
-        self._late = False  # it let somebody wait in vain and has not answered since
-        self._undecided = False  # somebody stopped waiting since the last decision, with nothing to tell it
-        self._cohorts = 1
-        self.draft_step_s = 0.0  # moving average
+        self._draft_executor = DraftExecutor(config, self._controller.draft)
 
     def enlist(self, live: LiveRequest) -> None:
-        """Give a new request's sequences the drafters that it wants."""
+        """Give a new request's sequences the drafters that it asks for."""
         wish = live.request.speculation
         if not wish.drafters:
             return
@@ -87,159 +74,154 @@ class Speculator:
         *,
         ahead: bool,
     ) -> None:
-        """Decide about all that could be in the next step and were not decided about yet.
+        """Decide about all sequences that could be in the next step and were not decided about yet.
 
-        ahead: sequences may be a step ahead of what is known; those that get no drafts now will be.
+        max_drafts: that the target verifies in one row. step_s: seconds of a recent target step.
+        ahead: sequences may have rows sent before their last one is answered; those that get no drafts now
+        will.
         """
-        self._lose_patience(now)
-        self._undecided = False
+        executor = self._draft_executor
+        executor.expire(now)
         at_once: list[tuple[Sequence, DraftState, Candidate]] = []  # n-grams, or drafts that were made before
         to_ask: list[tuple[Sequence, DraftState, DraftCandidate]] = []
         index_budget = INDEX_BUDGET
-        hurry = now + HURRY_STEPS * step_s
+        too_late = now + DEADLINE_STEPS * step_s
         automatic = min(self._config.max_draft_tokens, max_drafts)
-        may_ask = self._caches.connected and not self._late
+        may_ask = executor.responsive
         decoding = State.RUNNING
         context = 0
         for sequence in running:
             context += sequence.kv
-            track = sequence.draft_state
+            state = sequence.draft_state
             if sequence.state is not decoding:
-                if track is not None and track.ngram is not None and index_budget > 0:
-                    index_budget -= track.ngram.update(index_budget)  # while the prompt is computed
+                if state is not None and state.ngram is not None and index_budget > 0:
+                    index_budget -= state.ngram.update(index_budget)  # while the prompt is computed
                 continue
-            if track is None or sequence.in_flight or sequence.waiting:
+            if state is None or sequence.in_flight or sequence.waiting:
                 continue
             known = len(sequence.tokens)
-            if track.decided_at == known:
+            if state.decided_at == known:
                 continue
-            track.decided_at = known
-            drafter = track.ngram
+            state.decided_at = known
+            drafter = state.ngram
             if drafter is not None:
-                index_budget -= drafter.update(index_budget if index_budget > 16 else 16)
-            if track.drafts:
-                track.keep(sequence.tokens)
-            most = automatic if track.length is None else min(track.length, max_drafts)
+                index_budget -= drafter.update(max(index_budget, MIN_INDEXED))
+            if state.drafts:
+                state.keep(sequence.tokens)
+            most = automatic if state.length is None else min(state.length, max_drafts)
             if known + most >= sequence.end_length:
                 most = sequence.end_length - known - 1
             deadline = sequence.live.request.deadline
-            if most < 1 or known < track.plain_until or (deadline is not None and deadline < hurry):
-                track.drafts = ()
+            if most < 1 or known < state.plain_until or (deadline is not None and deadline < too_late):
+                state.drafts = ()
                 continue
-            if track.drafts and track.executor is not None:
-                ready = track.executor.candidate(min(most, len(track.drafts)))
+            if state.drafts and state.executor is not None:
+                ready = state.executor.candidate(min(most, len(state.drafts)))
                 assert ready is not None
-                at_once.append((sequence, track, ready))
+                at_once.append((sequence, state, ready))
                 continue
             ngram = None if drafter is None else drafter.candidate(most)
-            asked = self._executor_candidate(sequence, track, most) if may_ask else None
+            asked = executor.candidate(sequence, state, most) if may_ask else None
             if asked is not None:
-                to_ask.append((sequence, track, DraftCandidate(asked, ngram, self._caches.pending(sequence))))
+                to_ask.append((sequence, state, DraftCandidate(asked, ngram, executor.pending(sequence))))
             elif ngram is not None:
-                at_once.append((sequence, track, ngram))
+                at_once.append((sequence, state, ngram))
         base = Work(len(running), len(running), context)
         if to_ask:
             at_once += self._ask(to_ask, base, now)
         if at_once:
             self._propose(at_once, base)
-        if ahead and not self._late:
+        if ahead and not executor.late:
             self._run_plainly(running)
 
     def _run_plainly(self, running: SequenceQueue) -> None:
         """Let those that were decided about and got no drafts run ahead, without drafts, for a while."""
         for sequence in running:
-            track = sequence.draft_state
-            if track is None or sequence.in_flight or sequence.waiting or track.length is not None:
+            state = sequence.draft_state
+            if state is None or sequence.in_flight or sequence.waiting or state.length is not None:
                 continue
-            if track.decided_at == len(sequence.tokens) >= track.plain_until and not track.drafts:
-                track.plain_until = track.decided_at + PLAIN_RUN
-
-    def _executor_candidate(self, sequence: Sequence, track: DraftState, most: int) -> Candidate | None:
-        if track.executor is None or track.losses >= MAX_DRAFT_LOSSES:
-            return None
-        return track.executor.candidate(min(most, self._caches.most_drafts(sequence)))
+            if state.decided_at == len(sequence.tokens) >= state.plain_until and not state.drafts:
+                state.plain_until = state.decided_at + PLAIN_RUN
 
     def _ask(
         self, to_ask: list[tuple[Sequence, DraftState, DraftCandidate]], base: Work, now: float
     ) -> list[tuple[Sequence, DraftState, Candidate]]:
-        """Let those wait whom drafts of the draft executor serve best; returns the others with n-grams."""
+        """Ask the draft executor for the sequences whom its drafts serve best; returns the rest's n-grams."""
         others: list[tuple[Sequence, DraftState, Candidate]] = []
-        automatic = [candidate for _, track, candidate in to_ask if track.length is None]
+        automatic = [candidate for _, state, candidate in to_ask if state.length is None]
         lengths: Iterator[int] = iter(())
         if automatic:
             choice = self._controller.drafting(base, automatic)
-            self._cohorts = choice.cohorts
+            self._draft_executor.cohorts = choice.cohorts
             lengths = iter(choice.lengths)
-        for sequence, track, candidate in to_ask:
+        for sequence, state, candidate in to_ask:
             executor, ngram = candidate.executor, candidate.ngram
-            if track.length is None:
+            if state.length is None:
                 wanted = next(lengths)
             elif ngram is None or promise(executor, executor.most) >= promise(ngram, ngram.most):
                 wanted = executor.most
             else:
                 wanted = 0
             if wanted:
-                track.wanted, track.since = wanted, now
-                track.promise = promise(executor, wanted)
-                sequence.waiting = True
-                self._waiting[sequence] = None
+                self._draft_executor.ask(sequence, state, wanted, promise(executor, wanted), now)
             elif ngram is not None:
-                others.append((sequence, track, ngram))
+                others.append((sequence, state, ngram))
         return others
 
     def _propose(self, at_once: list[tuple[Sequence, DraftState, Candidate]], base: Work) -> None:
         """Choose how many of the drafts that are there are to be verified."""
-        automatic = [candidate for _, track, candidate in at_once if track.length is None]
+        automatic = [candidate for _, state, candidate in at_once if state.length is None]
         lengths = iter(self._controller.lengths(base, automatic) if automatic else ())
-        for sequence, track, candidate in at_once:
-            count = next(lengths) if track.length is None else candidate.most
-            if track.drafts:
-                track.drafts = track.drafts[:count]
-            elif count and track.ngram is not None:
-                track.offer(track.ngram.drafts(count), len(sequence.tokens), Drafter.NGRAM)
+        for sequence, state, candidate in at_once:
+            count = next(lengths) if state.length is None else candidate.most
+            if state.drafts:
+                state.drafts = state.drafts[:count]
+            elif count and state.ngram is not None:
+                state.offer(state.ngram.drafts(count), len(sequence.tokens), Drafter.NGRAM)
 
     def holds(self, running: SequenceQueue, step_s: float, now: float) -> bool:
-        """The next step is better made when those who wait have their drafts: one step then serves all.
+        """Whether the next target step is better sent after those that wait have their drafts.
 
-        Sequences that have no drafts to wait for (p of them) would get two steps while those who wait
-        (d expected tokens) get one, where each takes t and drafting u; together they get one in t + u:
-        (p + d) / (t + u) >= (2 p + d) / (2 t).
+        Of two target steps of t seconds each, the p sequences with nothing to wait for would be in both and
+        those that wait (d expected tokens) in one. If the step is held back for a draft step of u seconds,
+        one target step serves all. That is better if (p + d) / (t + u) >= (2 p + d) / (2 t).
         """
-        if not self._waiting or self._cohorts > 1:
+        executor = self._draft_executor
+        if not executor.is_awaited or executor.cohorts > 1:
             return False
         plain = sum(1 for s in running if not s.waiting and not s.in_flight)
-        expected = sum(s.draft_state.promise for s in self._waiting if s.draft_state is not None)
-        return step_s * expected >= self.draft_step_s * (2 * plain + expected)
+        expected = executor.promised()
+        return step_s * expected >= executor.step_s * (2 * plain + expected)
+
+    # -- the target's steps ----------------------------------------------------------------------
 
     def attach(
         self, rows: list[Row], fed: list[Sequence], tokens: int, pages: int, page_size: int
     ) -> tuple[int, int]:
-        """Add drafts to the rows of a step as far as tokens and pages go, full acceptance reserved.
+        """Add drafts to the rows of a step as far as `tokens` and `pages` go.
 
-        Returns the tokens and pages that it took.
+        Pages are counted as if all drafts were accepted. Returns the tokens and pages that the drafts took.
         """
         tokens_left, pages_left = tokens, pages
         decoding = State.RUNNING
         for row, sequence in zip(rows, fed, strict=True):
-            track = sequence.draft_state
-            if track is None:
+            state = sequence.draft_state
+            if state is None:
                 continue
-            track.sent = None
-            if not track.drafts or track.known != row.kv_length + 1 or sequence.state is not decoding:
+            state.sent = None
+            if not state.drafts or state.known != row.kv_length + 1 or sequence.state is not decoding:
                 continue
             end = row.kv_length + 1
             room = -end % page_size + pages_left * page_size
-            count = min(len(track.drafts), tokens_left, room)
+            count = min(len(state.drafts), tokens_left, room)
             if count < 1:
                 continue
-            row.drafts = track.drafts[:count]
-            track.sent = track.maker
+            row.drafts = state.drafts[:count]
+            state.sent = state.maker
             sequence.foreseen = False
             tokens_left -= count
             pages_left -= -(-(end + count) // page_size) + -end // page_size
         return tokens - tokens_left, pages - pages_left
-
-    # -- what the target answered ----------------------------------------------------------------
 
     def refused(self, sequence: Sequence) -> None:
         """The target refused a row with drafts: its next one has none."""
@@ -253,7 +235,7 @@ class Speculator:
         return self._controller.target
 
     def timed(self, plan: Plan, seconds: float) -> Work:
-        """The target took so long for a step; returns what the step computed."""
+        """Learn that the target took so long for a step; returns what the step computed."""
         chunks = [row.limit for row in plan.rows if row.limit]
         prompt = sum(chunks) + sum([opening.limit for opening in plan.openings])
         rows = len(plan.rows) - len(chunks)
@@ -267,121 +249,48 @@ class Speculator:
 
     @property
     def connected(self) -> bool:
-        """A draft executor is there."""
-        return self._caches.connected
+        """A draft executor is connected."""
+        return self._draft_executor.connected
+
+    @property
+    def draft_step_s(self) -> float:
+        """Moving average of the draft executor's step, in seconds; 0 before the first."""
+        return self._draft_executor.step_s
+
+    @property
+    def drafts_awaited(self) -> bool:
+        """Some sequence waits for the draft executor, and has no row until its drafts are there."""
+        return self._draft_executor.is_awaited
 
     def ready(self, capacity: Capacity) -> None:
-        """One that holds nothing of ours is there. Raises IllegalEvent while another is."""
-        if self._caches.connected:
-            raise IllegalEvent("a draft executor is connected: it must be lost before another is ready")
-        self._caches.ready(capacity)
-        self._late = False
+        """A draft executor that holds nothing of ours connected. Raises IllegalEvent while another is."""
+        self._draft_executor.ready(capacity)
 
     def lost(self) -> None:
-        """It is gone: those who wait decode plainly."""
-        for sequence in self._caches.in_flight():
-            if sequence.draft_state is not None:
-                sequence.draft_state.losses += 1
-        self._caches.lost()
-        self._stop_waiting(list(self._waiting))
+        """The draft executor is gone: those that wait decode plainly."""
+        self._draft_executor.lost()
 
     def plan_draft(self, running: SequenceQueue, alone: bool, now: float) -> Plan | None:
         """The draft executor's next step, after `decide`; only releases while a suspect runs `alone`."""
-        if not self._caches.connected or self._caches.step is not None:
-            return None
         if alone:
-            return self._caches.plan((), (), now)
-        self._forget_gone()
-        wanting = [(s, s.draft_state.wanted) for s in self._waiting if s.draft_state is not None]
-        if self._cohorts > 1 and not any(self._on_its_way(s) for s in running):
-            wanting = wanting[: -(-len(wanting) // 2)]
-        following = (s for s in running if not s.waiting and self._follows(s))
-        self._late = False
-        plan = self._caches.plan(wanting, following, now)
-        turned_away = [s for s, _ in wanting if not self._caches.has(s)]  # there was no room for them
-        self._stop_waiting(turned_away)
-        self._undecided |= bool(turned_away)
-        return plan
+            return self._draft_executor.plan_releases(now)
+        return self._draft_executor.plan(running, now)
 
     def apply_draft(self, result: Result, now: float) -> None:
         """Take the answer of the draft step. Raises UnknownStep."""
-        step = self._caches.step
-        drafted = self._caches.apply(result)
-        assert step is not None
-        seconds = now - step.sent_at
-        if step.work.rows:
-            self._controller.draft.observe(step.work, seconds)
-            if self.draft_step_s:
-                self.draft_step_s += 0.1 * (min(seconds, 4 * self.draft_step_s) - self.draft_step_s)
-            else:
-                self.draft_step_s = seconds
-        self._late = False
-        for made in drafted:
-            sequence, track = made.sequence, made.sequence.draft_state
-            assert track is not None
-            track.losses = 0
-            if made.drafts:
-                track.offer(tuple(made.drafts), made.known, Drafter.EXECUTOR)
-            if sequence.waiting and (not made.drafts or made.known == len(sequence.tokens)):
-                self._stop_waiting([sequence])
+        self._draft_executor.apply(result, now)
 
     def next_wakeup(self, now: float) -> float | None:
-        """When there is something to decide; None: only when something happens."""
-        return now if self._undecided else self._patience_ends()
-
-    def _patience_ends(self) -> float | None:
-        """When the first of those who wait has waited enough; None: nobody waits."""
-        self._forget_gone()
-        first = next(iter(self._waiting), None)
-        state = None if first is None else first.draft_state
-        return None if state is None else state.since + self._patience_s
-
-    @property
-    def _patience_s(self) -> float:
-        return max(MIN_PATIENCE_S, min(MAX_PATIENCE_S, PATIENCE_STEPS * self.draft_step_s))
-
-    def _lose_patience(self, now: float) -> None:
-        while (ends := self._patience_ends()) is not None and ends <= now:
-            self._late = True
-            self._stop_waiting([next(iter(self._waiting))])
-
-    def _stop_waiting(self, sequences: Iterable[Sequence]) -> None:
-        """They are decided about again."""
-        for sequence in sequences:
-            self._waiting.pop(sequence, None)
-            if sequence.waiting and sequence.draft_state is not None:
-                sequence.waiting = False
-                sequence.draft_state.decided_at = -1
-
-    def _forget_gone(self) -> None:
-        """Those who gave up their target cache wait no more."""
-        for sequence in [s for s in self._waiting if not s.waiting]:
-            del self._waiting[sequence]
-
-    def _follows(self, sequence: Sequence) -> bool:
-        track = sequence.draft_state
-        return track is not None and track.executor is not None and track.losses < MAX_DRAFT_LOSSES
-
-    def _on_its_way(self, sequence: Sequence) -> bool:
-        """It has drafts of the draft executor, and they are not verified yet."""
-        track = sequence.draft_state
-        if track is None:
-            return False
-        if sequence.in_flight:
-            return track.sent is Drafter.EXECUTOR
-        return bool(track.drafts) and track.maker is Drafter.EXECUTOR
+        """When `decide` is due by itself, on the caller's clock; None: only after an event."""
+        return self._draft_executor.next_wakeup(now)
 
     def check_integrity(self, running: SequenceQueue) -> None:
-        """Raises AssertionError."""
-        self._caches.check_integrity()
-        self._forget_gone()
-        waiting = {s for s in running if s.waiting}
-        assert waiting == set(self._waiting), "somebody waits for drafts that nobody makes"
-        assert not any(s.in_flight for s in waiting), "a sequence waits for drafts and for an answer"
+        """Compare the bookkeeping with itself. Raises AssertionError."""
+        self._draft_executor.check_integrity(running)
 
 
 def promise(candidate: Candidate, count: int) -> float:
-    """Tokens that a verification of `count` drafts is expected to bring."""
+    """Tokens that a verification of `count` drafts is expected to emit, the target's own one included."""
     expected, chance = 1.0, candidate.first
     for _ in range(count):
         expected += chance

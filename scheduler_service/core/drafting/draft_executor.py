@@ -1,0 +1,209 @@
+"""The draft executor as the core sees it: its caches, its step in flight, and the sequences that wait for it.
+
+A sequence that waits for drafts gets no row on the target, for at most `PATIENCE_STEPS` draft steps. Then it
+decodes plainly, and drafts that arrive later are used as far as they still follow its known tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.drafting.draft_caches import DraftCaches
+from scheduler_service.core.errors import IllegalEvent
+from scheduler_service.core.queue import SequenceQueue
+from scheduler_service.core.request import Drafter
+from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.speculation.controller import Candidate
+from scheduler_service.core.speculation.draft_state import DraftState
+from scheduler_service.core.speculation.step_time import StepTime
+from scheduler_service.core.step import Capacity, Plan, Result
+
+PATIENCE_STEPS = 4
+MIN_PATIENCE_S, MAX_PATIENCE_S = 0.05, 1.0
+"""How long a sequence waits for drafts: PATIENCE_STEPS times the mean draft step, within these bounds."""
+
+MAX_DRAFT_LOSSES = 3
+"""After so many draft executors were lost while they computed a sequence, with no answer in between, the
+sequence gets no drafts of one any more."""
+
+_SMOOTHING = 0.1  # weight of the newest step in the mean
+_OUTLIER = 4.0  # a step counts as at most so many times the mean
+
+
+class DraftExecutor:
+    """Owns the caches on the draft executor and the sequences that wait for its drafts."""
+
+    def __init__(self, config: CoreConfig, step_time: StepTime) -> None:
+        """step_time: learns from each of its steps."""
+        self._caches = DraftCaches(config)
+        self._step_time = step_time
+        self._waiting: dict[Sequence, None] = {}  # in the order of their waiting, longest first
+        self._late = False  # a sequence stopped waiting in vain, and no answer has come since
+        self._turned_away = False  # the last step had no room for a sequence, which is to be decided again
+        self.cohorts = 1  # 2: one half of the sequences drafts while the other half is verified
+        self.step_s = 0.0  # moving average of a step's duration; 0 before the first
+
+    @property
+    def connected(self) -> bool:
+        """A draft executor is there."""
+        return self._caches.connected
+
+    @property
+    def responsive(self) -> bool:
+        """It is connected, and no sequence has waited for it in vain since its last answer."""
+        return self._caches.connected and not self._late
+
+    @property
+    def late(self) -> bool:
+        """A sequence has waited for it in vain since its last answer."""
+        return self._late
+
+    def ready(self, capacity: Capacity) -> None:
+        """A draft executor with no cache of ours is there. Raises IllegalEvent while another is."""
+        if self._caches.connected:
+            raise IllegalEvent("a draft executor is connected: it must be lost before another is ready")
+        self._caches.ready(capacity)
+        self._late = False
+
+    def lost(self) -> None:
+        """The connection is gone, and all caches with it; waiting sequences decode plainly."""
+        for sequence in self._caches.in_flight():
+            if sequence.draft_state is not None:
+                sequence.draft_state.losses += 1
+        self._caches.lost()
+        self._stop_waiting(list(self._waiting))
+
+    # -- asking for drafts -----------------------------------------------------------------------
+
+    def candidate(self, sequence: Sequence, state: DraftState, most: int) -> Candidate | None:
+        """What the controller needs to know for up to `most` drafts; None if it can make none."""
+        if state.executor is None or state.losses >= MAX_DRAFT_LOSSES:
+            return None
+        return state.executor.candidate(min(most, self._caches.most_drafts(sequence)))
+
+    def pending(self, sequence: Sequence) -> int:
+        """Known tokens that the next row of its draft cache has to feed; it must have one."""
+        return self._caches.pending(sequence)
+
+    def ask(self, sequence: Sequence, state: DraftState, drafts: int, promise: float, now: float) -> None:
+        """Let a sequence wait for `drafts` drafts; verifying them is expected to emit `promise` tokens."""
+        state.wanted, state.since, state.promise = drafts, now, promise
+        sequence.waiting = True
+        self._waiting[sequence] = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Some sequence waits for drafts."""
+        return any(sequence.waiting for sequence in self._waiting)
+
+    def promised(self) -> float:
+        """Tokens that the verifications of all awaited drafts are expected to emit."""
+        return sum(s.draft_state.promise for s in self._waiting if s.draft_state is not None)
+
+    def expire(self, now: float) -> None:
+        """End the waiting of those whose patience is over."""
+        self._turned_away = False
+        while (ends := self._patience_ends()) is not None and ends <= now:
+            self._late = True
+            self._stop_waiting([next(iter(self._waiting))])
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When sequences are to be decided about again, on the caller's clock; None: after the next event."""
+        return now if self._turned_away else self._patience_ends()
+
+    # -- its steps -------------------------------------------------------------------------------
+
+    def plan(self, running: SequenceQueue, now: float) -> Plan | None:
+        """The next step, after a decision; None while one is in flight or without need."""
+        if not self._caches.connected or self._caches.step is not None:
+            return None
+        self._forget_gone()
+        wanting = [(s, s.draft_state.wanted) for s in self._waiting if s.draft_state is not None]
+        if self.cohorts > 1 and not any(_is_verifying(s) for s in running):
+            wanting = wanting[: -(-len(wanting) // 2)]
+        following = (s for s in running if not s.waiting and _may_draft(s))
+        self._late = False
+        plan = self._caches.plan(wanting, following, now)
+        turned_away = [s for s, _ in wanting if not self._caches.has(s)]
+        self._stop_waiting(turned_away)
+        self._turned_away |= bool(turned_away)
+        return plan
+
+    def plan_releases(self, now: float) -> Plan | None:
+        """A step with nothing but releases; None while one is in flight or without need."""
+        if not self._caches.connected or self._caches.step is not None:
+            return None
+        return self._caches.plan((), (), now)
+
+    def apply(self, result: Result, now: float) -> None:
+        """Take the answer of the step in flight. Raises UnknownStep."""
+        step = self._caches.step
+        drafted = self._caches.apply(result)
+        assert step is not None
+        if step.work.rows:
+            self._took(now - step.sent_at)
+            self._step_time.observe(step.work, now - step.sent_at)
+        self._late = False
+        for made in drafted:
+            sequence, state = made.sequence, made.sequence.draft_state
+            assert state is not None
+            state.losses = 0
+            if made.drafts:
+                state.offer(tuple(made.drafts), made.known, Drafter.EXECUTOR)
+            if sequence.waiting and (not made.drafts or made.known == len(sequence.tokens)):
+                self._stop_waiting([sequence])
+
+    def _took(self, seconds: float) -> None:
+        if self.step_s:
+            self.step_s += _SMOOTHING * (min(seconds, _OUTLIER * self.step_s) - self.step_s)
+        else:
+            self.step_s = seconds
+
+    # -- who waits -------------------------------------------------------------------------------
+
+    def _patience_ends(self) -> float | None:
+        """When the sequence that has waited longest stops waiting; None: no sequence waits."""
+        self._forget_gone()
+        first = next(iter(self._waiting), None)
+        state = None if first is None else first.draft_state
+        if state is None:
+            return None
+        return state.since + max(MIN_PATIENCE_S, min(MAX_PATIENCE_S, PATIENCE_STEPS * self.step_s))
+
+    def _stop_waiting(self, sequences: Iterable[Sequence]) -> None:
+        """Let the next decision be about these again."""
+        for sequence in sequences:
+            self._waiting.pop(sequence, None)
+            if sequence.waiting and sequence.draft_state is not None:
+                sequence.waiting = False
+                sequence.draft_state.decided_at = -1
+
+    def _forget_gone(self) -> None:
+        """Drop those that have lost their target cache, which ended their waiting."""
+        for sequence in [s for s in self._waiting if not s.waiting]:
+            del self._waiting[sequence]
+
+    def check_integrity(self, running: SequenceQueue) -> None:
+        """Compare the bookkeeping with itself and with the sequences. Raises AssertionError."""
+        self._caches.check_integrity()
+        self._forget_gone()
+        waiting = {s for s in running if s.waiting}
+        assert waiting == set(self._waiting), "a sequence waits for drafts that nobody makes"
+        assert not any(s.in_flight for s in waiting), "a sequence waits for drafts and for an answer"
+
+
+def _may_draft(sequence: Sequence) -> bool:
+    """The draft executor is to follow this sequence."""
+    state = sequence.draft_state
+    return state is not None and state.executor is not None and state.losses < MAX_DRAFT_LOSSES
+
+
+def _is_verifying(sequence: Sequence) -> bool:
+    """It has drafts of the draft executor that the target has not answered yet."""
+    state = sequence.draft_state
+    if state is None:
+        return False
+    if sequence.in_flight:
+        return state.sent is Drafter.EXECUTOR
+    return bool(state.drafts) and state.maker is Drafter.EXECUTOR
