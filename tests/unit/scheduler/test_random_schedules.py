@@ -1,7 +1,8 @@
 """Random schedules over the real engine: whatever happens to a request, its tokens are those of its solo run.
 
 Pools are barely larger than one request, so that everything is preempted all the time; requests are
-cancelled, stopped, run out of time, lose their executor before and after it has computed a step.
+cancelled, stopped, run out of time, lose their executor before and after it has computed a step. Some were
+begun elsewhere, and continue what came there.
 With speculation they draft by n-grams and on a draft executor that is small, slow, lost and frozen.
 """
 
@@ -20,7 +21,7 @@ from executor_service.backends.base import Backend
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import TooLate
 from scheduler_service.core.events import Failure, FinishReason
-from scheduler_service.core.request import Drafter, Request, Sampling, Speculation
+from scheduler_service.core.request import Continued, Drafter, Request, Sampling, Speculation
 from scheduler_service.core.step import Capacity
 from tests.unit.scheduler.engine_executor import VOCABULARY, EngineExecutor, oracle, paged_attention
 from tests.unit.scheduler.harness import STEP_S, Harness, parts
@@ -67,6 +68,8 @@ class Schedule:
     backend: str = "oracle"
     draft: Capacity | None = None  # no draft executor
     draft_ticks: tuple[int, ...] = (0,)  # how long each draft step takes, in turn
+    begun: tuple[tuple[float, ...], ...] = ()
+    """Of each request, the share of each completion that was produced elsewhere; above 1: with its end."""
 
 
 _speculations = st.builds(
@@ -106,6 +109,9 @@ def requests(draw: st.DrawFn, number: int, speculation: st.SearchStrategy[Specul
         identity=draw(st.sampled_from(["", "", "a", "b"])),
         weight=draw(st.sampled_from([1.0, 1.0, 0.5, 3.0])),
     )
+
+
+_begun = st.lists(st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0, 2.0]), min_size=3, max_size=3).map(tuple)
 
 
 _draft_capacities = st.none() | st.builds(
@@ -163,6 +169,7 @@ def schedules(
         backend=backend,
         draft=draw(_draft_capacities) if speculate else None,
         draft_ticks=draw(st.lists(st.sampled_from([0, 0, 0, 1, 2, 8]), min_size=1, max_size=4).map(tuple)),
+        begun=tuple(draw(st.just(()) | st.just(()) | _begun) for _ in range(count)),
     )
 
 
@@ -191,6 +198,7 @@ class Run:
         self.draft_due = 0  # ticks until the draft step in flight is answered
         self.draft_connected = self.draft is not None
         self.stopped: set[tuple[str, int]] = set()
+        self.ended_elsewhere: set[tuple[str, int]] = set()
         self.cancelled: set[str] = set()
         self.refused: set[str] = set()
         self.losses_in_flight: dict[str, int] = {}
@@ -201,9 +209,18 @@ class Run:
         harness, number = self.harness, 0
         last = max(*self.schedule.arrivals, *(h.step for h in self.schedule.happenings), 0)
         while number <= last or not harness.idle:
-            for request, arrival in zip(self.schedule.requests, self.schedule.arrivals, strict=True):
+            for request, arrival, begun in zip(
+                self.schedule.requests, self.schedule.arrivals, self.schedule.begun, strict=True
+            ):
                 if arrival == number:
-                    self.add(replace(request, arrival=harness.now, deadline=self.deadline(request)))
+                    self.add(
+                        replace(
+                            request,
+                            arrival=harness.now,
+                            deadline=self.deadline(request),
+                            continued=self.continued(request, begun),
+                        )
+                    )
             if self.squeezed and number > last:
                 self.squeeze(0)
             before = self.progress()
@@ -221,6 +238,25 @@ class Run:
 
     def deadline(self, request: Request) -> float | None:
         return None if request.deadline is None else self.harness.now + request.deadline
+
+    def expected(self, request: Request) -> dict[int, list[int]]:
+        """Its completions when it is alone, plain, and not begun elsewhere."""
+        capacity = self.schedule.capacity
+        limit = min(CONTEXT, capacity.total_pages * capacity.page_size)
+        plain = replace(request, deadline=None, identity="", weight=1.0, speculation=Speculation())
+        return solo(plain, limit, self.schedule.backend)
+
+    def continued(self, request: Request, begun: tuple[float, ...]) -> tuple[Continued, ...]:
+        """What was produced elsewhere; at least one completion has not ended there."""
+        made = []
+        for index, share in enumerate(begun[: request.n]):
+            ids = self.expected(request)[index]
+            finished = share > 1 and len(made) < request.n - 1
+            if had := ids[: int(min(share, 1.0) * len(ids))]:
+                made.append(Continued(index, tuple(had), finished))
+            if had and finished:
+                self.ended_elsewhere.add((request.id, index))
+        return tuple(made)
 
     def progress(self) -> tuple[int, int]:
         harness = self.harness
@@ -275,7 +311,8 @@ class Run:
         elif happening.kind == "stop":
             if harness.core.live(name):
                 index = happening.step % harness.requests[name].n
-                if harness.tokens[name, index] and (name, index) not in harness.finished:
+                ended = {*harness.finished, *self.ended_elsewhere}
+                if harness.tokens[name, index] and (name, index) not in ended:
                     self.stopped.add((name, index))
                     harness.stop(name, index)
         elif happening.kind == "idle":
@@ -321,12 +358,10 @@ class Run:
         if self.draft is not None:
             self.draft.squeeze(0)
             assert self.draft.owned_pages == 0, "pages of the draft executor leaked"
-        limit = min(CONTEXT, self.schedule.capacity.total_pages * self.schedule.capacity.page_size)
         for request in self.schedule.requests:
             if request.id in self.refused:
                 continue
-            plain = replace(request, deadline=None, identity="", weight=1.0, speculation=Speculation())
-            expected = solo(plain, limit, self.schedule.backend)
+            expected = self.expected(request)
             failed = harness.failed.get(request.id)
             if failed is not None:
                 if failed.failure is Failure.CANCELLED:
@@ -347,7 +382,8 @@ class Run:
                     stopped = harness.finished[key].reason is FinishReason.STOP_STRING
                     assert stopped == (key in self.stopped)
                 else:
-                    assert failed is not None, f"{key} has not ended"
+                    ended = failed is not None or key in self.ended_elsewhere
+                    assert ended, f"{key} has not ended"
 
 
 def check(schedule: Schedule) -> None:
