@@ -13,12 +13,12 @@ from paceline.service.logs import Log
 from paceline.service.process import Shutdown, bind_local, write_port_file
 from paceline.service.settings import EXIT_USAGE
 
-from scheduler_service.admin_servicer import AdminServicer
 from scheduler_service.config import SchedulerSettings
-from scheduler_service.health import SERVICE, Health
-from scheduler_service.interceptor import ErrorInterceptor
+from scheduler_service.rpc.admin_servicer import AdminServicer
+from scheduler_service.rpc.health import SERVICE, Health
+from scheduler_service.rpc.interceptor import ErrorInterceptor
+from scheduler_service.rpc.servicer import SchedulerServicer
 from scheduler_service.service import SchedulerService
-from scheduler_service.servicer import SchedulerServicer
 
 log = Log(__name__)
 

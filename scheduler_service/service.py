@@ -12,17 +12,17 @@ from paceline.service.logs import Log
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.draft_loop import DraftLoop
 from scheduler_service.errors import RETRY_AFTER_S, Draining, InternalError, NotReady, ShuttingDown
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.pool import ExecutorPool, Served
-from scheduler_service.live import LiveRequests
-from scheduler_service.loop import Loop
-from scheduler_service.metrics import MAX_IDENTITIES, Metrics
+from scheduler_service.loop.draft_loop import DraftLoop
+from scheduler_service.loop.loop import Loop
+from scheduler_service.loop.wake import Wake
+from scheduler_service.metrics.metrics import MAX_IDENTITIES, Metrics
+from scheduler_service.metrics.rates import Rates
 from scheduler_service.model import ExecutorView, Model, ServiceState
-from scheduler_service.rates import Rates
+from scheduler_service.streams.streams import LiveRequests
 from scheduler_service.text.pool import TextPool
-from scheduler_service.wake import Wake
 
 log = Log(__name__)
 

@@ -1,6 +1,6 @@
 """What crosses between the core and an executor: a `Plan` out, a `Result` back.
 
-The scheduler's own view of the step contract; `codec.py` turns it into paceline.executor.v1.
+The scheduler's own view of the step contract; `link/codec` turns it into paceline.executor.v1.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from paceline.channel import Security
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.service.logs import Log
 
-from scheduler_service.codec.handshake import decode_vocabulary
+from scheduler_service.link.codec.handshake import decode_vocabulary
 from scheduler_service.link.executor import ExecutorLink, RefusedExecutorError, Timing
 from scheduler_service.link.pool import LinkPool, owner_of
 from scheduler_service.model import Model

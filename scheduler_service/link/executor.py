@@ -31,10 +31,10 @@ from paceline.executor.v1 import executor_pb2 as pb
 from paceline.service.logs import Log
 from paceline.session import Session
 
-from scheduler_service.codec.foreign import brief
-from scheduler_service.codec.handshake import decode_bounds, decode_capacity
-from scheduler_service.codec.steps import Bounds, decode_result, encode_step
 from scheduler_service.core.step import Capacity, Plan, Result
+from scheduler_service.link.codec.foreign import brief
+from scheduler_service.link.codec.handshake import decode_bounds, decode_capacity
+from scheduler_service.link.codec.steps import Bounds, decode_result, encode_step
 from scheduler_service.model import ExecutorView
 
 log = Log(__name__)

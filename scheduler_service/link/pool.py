@@ -16,7 +16,7 @@ from paceline.channel import Security
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.service.logs import Log
 
-from scheduler_service.codec.handshake import (
+from scheduler_service.link.codec.handshake import (
     decode_identity,
     decode_model,
     decode_tokenizer,

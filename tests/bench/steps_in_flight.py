@@ -33,12 +33,12 @@ from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.events import Event, Tokens
 from scheduler_service.core.request import Request, Sampling
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.draft_loop import DraftLoop
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.pool import ExecutorPool
-from scheduler_service.loop import Loop
+from scheduler_service.loop.draft_loop import DraftLoop
+from scheduler_service.loop.loop import Loop
+from scheduler_service.loop.wake import Wake
 from scheduler_service.text.pool import TextPool
-from scheduler_service.wake import Wake
 from tests.support.stack import oracle_stack
 
 GOAL = 0.05

@@ -18,7 +18,7 @@ from executor_service.runtime.runtime import Runtime
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.snapshot import Share
-from scheduler_service.metrics import Metrics as SchedulerMetrics
+from scheduler_service.metrics.metrics import Metrics as SchedulerMetrics
 
 _HEAD = ("| metric | type | labels | |", "|---|---|---|---|")
 _IMPLIED = {"le"}  # of every histogram

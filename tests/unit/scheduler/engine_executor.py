@@ -12,8 +12,8 @@ from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Opening, Release, Sampling, StepPlan
 from executor_service.rpc.codec import UNIFIED, decode_step, encode_result
 from executor_service.steps.engine import Engine
-from scheduler_service.codec.steps import Bounds, decode_result, encode_step
 from scheduler_service.core.step import Capacity, Plan, Result
+from scheduler_service.link.codec.steps import Bounds, decode_result, encode_step
 
 VOCABULARY = 48
 EPOCH = 77

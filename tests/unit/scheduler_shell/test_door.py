@@ -8,13 +8,13 @@ import pytest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.service.credentials import Credentials
 
-from scheduler_service.codec.requests import check_request
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.step import Capacity
 from scheduler_service.errors import InvalidRequest, QueueFull, ServiceError
 from scheduler_service.link.pool import Served
+from scheduler_service.rpc.codec.requests import check_request
+from scheduler_service.rpc.servicer import SchedulerServicer
 from scheduler_service.service import SchedulerService
-from scheduler_service.servicer import SchedulerServicer
 from scheduler_service.text.errors import BusyError, PromptError, StuckError, TextError
 from scheduler_service.text.pool import TextPool
 from scheduler_service.text.process import TextLimits

@@ -14,12 +14,12 @@ from paceline.channel import PLAINTEXT
 from scheduler_service.core.errors import UnknownStep
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import Capacity, Plan, Result, Row
-from scheduler_service.draft_loop import DraftLoop
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.executor import Timing
-from scheduler_service.metrics import Metrics
+from scheduler_service.loop.draft_loop import DraftLoop
+from scheduler_service.loop.wake import Wake
+from scheduler_service.metrics.metrics import Metrics
 from scheduler_service.model import Model, Vocabulary
-from scheduler_service.wake import Wake
 from tests.unit.scheduler_shell.fake_executor import FakeExecutor, serving
 from tests.unit.scheduler_shell.models_made_here import MODEL
 from tests.unit.scheduler_shell.test_link import MISSES_HEARTBEATS, TIMING

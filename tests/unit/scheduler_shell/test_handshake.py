@@ -9,9 +9,9 @@ import pytest
 from paceline.executor.v1 import executor_pb2 as executor_pb
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.codec.handshake import decode_model
-from scheduler_service.codec.requests import check_request
+from scheduler_service.link.codec.handshake import decode_model
 from scheduler_service.model import Model
+from scheduler_service.rpc.codec.requests import check_request
 from tests.unit.scheduler_shell.models_made_here import DRAFTING, LIMITS
 
 

@@ -6,7 +6,7 @@ from prometheus_client import generate_latest
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.metrics import MAX_IDENTITIES, Metrics
+from scheduler_service.metrics.metrics import MAX_IDENTITIES, Metrics
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request
 

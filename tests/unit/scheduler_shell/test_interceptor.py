@@ -13,7 +13,7 @@ from paceline import errors as sdk
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service import errors
-from scheduler_service.interceptor import ErrorInterceptor
+from scheduler_service.rpc.interceptor import ErrorInterceptor
 from tests.support.untyped import raw
 
 SECRET = "prompt of somebody else"

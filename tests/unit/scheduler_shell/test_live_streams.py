@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.service.identity import Identity
 
-from scheduler_service.codec.continuation import prompt_digest
-from scheduler_service.codec.requests import check_request
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import Speculation
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import Capacity, Plan, Result, RowResult, TopLogprobs
 from scheduler_service.errors import Aborted, DuplicateRequest, Replaced, StalledReader
 from scheduler_service.link.pool import Served
-from scheduler_service.live import LiveRequests
-from scheduler_service.metrics import Metrics
+from scheduler_service.metrics.metrics import Metrics
 from scheduler_service.model import Drafting
-from scheduler_service.stream import MAX_DELTA_TOKENS, RequestStream
+from scheduler_service.rpc.codec.continuation import prompt_digest
+from scheduler_service.rpc.codec.requests import check_request
+from scheduler_service.streams.stream import MAX_DELTA_TOKENS, RequestStream
+from scheduler_service.streams.streams import LiveRequests
 from scheduler_service.text.pool import TextPool
 from scheduler_service.text.process import TextLimits
 from scheduler_service.text.tools import TextTools

@@ -7,7 +7,14 @@ from array import array
 import pytest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.codec.responses import (
+from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.events import Finished, FinishReason, Usage
+from scheduler_service.core.request import Drafter, Speculation
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.metrics.metrics import Metrics
+from scheduler_service.metrics.rates import Rates
+from scheduler_service.model import Drafting, ExecutorView, ServiceState
+from scheduler_service.rpc.codec.responses import (
     TOKEN_IDS_AT_ONCE,
     executor_list,
     finished_message,
@@ -15,13 +22,6 @@ from scheduler_service.codec.responses import (
     service_status,
     tokenize_response,
 )
-from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.events import Finished, FinishReason, Usage
-from scheduler_service.core.request import Drafter, Speculation
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.metrics import Metrics
-from scheduler_service.model import Drafting, ExecutorView, ServiceState
-from scheduler_service.rates import Rates
 from tests.unit.scheduler_shell.models_made_here import MODEL
 
 USAGE = Usage(5, 1, 9, 6, 4, 0, 0.1, 0.2, 0.3, 2, (2, 2, 2), (2, 1, 1))

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from paceline.service.identity import Identity
 
-from scheduler_service.codec.requests import check_request
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.step import Capacity
 from scheduler_service.errors import InternalError, NotReady
 from scheduler_service.link.pool import Served
 from scheduler_service.model import ServiceState
+from scheduler_service.rpc.codec.requests import check_request
 from scheduler_service.service import SchedulerService, _endless
 from tests.unit.scheduler_shell.models_made_here import DRAFTING, MODEL
 from tests.unit.scheduler_shell.test_request_codec import ids

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from paceline.executor.v1 import executor_pb2 as pb
 
-from scheduler_service.codec.foreign import MAX_CHARACTERS
-from scheduler_service.codec.handshake import decode_capacity, decode_model
-from scheduler_service.codec.steps import Bounds, decode_result, encode_step
 from scheduler_service.core.request import Sampling
 from scheduler_service.core.step import Code, Fork, Opening, Plan, Row, TopLogprobs, Truncate
+from scheduler_service.link.codec.foreign import MAX_CHARACTERS
+from scheduler_service.link.codec.handshake import decode_capacity, decode_model
+from scheduler_service.link.codec.steps import Bounds, decode_result, encode_step
 from tests.unit.scheduler_shell import fake_executor
 from tests.unit.scheduler_shell.models_made_here import LIMITS
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.service.logs import Log
 
-from scheduler_service.codec.foreign import brief
-from scheduler_service.codec.ranges import RANGES
-from scheduler_service.codec.steps import Bounds
+from scheduler_service.core.ranges import RANGES
 from scheduler_service.core.step import Capacity
+from scheduler_service.link.codec.foreign import brief
+from scheduler_service.link.codec.steps import Bounds
 from scheduler_service.model import Identity, Model, RequestLimits, TokenizerFiles, Vocabulary
 
 log = Log(__name__)

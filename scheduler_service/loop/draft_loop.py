@@ -20,8 +20,8 @@ from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import Plan
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.executor import ExecutorLink, ExecutorLostError
-from scheduler_service.metrics import Metrics
-from scheduler_service.wake import Wake
+from scheduler_service.loop.wake import Wake
+from scheduler_service.metrics.metrics import Metrics
 
 log = Log(__name__)
 

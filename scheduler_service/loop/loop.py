@@ -20,12 +20,12 @@ from paceline.service.logs import Log
 
 from scheduler_service.core.errors import UnknownStep
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.draft_loop import DraftLoop
 from scheduler_service.link.executor import ExecutorLink, ExecutorLostError
 from scheduler_service.link.pool import ExecutorPool
-from scheduler_service.live import LiveRequests
-from scheduler_service.metrics import Metrics
-from scheduler_service.wake import Wake
+from scheduler_service.loop.draft_loop import DraftLoop
+from scheduler_service.loop.wake import Wake
+from scheduler_service.metrics.metrics import Metrics
+from scheduler_service.streams.streams import LiveRequests
 
 log = Log(__name__)
 

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from scheduler_service.core.events import Tokens, Usage
 from scheduler_service.core.snapshot import Share, Snapshot
 from scheduler_service.errors import ServiceError
-from scheduler_service.stream import RequestStream
+from scheduler_service.streams.stream import RequestStream
 
 _PREFIX = "paceline_scheduler"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from paceline.executor.v1 import executor_pb2 as pb
 
-from scheduler_service.codec.foreign import brief
-from scheduler_service.codec.packed import packed_ids
+from scheduler_service.core.packed import packed_ids
 from scheduler_service.core.request import Sampling
 from scheduler_service.core.step import Code, Opening, Plan, Result, Row, RowResult, TopLogprobs
+from scheduler_service.link.codec.foreign import brief
 
 _DEFAULT = Sampling()
 

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.codec.continuation import prompt_digest
-from scheduler_service.codec.requests import DRAFTERS
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import Finished, FinishReason
 from scheduler_service.core.request import Request, Speculation
 from scheduler_service.core.snapshot import Snapshot
 from scheduler_service.core.step import TopLogprobs
+from scheduler_service.metrics.rates import Rates
 from scheduler_service.model import Drafting, ExecutorView, Model, ServiceState, TokenizerFiles
-from scheduler_service.rates import Rates
+from scheduler_service.rpc.codec.continuation import prompt_digest
+from scheduler_service.rpc.codec.requests import DRAFTERS
 
 CONTRACT_REVISION = 1
 """Of scheduler.proto: rises whenever it grows."""

@@ -13,23 +13,6 @@ from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer
 from paceline.service.credentials import Credentials
 from paceline.service.identity import Identity
 
-from scheduler_service.codec.requests import (
-    Prompt,
-    TextPrompt,
-    TokenPrompt,
-    check_aborts,
-    check_detokenize,
-    check_priority,
-    check_prompt,
-    check_request,
-)
-from scheduler_service.codec.responses import (
-    Collector,
-    model_info,
-    service_status,
-    tokenize_response,
-    tokenizer_pieces,
-)
 from scheduler_service.errors import (
     RETRY_AFTER_S,
     InternalError,
@@ -40,8 +23,25 @@ from scheduler_service.errors import (
     TokenizerNotFound,
 )
 from scheduler_service.link.pool import Served
+from scheduler_service.rpc.codec.requests import (
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    check_aborts,
+    check_detokenize,
+    check_priority,
+    check_prompt,
+    check_request,
+)
+from scheduler_service.rpc.codec.responses import (
+    Collector,
+    model_info,
+    service_status,
+    tokenize_response,
+    tokenizer_pieces,
+)
 from scheduler_service.service import SchedulerService
-from scheduler_service.stream import RequestStream
+from scheduler_service.streams.stream import RequestStream
 from scheduler_service.text.errors import BusyError, PromptError, StuckError
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

@@ -10,9 +10,9 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.codec.checks import check_size
 from scheduler_service.errors import InvalidRequest, Unsupported
 from scheduler_service.model import Model
+from scheduler_service.rpc.codec.checks import check_size
 
 MAX_MESSAGES = 1024
 MAX_ROLE_BYTES = 64

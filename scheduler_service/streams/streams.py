@@ -8,8 +8,6 @@ from functools import partial
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.service.identity import Identity
 
-from scheduler_service.codec.requests import CheckedRequest, Returns, scoped_id
-from scheduler_service.codec.responses import started_response
 from scheduler_service.core.errors import AdmissionError
 from scheduler_service.core.events import Event, Failed, Finished, Tokens
 from scheduler_service.core.request import Request
@@ -24,9 +22,11 @@ from scheduler_service.errors import (
     of_failure,
 )
 from scheduler_service.link.pool import Served
-from scheduler_service.metrics import Metrics
+from scheduler_service.metrics.metrics import Metrics
 from scheduler_service.model import Model
-from scheduler_service.stream import Readers, RequestStream, StreamOptions
+from scheduler_service.rpc.codec.requests import CheckedRequest, Returns, scoped_id
+from scheduler_service.rpc.codec.responses import started_response
+from scheduler_service.streams.stream import Readers, RequestStream, StreamOptions
 from scheduler_service.text.stop_strings import StopStrings
 
 Clock = Callable[[], float]

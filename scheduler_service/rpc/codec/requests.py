@@ -18,13 +18,13 @@ import numpy as np
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.service.identity import Identity
 
-from scheduler_service.codec.chat import ChatPrompt, check_chat
-from scheduler_service.codec.checks import check_range, check_size
-from scheduler_service.codec.continuation import Continuation, check_continuation
-from scheduler_service.codec.ranges import RANGES
+from scheduler_service.core.ranges import RANGES
 from scheduler_service.core.request import Drafter, Request, Sampling, Speculation
 from scheduler_service.errors import InvalidRequest, ModelNotFound, Unsupported
 from scheduler_service.model import Drafting, Model
+from scheduler_service.rpc.codec.chat import ChatPrompt, check_chat
+from scheduler_service.rpc.codec.checks import check_range, check_size
+from scheduler_service.rpc.codec.continuation import Continuation, check_continuation
 
 MAX_REQUEST_ID_BYTES = 128
 MAX_SALT_BYTES = 256

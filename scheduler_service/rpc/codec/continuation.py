@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.codec.packed import packed_ids
+from scheduler_service.core.packed import packed_ids
 from scheduler_service.core.request import Continued
 from scheduler_service.errors import ContinuationMismatch, InvalidRequest
 from scheduler_service.model import Identity, Model

@@ -9,9 +9,9 @@ from paceline.scheduler.v1 import admin_pb2 as pb
 from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceServicer
 from paceline.service.credentials import Credentials
 
-from scheduler_service.codec.requests import check_aborts
-from scheduler_service.codec.responses import executor_list
 from scheduler_service.errors import PermissionDenied
+from scheduler_service.rpc.codec.requests import check_aborts
+from scheduler_service.rpc.codec.responses import executor_list
 from scheduler_service.service import SchedulerService
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.codec.continuation import Continuation
-from scheduler_service.codec.responses import delta_response, finished_message
 from scheduler_service.core.events import Finished, Tokens
 from scheduler_service.core.step import TopLogprobs
 from scheduler_service.errors import ContinuationMismatch, ServiceError
+from scheduler_service.rpc.codec.continuation import Continuation
+from scheduler_service.rpc.codec.responses import delta_response, finished_message
 from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.stop_strings import StopMatcher, StopStrings
 

@@ -1,1 +1,0 @@
-"""Where protobuf ends: `steps` to and from executors, `requests` and `responses` for clients."""

@@ -1,0 +1,1 @@
+"""Where protobuf ends towards executors: steps and their answers, the handshake."""

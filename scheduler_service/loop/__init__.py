@@ -1,0 +1,1 @@
+"""The loops that drive executors: plan, send, receive, apply."""

@@ -1,0 +1,1 @@
+"""Figures for the operator's monitor."""

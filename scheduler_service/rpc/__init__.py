@@ -1,0 +1,1 @@
+"""The door for gRPC clients: handlers, errors as statuses, health."""

@@ -1,0 +1,1 @@
+"""Where protobuf ends towards clients: requests checked, answers and figures written."""

@@ -1,0 +1,1 @@
+"""The answers of live requests, each on its way to its client."""
