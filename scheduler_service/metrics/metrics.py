@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from scheduler_service.core.events import Tokens, Usage
+from scheduler_service.core.events import Usage
 from scheduler_service.core.snapshot import Share, Snapshot
 from scheduler_service.errors import ServiceError
-from scheduler_service.streams.stream import RequestStream
+from scheduler_service.metrics.distribution import Distribution
 
 _PREFIX = "paceline_scheduler"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -62,7 +62,10 @@ class Metrics(Collector):
         self._snapshot: Snapshot | None = None
         self._shares: dict[str, Share] = {}  # by label; as of the last look at them
         self.first_token_s = self._histogram("first_token_seconds", "Arrival to first token", _SECONDS)
-        self.inter_token_s = self._histogram("inter_token_seconds", "Between deltas of a stream", _SECONDS)
+        self.inter_token_s = Distribution(
+            f"{_PREFIX}_inter_token_seconds", "Between deltas of a stream", _SECONDS
+        )
+        self.registry.register(self.inter_token_s)
         self.step_s = self._histogram("step_seconds", "Step, sent to answered", _SECONDS)
         self.compute_s = self._histogram("step_compute_seconds", "Step, computed by the executor", _SECONDS)
         self.draft_step_s = self._histogram("draft_step_seconds", "Draft step, sent to answered", _SECONDS)
@@ -82,15 +85,6 @@ class Metrics(Collector):
     def _by_position(self, name: str, text: str) -> Counter:
         """Position 1 is the first draft of a verification."""
         return Counter(f"{_PREFIX}_{name}", text, ["position"], registry=self.registry)
-
-    def tokens(self, stream: RequestStream, event: Tokens, now: float) -> None:
-        """A completion got tokens; times are the clock's."""
-        last = stream.last_tokens_at.get(event.index)
-        stream.last_tokens_at[event.index] = now
-        if last is None:
-            self.first_token_s.observe(now - stream.arrival)
-        else:
-            self.inter_token_s.observe(now - last)
 
     def finished(self, usage: Usage) -> None:
         """A completion has ended well."""

@@ -48,7 +48,7 @@ class Completion:
         options: StreamOptions,
     ) -> None:
         self.index = index
-        self.elapsed_us = 0  # from the request's arrival to the last token here
+        self.tokens_at: float | None = None  # when it last got tokens, whoever has taken them
         self._options = options
         self.finished: Finished | None = None
         self.is_over = False  # it was finished before this stream: nothing is sent for it
@@ -70,7 +70,8 @@ class Completion:
             self._ids += event.ids
             if event.logprobs:
                 self._logprobs += event.logprobs
-        self._add_text(event.ids, terminators)
+        if self._detokenizer is not None:
+            self._add_text(self._detokenizer, event.ids, terminators)
         return self.stop_string
 
     def take_over(self, ids: tuple[int, ...], text_bytes: int, terminators: frozenset[int]) -> str | None:
@@ -79,10 +80,10 @@ class Completion:
         Returns the stop string that they completed, if they did. Raises ContinuationMismatch if their text
         is shorter, or `text_bytes` is no border of characters in it.
         """
-        if ids:
-            self._add_text(ids, terminators)
         if self._detokenizer is None:
             return None
+        if ids:
+            self._add_text(self._detokenizer, ids, terminators)
         text = self._text.encode()
         if text_bytes > len(text):  # it had ended, so that what was held back was sent
             self._let_go()
@@ -96,14 +97,13 @@ class Completion:
         self._text = text[text_bytes:].decode()
         return self.stop_string
 
-    def _add_text(self, ids: tuple[int, ...], terminators: frozenset[int]) -> None:
-        if self._detokenizer is None:
-            return
+    def _add_text(self, detokenizer: Detokenizer, ids: tuple[int, ...], terminators: frozenset[int]) -> None:
         # A terminator can only be the last token, and is no part of the text.
-        text = self._detokenizer.push(ids[:-1] if ids[-1] in terminators else ids)
+        text = detokenizer.push(ids[:-1] if ids[-1] in terminators else ids)
         if self._matcher is not None and text:
             text, self.stop_string = self._matcher.push(text)
-        self._text += self._with_stop_string(text)
+            text = self._with_stop_string(text)
+        self._text += text
 
     def _with_stop_string(self, text: str) -> str:
         return text + self.stop_string if self.stop_string and self._options.include_stop_string else text
@@ -121,14 +121,14 @@ class Completion:
                 text += "" if self.stop_string else self._matcher.flush()
             self._text += self._with_stop_string(text)
 
-    def take(self) -> list[pb.GenerateResponse]:
-        """All that waits, as messages; the last one is the end if there is one."""
+    def take(self, arrival: float) -> list[pb.GenerateResponse]:
+        """All that waits, as messages; the last one is the end if there is one. `arrival`: of the request."""
         ids, text, logprobs = self._ids, self._text, self._logprobs
         if not self._options.text:
             text = ""
         messages = []
-        elapsed_us = self.elapsed_us
         if ids or text:
+            elapsed_us = 0 if self.tokens_at is None else round(1e6 * (self.tokens_at - arrival))
             self._ids, self._text, self._logprobs = [], "", []
             if len(ids) <= MAX_DELTA_TOKENS:
                 messages.append(delta_response(self.index, ids, text, logprobs, elapsed_us))
@@ -190,15 +190,13 @@ class RequestStream:
         self.request_id = request_id  # the caller's
         self.core_id = core_id  # the core's, of which no two are equal
         self.arrival = arrival  # time.monotonic()
-        self.last_tokens_at: dict[int, float] = {}
-        """When each completion last got tokens, for metrics; time.monotonic()."""
         self.cached_tokens = 0  # of the prompt, found in the prefix cache; known with the first tokens
         self.begin: Callable[[RequestStream], pb.GenerateResponse] | None = None
         """Makes the message that goes before all others; None: it was sent."""
         self.digest = b""  # of the request's bytes
         self._terminators = terminators
         options = options or StreamOptions()
-        self._completions = [
+        self.completions = [
             Completion(
                 index,
                 detokenizer() if detokenizer else None,
@@ -230,13 +228,10 @@ class RequestStream:
 
     def push(self, event: Tokens) -> str | None:
         """Take new tokens; returns the stop string that they completed, if they did."""
-        completion = self._completions[event.index]
+        completion = self.completions[event.index]
         if self.error is not None or completion.finished or completion.stop_string:
             return None
         found = completion.push(event, self._terminators)
-        completion.elapsed_us = round(
-            1e6 * (self.last_tokens_at.get(event.index, self.arrival) - self.arrival)
-        )
         self._wake(completion)
         return found
 
@@ -247,7 +242,7 @@ class RequestStream:
         """
         stopped = []
         for one, text_bytes in zip(continuation.completions, continuation.text_bytes, strict=True):
-            completion = self._completions[one.index]
+            completion = self.completions[one.index]
             if one.finished:
                 self._unfinished -= 1
                 completion.is_over = True
@@ -260,7 +255,7 @@ class RequestStream:
 
     def finish(self, event: Finished) -> None:
         """One completion has ended well."""
-        completion = self._completions[event.index]
+        completion = self.completions[event.index]
         if self.error is None and completion.finished is None and not completion.is_over:
             completion.finish(event)
             self._unfinished -= 1
@@ -299,9 +294,9 @@ class RequestStream:
                 await self._waiter
             changed, self._changed = self._changed, {}
             if len(changed) == 1:
-                messages = next(iter(changed.values())).take()
+                messages = next(iter(changed.values())).take(self.arrival)
             else:
-                messages = [message for completion in changed.values() for message in completion.take()]
+                messages = [one for completion in changed.values() for one in completion.take(self.arrival)]
             if self.begin is not None and messages:
                 messages.insert(0, self.begin(self))
                 self.begin = None

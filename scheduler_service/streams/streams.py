@@ -132,13 +132,20 @@ class LiveRequests:
         """Bring the posted events to their streams."""
         events, self._posted = self._posted, []
         now = self._clock()
+        gaps: dict[float, int] = {}  # times between a completion's tokens: one or two, of all in a step
         for event in events:
             stream = self._streams.get(event.request_id)
             if stream is None:
                 continue  # its client has left
             match event:
                 case Tokens():
-                    self._metrics.tokens(stream, event, now)
+                    completion = stream.completions[event.index]
+                    if completion.tokens_at is None:
+                        self._metrics.first_token_s.observe(now - stream.arrival)
+                    else:
+                        gap = now - completion.tokens_at
+                        gaps[gap] = gaps.get(gap, 0) + 1
+                    completion.tokens_at = now
                     if event.cached_tokens is not None:
                         stream.cached_tokens = event.cached_tokens
                     if stream.push(event) is not None:
@@ -147,6 +154,8 @@ class LiveRequests:
                     self._finish(stream, event)
                 case Failed():
                     self._end(stream, of_failure(event))
+        for gap, times in gaps.items():
+            self._metrics.inter_token_s.add(gap, times)
 
     def abort(self, request_id: str, identity: str, why: str) -> bool:
         """End the request of this id that an identity has; False if there is none."""

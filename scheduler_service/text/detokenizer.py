@@ -19,14 +19,13 @@ class Detokenizer:
     """One completion's ids on their way to text."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+        self._bytes_of = vocabulary.__getitem__
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._strip = vocabulary.strip
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that these ids complete."""
-        vocabulary = self._vocabulary
-        text = self._decode(b"".join([vocabulary[id_] for id_ in ids]))
+        text = self._decode(b"".join(map(self._bytes_of, ids)))
         return self._stripped(text) if self._strip and text else text
 
     def flush(self) -> str:

@@ -73,7 +73,9 @@ def delta_response(
     index: int, ids: Sequence[int], text: str, logprobs: Sequence[TopLogprobs], elapsed_us: int
 ) -> pb.GenerateResponse:
     """New ids and text of one completion."""
-    response = pb.GenerateResponse(index=index)
+    response = pb.GenerateResponse()
+    if index:
+        response.index = index
     delta = response.delta  # filled in place: copying it into its response would cost as much again
     delta.token_ids.extend(ids)
     delta.text = text

@@ -48,7 +48,8 @@ class Shop:
         self.now = 0.0
         self.core = Scheduler(CoreConfig())
         self.core.executor_ready(CAPACITY, 0.0)
-        self.live = LiveRequests(self.core, Metrics(), lambda: self.now, lambda: None)
+        self.metrics = Metrics()
+        self.live = LiveRequests(self.core, self.metrics, lambda: self.now, lambda: None)
         vocabulary = Vocabulary(pieces_of(made.byte_level()))
         self.text = TextTools(TextPool(TextLimits()), vocabulary, has_chat_template=False)
 
@@ -131,13 +132,39 @@ async def test_a_slow_reader_gets_merged_deltas_and_misses_nothing() -> None:
     assert [list(message.delta.token_ids) for message in messages] == [[11, 12, 13, 14, 15], []]
 
 
+async def test_each_pause_between_tokens_is_counted_whoever_reads_them() -> None:
+    shop = Shop()
+    for id_ in ("a", "b"):
+        shop.admit(id_, max_tokens=4)
+    for now in (1.0, 1.5, 2.0, 4.0):
+        shop.now = now
+        shop.step()
+    value = shop.metrics.registry.get_sample_value
+    name = "paceline_scheduler_inter_token_seconds"
+    assert value(f"{name}_bucket", {"le": "0.5"}) == 4
+    assert (value(f"{name}_count"), value(f"{name}_sum")) == (6, 6.0)
+    assert value("paceline_scheduler_first_token_seconds_sum") == 2.0
+
+
+async def test_a_delta_says_when_its_last_token_came() -> None:
+    shop = Shop()
+    stream = shop.admit(max_tokens=4)
+    elapsed = []
+    for steps in ((1.0,), (1.5, 2.25), (4.0,)):
+        for shop.now in steps:
+            shop.step()
+        shop.now += 1.0  # read later than it came
+        elapsed += [message.delta.elapsed_us for message in await take(stream) if message.HasField("delta")]
+    assert elapsed == [1_000_000, 2_250_000, 4_000_000]
+
+
 async def test_a_very_slow_readers_delta_is_cut_into_messages_of_bounded_size() -> None:
     shop = Shop()
     stream = shop.admit(max_tokens=8)
-    completion = stream._completions[0]
+    completion = stream.completions[0]
     completion._ids = list(range(2 * MAX_DELTA_TOKENS + 1))
     completion._logprobs = [TopLogprobs(-1.0)] * len(completion._ids)
-    messages = completion.take()
+    messages = completion.take(0.0)
     assert [len(message.delta.token_ids) for message in messages] == [MAX_DELTA_TOKENS] * 2 + [1]
     assert [len(message.delta.logprobs) for message in messages] == [MAX_DELTA_TOKENS] * 2 + [1]
 
