@@ -51,19 +51,28 @@ class Registry:
         """The live request of this id."""
         return self._live.get(request_id)
 
-    def check(self, request: Request, limits: Limits, now: float, *, connected: bool) -> bool:
+    def check(
+        self,
+        request: Request,
+        limits: Limits,
+        now: float,
+        *,
+        connected: bool,
+        replaced: LiveRequest | None = None,
+    ) -> bool:
         """Raise what speaks against taking it: DuplicateRequest, NeverFits, QueueFull or TooLate.
 
-        True if it may be taken as a trial (`admission.py`).
+        `replaced` ends if it is taken. True if it may be taken as a trial (`admission.py`).
         """
-        if request.id in self._live:
+        if self._live.get(request.id) is not replaced:
             raise DuplicateRequest(f"request {request.id!r} is live")
         why = misfit(request, limits)
         if why is None and request.input_tokens > self._config.max_queued_tokens:
             why = "prompt", f"has more tokens than the queue holds ({self._config.max_queued_tokens})"
         if why is not None:
             raise NeverFits(*why)
-        self._admission.check_room(request.identity, request.weight, request.input_tokens)
+        if not (replaced and replaced.holds_room_for(request)):
+            self._admission.check_room(request.identity, request.weight, request.input_tokens)
         return connected and self._admission.check_deadline(
             request.identity,
             request.weight,

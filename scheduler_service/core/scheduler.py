@@ -140,19 +140,25 @@ class Scheduler:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def add(self, request: Request, now: float) -> list[Event]:
+    def add(self, request: Request, now: float, *, replaces: bool = False) -> list[Event]:
         """Take a request into the queue, also while no executor is connected.
 
-        The events are ends of completions that had all their tokens elsewhere (`Request.continued`).
-        Raises NotReady, DuplicateRequest, NeverFits, QueueFull, QuotaUsed, TooLate.
+        `replaces`: in the place of the live request of the same id, which is cancelled, and only once this
+        one is taken. The events are ends of completions that had all their tokens elsewhere
+        (`Request.continued`). Raises NotReady, DuplicateRequest, NeverFits, QueueFull, QuotaUsed, TooLate.
         """
+        replaced = self._registry.get(request.id) if replaces else None
         try:
             if self._limits is None:
                 raise NotReady("no executor has been seen yet")
-            is_trial = self._registry.check(request, self._limits, now, connected=self._connected)
+            is_trial = self._registry.check(
+                request, self._limits, now, connected=self._connected, replaced=replaced
+            )
         except AdmissionError:
             self._refused(request.identity)
             raise
+        if replaced is not None:
+            self._registry.fail(replaced, Failure.CANCELLED, "replaced", now)
         live = self._registry.add(request, self._limits, now, is_trial=is_trial)
         if not self._connected or self._retiring:
             self._patience.strand(live, now)

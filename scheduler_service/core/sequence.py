@@ -53,6 +53,15 @@ class LiveRequest:
         """All sequences have ended."""
         return all(s.state is State.ENDED for s in self.sequences)
 
+    def holds_room_for(self, request: Request) -> bool:
+        """Whether it is queued, and `request` fits the room that it has in the queue's bounds."""
+        mine = self.request
+        return (
+            not self.started
+            and mine.identity == request.identity
+            and mine.input_tokens >= request.input_tokens
+        )
+
     def set_max_tokens(self, max_tokens: int) -> None:
         """Change what fits, for a request that did not say how much it wants."""
         for sequence in self.sequences:

@@ -174,7 +174,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             self._service.live.check_id(caller, checked)
             deadline = None if remaining is None else arrival + remaining
             known = len(checked.prompt.ids) if isinstance(checked.prompt, TokenPrompt) else 1
-            self._service.live.check_room(caller, known, deadline)  # before the work of tokenizing
+            self._service.live.check_room(caller, checked, known, deadline)  # before the work of tokenizing
             ids = await _token_ids(checked.prompt, served, caller)
             return self._service.live.admit(
                 checked,

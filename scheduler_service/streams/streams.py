@@ -61,8 +61,15 @@ class LiveRequests:
         if stream is not None and (stream.taken or not checked.digest or stream.digest != checked.digest):
             raise DuplicateRequest(f"request_id: {checked.id} is live")
 
-    def check_room(self, caller: Identity, prompt_tokens: int, deadline: float | None) -> None:
-        """Raises a ServiceError if no request with at least so many prompt tokens would be taken now."""
+    def check_room(
+        self, caller: Identity, checked: CheckedRequest, prompt_tokens: int, deadline: float | None
+    ) -> None:
+        """Raises a ServiceError if no request with at least so many prompt tokens would be taken now.
+
+        A resend is not judged here: it may have the queue's room that the call before it holds.
+        """
+        if scoped_id(caller.name, checked.id) in self._streams:
+            return
         now = self._clock()
         try:
             self._core.check_room(caller.name, now, prompt_tokens, deadline, caller.weight)
@@ -102,12 +109,14 @@ class LiveRequests:
         if checked.continuation is not None:
             checked.continuation.check_prompt(prompt)
             stopped = stream.take_over(checked.continuation)
-        if (replaced := self._streams.get(request.id)) is not None:
-            self._cancel(replaced, Replaced("the same request was sent again"))
+        replaced = self._streams.get(request.id)
         try:
-            self.post(self._core.add(request, self._clock()))
+            events = self._core.add(request, self._clock(), replaces=replaced is not None)
         except AdmissionError as error:
             raise of_admission(error) from error
+        if replaced is not None:
+            self._end(replaced, Replaced("the same request was sent again"))
+        self.post(events)
         stream.begin = partial(self._started, request, served.model)
         self._streams[request.id] = stream
         for index in stopped:

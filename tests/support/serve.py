@@ -84,8 +84,8 @@ def serving(directory: Path, *arguments: str, **variables: str) -> Iterator[Serv
         yield serve
     finally:
         if serve.process.poll() is None:
-            serve.process.send_signal(signal.SIGINT)
-            serve.process.send_signal(signal.SIGINT)
+            serve.process.send_signal(signal.SIGTERM)
+            serve.process.send_signal(signal.SIGTERM)
         serve.process.wait(20)
 
 

@@ -64,6 +64,20 @@ def test_a_live_duplicate_is_refused_and_a_later_one_is_not() -> None:
     harness.core.add(make_request("a"), harness.now)
 
 
+def test_who_replaces_a_live_request_is_counted_once_and_a_refused_one_replaces_nothing() -> None:
+    harness = Harness(FakeExecutor(CAPACITY), CoreConfig(max_queued_requests=1))
+    harness.add(make_request("a"))
+    harness.core.add(make_request("a"), 0.0, replaces=True)
+    harness.core.check_integrity()
+    snapshot = harness.core.snapshot()
+    assert (snapshot.waiting, snapshot.counters.cancelled) == (1, 1)
+    with pytest.raises(NeverFits):
+        harness.core.add(make_request("a", n=0), 0.0, replaces=True)
+    assert harness.core.live("a")
+    harness.run()
+    assert harness.finished["a", 0]
+
+
 def test_before_the_first_executor_nobody_knows_what_fits() -> None:
     harness = Harness(FakeExecutor(CAPACITY), connect=False)
     with pytest.raises(NotReady):

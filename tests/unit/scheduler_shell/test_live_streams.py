@@ -16,12 +16,18 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import Speculation
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import Capacity, Plan, Result, RowResult, TopLogprobs
-from scheduler_service.errors import Aborted, DuplicateRequest, Replaced, StalledReader
+from scheduler_service.errors import (
+    Aborted,
+    DuplicateRequest,
+    QueueFull,
+    Replaced,
+    StalledReader,
+)
 from scheduler_service.link.pool import Served
 from scheduler_service.metrics.metrics import Metrics
 from scheduler_service.model import Drafting
 from scheduler_service.rpc.codec.continuation import prompt_digest
-from scheduler_service.rpc.codec.requests import check_request
+from scheduler_service.rpc.codec.requests import CheckedRequest, check_request
 from scheduler_service.streams.stream import MAX_DELTA_TOKENS, RequestStream
 from scheduler_service.streams.streams import LiveRequests
 from scheduler_service.text.pool import TextPool
@@ -44,9 +50,9 @@ CALLER = Identity("ours", "token")
 class Shop:
     """A core and its live requests, with a test in the executor's place and on the clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: CoreConfig | None = None) -> None:
         self.now = 0.0
-        self.core = Scheduler(CoreConfig())
+        self.core = Scheduler(config or CoreConfig())
         self.core.executor_ready(CAPACITY, 0.0)
         self.metrics = Metrics()
         self.live = LiveRequests(self.core, self.metrics, lambda: self.now, lambda: None)
@@ -90,6 +96,11 @@ class Shop:
         if deliver:
             self.live.deliver()
         return plan
+
+
+def checked(id_: str) -> CheckedRequest:
+    message = pb.GenerateRequest(request_id=id_, token_ids=pb.TokenIds(ids=[1, 2]))
+    return check_request(message, MODEL, Drafting(default=Speculation()))
 
 
 async def read(stream: RequestStream) -> list[pb.GenerateResponse]:
@@ -293,6 +304,30 @@ async def test_a_resend_of_the_same_bytes_replaces_a_request_that_was_sent_nothi
     shop.step([13])
     assert [list(message.delta.token_ids) for message in await read(second)] == [[12, 13], []]
     assert len(shop.live) == 0
+
+
+async def test_a_resend_that_is_refused_leaves_the_request_before_it_alone() -> None:
+    shop = Shop(CoreConfig(max_queued_requests=1))
+    first = shop.admit(max_tokens=2)
+    shop.step([11])
+    shop.admit("other")
+    with pytest.raises(QueueFull):
+        shop.admit(max_tokens=2)
+    shop.step([12])
+    assert [list(message.delta.token_ids) for message in await read(first)] == [[11, 12], []]
+
+
+async def test_a_resend_has_the_room_of_the_request_that_it_replaces() -> None:
+    shop = Shop(CoreConfig(max_queued_requests=1))
+    first = shop.admit()
+    shop.live.check_room(CALLER, checked("r"), 2, None)
+    second = shop.admit()
+    with pytest.raises(Replaced):
+        await read(first)
+    with pytest.raises(QueueFull):
+        shop.live.check_room(CALLER, checked("another"), 2, None)
+    shop.step([11])
+    assert [list(message.delta.token_ids) for message in await take(second)] == [[11]]
 
 
 async def test_a_resend_does_not_replace_a_request_that_was_sent_something() -> None:
