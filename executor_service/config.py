@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -10,6 +11,8 @@ from paceline.service.identity import MAX_PRIORITY, Identity
 from paceline.service.settings import ServiceSettings
 from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
+
+from executor_service.backends.ranks import Rank
 
 BackendName = Literal["oracle", "paged-attention", "torch"]
 Positive = Annotated[int, Field(ge=1)]
@@ -85,6 +88,18 @@ class ExecutorConfig(ServiceSettings):
     exit_on_token: int | None = Field(None, ge=0, description="fault: die when this id is fed (oracle)")
     exit_after_steps: int | None = Field(None, ge=0, description="fault: die after so many (oracle)")
     freeze_after_steps: int | None = Field(None, ge=0, description="fault: stop after so many (oracle)")
+
+    def open_doors(self) -> list[str]:
+        """Those of the port, and where the ranks of a model meet."""
+        doors = super().open_doors()
+        launched = Rank.from_environment(os.environ)
+        if launched is not None or self.tensor_parallel > 1:
+            where = f"at {launched.host}" if launched is not None else "on this machine"
+            doors.append(
+                f"ranks of the model meet {where} in plaintext and without credentials: whoever reaches them "
+                "there can read and change what they compute"
+            )
+        return doors
 
     @field_validator("model")
     @classmethod

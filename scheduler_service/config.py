@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from paceline.channel import Security
+from paceline.channel import Security, is_loopback
 from paceline.service.identity import MAX_PRIORITY, Identity
 from paceline.service.security import read_token
 from paceline.service.settings import ADMIN_TOKEN, ServiceSettings, StringList
@@ -138,6 +138,17 @@ class SchedulerSettings(ServiceSettings):
         """Raises ValueError if the tokens that were given contradict one another."""
         super().check_secrets()
         _ = self.executor_security
+
+    def open_doors(self) -> list[str]:
+        """Those of the port, and a link that others can read."""
+        doors = super().open_doors()
+        addresses = (*self.executor, *self.draft_executor)
+        if self.executor_tls_ca is None and (far := [one for one in addresses if not is_loopback(one)]):
+            doors.append(
+                f"plaintext to executors beyond this machine ({', '.join(far)}): their token, and all "
+                "prompts and outputs, can be read on the way; --executor-tls-ca closes it"
+            )
+        return doors
 
     @property
     def instance_name(self) -> str:

@@ -12,6 +12,7 @@ from paceline.service.identity import token_hash
 from paceline.service.secrets import parse_secrets
 from paceline.service.settings import ServiceSettings
 
+from executor_service.backends.ranks import Rank
 from executor_service.config import ExecutorConfig
 from scheduler_service.config import SchedulerSettings
 
@@ -187,6 +188,30 @@ def test_every_open_door_is_told_and_no_other(tmp_path: Path) -> None:
     assert "plaintext" in plaintext
     assert "reflection" in reflection
     assert "metrics" in metrics
+
+
+def test_plaintext_to_an_executor_elsewhere_is_an_open_door(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(f"- {{name: a, sha256: {token_hash('t')}}}")
+    tokens = ("--tokens-file", str(tmp_path / "tokens"))
+    near = ("--executor", "127.0.0.1:1", "--executor", "[::1]:2", "--executor", "unix:/x")
+    far = ("--executor", "10.0.0.7:50061", "--draft-executor", "gpu2:50061")
+    assert scheduler(*tokens, *near).open_doors() == []
+    (door,) = scheduler(*tokens, *near, *far).open_doors()
+    assert "plaintext to executors beyond this machine (10.0.0.7:50061, gpu2:50061)" in door
+    ca = str(Path(__file__).parents[2] / "support" / "tls" / "ca.pem")
+    assert scheduler(*tokens, *far, "--executor-tls-ca", ca).open_doors() == []
+
+
+def test_where_ranks_meet_is_an_open_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tokens").write_text(f"- {{name: a, sha256: {token_hash('t')}}}")
+    torch = ("--tokens-file", str(tmp_path / "tokens"), "--backend", "torch", "--model", str(tmp_path))
+    assert executor(*torch).open_doors() == []
+    (here,) = executor(*torch, "--tensor-parallel", "2").open_doors()
+    assert "on this machine" in here
+    for name, value in Rank(0, 2, 0, 2, "10.0.0.7", 29500).environment().items():
+        monkeypatch.setenv(name, value)
+    (there,) = executor(*torch).open_doors()
+    assert "at 10.0.0.7" in there
 
 
 def test_administrators_are_those_of_an_open_loopback_service_alone() -> None:
