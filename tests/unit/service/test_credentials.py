@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from paceline.service.credentials import Credentials
+from paceline.service.credentials import MAX_ABSENCES, Credentials
 from paceline.service.identity import LOCAL, MAX_PRIORITY, Identity, peer_name, token_hash
 from paceline.service.tokens import Entry, read_tokens
 
@@ -58,18 +58,63 @@ def test_the_file_is_followed_and_a_broken_one_changes_nothing_but_the_log(
     credentials.refresh()
     assert caller(credentials, bearer("a-token")) is None
     assert caller(credentials, bearer("b-token")) is not None
-    write(file, f"- {{name: bob, sha256: {B}\n")
-    credentials.refresh()
-    file.unlink()
-    credentials.refresh()
-    assert caller(credentials, bearer("b-token")) is not None
-    errors = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert len(errors) == 2
-    credentials.refresh()
+    for broken in (f"- {{name: bob, sha256: {B}\n", ""):  # the second: truncated, and not yet written
+        write(file, broken)
+        for _ in range(2 * MAX_ABSENCES):
+            credentials.refresh()
+        assert caller(credentials, bearer("b-token")) is not None
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 2
     write(file, "[]")
     credentials.refresh()
     assert caller(credentials, bearer("b-token")) is None
+
+
+def test_a_file_that_was_deleted_lets_nobody_in_and_one_that_is_being_replaced_everybody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = f"- {{name: alice, sha256: {A}}}\n"
+    file = write(tmp_path / "tokens", text)
+    own = Entry.of("own", Identity("own", "token", admin=True))
+    credentials = Credentials([own], file, demanded=True)
+    for _ in range(2):  # replaced: it comes back in time, again and again
+        file.unlink()
+        for _ in range(MAX_ABSENCES - 1):
+            credentials.refresh()
+        assert caller(credentials, bearer("a-token")) is not None
+        write(file, text)
+        credentials.refresh()
+    file.unlink()
+    for _ in range(MAX_ABSENCES + 2):
+        credentials.refresh()
+    assert caller(credentials, bearer("a-token")) is None
+    assert caller(credentials, bearer("own")) is not None
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(said) == 4
+    assert said[-1] == "the tokens file is gone: its tokens are refused from now on"
+    write(file, text)
+    credentials.refresh()
+    assert caller(credentials, bearer("a-token")) is not None
+
+
+def test_a_folder_that_can_not_be_looked_into_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "tokens", f"- {{name: alice, sha256: {A}}}\n")
+    credentials = Credentials(file=file, demanded=True)
+
+    def stat(path: Path) -> None:
+        raise PermissionError(path)
+
+    with monkeypatch.context() as context:
+        context.setattr("paceline.service.credentials.os.stat", stat)
+        context.setattr("paceline.service.credentials.read_tokens", unreadable)
+        for _ in range(2 * MAX_ABSENCES):
+            credentials.refresh()
+    assert caller(credentials, bearer("a-token")) is not None
+
+
+def unreadable(path: Path) -> list[Entry]:
+    raise ValueError(f"{path}: Permission denied")
 
 
 def test_a_file_that_has_not_changed_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

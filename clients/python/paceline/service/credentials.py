@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from paceline.service.tokens import Entry, by_digest, read_tokens
 log = Log(__name__)
 
 POLL_S = 1.0
+MAX_ABSENCES = 5
+"""Looks in a row at which the tokens file may be missing, as while it is being replaced, before all of its
+tokens are refused."""
 _KEY = "authorization"
 _SCHEME = "Bearer "
 
@@ -49,9 +53,11 @@ class Credentials:
         self._fixed, self._file = list(fixed), file
         self.demanded, self._certificates, self._open_admin = demanded, certificates, open_admin
         self._stat: _Stat | None = None
+        self._absences = 0  # looks in a row that found no file
         self._known: dict[bytes, Entry] = by_digest(self._fixed)
         if file is not None:
-            self._stat = _stat(file)
+            with suppress(FileNotFoundError):  # reading it says so
+                self._stat = _stat(file)
             self._known = by_digest(self._fixed + read_tokens(file))
 
     def admits(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
@@ -76,20 +82,41 @@ class Credentials:
             await asyncio.to_thread(self.refresh)
 
     def refresh(self) -> None:
-        """Read the tokens file again if it has changed. A broken one changes nothing but the log."""
+        """Read the tokens file again if it has changed.
+
+        A broken one changes nothing but the log: what it was to say can't be known. One that was deleted
+        says that nobody has a token any more, once it has been missing at MAX_ABSENCES looks in a row.
+        """
         if self._file is None:
             return
-        found = _stat(self._file)
+        try:
+            found = _stat(self._file)
+        except FileNotFoundError:
+            self._missing(self._file)
+            return
+        self._absences = 0
         if found == self._stat:
             return
         self._stat = found  # taken before reading: what is written meanwhile is read the next time
         try:
             known = by_digest(self._fixed + read_tokens(self._file))
         except ValueError as error:
-            log.error("the tokens file is broken; its last good entries stay in force", detail=str(error))
+            entries = len(self._known) - len(self._fixed)
+            log.error(
+                "the tokens file is broken; what was in force stays so", entries=entries, detail=str(error)
+            )
             return
         self._known = known
         log.info("the tokens file was read again", entries=len(known) - len(self._fixed))
+
+    def _missing(self, file: Path) -> None:
+        self._absences += 1
+        if self._absences == 1:
+            self._stat = None  # whatever comes back is read
+            log.error("the tokens file is gone; its tokens are refused unless it comes back", file=str(file))
+        if self._absences == MAX_ABSENCES:
+            self._known = by_digest(self._fixed)
+            log.error("the tokens file is gone: its tokens are refused from now on", file=str(file))
 
     def _find(self, metadata: Iterable[tuple[str, str | bytes]]) -> Identity | None:
         given = next((value for key, value in metadata if key == _KEY), "")
@@ -105,8 +132,11 @@ class Credentials:
 
 
 def _stat(path: Path) -> _Stat | None:
+    """None: it can't be looked at, which says nothing of its content. Raises FileNotFoundError."""
     try:
         found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(path) from None
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
