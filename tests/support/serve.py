@@ -21,10 +21,12 @@ _START_S = 60.0
 class Serve:
     """A running `paceline serve`."""
 
-    def __init__(self, directory: Path, *arguments: str, **variables: str) -> None:
+    def __init__(
+        self, directory: Path, *arguments: str, backend: str = "oracle", port: int = 0, **variables: str
+    ) -> None:
         self._port_file = directory / "port"
         self._log_file = directory / "log"
-        command = [sys.executable, "-m", "paceline", "serve", "--backend", "oracle", "--port", "0"]
+        command = [sys.executable, "-m", "paceline", "serve", "--backend", backend, "--port", str(port)]
         with self._log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, "--port-file", str(self._port_file), *arguments],
@@ -57,7 +59,7 @@ class Serve:
     @property
     def address(self) -> str:
         if self._log_file != self._port_file:
-            self.wait_for("Serving oracle at")
+            self.wait_for(r"Serving \S+ at")
         return f"127.0.0.1:{self._port_file.read_text().strip()}"
 
     @property
@@ -77,8 +79,10 @@ class Serve:
 
 
 @contextmanager
-def serving(directory: Path, *arguments: str, **variables: str) -> Iterator[Serve]:
-    serve = Serve(directory, *arguments, **variables)
+def serving(
+    directory: Path, *arguments: str, backend: str = "oracle", port: int = 0, **variables: str
+) -> Iterator[Serve]:
+    serve = Serve(directory, *arguments, backend=backend, port=port, **variables)
     try:
         assert serve.address
         yield serve

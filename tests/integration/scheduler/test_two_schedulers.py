@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
 import paceline
 import pytest
 from paceline import aio, errors
-from paceline.types import Completion, Delta, Event, Usage
+from paceline.types import Completion
 
 from tests.model.default_model import default_model
+from tests.support.held_streams import END_S, HeldStream, essence, generation, held, undisturbed
 from tests.support.ports import kept_port
 from tests.support.processes import ServiceProcess
 from tests.support.stack import Stack
 
 STREAMS = 16
 ORACLE = ("--step-ms", "4")
-END_S = 300.0  # of anything here: machines stand still
 
 
 class Pair:
@@ -77,74 +74,19 @@ def pair(directory: Path, *executor: str, tokens: int = 300) -> Iterator[Pair]:
         made.kill()
 
 
-@dataclass
-class Read:
-    """A stream read to its end, and when its events came."""
-
-    generation: aio.Generation
-    events: list[tuple[float, Event]]
-
-    @property
-    def completions(self) -> list[Completion]:
-        """What came, but for times and the like."""
-        collector = paceline.responses.Collector()
-        for _, event in self.events:
-            collector.add(event)
-        return [_essence(one) for one in collector.completions()]
-
-    @property
-    def longest_pause_s(self) -> float:
-        """Between two events."""
-        return max(later - earlier for (earlier, _), (later, _) in pairwise(self.events))
-
-
-def _essence(one: Completion) -> Completion:
-    assert one.finished is not None
-    usage = one.finished.usage
-    usage = Usage(usage.prompt_tokens, 0, usage.completion_tokens, 0, 0, 0, 0, 0, 0)
-    return replace(one, finished=replace(one.finished, usage=usage))
-
-
-def _generation(client: aio.Client, seed: int, tokens: int) -> aio.Generation:
-    return client.generate(
-        f"Prompt number {seed}, and what follows it",
-        max_tokens=tokens,
-        seed=seed,
-        temperature=0.8,
-        ignore_eos=True,
-        logprobs=1,
-        n=1 + seed % 2,
-    )
-
-
-async def undisturbed(pair: Pair, streams: int = STREAMS) -> list[list[Completion]]:
-    async with aio.Client(pair.addresses) as client:
-        runs = [_generation(client, seed, pair.tokens).collect() for seed in range(streams)]
-        async with asyncio.timeout(END_S):
-            return [[_essence(one) for one in run] for run in await asyncio.gather(*runs)]
+async def reference(pair: Pair, streams: int = STREAMS) -> list[list[Completion]]:
+    return await undisturbed(pair.addresses, streams, pair.tokens)
 
 
 async def disturbed(
     pair: Pair, disturb: Callable[[], None], streams: int = STREAMS, tokens: int = 1
-) -> list[Read]:
-    """All streams, disturbed when each has had so many tokens."""
-    begun = [asyncio.Event() for _ in range(streams)]
-
-    async def read(client: aio.Client, seed: int) -> Read:
-        got, received = Read(_generation(client, seed, pair.tokens), []), 0
-        async for event in got.generation:
-            got.events.append((time.monotonic(), event))
-            received += len(event.token_ids) if isinstance(event, Delta) else 0
-            if received >= tokens:
-                begun[seed].set()
-        return got
-
-    async with aio.Client(pair.addresses) as client, asyncio.timeout(END_S):
-        reads = [asyncio.create_task(read(client, seed)) for seed in range(streams)]
-        for one in begun:
-            await one.wait()
-        disturb()
-        return list(await asyncio.gather(*reads))
+) -> list[HeldStream]:
+    """All streams, disturbed when each has had so many tokens; none fails."""
+    reads = await held(pair.addresses, disturb, streams, pair.tokens, after_tokens=tokens)
+    for read in reads:
+        if read.error is not None:
+            raise read.error
+    return reads
 
 
 FAULTS = [signal.SIGKILL, signal.SIGSTOP]
@@ -168,7 +110,7 @@ async def test_streams_go_on_on_the_other_scheduler_with_the_same_tokens(
     tmp_path: Path, fault: signal.Signals
 ) -> None:
     with pair(tmp_path, *ORACLE) as both:
-        expected = await undisturbed(both)
+        expected = await reference(both)
         print(await survive(both, fault, expected))
         await both.stack.all_pages_back(both.executor)
 
@@ -176,13 +118,13 @@ async def test_streams_go_on_on_the_other_scheduler_with_the_same_tokens(
 async def test_a_blocking_clients_stream_goes_on_on_the_other_scheduler(tmp_path: Path) -> None:
     def read(client: paceline.Client, disturb: Callable[[], None] | None) -> tuple[list[Completion], int]:
         collector = paceline.responses.Collector()
-        generation = client.generate("x", max_tokens=300, seed=1, temperature=1.0, ignore_eos=True)
-        for event in generation:
+        running = client.generate("x", max_tokens=300, seed=1, temperature=1.0, ignore_eos=True)
+        for event in running:
             collector.add(event)
             if disturb is not None:
                 disturb()
                 disturb = None
-        return [_essence(one) for one in collector.completions()], generation.resumptions
+        return [essence(one) for one in collector.completions()], running.resumptions
 
     def use(both: Pair) -> None:
         with paceline.Client(both.addresses) as client:
@@ -201,21 +143,21 @@ async def test_a_blocking_clients_stream_goes_on_on_the_other_scheduler(tmp_path
 
 async def test_with_one_address_a_stream_waits_for_its_scheduler_to_come_back(tmp_path: Path) -> None:
     with pair(tmp_path, *ORACLE) as both:
-        expected = (await undisturbed(both, 1))[0]
+        expected = (await reference(both, 1))[0]
         async with aio.Client(both.addresses[0], failover_timeout_s=END_S) as client:
-            generation = _generation(client, 0, both.tokens)
-            got = Read(generation, [])
-            async for event in generation:
+            running = generation(client, 0, both.tokens)
+            got = HeldStream(running)
+            async for event in running:
                 got.events.append((0.0, event))
                 if len(got.events) == 1:
                     await asyncio.to_thread(both.restart, 0)
         assert got.completions == expected
-        assert generation.resumptions >= 1
+        assert running.resumptions >= 1
 
 
 async def test_a_scheduler_that_is_shut_down_hands_its_streams_to_the_other(tmp_path: Path) -> None:
     with pair(tmp_path, *ORACLE) as both:
-        expected = await undisturbed(both, 4)
+        expected = await reference(both, 4)
 
         def twice() -> None:
             for _ in range(2):
@@ -228,18 +170,18 @@ async def test_a_scheduler_that_is_shut_down_hands_its_streams_to_the_other(tmp_
 async def test_without_another_scheduler_a_lost_stream_says_so(tmp_path: Path) -> None:
     with pair(tmp_path, *ORACLE) as both:
         async with aio.Client(both.addresses[0], failover_timeout_s=0.2) as client:
-            generation = _generation(client, 0, 30_000)
-            await anext(generation)
+            running = generation(client, 0, 30_000)
+            await anext(running)
             both.schedulers[0].kill()
             with pytest.raises(errors.StreamLost, match="could not be continued"):
-                await generation.collect()
+                await running.collect()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_fifty_times_no_stream_fails(tmp_path: Path, fault: signal.Signals) -> None:
     with pair(tmp_path, *ORACLE) as both:
-        expected = await undisturbed(both)
+        expected = await reference(both)
         for run in range(50):
             print(f"{run + 1:2}", await survive(both, fault, expected, run % 2), flush=True)
         await both.stack.all_pages_back(both.executor)
@@ -252,7 +194,7 @@ async def test_on_a_pool_that_fits_one_and_a_half_requests_streams_go_on_too(
 ) -> None:
     """The dead one's pages come back when it is restarted, else when its lease ends."""
     with pair(tmp_path, *ORACLE, "--pages", "30", tokens=280) as both:
-        expected = await undisturbed(both, 2)
+        expected = await reference(both, 2)
 
         def die() -> None:
             both.schedulers[0].kill()
@@ -271,6 +213,6 @@ async def test_on_a_pool_that_fits_one_and_a_half_requests_streams_go_on_too(
 async def test_five_times_no_stream_of_the_default_model_fails(tmp_path: Path, fault: signal.Signals) -> None:
     flags = ("--backend", "torch", "--dtype", "int8", "--model", str(default_model()))
     with pair(tmp_path, *flags, tokens=60) as both:
-        expected = await undisturbed(both)
+        expected = await reference(both)
         for run in range(5):
             print(f"{run + 1:2}", await survive(both, fault, expected, run % 2), flush=True)
