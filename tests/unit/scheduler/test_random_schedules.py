@@ -248,7 +248,7 @@ class Run:
 
     def continued(self, request: Request, begun: tuple[float, ...]) -> tuple[Continued, ...]:
         """What was produced elsewhere; at least one completion has not ended there."""
-        made = []
+        made: list[Continued] = []
         for index, share in enumerate(begun[: request.n]):
             ids = self.expected(request)[index]
             finished = share > 1 and len(made) < request.n - 1
