@@ -74,10 +74,10 @@ def test_a_reader_that_stands_still_stops_nobody_and_learns_what_it_missed(pipe:
     os.close(pipe[1])
     reading.join(60)
     lines = b"".join(heard).decode().splitlines()
-    [said] = [line for line in lines if "dropped" in line]
-    dropped = int(said.split()[0].strip("["))
+    said = [line for line in lines if "dropped" in line]  # once for each time that there was room again
+    dropped = sum(int(line.split()[0].strip("[")) for line in said)
     assert dropped > 0
-    assert len(lines) - 1 + dropped == many
+    assert len(lines) - len(said) + dropped == many
 
 
 def test_a_console_prints_through_it_and_is_itself_again_afterwards(pipe: tuple[int, int]) -> None:
