@@ -1,0 +1,62 @@
+"""A speculator of your own: guess the next tokens, let the executor verify all of them in one forward.
+
+    python -m executor_service --backend oracle --port 50061 &
+    python examples/own_speculator.py 127.0.0.1:50061
+
+The guess here is what followed the last two tokens before. The executor keeps the guesses that are the
+tokens it would have sampled, so the output is the same as without guesses;
+a wrong one costs its place in the forward.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from paceline import ExecutorClient
+from paceline.executor.v1 import executor_pb2 as pb
+
+
+def guess(tokens: list[int], count: int) -> list[int]:
+    """Up to `count` tokens that followed the last two tokens where they stood before."""
+    pair = tokens[-2:]
+    for at in range(len(tokens) - 3, -1, -1):
+        if tokens[at : at + 2] == pair:
+            return tokens[at + 2 : at + 2 + count]
+    return []
+
+
+def generate(executor: ExecutorClient, prompt: list[int], new_tokens: int) -> tuple[list[int], int]:
+    """The greedy continuation, `new_tokens` ids, and how many forwards it took."""
+    cache_id, tokens = 1, list(prompt)
+    sampling = pb.Sampling(temperature=0)
+    with executor.session(label="example") as session:
+        opening = pb.Opening(cache_id=cache_id, tokens=prompt, sampling=sampling)
+        rows = executor.prefill(session.step(openings=[opening])).rows
+        tokens += rows.tokens
+        forwards = 1
+        while (missing := len(prompt) + new_tokens - len(tokens)) > 0:
+            drafts = guess(tokens, min(8, missing - 1))
+            row = pb.Rows(
+                cache_ids=[cache_id],
+                kv_lengths=[rows.kv_lengths[0]],
+                drafts=drafts,
+                draft_counts=[len(drafts)],
+            )
+            rows = executor.unified_decode(session.step(rows=row)).rows
+            if rows.errors:
+                raise RuntimeError(rows.errors[0].message)
+            tokens += rows.tokens  # the accepted guesses, and the token behind them
+            forwards += 1
+    return tokens[len(prompt) :], forwards
+
+
+def main() -> None:
+    """Continue one prompt, and say how many forwards that took."""
+    with ExecutorClient(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50061") as executor:
+        output, forwards = generate(executor, [5, 6, 7, 8] * 4, 48)
+        print(output)
+        print(f"{len(output)} tokens in {forwards} forwards")
+
+
+if __name__ == "__main__":
+    main()
