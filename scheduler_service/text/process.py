@@ -40,7 +40,6 @@ WALL_FACTOR = 12
 MAX_STOPPED_S = 5.0
 """How long a process with a job may be stopped while we are not: who stops all continues all."""
 START_TIMEOUT_S = 60.0
-REAP_INTERVAL_S = 0.005
 READ_BYTES = 1 << 20
 
 
@@ -180,8 +179,7 @@ class TextProcess:
 
     def _kill(self, culprit: Job | None) -> None:
         self._culprit, self._stuck = culprit, culprit is None
-        self._process.kill()
-        self._writer.transport.abort()
+        self._writer.transport.abort()  # which ends `run`
 
     def _answered(self, lane: int, header: Header, payload: bytes) -> None:
         state = self._lanes[lane]
@@ -298,13 +296,15 @@ async def _read(reader: asyncio.StreamReader) -> tuple[Header, bytes]:
 
 async def _end(process: subprocess.Popen[bytes]) -> int:
     """Kill and reap it; returns the exit status, which is its own if it was about to end."""
-    process.kill()
+    # Not on the event loop. A process leaves the system once its threads have left /proc; meanwhile waitpid
+    # does not return, not even with WNOHANG, and a thread of low priority leaves late on a busy machine.
     try:
-        while True:
-            status = process.poll()
-            if status is not None:
-                return status
-            await asyncio.sleep(REAP_INTERVAL_S)
+        return await asyncio.to_thread(_reap, process)
     except asyncio.CancelledError:
-        process.wait()
+        _reap(process)
         raise
+
+
+def _reap(process: subprocess.Popen[bytes]) -> int:
+    process.kill()
+    return process.wait()

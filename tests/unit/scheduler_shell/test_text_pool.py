@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -266,6 +267,28 @@ async def test_a_process_that_was_stopped_is_given_up_long_before_a_slow_one(
 
 
 async def test_a_tokenizer_that_never_answers_is_not_the_prompts_fault(
+async def test_the_event_loop_never_waits_for_the_end_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited_in = set()
+
+    def recorded(wait: Callable[..., int | None]) -> Callable[..., int | None]:
+        def waiting(process: subprocess.Popen[bytes], *arguments: float) -> int | None:
+            waited_in.add(threading.get_ident())
+            return wait(process, *arguments)
+
+        return waiting
+
+    for name in ("poll", "wait"):
+        monkeypatch.setattr(subprocess.Popen, name, recorded(getattr(subprocess.Popen, name)))
+    async with tools(files(when("slow", ENDLESS)), QUICK) as (text, pool):
+        with pytest.raises(PromptError):  # over its limit: killed
+            await text.encode_messages([{"role": "user", "content": "slow"}], 1000)
+        assert await text.encode_text("a")
+        os.kill(pool.pids[0], signal.SIGKILL)  # ends by itself
+        assert await text.encode_text("b")
+    assert waited_in
+    assert threading.get_ident() not in waited_in
+
+
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorder = Recorder(monkeypatch)
