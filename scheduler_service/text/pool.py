@@ -33,6 +33,8 @@ MAX_JOBS = 512
 """That wait or run, in each lane; one caller may have half of them."""
 MAX_BYTES = 32 << 20
 """Of them."""
+MAX_TEMPLATE_CHARS = 1 << 20
+"""Of a chat template and the tokens that it writes; templates in use have up to 20,000."""
 MAX_PROCESSES = 4
 MAX_DEATHS = 2
 RESTART_S = 0.1  # doubles ...
@@ -75,6 +77,9 @@ class TextPool:
 
         Raises UnusableTokenizerError, and then nothing has changed. One call at a time, until one succeeds.
         """
+        size = sum(map(len, (files.chat_template, files.bos_token, files.eos_token)))
+        if size > MAX_TEMPLATE_CHARS:
+            raise UnusableTokenizerError(f"the chat template has more than {MAX_TEMPLATE_CHARS} characters")
         header: Header = {
             "op": "load",
             "chat_template": files.chat_template,

@@ -399,6 +399,7 @@ def niceness(thread: int) -> int:
 @linux
 async def test_a_small_job_that_takes_long_is_ranked_with_the_large_ones(
     monkeypatch: pytest.MonkeyPatch,
+        (files("x" * (pools.MAX_TEMPLATE_CHARS + 1)), "more than 1048576 characters"),
 ) -> None:
     recorder = Recorder(monkeypatch)
     async with tools(files(when("slow", ENDLESS))) as (text, _):
