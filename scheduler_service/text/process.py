@@ -30,6 +30,8 @@ from scheduler_service.text.frames import (
     frame_lengths,
 )
 
+WORKER = "scheduler_service.text.worker"
+"""The module that runs there."""
 WATCH_INTERVAL_S = 0.1
 LONG_CPU_S = 0.05
 """What a job may take between two looks before it is ranked with the large ones."""
@@ -274,7 +276,7 @@ def _spawn(limits: TextLimits, connection: socket.socket) -> subprocess.Popen[by
     # Not through asyncio: uvloop would fork, at which gRPC's handlers of forks complain.
     arguments = (str(limits.memory_mib), f"{limits.cpu_s:g}")
     return subprocess.Popen(
-        (sys.executable, "-P", "-m", "scheduler_service.text.worker", *arguments),
+        (sys.executable, "-P", "-m", WORKER, *arguments),
         stdin=connection.fileno(),
         stdout=subprocess.DEVNULL,
         env=_environment(),

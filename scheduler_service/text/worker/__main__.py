@@ -12,7 +12,8 @@ An answer has `thread`, its id, if the lane goes on in another one: the schedule
 thread whose job takes long, which nobody but an administrator can raise again.
 
 Two lanes, a thread each, so that a small prompt never waits for a large one. Running out of memory ends
-the process (status EXIT_MEMORY): it does not tell which lane is to blame.
+the process (status EXIT_MEMORY): it does not tell which lane is to blame. Whatever ends a thread ends the
+process, so that no job waits for an answer that nobody gives.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ import signal
 import socket
 import sys
 import threading
+from array import array
+from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import NoReturn
 
@@ -46,6 +50,12 @@ SWITCH_INTERVAL_S = 0.0005
 LARGE_BYTES = 256 << 10
 """Jobs from which on freed memory is given back."""
 MAX_ERROR_CHARACTERS = 500
+MAX_IDS = 4 << 20
+"""Of a prompt; honest tokenizers make at most one token of a byte, and prompts have at most 3 MiB."""
+
+
+class TooManyTokensError(Exception):
+    """A prompt has more tokens than anything can be asked to take."""
 
 
 class Worker:
@@ -63,7 +73,7 @@ class Worker:
     def run(self) -> None:
         """Until the scheduler closes its end."""
         # A thread begins with the priority of the one that starts it.
-        threading.Thread(target=self._start_threads, daemon=True).start()
+        _thread(self._start_threads).start()
         threads = [self._new_thread(lane) for lane in range(LANES)]
         with open(os.devnull, "wb") as nowhere:  # a panic's message may have the prompt in it
             os.dup2(nowhere.fileno(), sys.stderr.fileno())
@@ -75,14 +85,19 @@ class Worker:
                 self._lanes[header["lane"]].put((header, stream.read(payload)))
 
     def _send(self, header: Header, payload: bytes) -> None:
+        head = encode_head(header, len(payload))
         with self._writing:
-            self._connection.sendall(encode_head(header, len(payload)) + payload)
+            self._connection.sendall(head)
+            self._connection.sendall(payload)
 
     def _start_threads(self) -> NoReturn:
         while True:
             lane = self._successors.get()
-            thread = threading.Thread(target=self._work, args=(lane,), daemon=True)
-            thread.start()
+            thread = _thread(partial(self._work, lane))
+            try:
+                thread.start()
+            except RuntimeError as error:  # there is no room for its stack
+                raise MemoryError from error
             self._threads[lane].put(thread.native_id or 0)
 
     def _new_thread(self, lane: int) -> int:
@@ -98,10 +113,7 @@ class Worker:
         while not is_lowered:
             job, payload = self._lanes[lane].get()
             limits.extend_cpu(LANES * self._cpu_s)
-            try:
-                header, answer = self._answer(job, payload)
-            except MemoryError:
-                os._exit(EXIT_MEMORY)
+            header, answer = self._answer(job, payload)
             is_lowered = limits.niceness() > niceness
             if is_lowered:
                 header = header | {"thread": self._new_thread(lane)}
@@ -116,7 +128,7 @@ class Worker:
                 return self._load(job, payload)
             assert self._encoder is not None
             if job["op"] == "text":
-                return {}, pack_ints(self._encoder.encode_text(payload.decode()))
+                return {}, _packed(self._encoder.encode_text(payload.decode()))
             chat = json.loads(payload)
             ids = self._encoder.encode_messages(
                 chat["messages"],
@@ -124,16 +136,19 @@ class Worker:
                 arguments=chat["arguments"],
                 continues=chat["continues"],
             )
-            return {}, pack_ints(ids)
+            return {}, _packed(ids)
         except RenderedTooLargeError:
             why, field = f"the template makes more than {job['max_bytes']} bytes of them", "messages"
+        except TooManyTokensError:
+            why, field = f"has more than {MAX_IDS} tokens", ""
         except ChatTemplateError as error:
             why, field = str(error), error.field
         except MemoryError:
             raise
         except BaseException as error:  # the tokenizers library raises nothing narrower, and panics
             why, field = f"the tokenizer failed: {error or type(error).__name__}", ""
-        return {"error": why[:MAX_ERROR_CHARACTERS], "field": field}, b""
+        why = why[:MAX_ERROR_CHARACTERS].encode(errors="replace").decode()  # a template may say surrogates
+        return {"error": why, "field": field}, b""
 
     def _load(self, job: Header, payload: bytes) -> tuple[Header, bytes]:
         texts = {name: job[name] for name in ("chat_template", "bos_token", "eos_token", "add_bos")}
@@ -147,6 +162,27 @@ class Worker:
         return header, pack_ints(pieces.lengths) + pieces.data
 
 
+def _packed(ids: array[int]) -> bytes:
+    """Raises TooManyTokensError."""
+    if len(ids) > MAX_IDS:
+        raise TooManyTokensError
+    return pack_ints(ids)
+
+
+def _thread(work: Callable[[], object]) -> threading.Thread:
+    """One that takes the process with it if it fails."""
+
+    def run() -> None:
+        try:
+            work()
+        except MemoryError:
+            os._exit(EXIT_MEMORY)
+        except BaseException:
+            os._exit(1)
+
+    return threading.Thread(target=run, daemon=True)
+
+
 def main() -> NoReturn:
     """Under the limits from here on."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -156,9 +192,10 @@ def main() -> NoReturn:
     limits.die_with_parent()
     limits.limit_memory(memory_mib)
     limits.lower_priority(limits.NICENESS)
-    worker = Worker(socket.socket(fileno=0), cpu_s)
     try:
-        worker.run()
+        Worker(socket.socket(fileno=0), cpu_s).run()
+    except MemoryError:
+        os._exit(EXIT_MEMORY)
     finally:
         os._exit(0)  # whatever the lanes are doing
 

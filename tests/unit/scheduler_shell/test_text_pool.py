@@ -23,6 +23,7 @@ from scheduler_service.text.pool import TextPool, process_count
 from scheduler_service.text.process import Job, TextLimits, TextProcess
 from scheduler_service.text.tools import TextTools
 from scheduler_service.text.worker.limits import NICENESS
+from tests.unit.scheduler_shell import ailing_worker
 from tests.unit.scheduler_shell import tokenizers_made_here as made
 from tests.unit.scheduler_shell.test_chat_template import CHATML
 
@@ -266,7 +267,6 @@ async def test_a_process_that_was_stopped_is_given_up_long_before_a_slow_one(
         assert pool.pids != before
 
 
-async def test_a_tokenizer_that_never_answers_is_not_the_prompts_fault(
 async def test_the_event_loop_never_waits_for_the_end_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     waited_in = set()
 
@@ -289,6 +289,7 @@ async def test_the_event_loop_never_waits_for_the_end_of_a_process(monkeypatch: 
     assert threading.get_ident() not in waited_in
 
 
+async def test_a_tokenizer_that_never_answers_is_not_the_prompts_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorder = Recorder(monkeypatch)
@@ -329,6 +330,38 @@ async def test_a_job_at_which_two_processes_died_fails_and_only_that() -> None:
     assert [len(result) for result in results[1:]] == [20_000, 1]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("ailment", [ailing_worker.ANSWER, ailing_worker.THREAD])
+async def test_an_answer_for_which_there_is_no_memory_is_a_refusal(
+    monkeypatch: pytest.MonkeyPatch, ailment: str
+) -> None:
+    monkeypatch.setattr("scheduler_service.text.process.WORKER", ailing_worker.__name__)
+    async with tools(files()) as (text, _):
+        with pytest.raises(PromptError, match="512 MiB of memory"):
+            await text.encode_text(ailment)
+        assert await text.decode(await text.encode_text("hello")) == "hello"
+
+
+async def test_a_prompt_of_too_many_tokens_is_refused_where_it_is_tokenized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scheduler_service.text.process.WORKER", ailing_worker.__name__)
+    async with tools(files()) as (text, pool):
+        pids = pool.pids
+        assert len(await text.encode_text("1" * ailing_worker.MAX_IDS)) == ailing_worker.MAX_IDS
+        with pytest.raises(PromptError, match="has more than 100 tokens"):
+            await text.encode_text("1" * (ailing_worker.MAX_IDS + 1))
+        assert pool.pids == pids
+
+
+async def test_a_template_that_complains_in_no_valid_unicode_is_heard() -> None:
+    complains = r"""{{ raise_exception("no \ud800 here") }}"""
+    async with tools(files(when("bad", complains))) as (text, pool):
+        pids = pool.pids
+        with pytest.raises(PromptError, match=r"no \? here"):
+            await text.encode_messages([{"role": "user", "content": "bad"}], 1000)
+        assert pool.pids == pids
+
+
 async def test_a_template_that_writes_without_end_is_stopped_while_it_writes() -> None:
     writes = "{% for a in range(99999) %}{% for b in range(99999) %}0123456789{% endfor %}{% endfor %}"
     async with tools(files(when("long", writes))) as (text, pool):
@@ -366,6 +399,7 @@ async def test_a_pattern_that_backtracks_without_end_costs_the_prompt_that_meets
     ("given", "why"),
     [
         (files("{% if %}"), "does not compile"),
+        (files("x" * (pools.MAX_TEMPLATE_CHARS + 1)), "more than 1048576 characters"),
         (replace(files(), tokenizer_json=b"{}"), "Tokenizer"),
         (replace(files(), tokenizer_json=b"\xff" * 1000), "the tokenizer failed"),
         (files(tokenizer=NEEDS_TRIAL), "256 MiB"),
@@ -399,7 +433,6 @@ def niceness(thread: int) -> int:
 @linux
 async def test_a_small_job_that_takes_long_is_ranked_with_the_large_ones(
     monkeypatch: pytest.MonkeyPatch,
-        (files("x" * (pools.MAX_TEMPLATE_CHARS + 1)), "more than 1048576 characters"),
 ) -> None:
     recorder = Recorder(monkeypatch)
     async with tools(files(when("slow", ENDLESS))) as (text, _):
