@@ -131,5 +131,5 @@ async def _tick_leases(runtime: Runtime) -> None:
     """Keep the lease clock going through long steps: it counts only what it sees pass."""
     while True:
         if (loaded := runtime.loaded_or_none) is not None:
-            loaded.engine.clock()
+            loaded.engine.store.clock()
         await asyncio.sleep(_LEASE_TICK_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from executor_service.cache.sequence import Sequence
 from executor_service.contract.plan import Reason, StepPlan, StepRefused, StepResult
@@ -18,6 +19,15 @@ REMEMBERED_FENCES = 16_384
 
 MAX_CALLERS = 1024
 """Callers whose session 0 is remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """Lease lengths in seconds: of a session that asks for none, and the range that may be asked for."""
+
+    default_s: float = 30.0
+    min_s: float = 0.5
+    max_s: float = 3600.0
 
 
 class Session:

@@ -3,7 +3,7 @@
 The border between the service (protobuf, asyncio) and the engine (one thread, no I/O). Standard
 library and numpy only. Everything here has already passed the shape and range checks of
 `codec.py`, and what did not pass is a `Refusal` in its own place; what depends on the state of a
-cache is checked by `engine.py`.
+cache is checked when its pages are reserved (`steps/reservation.py`).
 
 Terms: the *KV length* n of a sequence is the number of tokens whose keys and values are cached.
 *Pending* tokens are known but not cached yet: the rest of a prompt, or the token sampled last.

@@ -140,9 +140,9 @@ def encode_status(runtime: Runtime, loaded: Loaded | None) -> pb.GetStatusRespon
     )
     if loaded is None:
         return response
-    engine, cache, counters = loaded.engine, loaded.engine.cache, loaded.engine.counters
-    response.sessions = len(engine.sessions)
-    response.sequences = engine.sequences
+    store, cache, counters = loaded.engine.store, loaded.engine.store.pages, loaded.engine.counters
+    response.sessions = len(store.sessions)
+    response.sequences = store.count
     response.queued_steps = worker.queued
     response.step_age_s = worker.busy_s
     response.steps = counters.steps

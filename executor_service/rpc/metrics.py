@@ -68,13 +68,13 @@ class _RuntimeCollector(Collector):
         loaded = runtime.loaded_or_none
         if loaded is None:
             return
-        engine, cache, counters = loaded.engine, loaded.engine.cache, loaded.engine.counters
+        store, cache, counters = loaded.engine.store, loaded.engine.store.pages, loaded.engine.counters
         pages = GaugeMetricFamily("paceline_executor_kv_pages", "KV pages by state", labels=["state"])
         for state, count in (("free", cache.free), ("cached", cache.cached), ("owned", cache.owned)):
             pages.add_metric([state], count)
         yield pages
-        yield _gauge("sequences", "Live caches", engine.sequences)
-        yield _gauge("sessions", "Live sessions", len(engine.sessions))
+        yield _gauge("sequences", "Live caches", store.count)
+        yield _gauge("sessions", "Live sessions", len(store.sessions))
         for name, text, value in (
             ("steps", "Steps done", counters.steps),
             ("steps_abandoned", "Steps that nobody waited for any more", counters.steps_abandoned),

@@ -22,9 +22,8 @@ from executor_service.contract.plan import Reason, StepPlan, StepRefused, StepRe
 from executor_service.rpc import codec
 from executor_service.rpc.info import encode_info, encode_status, encode_tokenizer
 from executor_service.rpc.metrics import Metrics
-from executor_service.runtime.runtime import Loaded, Runtime
+from executor_service.runtime.runtime import Runtime
 from executor_service.runtime.warmup import warm_up
-from executor_service.steps.engine import Step
 
 log = Log(__name__)
 
@@ -98,7 +97,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         if request.epoch not in (0, self._runtime.epoch):
             raise StepRefused(Reason.EPOCH, f"epoch: {request.epoch} is over, it is {self._runtime.epoch}")
         if loaded is not None and request.session_id:
-            loaded.engine.sessions.get(request.session_id, self._caller(context))
+            loaded.engine.store.sessions.get(request.session_id, self._caller(context))
         return encode_status(self._runtime, loaded)
 
     async def GetCaches(self, request: pb.GetCachesRequest, context: Context) -> pb.GetCachesResponse:
@@ -261,24 +260,14 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         self, step: pb.Step, takes: codec.Takes, caller: str, *, kept: bool = False
     ) -> asyncio.Future[Answer]:
         """Queue a token RPC's step, at once and in order; `kept`: it is done whether or not anybody waits."""
-        loaded = self._runtime.loaded
-        return self._submit(loaded, codec.decode_step(step, loaded.limits, takes), caller, kept=kept)
+        plan = codec.decode_step(step, self._runtime.loaded.limits, takes)
+        return self._runtime.worker.submit_step(plan, caller, kept=kept)
 
     def _op(
         self, request: pb.TruncateKvRequest | pb.ReleaseCacheRequest | pb.ForkCacheRequest, context: Context
     ) -> asyncio.Future[Answer]:
-        loaded = self._runtime.loaded
-        return self._submit(loaded, codec.decode_op(request, loaded.limits), self._caller(context))
-
-    def _submit(
-        self, loaded: Loaded, plan: StepPlan, caller: str, *, kept: bool = False
-    ) -> asyncio.Future[Answer]:
-        worker, arrived = self._runtime.worker, time.perf_counter()
-
-        def begin() -> Step:
-            return loaded.engine.begin(plan, arrived, worker.wanted, abandonable=not kept, caller=caller)
-
-        return worker.submit_step(begin, plan, kept=kept)
+        plan = codec.decode_op(request, self._runtime.loaded.limits)
+        return self._runtime.worker.submit_step(plan, self._caller(context), kept=False)
 
     def _encode(self, response: R, answer: Answer) -> R:
         """Fill a response's `result`."""

@@ -16,11 +16,12 @@ from paceline.service.logs import Log
 
 from executor_service.backends.base import Backend, ModelError, ModelInfo, TokenizerFiles
 from executor_service.backends.factory import make_backend
+from executor_service.cache.session import Leases
 from executor_service.config import ExecutorConfig
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Reason, StepRefused
 from executor_service.runtime.vocabulary import vocabulary_fingerprint
-from executor_service.steps.engine import Engine, Leases
+from executor_service.steps.engine import Engine
 from executor_service.steps.worker import Worker
 
 log = Log(__name__)
@@ -98,7 +99,7 @@ class Runtime:
         """Load the model on the worker thread. A model that can't be served ends the process."""
         began = time.monotonic()
         engine = await self.worker.start(self._load)
-        engine.draining = self._draining
+        engine.store.draining = self._draining
         log.info(
             "the model is loaded",
             model=self.loaded.info.name,
@@ -111,7 +112,7 @@ class Runtime:
         """Open no more sequences. Can't be taken back."""
         self._draining = True
         if self._loaded is not None:
-            self._loaded.engine.draining = True
+            self._loaded.engine.store.draining = True
 
     async def drained(self, timeout_s: float) -> int:
         """Wait until no sequence is live, or for `timeout_s`; how many still are."""
@@ -128,7 +129,7 @@ class Runtime:
     @property
     def sequences(self) -> int:
         """Live caches."""
-        return 0 if self._loaded is None else self._loaded.engine.sequences
+        return 0 if self._loaded is None else self._loaded.engine.store.count
 
     @property
     def weight_bytes(self) -> int:

@@ -1,14 +1,14 @@
-"""Whether a step can be begun while the one before it is under way.
+"""Whether a step can be begun while the one before it is in flight.
 
-Its rows then go by lengths that are foreseen, and by tokens that only the device knows. That must not show:
-where what the step before finds out could change an op, a row, a prefix hit or a reply, the step waits for
-it. Refused rows are not looked for here: whatever the reason, the engine prepares such a step again behind
-the other one, whose rows may give back pages, or a sequence's place, that they had reserved. The same holds
-for a step that takes several forwards: it has the device for itself, and nothing is begun behind it.
+Its rows then start at predicted lengths, and from tokens that only the device knows yet. The answers must be
+those of one step after another: wherever the outcome of the step in flight could change an op, a row, a
+prefix hit or an answer, the new step waits for it. Refused rows are not considered here: whatever the reason,
+the pipeline reserves such a step again after the one in flight, whose rows may give back pages or a sequence.
+The same goes for a step that takes several forwards.
 
-One thing does show: while pages are so short that published ones are evicted, rows that are undone or
-prepared again may have cost some that would have stayed. A prompt then finds less of itself cached, and with
-no page left at all is refused where it might have been taken; tokens are never others.
+One difference remains. When pages are so short that published ones are evicted, rows that are undone or
+reserved again may have evicted pages that would have stayed. A prompt then finds a shorter prefix cached, or,
+with no page left at all, is refused where it might have been accepted. Tokens are never different.
 """
 
 from __future__ import annotations
@@ -17,56 +17,59 @@ import numpy as np
 
 from executor_service.cache.session import Session
 from executor_service.contract.plan import Fork, Op, Opening, OutputMode, Refusal, Release, Row, StepPlan
-from executor_service.steps.batch import Batch
-from executor_service.steps.job import Job
+from executor_service.steps.accepted_row import AcceptedRow
+from executor_service.steps.step_rows import StepRows
 
 
-def must_wait(plan: StepPlan, session: Session, ahead: Batch) -> bool:
-    """Whether the outcome of `ahead`, which is under way, must be known before the step can be begun.
+def must_wait(plan: StepPlan, session: Session, ahead: StepRows, page_size: int) -> bool:
+    """Whether the outcome of `ahead`, the rows in flight, must be known before the step can be begun.
 
-    A step of ops alone waits: with nothing for the device to do it would be done before the one ahead of it.
+    A step of ops alone waits: without a forward it would be answered before the step ahead of it.
     """
     if not (plan.rows or plan.openings):
         return True
     return (
-        any(_op_waits(op, session, ahead) for op in plan.ops)
+        any(_op_waits(op, session, ahead, page_size) for op in plan.ops)
         or any(_row_waits(row, session, ahead) for row in plan.rows)
-        or _hits_wait(plan.openings, ahead)
+        or _hits_wait(plan.openings, ahead, page_size)
     )
 
 
-def _op_waits(op: Op | Refusal, session: Session, ahead: Batch) -> bool:
-    """A release waits only where it could leave the prefix cache or the used ids as something else."""
+def _op_waits(op: Op | Refusal, session: Session, ahead: StepRows, page_size: int) -> bool:
+    """Truncations and forks wait for a row of their sequence; a release only where it could be observed.
+
+    That is where the row opens the sequence, so that its id may become unused again, or publishes a page.
+    """
     if isinstance(op, Refusal):
         return False
     if isinstance(op, Fork):
         return True
     ids = op.cache_ids if isinstance(op, Release) else (op.cache_id,)
-    jobs = (_under_way(cache_id, session, ahead) for cache_id in ids)
+    rows = (_row_in_flight(cache_id, session, ahead) for cache_id in ids)
     if isinstance(op, Release):
-        return any(job is not None and (job.opened or ahead.new_prefix(job)) for job in jobs)
-    return any(job is not None for job in jobs)
+        return any(row is not None and (row.opened or _new_prefix(row, page_size)) for row in rows)
+    return any(row is not None for row in rows)
 
 
-def _row_waits(row: Row | Refusal, session: Session, ahead: Batch) -> bool:
-    """A row can continue one under way that has one token to sample, or none."""
+def _row_waits(row: Row | Refusal, session: Session, ahead: StepRows) -> bool:
+    """A row can continue one in flight that samples one token, or none."""
     if isinstance(row, Refusal):
         return False
-    job = _under_way(row.cache_id, session, ahead)
-    if job is None:
+    former = _row_in_flight(row.cache_id, session, ahead)
+    if former is None:
         return False
-    if len(row.tokens) or len(row.drafts) or row.steps > 1 or row.is_bound or ahead.lost(job):
+    if len(row.tokens) or len(row.drafts) or row.steps > 1 or row.is_bound or former in ahead.mispredicted:
         return True
-    if not job.outputs:
+    if not former.outputs:
         return False
-    return job.outputs > 1 or job.output is not OutputMode.SAMPLE or job.sequence.sampling.looks_back
+    return former.outputs > 1 or former.output is not OutputMode.SAMPLE or former.sequence.sampling.looks_back
 
 
-def _hits_wait(openings: tuple[Opening | Refusal, ...], ahead: Batch) -> bool:
-    """Whether a prompt begins with a page that becomes public when `ahead` is done."""
+def _hits_wait(openings: tuple[Opening | Refusal, ...], ahead: StepRows, page_size: int) -> bool:
+    """Whether a prompt begins with a page that becomes public when `ahead` is committed."""
     if not openings:
         return False
-    prefixes = [(job.sequence, end) for job in ahead.jobs if (end := ahead.new_prefix(job))]
+    prefixes = [(row.sequence, end) for row in ahead.accepted if (end := _new_prefix(row, page_size))]
     return any(
         end < len(opening.tokens)
         and opening.salt == sequence.salt
@@ -77,6 +80,12 @@ def _hits_wait(openings: tuple[Opening | Refusal, ...], ahead: Batch) -> bool:
     )
 
 
-def _under_way(cache_id: int, session: Session, ahead: Batch) -> Job | None:
+def _new_prefix(row: AcceptedRow, page_size: int) -> int:
+    """Tokens in the shortest prefix that the row's commit may publish; 0: it publishes none."""
+    end = (len(row.sequence.table.hashes) + 1) * page_size
+    return end if row.outputs and end <= row.end else 0
+
+
+def _row_in_flight(cache_id: int, session: Session, ahead: StepRows) -> AcceptedRow | None:
     sequence = session.caches.get(cache_id)
-    return None if sequence is None else ahead.job_of(sequence)
+    return None if sequence is None else ahead.row_of(sequence)

@@ -1,4 +1,4 @@
-"""Long steps in pieces: which need several forwards, and what each of them feeds."""
+"""Steps too long for one forward: which need several, and what each of them feeds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from executor_service.cache.session import Session
 from executor_service.contract.plan import Refusal, StepPlan
-from executor_service.steps.job import Job
+from executor_service.steps.accepted_row import AcceptedRow
 
 
 def may_take_several(plan: StepPlan, session: Session, max_piece_tokens: int) -> bool:
-    """Whether the step could need more than one forward: sure to be True where it does.
+    """Whether the step may need more than one forward; True whenever it does.
 
-    Known before anything was changed: what the prefix cache holds of a prompt is not counted.
+    Known before anything is changed, so a prompt counts in full, whatever the prefix cache holds of it.
     """
     tokens = 0
     for row in plan.rows:
@@ -30,22 +30,22 @@ def may_take_several(plan: StepPlan, session: Session, max_piece_tokens: int) ->
     return tokens > max_piece_tokens
 
 
-def cut(jobs: Iterable[Job], max_tokens: int) -> list[tuple[Job, int]]:
-    """The next forward: rows in their order with the tokens that each feeds, `max_tokens` in all.
+def cut(rows: Iterable[AcceptedRow], max_tokens: int) -> list[tuple[AcceptedRow, int]]:
+    """The next forward: rows in their order, with the number of tokens that each feeds.
 
-    The positions that a row brings back stay together, behind all else that it feeds: where they alone are
-    more than `max_tokens`, they are a forward of their own.
+    At most `max_tokens` in all. A row's output positions stay together, after everything else that it feeds;
+    where they alone are more than `max_tokens`, they are a forward of their own.
     """
-    pieces: list[tuple[Job, int]] = []
+    pieces: list[tuple[AcceptedRow, int]] = []
     room = max_tokens
-    for job in jobs:
-        count = min(job.fed, room)
-        if count < job.fed:
-            count = min(count, job.fed - job.outputs)
+    for row in rows:
+        count = min(row.fed, room)
+        if count < row.fed:
+            count = min(count, row.fed - row.outputs)
             if not count and not pieces:
-                count = job.fed
+                count = row.fed
         if count:
-            pieces.append((job, count))
+            pieces.append((row, count))
             room -= count
         if room <= 0:
             break

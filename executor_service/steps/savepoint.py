@@ -1,7 +1,8 @@
-"""`Savepoint`: the way back from a step that is given up while it is computed.
+"""`Savepoint`: restores what a step's ops changed, if the step is given up while it is computed.
 
-What rows did is undone by their batch. This holds the rest: what ops released, cut and forked, and the pages
-that rows replaced by copies. Pages are held by references of its own, so that nobody writes to them.
+What the step's rows changed is undone first, by `StepRows.undo`. The savepoint restores the rest: sequences
+that ops released, truncated or forked, and pages that rows replaced by copies. It holds references of its own
+to these pages, so that nobody writes to them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 from executor_service.cache.kv_cache import BlockTable, KvCache
 from executor_service.cache.sequence import Sequence
+from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import Session
 from executor_service.contract.plan import Refusal, Release, StepPlan, TokenIds, Truncate
 
@@ -25,50 +27,52 @@ class _Saved(NamedTuple):
 
 
 class Savepoint:
-    """A session's caches before a step. Ended by `discard` or `restore`, once; nothing is under way."""
+    """A session's caches before a step. Ended by `discard` or `restore`, once; no step is in flight."""
 
-    def __init__(self, session: Session, plan: StepPlan, cache: KvCache) -> None:
-        self._session, self._cache = session, cache
+    def __init__(self, session: Session, plan: StepPlan, store: SequenceStore) -> None:
+        self._session, self._store, self._pages = session, store, store.pages
+        self._count = store.count
         self._caches = dict(session.caches) if plan.ops else None
         self._released = session.released_ids() if plan.ops else None
-        self._saved = [self._save(sequence) for sequence in _changed(session, plan, cache)]
+        self._saved = [self._save(sequence) for sequence in _changed(session, plan, store.pages)]
 
     @property
     def holds_pages(self) -> bool:
-        """Whether there are pages that others could have without it."""
+        """Whether it keeps pages from being used."""
         return bool(self._saved)
 
     def discard(self) -> None:
-        """Let go of what is held: what was done is done."""
+        """Release what is held: the step cannot be given up any more."""
         for saved in self._saved:
-            self._cache.cut(saved.table, 0)
+            self._pages.cut(saved.table, 0)
         self._saved = []
 
     def restore(self) -> None:
-        """Make all caches of the session what they were; the step's rows were undone before."""
-        session, cache = self._session, self._cache
+        """Restore all caches of the session; the step's rows have been undone."""
+        session, pages = self._session, self._pages
         if self._caches is not None and self._released is not None:
             for cache_id in session.caches.keys() - self._caches.keys():  # forks
-                cache.cut(session.caches[cache_id].table, 0)
+                pages.cut(session.caches[cache_id].table, 0)
             session.caches.clear()
             session.caches.update(self._caches)
             session.restore_released(self._released)
+            self._store.count = self._count
         for saved in self._saved:
             sequence = saved.sequence
-            cache.cut(sequence.table, 0)
+            pages.cut(sequence.table, 0)
             sequence.table, sequence.ids = saved.table, saved.ids
             sequence.length, sequence.known, sequence.sampled = saved.length, saved.known, saved.sampled
         self._saved = []
 
     def _save(self, sequence: Sequence) -> _Saved:
         table = sequence.table
-        whole = self._cache.fork(table, table.count * self._cache.page_size)
+        whole = self._pages.fork(table, table.count * self._pages.page_size)
         ids = sequence.ids[: sequence.known].copy()
         return _Saved(sequence, whole, ids, sequence.length, sequence.known, sequence.sampled)
 
 
-def _changed(session: Session, plan: StepPlan, cache: KvCache) -> Iterator[Sequence]:
-    """The sequences that lose a page to the step's ops, or to the copies that its rows write to."""
+def _changed(session: Session, plan: StepPlan, pages: KvCache) -> Iterator[Sequence]:
+    """The sequences that lose a page to the step's ops, or to a copy that one of its rows writes to."""
     ids: dict[int, None] = {}
     for op in plan.ops:
         if isinstance(op, Release):
@@ -78,6 +82,6 @@ def _changed(session: Session, plan: StepPlan, cache: KvCache) -> Iterator[Seque
     for row in plan.rows:
         if isinstance(row, Refusal) or (sequence := session.caches.get(row.cache_id)) is None:
             continue
-        if cache.must_copy(sequence.table, sequence.length):
+        if pages.must_copy(sequence.table, sequence.length):
             ids[row.cache_id] = None
     return (session.caches[cache_id] for cache_id in ids if cache_id in session.caches)

@@ -16,13 +16,18 @@ import numpy as np
 from executor_service.backends import numpy_sampler
 from executor_service.cache.kv_cache import KvCache, OutOfPages
 from executor_service.cache.sequence import Sequence
+from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import Session, Sessions
 from executor_service.contract import noise
 from executor_service.contract.plan import Abandoned, OutputMode, Reason, Refusal, RowResult, StepRefused
 from executor_service.rpc import codec
-from executor_service.steps.batch import Batch
+from executor_service.steps.commit import StepCommit
 from executor_service.steps.engine import Engine
+from executor_service.steps.job_queue import JobQueue
+from executor_service.steps.pipeline import Pipeline
+from executor_service.steps.reservation import RowReservation
 from executor_service.steps.savepoint import Savepoint
+from executor_service.steps.step_rows import StepRows
 from executor_service.steps.worker import Worker
 from tests.conformance.kit.target import SLOW
 
@@ -54,7 +59,7 @@ def mutant(check: str, backend: str = "oracle") -> Callable[[Callable[[], None]]
 
 def apply(name: str) -> None:
     """Break this process's executor."""
-    Engine.check = lambda self: None  # type: ignore[method-assign]
+    SequenceStore.check = lambda self: None  # type: ignore[method-assign]
     MUTANTS[name].apply()
 
 
@@ -82,16 +87,16 @@ def stale_page() -> None:
 @mutant("test_prefix_cache.py")
 def page_published_before_it_is_full() -> None:
     """a page enters the prefix cache when its tokens are known, not when they are stored"""
-    wrap(Batch, "_finish", _finish_publishing_known)
+    wrap(StepCommit, "_finish", _finish_publishing_known)
 
 
 def _finish_publishing_known(
-    original: Any, self: Batch, job: Any, length: int, known: int, output: Any
+    original: Any, self: StepCommit, row: Any, length: int, known: int, output: Any
 ) -> None:
-    original(self, job, length, known, output)
-    table, page_size = job.sequence.table, self._cache.page_size
-    if job.outputs and min(known // page_size, table.count) > len(table.hashes):
-        self._cache.publish(table, job.sequence.ids, min(known, table.count * page_size))
+    original(self, row, length, known, output)
+    table, page_size = row.sequence.table, self._pages.page_size
+    if row.outputs and min(known // page_size, table.count) > len(table.hashes):
+        self._pages.publish(table, row.sequence.ids, min(known, table.count * page_size))
 
 
 @mutant("test_truncate.py")
@@ -154,28 +159,28 @@ def reservation_by_halves() -> None:
             raise
 
     wrap(KvCache, "reserve", reserve)
-    wrap(Batch, "_open", lambda original, self, index, opening: _without_undo(original, self, index, opening))
+    wrap(RowReservation, "_open", _without_undo)
 
 
-def _without_undo(original: Any, self: Batch, index: int, opening: Any) -> Any:
-    cut, self._cache.cut = self._cache.cut, lambda table, length: None  # type: ignore[method-assign]
+def _without_undo(original: Any, self: RowReservation, index: int, opening: Any) -> Any:
+    cut, self._pages.cut = self._pages.cut, lambda table, length: None  # type: ignore[method-assign]
     try:
         return original(self, index, opening)
     finally:
-        self._cache.cut = cut  # type: ignore[method-assign]
+        self._pages.cut = cut  # type: ignore[method-assign]
 
 
 @mutant("test_pages.py")
 def released_pages_lost() -> None:
     """releasing a cache forgets it and keeps its last page"""
 
-    def release(original: Any, self: Engine, session: Session, cache_id: int) -> bool:
+    def release(original: Any, self: SequenceStore, session: Session, cache_id: int) -> bool:
         if (sequence := session.caches.get(cache_id)) is not None and sequence.table.count:
-            self.cache._take(sequence.table.at(sequence.table.count - 1))
+            self.pages._take(sequence.table.at(sequence.table.count - 1))
         known: bool = original(self, session, cache_id)
         return known
 
-    wrap(Engine, "_release", release)
+    wrap(SequenceStore, "_release", release)
 
 
 # Truncate, fork, ops
@@ -185,7 +190,7 @@ def released_pages_lost() -> None:
 def off_by_one_truncate() -> None:
     """truncating keeps one token more than asked"""
 
-    def truncate(original: Any, self: Engine, session: Session, op: Any, now_s: float) -> Any:
+    def truncate(original: Any, self: SequenceStore, session: Session, op: Any, now_s: float) -> Any:
         sequence = session.caches.get(op.cache_id)
         if sequence is not None and op.length < sequence.length:
             result = original(self, session, replace(op, length=op.length + 1), now_s)
@@ -193,21 +198,21 @@ def off_by_one_truncate() -> None:
             return result
         return original(self, session, op, now_s)
 
-    wrap(Engine, "_truncate", truncate)
+    wrap(SequenceStore, "_truncate", truncate)
 
 
 @mutant("test_truncate.py")
 def truncate_frees_nothing() -> None:
     """truncating shortens the cache and keeps its pages"""
 
-    def truncate(original: Any, self: Engine, session: Session, op: Any, now_s: float) -> Any:
-        cut, self.cache.cut = self.cache.cut, lambda table, length: None  # type: ignore[method-assign]
+    def truncate(original: Any, self: SequenceStore, session: Session, op: Any, now_s: float) -> Any:
+        cut, self.pages.cut = self.pages.cut, lambda table, length: None  # type: ignore[method-assign]
         try:
             return original(self, session, op, now_s)
         finally:
-            self.cache.cut = cut  # type: ignore[method-assign]
+            self.pages.cut = cut  # type: ignore[method-assign]
 
-    wrap(Engine, "_truncate", truncate)
+    wrap(SequenceStore, "_truncate", truncate)
 
 
 @mutant("test_decode.py")
@@ -227,25 +232,29 @@ def truncate_keeps_what_is_pending() -> None:
 def fork_with_its_sources_sampling() -> None:
     """a fork samples under its source's seed and rules"""
 
-    def fork(original: Any, self: Engine, session: Session, op: Any, now_s: float) -> Any:
+    def fork(original: Any, self: SequenceStore, session: Session, op: Any, now_s: float) -> Any:
         source = session.caches.get(op.source_id)
         sampling = op.sampling if source is None else source.sampling
         return original(self, session, replace(op, sampling=sampling), now_s)
 
-    wrap(Engine, "_fork", fork)
+    wrap(SequenceStore, "_fork", fork)
 
 
 @mutant("test_ops.py")
 def ops_out_of_order() -> None:
     """a step's ops are applied last to first"""
 
-    def begin(original: Any, self: Engine, plan: Any, *args: Any) -> Any:
-        step = original(self, replace(plan, ops=plan.ops[::-1]), *args)
-        if plan.step_id == 0:  # a stored reply is the same object again
-            step.result.ops.reverse()
-        return step
+    def begin(original: Any, self: Pipeline, request: Any) -> None:
+        plan = replace(request.plan, ops=request.plan.ops[::-1])
+        original(self, request._replace(plan=plan))
 
-    wrap(Engine, "begin", begin)
+    def take_finished(original: Any, self: Pipeline) -> Any:
+        return [
+            step._replace(result=replace(step.result, ops=step.result.ops[::-1])) for step in original(self)
+        ]
+
+    wrap(Pipeline, "begin", begin)
+    wrap(Pipeline, "take_finished", take_finished)
 
 
 # Rows
@@ -255,89 +264,90 @@ def ops_out_of_order() -> None:
 def lost_rollback() -> None:
     """rejected drafts stay in the cache"""
 
-    def finish(original: Any, self: Batch, job: Any, length: int, known: int, output: Any) -> None:
-        rejected = len(job.drafts) - (len(job.tokens) - 1) if job.tokens and len(job.drafts) else 0
-        ids = job.sequence.ids
+    def finish(original: Any, self: StepCommit, row: Any, length: int, known: int, output: Any) -> None:
+        rejected = len(row.drafts) - (len(row.tokens) - 1) if row.tokens and len(row.drafts) else 0
+        ids = row.sequence.ids
         if rejected:
-            ids[length : length + rejected] = job.drafts[len(job.tokens) - 1 :]
-            ids[length + rejected] = job.tokens[-1]
-        original(self, job, length + rejected, known + rejected, output)
+            ids[length : length + rejected] = row.drafts[len(row.tokens) - 1 :]
+            ids[length + rejected] = row.tokens[-1]
+        original(self, row, length + rejected, known + rejected, output)
 
-    wrap(Batch, "_finish", finish)
+    wrap(StepCommit, "_finish", finish)
 
 
 @mutant("test_verify.py")
 def rejected_draft_goes_on() -> None:
     """after a rejection the next row feeds the draft instead of the token that was sampled"""
 
-    def finish(original: Any, self: Batch, job: Any, length: int, known: int, output: Any) -> None:
-        if job.tokens and len(job.tokens) <= len(job.drafts):
-            job.sequence.ids[length] = job.drafts[len(job.tokens) - 1]
-        original(self, job, length, known, output)
+    def finish(original: Any, self: StepCommit, row: Any, length: int, known: int, output: Any) -> None:
+        if row.tokens and len(row.tokens) <= len(row.drafts):
+            row.sequence.ids[length] = row.drafts[len(row.tokens) - 1]
+        original(self, row, length, known, output)
 
-    wrap(Batch, "_finish", finish)
+    wrap(StepCommit, "_finish", finish)
 
 
 @mutant("test_verify.py")
 def draft_taken_on_trust() -> None:
     """the first draft is accepted unseen"""
 
-    def absorb(original: Any, self: Batch, job: Any, output: Any) -> Any:
-        if len(job.drafts) and output.tokens is not None:
-            output.tokens[len(output.tokens) - len(job.drafts) - 1] = job.drafts[0]
-        return original(self, job, output)
+    def absorb(original: Any, self: StepCommit, row: Any, output: Any) -> Any:
+        if len(row.drafts) and output.tokens is not None:
+            output.tokens[len(output.tokens) - len(row.drafts) - 1] = row.drafts[0]
+        return original(self, row, output)
 
-    wrap(Batch, "_absorb", absorb)
+    wrap(StepCommit, "_absorb", absorb)
 
 
 @mutant("test_decode.py")
 def kv_length_ignored() -> None:
     """a row is computed whatever KV length it expects"""
 
-    def proceed(original: Any, self: Batch, index: int, row: Any) -> Any:
+    def proceed(original: Any, self: RowReservation, index: int, row: Any) -> Any:
         sequence = self._session.caches.get(row.cache_id)
         return original(self, index, row if sequence is None else replace(row, kv_length=sequence.length))
 
-    wrap(Batch, "_continue", proceed)
+    wrap(RowReservation, "_continue", proceed)
 
 
 @mutant("test_steps.py")
 def steps_off_by_one() -> None:
     """a row of several steps ends one early"""
 
-    def proceed(original: Any, self: Batch, index: int, row: Any) -> Any:
+    def proceed(original: Any, self: RowReservation, index: int, row: Any) -> Any:
         return original(self, index, replace(row, steps=max(row.steps - 1, 1)))
 
-    wrap(Batch, "_continue", proceed)
+    wrap(RowReservation, "_continue", proceed)
 
 
 @mutant("test_chunks.py")
 def chunk_samples_too_early() -> None:
     """a chunk samples although the prompt goes on"""
 
-    def always_sample(original: Any, self: Batch, *args: Any) -> Any:
-        job = original(self, *args)
-        if not isinstance(job, Refusal) and job.output is not OutputMode.NONE and not job.outputs:
-            job.outputs = 1
-        return job
+    def always_sample(original: Any, self: RowReservation, *args: Any) -> Any:
+        row = original(self, *args)
+        if not isinstance(row, Refusal) and row.output is not OutputMode.NONE and not row.outputs:
+            row.outputs = 1
+        return row
 
-    wrap(Batch, "_open", always_sample)
-    wrap(Batch, "_continue", always_sample)
+    wrap(RowReservation, "_open", always_sample)
+    wrap(RowReservation, "_continue", always_sample)
 
 
 @mutant("test_batch.py")
 def neighbours_poisoned() -> None:
     """a refused row takes the rows behind it along"""
 
-    def prepare(original: Any, self: Batch, live: int, draining: bool) -> None:
-        original(self, live, draining)
-        bad = [i for i, result in enumerate(self.results) if result.refusal is not None]
-        for job in [job for job in self.jobs if bad and job.index > bad[0]]:
-            self.jobs.remove(job)
+    def reserve(original: Any, self: RowReservation) -> StepRows:
+        rows: StepRows = original(self)
+        bad = [i for i, result in enumerate(rows.results) if result.refusal is not None]
+        for row in [row for row in rows.accepted if bad and row.index > bad[0]]:
+            rows.accepted.remove(row)
             refusal = Refusal(Reason.INVALID, "another row was wrong")
-            self.results[job.index] = RowResult(refusal=refusal)
+            rows.results[row.index] = RowResult(refusal=refusal)
+        return rows
 
-    wrap(Batch, "prepare", prepare)
+    wrap(RowReservation, "reserve", reserve)
 
 
 @mutant("test_bad_input.py")
@@ -461,14 +471,16 @@ def heartbeats_ignored() -> None:
     wrap(
         Sessions,
         "get",
-        lambda original, self, session_id: self.find(session_id) or original(self, session_id),
+        lambda original, self, session_id, caller: (
+            self.find(session_id, caller) or original(self, session_id, caller)
+        ),
     )
 
 
 @mutant("test_sessions.py")
 def epoch_ignored() -> None:
     """a request meant for another life of the executor is served"""
-    wrap(Engine, "check_epoch", lambda original, self, epoch: None)
+    wrap(SequenceStore, "check_epoch", lambda original, self, epoch: None)
 
 
 @mutant("test_stream.py")
@@ -486,7 +498,7 @@ def refusal_ends_the_stream() -> None:
 @mutant("test_caches.py")
 def owner_ignored() -> None:
     """a restarted client's former session keeps its pages until its lease ends"""
-    wrap(Sessions, "owned_by", lambda original, self, owner: None)
+    wrap(Sessions, "owned_by", lambda original, self, owner, caller: None)
 
 
 @mutant("test_caches.py")
@@ -559,47 +571,42 @@ def cancelled_step_half_undone() -> None:
 @mutant("test_leaving.py", SLOW)
 def cancelled_opening_stays() -> None:
     """a step given up in the middle leaves the caches that it opened, without their tokens"""
-    Batch.cancel = lambda self: None  # type: ignore[method-assign]
+    StepRows.undo = lambda self, store: None  # type: ignore[method-assign]
 
 
 @mutant("test_leaving.py", SLOW)
 def cancelled_step_uses_its_id_up() -> None:
     """a step given up in the middle counts as done, but there is no reply of it"""
 
-    def begin(original: Any, self: Engine, plan: Any, *args: Any, **kwargs: Any) -> Any:
+    def begin(original: Any, self: Pipeline, request: Any) -> None:
         try:
-            return original(self, plan, *args, **kwargs)
+            original(self, request)
         except Abandoned:
-            self.sessions.get(plan.session_id, kwargs["caller"]).advance(plan)
+            self._store.sessions.get(request.plan.session_id, request.caller).advance(request.plan)
             raise
 
-    wrap(Engine, "begin", begin)
+    wrap(Pipeline, "begin", begin)
 
 
 @mutant("test_leaving.py", SLOW)
 def replays_leave_with_the_first() -> None:
     """a step whose first client left is given up although another waits for it"""
-    wrap(Worker, "wanted", lambda original, self: original(self) and not self._running.future.cancelled())
-    wrap(Engine, "begin", _refusing_what_was_given_up)
+    wrap(JobQueue, "is_wanted", lambda original, self, job: job.is_wanted)
+    wrap(Pipeline, "begin", _refusing_what_was_given_up)
 
 
-def _refusing_what_was_given_up(original: Any, self: Engine, plan: Any, *args: Any, **kwargs: Any) -> Any:
+def _refusing_what_was_given_up(original: Any, self: Pipeline, request: Any) -> None:
     given_up = self.__dict__.setdefault("given_up", set())
-    if plan.digest in given_up:
+    if request.plan.digest in given_up:
         raise StepRefused(Reason.STEP_FORGOTTEN, "the step was given up")
     try:
-        return original(self, plan, *args, **kwargs)
+        original(self, request)
     except Abandoned:
-        given_up.add(plan.digest)
+        given_up.add(request.plan.digest)
         raise
 
 
 @mutant("test_leaving.py", SLOW)
 def closed_stream_cancels() -> None:
     """closing a stream gives up the step that it sent"""
-
-    def begin(original: Any, self: Engine, *args: Any, abandonable: bool, caller: str) -> Any:
-        return original(self, *args, abandonable=True, caller=caller)
-
-    wrap(Engine, "begin", begin)
     wrap(Worker, "submit_step", lambda original, self, *args, kept: original(self, *args, kept=False))

@@ -23,8 +23,9 @@ from executor_service.backends.torch_backend.cuda.rows import Tiling, cut
 from executor_service.backends.torch_backend.cuda.step_buffer import StepShape
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import OutputMode, Release, Sampling, StepResult
-from executor_service.steps.engine import Engine, Step
+from executor_service.steps.engine import Engine
 from tests.conformance.kit.tiny_model import write_tiny_model
+from tests.support.engine_steps import BegunStep, begin
 from tests.unit.executor.harness import opening, plan
 from tests.unit.executor.harness import row as row_of
 from tests.unit.executor.rows import make_row
@@ -197,15 +198,15 @@ def test_an_engine_with_two_steps_under_way_answers_like_one_that_waits_for_each
     openings = [opening(1, TOKENS["a"][:5], seed=3), opening(2, TOKENS["b"][:9], seed=4)]
 
     def answers(depth: int) -> list[StepResult]:
-        engine, steps, results = Engine(backend, limits, 1), deque[Step](), []
+        engine, steps, results = Engine(backend, limits, 1), deque[BegunStep](), []
         for n in range(7):
             rows = [row_of(1, 5 + n - 1), row_of(2, 9 + n - 1)] if n else []
             ops = (Release((2,)),) if n == 4 else ()
-            steps.append(engine.begin(plan(*rows[: 1 if n >= 4 else 2], *(() if n else openings), ops=ops)))
+            steps.append(begin(engine, plan(*rows[: 1 if n >= 4 else 2], *(() if n else openings), ops=ops)))
             while len(steps) >= depth:
                 results.append(steps.popleft().finish())
         results += [step.finish() for step in steps]
-        engine.check()
+        engine.store.check()
         return results
 
     backend.allocate(PAGES, PAGE)

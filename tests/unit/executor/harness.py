@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from executor_service.backends.base import Backend
+from executor_service.cache.session import Leases
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import (
     Fork,
@@ -23,7 +24,8 @@ from executor_service.contract.plan import (
     StepResult,
     Truncate,
 )
-from executor_service.steps.engine import Engine, Leases, Step
+from executor_service.steps.engine import Engine
+from tests.support.engine_steps import BegunStep, begin, execute
 from tests.unit.executor.fakes import EMPTY, FakeBackend, limits
 
 EPOCH = 77
@@ -59,18 +61,17 @@ class Harness:
         epoch: int = 0,
     ) -> StepResult:
         """A step; rows are put before openings."""
-        result = self.engine.execute(
-            plan(*items, ops=ops, session=session, step_id=step_id, digest=digest, epoch=epoch)
-        )
-        self.engine.check()
+        what = plan(*items, ops=ops, session=session, step_id=step_id, digest=digest, epoch=epoch)
+        result = execute(self.engine, what)
+        self.engine.store.check()
         return result
 
     def begin(
         self, *items: Row | Opening, ops: tuple[Op, ...] = (), session: int = 0, step_id: int = 0
-    ) -> Step:
+    ) -> BegunStep:
         """A step that may be under way for a while."""
-        step = self.engine.begin(plan(*items, ops=ops, session=session, step_id=step_id))
-        self.engine.check()
+        step = begin(self.engine, plan(*items, ops=ops, session=session, step_id=step_id))
+        self.engine.store.check()
         return step
 
     def row(self, item: Row | Opening, session: int = 0) -> RowResult:
@@ -83,7 +84,7 @@ class Harness:
 
     def snapshot(self) -> object:
         """Everything that a refused row must leave alone."""
-        cache = self.engine.cache
+        cache = self.engine.store.pages
         return (
             cache.free,
             cache.cached,
@@ -97,7 +98,7 @@ class Harness:
                     sequence.ids[: sequence.known].tolist(),
                     sequence.table.pages().tolist(),
                 )
-                for session in self.engine.sessions
+                for session in self.engine.store.sessions
                 for cache_id, sequence in session.caches.items()
             ],
         )

@@ -28,6 +28,7 @@ from executor_service.contract.plan import (
     Truncate,
 )
 from executor_service.rpc import codec
+from tests.support.engine_steps import execute
 from tests.unit.executor.fakes import EMPTY, FakeBackend, limits
 from tests.unit.executor.harness import Harness
 
@@ -394,13 +395,13 @@ class TestNothingButRefusals:
     def test_any_step_is_answered(self, step: pb.Step, takes: codec.Takes) -> None:
         try:
             plan = codec.decode_step(step, self.harness.engine.limits, takes)
-            result = self.harness.engine.execute(plan)
+            result = execute(self.harness.engine, plan)
         except StepRefused:
             return
         codec.encode_result(pb.StepResult(), result, plan, 77)
         assert len(result.rows) == len(plan.rows) + len(plan.openings)
         assert len(result.ops) == len(plan.ops)
-        self.harness.engine.check()
+        self.harness.engine.store.check()
 
     @settings(max_examples=300, deadline=None)
     @given(data=st.binary(max_size=200), takes=st.sampled_from(ALL))
@@ -418,11 +419,11 @@ class TestNothingButRefusals:
                 continue
             try:
                 if isinstance(request, pb.Step):
-                    self.harness.engine.execute(codec.decode_step(request, LIMITS, takes))
+                    execute(self.harness.engine, codec.decode_step(request, LIMITS, takes))
                 elif isinstance(request, pb.ForwardRequest):
                     codec.decode_forward(request, LIMITS, 8)
                 else:
-                    self.harness.engine.execute(codec.decode_op(request, LIMITS))
+                    execute(self.harness.engine, codec.decode_op(request, LIMITS))
             except StepRefused:
                 continue
 

@@ -10,7 +10,8 @@ import pytest
 from executor_service.backends.base import Backend
 from executor_service.cache.kv_cache import KvCache
 from executor_service.contract.plan import Abandoned, Reason, StepPlan, StepRefused
-from executor_service.steps.engine import Step
+from tests.support import engine_steps
+from tests.support.engine_steps import BegunStep, execute
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import FakeBackend, continuation, ids, limits
 from tests.unit.executor.harness import Harness, Release, Truncate, fork, opening, plan, row
@@ -44,13 +45,13 @@ class Prepared(Harness):
 
     def state(self) -> list[object]:
         """Everything that may not change, ids that can't be used again included."""
-        session = self.engine.sessions.get(self.session)
+        session = self.engine.store.sessions.get(self.session)
         used = [session.used(cache_id) for cache_id in range(12)]
-        return [self.engine.sequences, used, self.snapshot(), session.caches.copy()]
+        return [self.engine.store.count, used, self.snapshot(), session.caches.copy()]
 
 
-def begin(h: Harness, what: StepPlan, wanted: Callable[[], bool]) -> Step:
-    return h.engine.begin(what, None, wanted, abandonable=True)
+def begin(h: Harness, what: StepPlan, wanted: Callable[[], bool]) -> BegunStep:
+    return engine_steps.begin(h.engine, what, wanted, abandonable=True)
 
 
 STEPS: dict[str, StepPlan] = {
@@ -83,7 +84,7 @@ def test_wherever_it_is_given_up_nothing_has_changed_and_it_may_be_sent_again(
     reference, h = Prepared(owned=owned), Prepared(backend(), owned=owned)
     numbered = replace(STEPS[name], step_id=int(owned), digest=b"d")
     before = len(reference.backend.forwards)
-    expected = reference.engine.execute(replace(numbered, session_id=reference.session))
+    expected = execute(reference.engine, replace(numbered, session_id=reference.session))
     forwards = len(reference.backend.forwards) - before
     assert forwards > 1
 
@@ -91,7 +92,7 @@ def test_wherever_it_is_given_up_nothing_has_changed_and_it_may_be_sent_again(
     for patience in range(forwards):
         with pytest.raises(Abandoned):
             begin(h, what, Client(patience))
-        h.engine.check()
+        h.engine.store.check()
         assert h.state() == state
         if owned:
             with pytest.raises(StepRefused, match="expected 1, is 2: steps are missing"):
@@ -100,11 +101,11 @@ def test_wherever_it_is_given_up_nothing_has_changed_and_it_may_be_sent_again(
     assert h.engine.counters == counters
 
     done = begin(h, what, Client(forwards)).finish()  # nobody waits for it since its last forward began
-    h.engine.check()
+    h.engine.store.check()
     assert seen(done, exact=True) == seen(expected, exact=True)
     assert h.state()[:2] == reference.state()[:2]
     if owned:
-        assert h.engine.execute(what) is done
+        assert execute(h.engine, what) is done
 
 
 def test_the_pages_of_a_step_that_was_given_up_hold_nothing_that_another_reads() -> None:
@@ -114,7 +115,7 @@ def test_the_pages_of_a_step_that_was_given_up_hold_nothing_that_another_reads()
         with pytest.raises(Abandoned):
             begin(h, STEPS[name], Client(1))
         h.step(opening(11 + len(h.backend.forwards), [60] * 40))
-    h.engine.check()
+    h.engine.store.check()
     answers = h.step(row(1, 6), row(2, 6, tokens=[1]), row(3, 6, tokens=[1]), row(4, 3), row(5, 2)).rows
     expected = [PROMPT, [*PROMPT, 1], [4] * 6 + [1], LONG[:9], [1, 2]]
     expected[0], expected[4] = PROMPT + continuation(PROMPT, 1), [1, 2, *continuation([1, 2], 1)]
@@ -123,7 +124,7 @@ def test_the_pages_of_a_step_that_was_given_up_hold_nothing_that_another_reads()
 
 def test_a_step_that_can_not_be_given_up_is_asked_for_all_the_same_and_done() -> None:
     h, client = Prepared(), Client(0)
-    step = h.engine.begin(plan(opening(9, LONG)), None, client)
+    step = engine_steps.begin(h.engine, plan(opening(9, LONG)), client)
     assert step.finish().rows[0].tokens == continuation(LONG, 1)
     assert client.patience == -6
 
@@ -142,7 +143,7 @@ def test_a_step_that_needs_the_pages_that_it_releases_is_computed_to_its_end() -
     step = begin(h, plan(opening(9, LONG + LONG), ops=(release,)), Client(1))
     assert step.finish().ops[0].released == 5
     assert step.finish().rows[0].tokens == continuation(LONG + LONG, 1)
-    h.engine.check()
+    h.engine.store.check()
 
 
 def test_a_step_that_no_pages_are_enough_for_is_refused_row_by_row() -> None:
@@ -152,7 +153,7 @@ def test_a_step_that_no_pages_are_enough_for_is_refused_row_by_row() -> None:
     refusal = result.rows[1].refusal
     assert refusal is not None
     assert refusal.reason is Reason.PAGES
-    h.engine.check()
+    h.engine.store.check()
 
 
 def test_the_step_under_way_is_done_before_a_long_one_is_begun_behind_it() -> None:
@@ -170,9 +171,9 @@ def test_the_step_under_way_is_done_before_a_long_one_is_begun_behind_it() -> No
     assert asked == [True] * 3
     asked.clear()
     ahead = h.begin(row(1, 7))
-    assert h.engine.begin(plan(opening(9, LONG)), None, wanted).result is not None
+    assert engine_steps.begin(h.engine, plan(opening(9, LONG)), wanted).result is not None
     assert asked == [True] * 6
-    h.engine.check()
+    h.engine.store.check()
 
 
 def test_a_long_row_that_is_not_finite_is_undone_alone() -> None:
@@ -182,7 +183,7 @@ def test_a_long_row_that_is_not_finite_is_undone_alone() -> None:
     refusal = begin(h, plan(opening(9, LONG)), Client(9)).finish().rows[0].refusal
     assert refusal is not None
     assert refusal.reason is Reason.NOT_FINITE
-    h.engine.check()
+    h.engine.store.check()
     assert h.snapshot() == before
 
 
@@ -190,9 +191,9 @@ def test_what_was_held_for_the_way_back_is_free_in_the_reply() -> None:
     h, plain = Prepared(), Prepared()
     what = STEPS["all ops"]
     assert seen(begin(h, what, Client(99)).finish(), exact=True) == seen(
-        plain.engine.execute(what), exact=True
+        execute(plain.engine, what), exact=True
     )
-    assert h.engine.cache.free == plain.engine.cache.free
+    assert h.engine.store.pages.free == plain.engine.store.pages.free
 
 
 def test_forward_is_given_up_between_its_inputs() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from executor_service.backends.base import Backend
 from executor_service.backends.oracle import OracleBackend
 from executor_service.contract.plan import Abandoned, StepPlan
-from executor_service.steps.engine import Step
+from tests.support.engine_steps import BegunStep, begin
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import FakeBackend, limits
 from tests.unit.executor.harness import Harness
@@ -29,19 +29,19 @@ class Impatient(TwoWays):
         super().__init__(seed, limits(**bounds), poison, backends=backends)
         self.overlapped = Harness(limits(**bounds, max_piece_tokens=piece), self.overlapped.backend)
 
-    def begin(self, plan: StepPlan) -> Step:
+    def begin(self, plan: StepPlan) -> BegunStep:
         harness = self.overlapped
         while True:
             patience = iter([True] * self.random.choice((0, 1, 2, 3, 9)))
             if self.random.random() < 0.5:
-                return harness.engine.begin(plan)
-            harness.engine.settle()  # so that nothing else changes meanwhile
+                return begin(harness.engine, plan)
+            harness.engine.pipeline.settle()  # so that nothing else changes meanwhile
             before = harness.snapshot()
             try:
-                return harness.engine.begin(plan, None, partial(next, patience, False), abandonable=True)
+                return begin(harness.engine, plan, partial(next, patience, False), abandonable=True)
             except Abandoned:
                 self.abandoned += 1
-                harness.engine.check()
+                harness.engine.store.check()
                 assert harness.snapshot() == before
 
 

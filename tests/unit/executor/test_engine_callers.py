@@ -15,6 +15,7 @@ from executor_service.contract.plan import (
     StepRefused,
     StepResult,
 )
+from tests.support.engine_steps import begin
 from tests.unit.executor.fakes import continuation, limits
 from tests.unit.executor.harness import Harness, fork, opening, plan, row
 from tests.unit.executor.test_engine_sessions import refused
@@ -28,8 +29,8 @@ class Callers(Harness):
     def of(
         self, caller: str, *items: Row | Opening, ops: tuple[Op, ...] = (), session: int = 0
     ) -> StepResult:
-        result = self.engine.begin(plan(*items, ops=ops, session=session), caller=caller).finish()
-        self.engine.check()
+        result = begin(self.engine, plan(*items, ops=ops, session=session), caller=caller).finish()
+        self.engine.store.check()
         return result
 
     def only(self, caller: str, item: Row | Opening, session: int = 0) -> RowResult:
@@ -57,7 +58,7 @@ def test_a_session_is_unknown_to_all_but_its_owner() -> None:
         with refused(Reason.SESSION, "unknown session"):
             h.of("b", row(1, 6), session=named)
         with refused(Reason.SESSION, "unknown session"):
-            h.engine.sessions.get(named, "b")
+            h.engine.store.sessions.get(named, "b")
         assert h.engine.close_session(named, "b") == 0
         with refused(Reason.SESSION, "unknown session"):
             h.engine.look(named, 0, (), "b")

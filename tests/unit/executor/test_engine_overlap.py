@@ -19,7 +19,7 @@ from executor_service.contract.plan import (
     StepPlan,
     StepRefused,
 )
-from executor_service.steps.engine import Step
+from tests.support.engine_steps import BegunStep, begin, execute
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import continuation, limits
 from tests.unit.executor.harness import Harness, Release, Truncate, fork, opening, plan, row
@@ -38,11 +38,11 @@ def h(device: DeferredBackend) -> Harness:
     return Harness(backend=device)
 
 
-def tokens_of(step: Step) -> list[list[int]]:
+def tokens_of(step: BegunStep) -> list[list[int]]:
     return [answer.tokens for answer in step.finish().rows]
 
 
-def refusal_of(step: Step, index: int = 0) -> Refusal:
+def refusal_of(step: BegunStep, index: int = 0) -> Refusal:
     refusal = step.finish().rows[index].refusal
     assert refusal is not None
     return refusal
@@ -88,12 +88,12 @@ def test_a_released_sequence_gives_its_pages_back_at_once_and_its_row_is_answere
     discarded = h.begin(row(1, 6), row(2, 2))
     released = h.begin(row(2, 3), opening(3, [7, 7]), ops=(Release((1,)),))
     assert discarded.result is None
-    assert h.engine.sequences == 2
-    assert h.engine.cache.owned == 2
+    assert h.engine.store.count == 2
+    assert h.engine.store.pages.owned == 2
     assert tokens_of(discarded) == [continuation(PROMPT, 2)[1:], continuation([1, 2], 2)[1:]]
     assert released.finish().ops[0].released == 1
     assert tokens_of(released) == [continuation([1, 2], 3)[2:], continuation([7, 7], 1)]
-    h.engine.check()
+    h.engine.store.check()
 
 
 def test_pages_of_a_released_sequence_are_written_behind_its_row() -> None:
@@ -106,7 +106,7 @@ def test_pages_of_a_released_sequence_are_written_behind_its_row() -> None:
     assert tokens_of(discarded) == [continuation(PROMPT[:5], 2)[1:]]
     again = small.begin(opening(3, PROMPT[:5]), ops=(Release((2,)),)).finish().rows[0]
     assert again.cached_length == 0, "a page that another sequence had written was published"
-    small.engine.check()
+    small.engine.store.check()
 
 
 def test_a_row_behind_one_that_is_not_finite_finds_its_sequence_as_it_was(
@@ -116,10 +116,10 @@ def test_a_row_behind_one_that_is_not_finite_finds_its_sequence_as_it_was(
     device.poisoned = {continuation(PROMPT, 1)[0]}
     failed, lost = h.begin(row(1, 6), row(2, 2)), h.begin(row(1, 7), row(2, 3))
     assert refusal_of(failed).reason is Reason.NOT_FINITE
-    h.engine.check()
+    h.engine.store.check()
     assert refusal_of(lost) == Refusal(Reason.KV_LENGTH, "rows.kv_lengths[0]: expected 7, is 6", 6)
     assert tokens_of(lost)[1] == continuation([1, 2], 3)[2:]
-    assert h.engine.cache.owned == 3
+    assert h.engine.store.pages.owned == 3
     device.poisoned = set()
     assert tokens_of(h.begin(row(1, 6))) == [continuation(PROMPT, 2)[1:]], (
         "the sampled token is still pending"
@@ -165,7 +165,7 @@ def test_a_row_behind_an_opening_that_is_not_finite_finds_no_sequence(
     failed, lost = h.begin(opening(1, [3] * 8 + [66])), h.begin(row(1, 9))
     assert refusal_of(lost) == Refusal(Reason.CACHE, "rows.cache_ids[0]: unknown or released cache 1")
     assert refusal_of(failed).reason is Reason.NOT_FINITE
-    assert (h.engine.sequences, h.engine.cache.owned, h.engine.cache.cached) == (0, 0, 0)
+    assert (h.engine.store.count, h.engine.store.pages.owned, h.engine.store.pages.cached) == (0, 0, 0)
     device.poisoned = set()
     again = h.begin(opening(1, [3] * 8 + [66])).finish().rows[0]
     assert (again.cached_length, again.refusal) == (0, None), "the id is free, and nothing was published"
@@ -230,12 +230,12 @@ def test_a_step_waits_where_the_other_could_change_it(
     for harness in (h, alone):
         prepared(harness)
     ahead = h.begin(first)
-    behind = h.engine.begin(second)
+    behind = begin(h.engine, second)
     assert ahead.result is not None
-    h.engine.check()
+    h.engine.store.check()
     expected = [
-        alone.engine.execute(plan(first)),
-        alone.engine.execute(second),
+        execute(alone.engine, plan(first)),
+        execute(alone.engine, second),
     ]
     for step, answer in zip((ahead, behind), expected, strict=True):
         assert [(r.kv_length, r.tokens, r.refusal) for r in step.finish().rows] == [
@@ -266,10 +266,10 @@ def test_a_step_goes_on_where_the_other_can_change_nothing(
 ) -> None:
     prepared(h)
     ahead = h.begin(first)
-    behind = h.engine.begin(second)
+    behind = begin(h.engine, second)
     assert (ahead.result, behind.result) == (None, None)
     assert behind.finish().rows[0].refusal is None
-    h.engine.check()
+    h.engine.store.check()
 
 
 def test_no_row_is_refused_for_pages_that_drafts_give_back() -> None:
@@ -306,7 +306,7 @@ def test_other_jobs_find_nothing_under_way(
     job(h)
     assert not device.unanswered
     assert step.result is not None
-    h.engine.check()
+    h.engine.store.check()
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["session 0", "own session"])
@@ -343,7 +343,7 @@ def test_leases_run_out_beside_a_step_that_is_under_way(h: Harness) -> None:
     step = h.begin(opening(2, PROMPT))
     assert h.engine.expire() == 1
     assert step.result is None
-    h.engine.check()
+    h.engine.store.check()
 
 
 def test_the_times_of_steps_under_way_do_not_overlap(h: Harness) -> None:

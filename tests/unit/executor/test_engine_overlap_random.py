@@ -30,7 +30,7 @@ from executor_service.contract.plan import (
     StepResult,
     Truncate,
 )
-from executor_service.steps.engine import Step
+from tests.support.engine_steps import BegunStep, begin, execute
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import EMPTY, FakeBackend, continuation, ids, limits
 from tests.unit.executor.harness import Harness
@@ -45,7 +45,7 @@ class Client:
 
     def __init__(self, random: Random, serial: Harness, *, share: bool) -> None:
         self.random, self.serial, self.share = random, serial, share
-        self.session = serial.engine.sessions.get(0)
+        self.session = serial.engine.store.sessions.get(0)
         self.foreseen: dict[int, int] = {}
         self.next_id = 1
         self.failed: list[int] = []
@@ -150,9 +150,9 @@ def seen(result: StepResult | StepRefused, *, exact: bool) -> Any:
 
 
 def counted(harness: Harness) -> tuple[object, ...]:
-    counters, cache = harness.engine.counters, harness.engine.cache
+    counters, cache = harness.engine.counters, harness.engine.store.pages
     undisturbed = replace(counters, compute_s=0.0, prefill_s=0.0, decode_s=0.0, steps_abandoned=0)
-    return undisturbed, cache.query_tokens, cache.hit_tokens, harness.engine.sequences
+    return undisturbed, cache.query_tokens, cache.hit_tokens, harness.engine.store.count
 
 
 class TwoWays:
@@ -176,16 +176,16 @@ class TwoWays:
         self.serial, self.overlapped = (Harness(bounds, backend) for backend in backends)
         self.exact = share
         self.client = Client(self.random, self.serial, share=share)
-        self.waiting: deque[tuple[Step, StepResult]] = deque()
+        self.waiting: deque[tuple[BegunStep, StepResult]] = deque()
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
             plan = self.client.plan()
-            expected = self.serial.engine.execute(plan)
-            self.serial.engine.check()
+            expected = execute(self.serial.engine, plan)
+            self.serial.engine.store.check()
             self.client.learn(plan, expected)
             step = self.begin(plan)
-            self.overlapped.engine.check()
+            self.overlapped.engine.store.check()
             self.waiting.append((step, expected))
             while len(self.waiting) > self.random.choice((0, 1, 1, 1)):
                 self.finish()
@@ -193,23 +193,23 @@ class TwoWays:
             self.finish()
         self.compare_at_rest()
 
-    def begin(self, plan: StepPlan) -> Step:
-        return self.overlapped.engine.begin(plan)
+    def begin(self, plan: StepPlan) -> BegunStep:
+        return begin(self.overlapped.engine, plan)
 
     def finish(self) -> None:
         step, expected = self.waiting.popleft()
         assert seen(step.finish(), exact=self.exact) == seen(expected, exact=self.exact)
-        self.overlapped.engine.check()
+        self.overlapped.engine.store.check()
 
     def compare_at_rest(self) -> None:
         states = []
         for harness in (self.serial, self.overlapped):
             engine = harness.engine
-            caches = engine.sessions.get(0).caches
+            caches = engine.store.sessions.get(0).caches
             sequences = {
                 i: (s.length, s.known, s.sampled, s.ids[: s.known].tolist()) for i, s in caches.items()
             }
-            states.append((sequences, engine.cache.owned, counted(harness)))
+            states.append((sequences, engine.store.pages.owned, counted(harness)))
         assert states[0] == states[1]
 
 

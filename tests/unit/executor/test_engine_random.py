@@ -178,7 +178,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def lengths_agree(self) -> None:
-        caches = self.h.engine.sessions.get(0).caches
+        caches = self.h.engine.store.sessions.get(0).caches
         assert {i: s.length for i, s in caches.items()} == {i: k.length for i, k in self.live.items()}
 
 

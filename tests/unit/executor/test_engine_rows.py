@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from executor_service.contract.plan import Opening, OutputMode, Reason, Refusal, Row, StepPlan
+from tests.support.engine_steps import execute
 from tests.unit.executor.fakes import continuation, limits, next_token
 from tests.unit.executor.harness import Harness, Release, Truncate, fork, opening, row
 
@@ -75,9 +76,9 @@ def test_a_verify_row_emits_the_accepted_drafts_and_one_more(h: Harness, right: 
 
 def test_rejected_drafts_keep_no_pages(h: Harness) -> None:
     h.row(opening(1, PROMPT))
-    before = h.engine.cache.free
+    before = h.engine.store.pages.free
     h.row(row(1, 6, drafts=[(continuation(PROMPT, 2)[1] + 1) % 97] * 12))
-    assert h.engine.cache.free == before
+    assert h.engine.store.pages.free == before
 
 
 def test_drafts_behind_given_tokens_are_verified_too(h: Harness) -> None:
@@ -120,7 +121,7 @@ def test_several_steps_end_early_at_a_stop_token_and_keep_no_pages(h: Harness) -
     result = h.row(row(1, 6, steps=19))
     assert result.tokens == expected[1 : expected.index(stop, 1) + 1]
     assert result.kv_length == 6 + len(result.tokens)
-    assert h.engine.cache.owned == -(-result.kv_length // 4)
+    assert h.engine.store.pages.owned == -(-result.kv_length // 4)
 
 
 def test_rows_of_different_steps_share_the_forwards_they_both_need(h: Harness) -> None:
@@ -159,9 +160,9 @@ def test_every_kind_of_row_shares_one_forward(h: Harness) -> None:
 
 def test_truncate_forgets_pending_tokens_and_frees_pages_at_once(h: Harness) -> None:
     h.row(opening(1, PROMPT))
-    free = h.engine.cache.free
+    free = h.engine.store.pages.free
     assert h.op(Truncate(1, 3)).kv_length == 3
-    assert h.engine.cache.free + h.engine.cache.cached == free + 1
+    assert h.engine.store.pages.free + h.engine.store.pages.cached == free + 1
     refusal = h.row(row(1, 3)).refusal
     assert refusal is not None
     assert refusal.reason is Reason.INVALID
@@ -243,7 +244,7 @@ def test_duplicates_are_refused_all_of_them_and_only_they(h: Harness) -> None:
 def test_a_row_refused_by_the_codec_keeps_its_place(h: Harness) -> None:
     h.row(opening(1, PROMPT))
     refusal = Refusal(Reason.INVALID, "rows.tokens[0]: ids below 97, has 97")
-    result = h.engine.execute(StepPlan(rows=(refusal, row(1, 6)), openings=(refusal, opening(2, [1]))))
+    result = execute(h.engine, StepPlan(rows=(refusal, row(1, 6)), openings=(refusal, opening(2, [1]))))
     assert [r.refusal for r in result.rows] == [refusal, None, refusal, None]
 
 
@@ -303,6 +304,6 @@ def test_a_multi_step_row_that_fails_midway_takes_everything_back(h: Harness) ->
 
 def test_draining_refuses_openings_and_lets_live_caches_go_on(h: Harness) -> None:
     h.row(opening(1, PROMPT))
-    h.engine.draining = True
+    h.engine.store.draining = True
     result = h.step(row(1, 6), opening(2, [1]))
     assert [r.refusal and r.refusal.reason for r in result.rows] == [None, Reason.DRAINING]

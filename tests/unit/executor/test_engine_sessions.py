@@ -73,8 +73,8 @@ def test_replacing_a_session_releases_it_and_fences_its_late_steps(h: Harness) -
     old = h.engine.open_session(0, 0, "").id
     h.step(opening(1, PROMPT), session=old)
     new = h.engine.open_session(old, 0, "").id
-    assert h.engine.sequences == 0
-    h.engine.check()
+    assert h.engine.store.count == 0
+    h.engine.store.check()
     with refused(Reason.FENCED, "replaced"):
         h.step(row(1, 6), session=old)
     assert h.row(opening(1, PROMPT), session=new).tokens == continuation(PROMPT, 1)
@@ -109,10 +109,10 @@ def test_a_session_expires_when_its_lease_runs_out_and_not_before(h: Harness) ->
     h.step(row(1, 6), session=session)
     h.clock.now_s = 4.0
     h.engine.expire()
-    assert h.engine.sequences == 1
+    assert h.engine.store.count == 1
     h.clock.now_s = 4.1
     h.engine.expire()
-    assert h.engine.sequences == 0
+    assert h.engine.store.count == 0
     assert h.engine.counters.sessions_expired == 1
     with refused(Reason.SESSION):
         h.step(session=session)
@@ -121,15 +121,15 @@ def test_a_session_expires_when_its_lease_runs_out_and_not_before(h: Harness) ->
 def test_something_queued_or_a_heartbeat_renews_a_lease(h: Harness) -> None:
     session = h.engine.open_session(0, 2000, "").id
     h.clock.now_s = 3.0
-    h.engine.touch(session)
+    h.engine.store.sessions.touch(session)
     h.engine.expire()
-    assert h.engine.sessions.find(session) is not None
+    assert h.engine.store.sessions.find(session) is not None
 
 
 def test_leases_are_clamped(h: Harness) -> None:
-    assert h.engine.open_session(0, 1, "").lease_s == h.engine.leases.least_s
-    assert h.engine.open_session(0, 2**32 - 1, "").lease_s == h.engine.leases.most_s
-    assert h.engine.open_session(0, 0, "").lease_s == h.engine.leases.default_s
+    assert h.engine.open_session(0, 1, "").lease_s == h.engine.store.leases.min_s
+    assert h.engine.open_session(0, 2**32 - 1, "").lease_s == h.engine.store.leases.max_s
+    assert h.engine.open_session(0, 0, "").lease_s == h.engine.store.leases.default_s
 
 
 def test_in_the_shared_session_each_cache_has_a_lease(h: Harness) -> None:
@@ -138,7 +138,7 @@ def test_in_the_shared_session_each_cache_has_a_lease(h: Harness) -> None:
     h.row(row(1, 6))
     h.clock.now_s = 11.0
     h.engine.expire()
-    h.engine.check()
+    h.engine.store.check()
     assert h.row(row(1, 7)).refusal is None
     answer = h.row(row(2, 2)).refusal
     assert answer is not None
@@ -159,7 +159,7 @@ def test_the_lease_clock_ignores_time_in_which_the_process_was_stopped() -> None
 def test_released_ids_are_refused_for_as_long_as_they_are_remembered(h: Harness) -> None:
     h.row(opening(7, [1]))
     h.op(Release((7,)))
-    session = h.engine.sessions.get(0)
+    session = h.engine.store.sessions.get(0)
     for cache_id in range(1000, 1000 + REMEMBERED_IDS - 1):
         session.remember_released(cache_id)
     answer = h.row(opening(7, [1])).refusal

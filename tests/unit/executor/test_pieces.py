@@ -11,7 +11,7 @@ from executor_service.backends.oracle import OracleBackend
 from executor_service.cache.kv_cache import BlockTable
 from executor_service.cache.sequence import Sequence
 from executor_service.contract.plan import OutputMode, Row, Sampling
-from executor_service.steps.job import Job
+from executor_service.steps.accepted_row import AcceptedRow
 from executor_service.steps.pieces import cut
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import EMPTY, FakeBackend, limits
@@ -19,12 +19,12 @@ from tests.unit.executor.harness import Harness, opening, row
 from tests.unit.executor.test_engine_overlap_random import TwoWays, seen
 
 
-def job(fed: int, outputs: int = 1) -> Job:
+def job(fed: int, outputs: int = 1) -> AcceptedRow:
     nothing = BlockTable(b"")
     sequence = Sequence(
         nothing, EMPTY, length=0, prompt_length=fed, sampling=Sampling(), salt=b"", renewed_s=0.0
     )
-    made = Job(0, sequence, 0, fed, fed, fed, OutputMode.SAMPLE, 0)
+    made = AcceptedRow(0, sequence, 0, fed, fed, fed, OutputMode.SAMPLE, 0)
     made.outputs = outputs
     return made
 
@@ -81,7 +81,7 @@ def test_a_step_in_pieces_answers_like_a_step_in_one(backend: type[Backend]) -> 
         h = Harness(limits(max_piece_tokens=piece), backend())
         replies = [h.step(*openings)]
         for rows in steps:
-            n = {item: sequence.length for item, sequence in h.engine.sessions.get(0).caches.items()}
+            n = {item: sequence.length for item, sequence in h.engine.store.sessions.get(0).caches.items()}
             for item in rows:
                 item.kv_length = n[item.cache_id]
             replies.append(h.step(*rows))

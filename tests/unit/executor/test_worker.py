@@ -9,7 +9,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 
 import pytest
 
@@ -115,7 +114,7 @@ async def test_an_idle_worker_lets_leases_expire(worker: Worker) -> None:
     await idle.start(lambda: harness.engine)
     await idle.submit(lambda: harness.step(opening(1, [1])))
     harness.clock.now_s = 100.0
-    while harness.engine.sequences:
+    while harness.engine.store.count:
         await idle.submit(lambda: None)
     assert idle.stop(5)
 
@@ -164,7 +163,7 @@ class Overlapped:
 
     def step(self, what: StepPlan) -> asyncio.Future[tuple[StepPlan, StepResult]]:
         """Submit a step; its launch is not waited for."""
-        return self.worker.submit_step(lambda: self.harness.engine.begin(what), what, kept=True)
+        return self.worker.submit_step(what, kept=True)
 
     async def launched(self) -> None:
         assert await asyncio.to_thread(self.device.launched.acquire, timeout=10)
@@ -179,7 +178,7 @@ async def overlapped() -> AsyncIterator[Overlapped]:
     await case.worker.start(lambda: case.harness.engine)
     yield case
     assert case.worker.stop(5)
-    case.harness.engine.check()
+    case.harness.engine.store.check()
 
 
 async def test_a_step_is_launched_behind_one_that_is_under_way(overlapped: Overlapped) -> None:
@@ -272,9 +271,9 @@ async def test_a_lease_begins_anew_with_the_answer(overlapped: Overlapped) -> No
     case.land()
     assert (await step)[1].rows[0].refusal is None
     await case.worker.submit(lambda: None)
-    assert case.harness.engine.sequences == 1
+    assert case.harness.engine.store.count == 1
     case.harness.clock.now_s = 200.0
-    while case.harness.engine.sequences:
+    while case.harness.engine.store.count:
         await case.worker.submit(lambda: None)
 
 
@@ -286,7 +285,7 @@ async def test_no_landing_is_missed_however_it_meets_the_next_step() -> None:
     steps: deque[asyncio.Future[tuple[StepPlan, StepResult]]] = deque()
     async with asyncio.timeout(30):
         for one in plans:  # as the scheduler sends them: the next one when the last but one is answered
-            steps.append(worker.submit_step(partial(harness.engine.begin, one), one, kept=True))
+            steps.append(worker.submit_step(one, kept=True))
             if len(steps) == 2:
                 assert (await steps.popleft())[1].rows[0].refusal is None
         await steps.popleft()
@@ -307,7 +306,7 @@ async def test_stopping_finishes_what_is_under_way() -> None:
     assert await asyncio.to_thread(case.worker.stop, 5)
     results = [result for _, result in await asyncio.gather(*steps)]
     assert [answer.refusal for result in results for answer in result.rows] == [None, None]
-    assert case.harness.engine.cache.owned == 0
+    assert case.harness.engine.store.pages.owned == 0
 
 
 FAULTS = [

@@ -63,10 +63,7 @@ class Case:
 
     def step(self, what: StepPlan, *, kept: bool = False) -> Future:
         """As a unary RPC submits a step; `kept`: as a stream does."""
-        worker = self.worker
-        return worker.submit_step(
-            lambda: self.engine.begin(what, None, worker.wanted, abandonable=not kept), what, kept=kept
-        )
+        return self.worker.submit_step(what, kept=kept)
 
     def numbered(self, step_id: int, *items: object) -> StepPlan:
         return plan(*items, session=self.session, step_id=step_id, digest=b"step %d" % step_id)  # type: ignore[arg-type]
@@ -91,7 +88,7 @@ async def case() -> AsyncIterator[Case]:
     yield case
     case.let_go(99)
     assert case.worker.stop(5)
-    case.engine.check()
+    case.engine.store.check()
 
 
 async def test_a_job_cancelled_before_it_begins_is_not_done_unless_it_is_kept(case: Case) -> None:
@@ -116,7 +113,7 @@ async def test_a_step_cancelled_before_it_begins_changes_nothing(case: Case) -> 
     case.let_go()
     await running
     assert await case.forwards() == 1
-    assert case.engine.sequences == 1
+    assert case.engine.store.count == 1
     assert case.engine.counters.steps_abandoned == 2
 
 
@@ -129,7 +126,7 @@ async def test_a_step_cancelled_while_it_is_computed_ends_with_its_piece(case: C
     case.let_go(2)
     assert (await other)[1].rows[0].tokens == continuation([1, 2], 1)
     assert case.backend.forwards == [[PIECE], [2]]  # type: ignore[attr-defined]
-    assert case.engine.sequences == 1
+    assert case.engine.store.count == 1
 
 
 async def test_it_ends_between_any_two_pieces(case: Case) -> None:
@@ -142,8 +139,8 @@ async def test_it_ends_between_any_two_pieces(case: Case) -> None:
         left.cancel()
         case.let_go()
         await case.worker.submit(lambda: None)
-        case.engine.check()
-        assert case.engine.sequences == 0
+        case.engine.store.check()
+        assert case.engine.store.count == 0
     assert await case.forwards() == 1 + 2 + 3 + 4
 
 
@@ -215,7 +212,7 @@ async def test_it_ends_when_the_last_of_them_leaves(case: Case) -> None:
     second.cancel()
     case.let_go()
     assert await case.forwards() == 2
-    assert case.engine.sequences == 0
+    assert case.engine.store.count == 0
 
 
 async def test_closing_a_stream_cancels_nothing(case: Case) -> None:
@@ -328,4 +325,4 @@ async def test_stopping_finishes_what_is_queued_and_still_wanted() -> None:
     case.let_go(6)
     assert await asyncio.to_thread(case.worker.stop, 5)
     assert (await kept)[1].rows[0].tokens == continuation(LONG, 1)
-    assert case.engine.sequences == 1
+    assert case.engine.store.count == 1

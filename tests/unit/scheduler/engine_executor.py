@@ -14,6 +14,7 @@ from executor_service.rpc.codec import UNIFIED, decode_step, encode_result
 from executor_service.steps.engine import Engine
 from scheduler_service.core.step import Capacity, Plan, Result
 from scheduler_service.link.codec.steps import Bounds, decode_result, encode_step
+from tests.support.engine_steps import execute
 
 VOCABULARY = 48
 EPOCH = 77
@@ -64,7 +65,7 @@ class EngineExecutor:
         wire = encode_step(plan, header).SerializeToString()
         step_plan = decode_step(pb.Step.FromString(wire), self._limits, UNIFIED)
         reply = pb.StepResult()
-        encode_result(reply, self.engine.execute(step_plan), step_plan, EPOCH)
+        encode_result(reply, execute(self.engine, step_plan), step_plan, EPOCH)
         limits = self._limits
         bounds = Bounds(limits.vocab_size, limits.context_length, limits.total_pages)
         return decode_result(plan, pb.StepResult.FromString(reply.SerializeToString()), bounds)
@@ -75,13 +76,13 @@ class EngineExecutor:
         opening = Opening(self._foreign_id, np.zeros(tokens, np.int32), tokens, 0, Sampling())
         openings = (opening,) if tokens else ()
         ops = (Release((self._foreign_id - 1,)),)
-        self.engine.execute(StepPlan(session_id=0, ops=ops, openings=openings))
+        execute(self.engine, StepPlan(session_id=0, ops=ops, openings=openings))
 
     def check(self) -> None:
         """free + cached + owned = total, page by page."""
-        self.engine.check()
+        self.engine.store.check()
 
     @property
     def owned_pages(self) -> int:
         """Pages that live caches hold."""
-        return self.engine.cache.owned
+        return self.engine.store.pages.owned

@@ -1,0 +1,136 @@
+"""Commits the rows of a step: what their forward computed becomes the state of their sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from executor_service.backends.base import RowOutput
+from executor_service.cache.sequence_store import SequenceStore
+from executor_service.contract.plan import OutputMode, Reason, Refusal, RowResult
+from executor_service.steps.accepted_row import AcceptedRow
+from executor_service.steps.counters import StepTally
+from executor_service.steps.forwards import checked
+from executor_service.steps.step_rows import StepRows, undo_row
+
+_SAMPLE = OutputMode.SAMPLE
+_PER_POSITION = ("logprobs", "top_ids", "top_logprobs", "logits")
+
+
+class StepCommit:
+    """The commit of one step's rows. A row that is not finite is undone alone, without its neighbours."""
+
+    def __init__(self, rows: StepRows, store: SequenceStore) -> None:
+        self._rows, self._store, self._pages = rows, store, store.pages
+        self._computed = self._sampled = self._verified = self._accepted = 0
+        self._prefill_rows = self._decode_rows = 0
+        self.undone: list[AcceptedRow] = []
+        # Pages freed by undoing rows that were not theirs but reserved by the step behind this one; negative
+        # where the rows' own pages had been released before.
+        self.freed_behind = 0
+
+    @property
+    def tally(self) -> StepTally:
+        """What was computed."""
+        return StepTally(
+            self._computed,
+            self._sampled,
+            self._verified,
+            self._accepted,
+            self._prefill_rows,
+            self._decode_rows,
+        )
+
+    def take(self, outputs: list[RowOutput]) -> None:
+        """Commit or undo every accepted row; `rows.results` is complete afterwards."""
+        rows, mispredicted = self._rows.accepted, self._rows.mispredicted
+        for row in reversed(rows):
+            if not row.opened:
+                break
+            self._pages.count_hit(row.known, row.hit)
+        for row, output in zip(rows, checked(outputs, len(rows)), strict=True):
+            if not mispredicted or row not in mispredicted:
+                self._absorb(row, output)
+
+    def _absorb(self, row: AcceptedRow, output: RowOutput) -> None:
+        """Commit one row by its last output."""
+        sequence = row.sequence
+        if not output.finite:
+            self._undo(row)
+            return
+        end = row.start + row.fed
+        self._computed += row.computed + row.fed
+        if row.output is not _SAMPLE or not row.outputs:
+            sequence.sampled = False
+            self._finish(row, end, max(row.known, end), output)
+            return
+        tokens = output.tokens
+        if tokens is None or len(tokens) != row.outputs:
+            raise RuntimeError("the backend brought back the wrong number of tokens")
+        drafts = len(row.drafts)
+        if drafts:
+            # Equality is acceptance: t[i] is what the target samples after drafts[:i].
+            wrong = np.flatnonzero(tokens[:-1] != row.drafts)
+            accepted = int(wrong[0]) if wrong.size else drafts
+            self._verified += drafts
+            self._accepted += accepted
+            end -= drafts - accepted
+            emitted = tokens[: accepted + 1].tolist()
+            _keep(output, accepted + 1)
+        else:
+            emitted = tokens.tolist()
+        row.tokens += emitted
+        sequence.ids[end] = emitted[-1]
+        if row.parts:
+            output = _joined([*row.parts, output])
+        self._sampled += len(row.tokens)
+        sequence.sampled = True
+        self._finish(row, end, end + 1, output)
+
+    def _finish(self, row: AcceptedRow, length: int, known: int, output: RowOutput) -> None:
+        """Set the row's sequence to `length` cached and `known` known tokens, and make the row's result."""
+        sequence, pages = row.sequence, self._pages
+        table = sequence.table
+        if row.in_prompt:
+            self._prefill_rows += 1
+        else:
+            self._decode_rows += 1
+        sequence.length, sequence.known = length, known
+        full = length // pages.page_size
+        # Pages are published only behind an output that was finite, because it attended to all of them.
+        # A chunk without outputs leaves its pages to the row that has them. An empty table was released.
+        if row.outputs and full > len(table.hashes) and table.count:
+            pages.publish(table, sequence.ids, length)
+        if length < row.end:
+            pages.cut(table, length)  # reserved for drafts that were rejected or steps that were not taken
+        self._rows.results[row.index] = RowResult(
+            length, row.hit, row.tokens, output.logprobs, output.top_ids, output.top_logprobs, output.logits
+        )
+
+    def _undo(self, row: AcceptedRow) -> None:
+        """Undo a row whose logits were not finite."""
+        self._computed += row.computed
+        length, pages_for = row.sequence.length, self._pages.pages_for
+        kept = 0 if row.opened else pages_for(length)
+        self.freed_behind += max(kept, row.sequence.table.count) - pages_for(row.end)
+        undo_row(row, length, self._rows.session, self._store)
+        self.undone.append(row)
+        self._rows.results[row.index] = RowResult(
+            refusal=Refusal(Reason.NOT_FINITE, "the logits were NaN or infinite")
+        )
+
+
+def _keep(output: RowOutput, count: int) -> None:
+    """Drop all but the first `count` output positions."""
+    for name in _PER_POSITION:
+        array = getattr(output, name)
+        if array is not None:
+            setattr(output, name, array[:count])
+
+
+def _joined(parts: list[RowOutput]) -> RowOutput:
+    """The outputs of several forwards of one row, one after another."""
+    joined = RowOutput()
+    for name in _PER_POSITION:
+        if getattr(parts[0], name) is not None:
+            setattr(joined, name, np.concatenate([getattr(part, name) for part in parts]))
+    return joined

@@ -1,0 +1,52 @@
+"""`ForwardWatcher`: waits for the device, so that the device thread can wait for jobs at the same time."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from executor_service.backends.base import Flight
+from executor_service.fatal import die
+
+
+class ForwardWatcher:
+    """A thread that waits for one forward at a time. All methods: device thread."""
+
+    def __init__(self, on_done: Callable[[], None]) -> None:
+        self._on_done = on_done  # called on the watcher's thread
+        self._to_watch: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
+        self._watched: Flight | None = None  # last
+        self._done: Flight | None = None  # last; written by the watcher's thread
+        self._thread = threading.Thread(target=self._run, name="forwards", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread when it has nothing to wait for."""
+        self._to_watch.put(None)
+
+    def watch(self, forward: Flight) -> None:
+        """Begin to wait for a forward, unless that was begun before."""
+        if forward is not self._watched:
+            self._watched = forward
+            self._to_watch.put(forward)
+
+    def is_waiting_for(self, forward: Flight) -> bool:
+        """Whether the forward is watched, and was not done when last looked at."""
+        return forward is self._watched and forward is not self._done
+
+    def is_done(self, forward: Flight) -> bool:
+        """Whether the forward was watched and is done."""
+        return forward is self._done
+
+    def _run(self) -> None:
+        try:
+            while (forward := self._to_watch.get()) is not None:
+                forward.wait()
+                self._done = forward
+                self._on_done()
+        except BaseException as error:
+            die(error)

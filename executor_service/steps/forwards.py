@@ -1,0 +1,88 @@
+"""From accepted rows to forwards: all rows side by side in one, or a long step in several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from executor_service.backends.base import Backend, Flight, ForwardRow, Landed, RowOutput
+from executor_service.contract.plan import Wanted
+from executor_service.steps.accepted_row import AcceptedRow
+from executor_service.steps.pieces import cut
+
+
+def launch(backend: Backend, rows: Iterable[AcceptedRow]) -> Flight:
+    """Launch one forward of all rows."""
+    forward_rows = [_forward_row(row, row.fed) for row in rows]
+    return backend.launch(forward_rows) if forward_rows else Landed([])
+
+
+def compute(backend: Backend, rows: list[AcceptedRow], max_tokens: int, wanted: Wanted) -> Landed | None:
+    """Compute all rows in several forwards; None: given up, because `wanted` returned False before one.
+
+    A forward feeds at most `max_tokens` tokens, unless a single row has more output positions than that.
+    Nothing is in flight. Nothing is committed; what the rows were given or sampled is in their sequences'
+    `ids`, behind the known tokens.
+    """
+    outputs: dict[AcceptedRow, RowOutput] = {}
+    left = rows
+    while left:
+        if not wanted():
+            return None
+        pieces = cut(left, max_tokens)
+        answered = checked(backend.forward([_forward_row(row, count) for row, count in pieces]), len(pieces))
+        continuing: dict[AcceptedRow, None] = {}
+        for (row, count), output in zip(pieces, answered, strict=True):
+            if count < row.fed and output.finite:
+                row.computed += count
+                row.start, row.fed = row.start + count, row.fed - count
+            elif _continues(row, output):
+                continuing[row] = None
+            else:
+                outputs[row] = output
+        # Rows of several steps come first, so that they share forwards with the pieces of the others.
+        left = [*continuing, *(row for row in left if row not in outputs and row not in continuing)]
+    return Landed([outputs[row] for row in rows])
+
+
+def checked(outputs: list[RowOutput], rows: int) -> list[RowOutput]:
+    """The outputs, one for each row. Raises RuntimeError if there are more or fewer."""
+    if len(outputs) != rows:
+        raise RuntimeError(f"the backend answered {len(outputs)} of {rows} rows")
+    return outputs
+
+
+def _forward_row(row: AcceptedRow, count: int) -> ForwardRow:
+    """The row's next `count` tokens. Its outputs come with the last of them."""
+    sequence, start = row.sequence, row.start
+    history = sequence.ids[: start + count]
+    return ForwardRow(
+        start,
+        history[start:],
+        history,
+        sequence.prompt_length,
+        sequence.table.pages(),
+        row.outputs if count == row.fed else 0,
+        row.output,
+        sequence.sampling,
+        row.top_k,
+        sequence.salt,
+        row.follows,
+    )
+
+
+def _continues(row: AcceptedRow, output: RowOutput) -> bool:
+    """Whether a row of several steps has one left. If so, the token it sampled is what it feeds next."""
+    if row.left == 1 or not output.finite:
+        return False
+    assert output.tokens is not None
+    (token,) = output.tokens.tolist()
+    if token in row.sequence.sampling.stop_token_ids:
+        return False
+    end = row.start + row.fed
+    row.computed += row.fed
+    row.tokens.append(token)
+    row.parts.append(output)
+    row.sequence.ids[end] = token
+    row.left -= 1
+    row.start, row.fed = end, 1
+    return True

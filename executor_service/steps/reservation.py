@@ -1,0 +1,242 @@
+"""Checks the rows of a step against their sequences and reserves the pages that they write to."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from executor_service.backends.base import Backend
+from executor_service.cache.kv_cache import BlockTable, OutOfPages
+from executor_service.cache.sequence import Sequence
+from executor_service.cache.sequence_store import SequenceStore
+from executor_service.cache.session import Session
+from executor_service.contract.plan import (
+    Opening,
+    OutputMode,
+    Reason,
+    Refusal,
+    Row,
+    RowResult,
+    StepPlan,
+)
+from executor_service.steps.accepted_row import AcceptedRow
+from executor_service.steps.step_rows import StepRows, unexpected_length, unknown_cache
+
+_NONE = OutputMode.NONE
+_UNANSWERED = RowResult()  # placeholder of an accepted row's result
+
+
+class RowReservation:
+    """Reserves the rows of one step, all or nothing for each row; used once.
+
+    `ahead` are the rows of the newest step in flight. A row behind one of them starts at the KV length that
+    this one is predicted to leave (`overlap.py` says which rows can be predicted).
+
+    Device memory follows the order of launches: a page released here may still be written by an earlier
+    launch; its next owner's launch comes later and overwrites that.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        plan: StepPlan,
+        store: SequenceStore,
+        backend: Backend,
+        now_s: float,
+        ahead: StepRows | None = None,
+    ) -> None:
+        self._session, self._plan, self._store, self._backend = session, plan, store, backend
+        self._pages, self._limits, self._now_s, self._ahead = store.pages, store.limits, now_s, ahead
+        self._budget = self._limits.max_step_tokens
+        self._quota = session.quota
+        self._quota_pages = session.quota.pages_left if session.quota is not None else 0
+        self._rows = StepRows(session, plan, [], [])
+
+    def reserve(self) -> StepRows:
+        """Check and reserve every row, rows first, then openings."""
+        plan, rows = self._plan, self._rows
+        duplicates = self._duplicates()
+        for index, row in enumerate(plan.rows):
+            if isinstance(row, Refusal):
+                accepted: AcceptedRow | Refusal = row
+            elif duplicates and row.cache_id in duplicates:
+                accepted = _invalid(
+                    f"rows.cache_ids[{index}]: cache {row.cache_id} has more than one row in the step"
+                )
+            else:
+                accepted = self._continue(index, row)
+            if isinstance(accepted, Refusal):
+                rows.results.append(RowResult(refusal=accepted))
+            else:
+                rows.accepted.append(accepted)
+                rows.results.append(_UNANSWERED)
+        for index, opening in enumerate(plan.openings):
+            if isinstance(opening, Refusal):
+                accepted = opening
+            elif opening.cache_id in duplicates:
+                accepted = _invalid(
+                    f"openings[{index}].cache_id: cache {opening.cache_id} has more than one row in the step"
+                )
+            else:
+                accepted = self._no_room(index) or self._open(index, opening)
+            if isinstance(accepted, Refusal):
+                rows.results.append(RowResult(refusal=accepted))
+            else:
+                rows.accepted.append(accepted)
+                rows.results.append(_UNANSWERED)
+        rows.tokens = self._limits.max_step_tokens - self._budget
+        return rows
+
+    def _duplicates(self) -> set[int]:
+        """Cache ids that more than one row of the step names."""
+        plan = self._plan
+        ids = [item.cache_id for item in plan.rows if not isinstance(item, Refusal)]
+        ids += [item.cache_id for item in plan.openings if not isinstance(item, Refusal)]
+        if len(set(ids)) == len(ids):
+            return set()
+        return {cache_id for cache_id, count in Counter(ids).items() if count > 1}
+
+    def _no_room(self, index: int) -> Refusal | None:
+        """Why no sequence can be opened, whatever its prompt; None: one can."""
+        store, limit = self._store, self._limits.max_sequences
+        if store.draining:
+            return Refusal(Reason.DRAINING, "draining: no sequences are opened any more")
+        if store.count >= limit:
+            return Refusal(Reason.SEQUENCES, f"all {limit} sequences are in use")
+        if self._quota is not None and self._quota.caches_left < 1:
+            return Refusal(Reason.QUOTA, f"openings[{index}]: {self._quota.no_cache()}")
+        return None
+
+    def _continue(self, index: int, row: Row) -> AcceptedRow | Refusal:
+        """Check a row against its sequence, reserve its pages and write its tokens into the sequence."""
+        sequence = self._session.caches.get(row.cache_id)
+        if sequence is None:
+            return unknown_cache(index, row)
+        sequence.renewed_s = self._now_s
+        start, known, follows = sequence.length, sequence.known, -1
+        if self._ahead is not None and (place := self._ahead.index_of(sequence)) >= 0:
+            ahead = self._ahead.accepted[place]
+            start, known = ahead.end, ahead.predicted_known
+            if ahead.outputs:
+                follows = place
+        if row.kv_length != start and not (row.is_bound and start < row.kv_length):
+            return unexpected_length(index, row, start)
+        given, drafts, steps = len(row.tokens), len(row.drafts), row.steps
+        if given:
+            if known > start and not sequence.sampled:
+                return _invalid(f"rows.tokens[{index}]: {known - start} tokens of the prompt are pending")
+            pending = given
+        else:
+            pending = known - start
+            if not pending:
+                return _invalid(f"rows.tokens[{index}]: required, nothing is pending")
+        feeds = pending
+        if 0 < row.limit < pending:
+            feeds = row.limit
+            if drafts or steps > 1:
+                return _invalid(
+                    f"rows.limits[{index}]: {feeds} of {pending} pending, drafts and steps need all"
+                )
+        fed = feeds + drafts
+        end = start + fed + steps - 1
+        if end > self._limits.context_length:
+            return _invalid(
+                f"rows.kv_lengths[{index}]: {start} and {end - start} more tokens exceed the context length "
+                f"{self._limits.context_length}"
+            )
+        if end - start > self._budget:
+            return self._over_budget(f"rows.limits[{index}]", end - start)
+        if over := self._over_quota(sequence.table, 0, end):
+            return Refusal(Reason.QUOTA, f"rows.cache_ids[{index}]: {over}")
+        try:
+            copy = self._pages.reserve(sequence.table, start, end)
+        except OutOfPages as error:
+            return Refusal(Reason.PAGES, f"rows.cache_ids[{index}]: {error}")
+        if copy:
+            self._backend.copy_page(*copy)
+        self._budget -= end - start
+        if steps > self._rows.steps:
+            self._rows.steps = steps
+        accepted = AcceptedRow(index, sequence, start, fed, end, start + pending, row.output, row.top_k)
+        accepted.follows = follows
+        sequence.make_room(start + pending + drafts + steps)
+        if given:
+            if sequence.sampled:
+                accepted.overwritten = sequence.ids.item(start)
+            sequence.ids[start : start + given] = row.tokens
+        if drafts:
+            accepted.drafts = row.drafts
+            sequence.ids[start + pending : start + pending + drafts] = row.drafts
+        if feeds == pending and row.output is not _NONE:
+            accepted.outputs = drafts + 1
+            accepted.left = steps
+        return accepted
+
+    def _open(self, index: int, opening: Opening) -> AcceptedRow | Refusal:
+        """Check an opening, share its published prefix, reserve the rest, and add its sequence."""
+        session, cache_id = self._session, opening.cache_id
+        if session.used(cache_id):
+            return Refusal(
+                Reason.CACHE_ID_USED,
+                f"openings[{index}].cache_id: {cache_id} was used before in this session",
+            )
+        total = len(opening.tokens)
+        table, hit = self._pages.open(opening.salt, opening.tokens)
+        pending = total - hit
+        fed = min(opening.limit, pending) if opening.limit else pending
+        refusal: Refusal | None = None
+        if fed > self._budget:
+            refusal = self._over_budget(f"openings[{index}].limit", fed)
+        elif over := self._over_quota(table, table.count, hit + fed):
+            refusal = Refusal(Reason.QUOTA, f"openings[{index}]: {over}")
+        else:
+            try:
+                self._pages.reserve(table, hit, hit + fed)
+            except OutOfPages as error:
+                refusal = Refusal(Reason.PAGES, f"openings[{index}]: {error}")
+        if refusal:
+            self._pages.cut(table, 0)
+            return refusal
+        self._budget -= fed
+        sequence = Sequence(
+            table,
+            np.array(opening.tokens, np.int32),
+            length=hit,
+            prompt_length=opening.prompt_length,
+            sampling=opening.sampling,
+            salt=opening.salt,
+            renewed_s=self._now_s,
+        )
+        self._store.add(session, cache_id, sequence)
+        index += len(self._plan.rows)
+        accepted = AcceptedRow(index, sequence, hit, fed, hit + fed, total, opening.output, opening.top_k)
+        accepted.opened, accepted.hit = cache_id, hit
+        if fed == pending and opening.output is not _NONE:
+            accepted.outputs = 1
+        sequence.make_room(total + 1)
+        return accepted
+
+    def _over_quota(self, table: BlockTable, held: int, end: int) -> str:
+        """Why the row may not have pages up to token `end`; "": it may.
+
+        `held`: pages of the table that its session's quota does not count yet.
+        """
+        if self._quota is None:
+            return ""
+        needed = held + max(-(-end // self._pages.page_size) - table.count, 0)
+        if needed > self._quota_pages:
+            return self._quota.no_page(needed, self._quota_pages)
+        self._quota_pages -= needed
+        return ""
+
+    def _over_budget(self, field: str, tokens: int) -> Refusal:
+        return Refusal(
+            Reason.TOO_LARGE,
+            f"{field}: {tokens} tokens to compute, but only {self._budget} of the step's "
+            f"{self._limits.max_step_tokens} (max_step_tokens) are left",
+        )
+
+
+def _invalid(message: str) -> Refusal:
+    return Refusal(Reason.INVALID, message)

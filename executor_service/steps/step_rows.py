@@ -1,0 +1,97 @@
+"""The rows of one step, between their reservation and their commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from executor_service.cache.sequence import Sequence
+from executor_service.cache.sequence_store import SequenceStore
+from executor_service.cache.session import Session
+from executor_service.contract.plan import Reason, Refusal, Row, RowResult, StepPlan
+from executor_service.steps.accepted_row import AcceptedRow
+
+
+@dataclass(slots=True)
+class StepRows:
+    """The rows of a step: those that were accepted, and one result for each, refused ones included.
+
+    An accepted row's result is empty until the commit.
+    """
+
+    session: Session
+    plan: StepPlan
+    accepted: list[AcceptedRow]  # in the order of their launch: rows, then openings
+    results: list[RowResult]
+    tokens: int = 0  # to compute, at most
+    steps: int = 1  # of the row that has the most
+    mispredicted: set[AcceptedRow] = field(default_factory=set)  # refused: what they continue was undone
+    _index_of: dict[Sequence, int] | None = field(default=None, repr=False)
+
+    @property
+    def has_refusals(self) -> bool:
+        """Whether any row was refused."""
+        return len(self.accepted) < len(self.results)
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether a row was refused because pages or sequences had run out."""
+        refusals = (result.refusal for result in self.results)
+        return any(r is not None and r.reason in (Reason.PAGES, Reason.SEQUENCES) for r in refusals)
+
+    def needs_several(self, max_piece_tokens: int) -> bool:
+        """Whether the rows need more than one forward of at most `max_piece_tokens` tokens."""
+        return self.steps > 1 or self.tokens > max_piece_tokens
+
+    def index_of(self, sequence: Sequence) -> int:
+        """The index of the sequence's row in `accepted`; -1: it has none."""
+        if self._index_of is None:
+            self._index_of = {row.sequence: index for index, row in enumerate(self.accepted)}
+        return self._index_of.get(sequence, -1)
+
+    def row_of(self, sequence: Sequence) -> AcceptedRow | None:
+        """The sequence's accepted row, if it has one."""
+        index = self.index_of(sequence)
+        return None if index < 0 else self.accepted[index]
+
+    def undo(self, store: SequenceStore) -> None:
+        """Release what the rows reserved; none of them is in flight."""
+        for row in reversed(self.accepted):
+            undo_row(row, row.begin, self.session, store)
+
+    def refuse_followers(self, undone: Iterable[AcceptedRow]) -> None:
+        """Refuse the rows that continue one of these, which were undone together with their pages."""
+        for former in undone:
+            row = self.row_of(former.sequence)
+            if row is None:
+                continue
+            request = self.plan.rows[row.index]
+            assert isinstance(request, Row)
+            self.mispredicted.add(row)
+            if former.opened:
+                refusal = unknown_cache(row.index, request)
+            else:
+                refusal = unexpected_length(row.index, request, former.sequence.length)
+            self.results[row.index] = RowResult(refusal=refusal)
+
+
+def undo_row(row: AcceptedRow, length: int, session: Session, store: SequenceStore) -> None:
+    """Restore the row's sequence to `length` cached tokens; remove a sequence that the row opened."""
+    sequence = row.sequence
+    if row.overwritten >= 0:
+        sequence.ids[length] = row.overwritten
+    store.pages.cut(sequence.table, 0 if row.opened else length)
+    if row.opened:
+        store.take_back(session, row.opened)
+
+
+def unknown_cache(index: int, row: Row) -> Refusal:
+    """The refusal of a row whose cache does not exist."""
+    return Refusal(Reason.CACHE, f"rows.cache_ids[{index}]: unknown or released cache {row.cache_id}")
+
+
+def unexpected_length(index: int, row: Row, length: int) -> Refusal:
+    """The refusal of a row that expects another KV length than `length`."""
+    return Refusal(
+        Reason.KV_LENGTH, f"rows.kv_lengths[{index}]: expected {row.kv_length}, is {length}", length
+    )

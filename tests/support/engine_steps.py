@@ -1,0 +1,52 @@
+"""Steps of an engine without a worker: begun, and finished when the test says so."""
+
+from __future__ import annotations
+
+import time
+
+from executor_service.contract.plan import StepPlan, StepResult, Wanted
+from executor_service.steps.engine import Engine
+from executor_service.steps.pipeline import Pipeline
+from executor_service.steps.step_in_flight import StepRequest
+
+
+class BegunStep:
+    """A step that may be in flight; `result` is None until it is finished."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._result: StepResult | None = None
+
+    @property
+    def result(self) -> StepResult | None:
+        for step in self._pipeline.take_finished():
+            begun = step.request.reply_to
+            assert isinstance(begun, BegunStep)
+            assert begun._result is None, "answered twice"
+            begun._result = step.result
+        return self._result
+
+    def finish(self) -> StepResult:
+        """Finish the steps in flight up to this one."""
+        while (result := self.result) is None:
+            self._pipeline.finish_oldest()
+        return result
+
+
+def begin(
+    engine: Engine,
+    plan: StepPlan,
+    wanted: Wanted = lambda: True,
+    *,
+    abandonable: bool = False,
+    caller: str = "",
+) -> BegunStep:
+    """Begin a step that arrives now."""
+    step = BegunStep(engine.pipeline)
+    engine.pipeline.begin(StepRequest(plan, step, time.perf_counter(), caller, wanted, abandonable))
+    return step
+
+
+def execute(engine: Engine, plan: StepPlan) -> StepResult:
+    """Begin a step and finish it."""
+    return begin(engine, plan).finish()
