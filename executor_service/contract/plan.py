@@ -2,7 +2,7 @@
 
 The border between the service (protobuf, asyncio) and the engine (one thread, no I/O). Standard
 library and numpy only. Everything here has already passed the shape and range checks of
-`codec.py`, and what did not pass is a `Refusal` in its own place; what depends on the state of a
+`rpc/codec`, and what did not pass is a `Refusal` in its own place; what depends on the state of a
 cache is checked when its pages are reserved (`steps/reservation.py`).
 
 Terms: the *KV length* n of a sequence is the number of tokens whose keys and values are cached.
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 TokenIds = NDArray[np.int32]
 """Token ids, int32, shape [tokens]."""
+
+NO_TOKENS: TokenIds = np.zeros(0, np.int32)
 
 
 class OutputMode(enum.IntEnum):

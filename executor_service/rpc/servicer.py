@@ -19,7 +19,18 @@ from paceline.service.credentials import Credentials
 from paceline.service.logs import Log
 
 from executor_service.contract.plan import Reason, StepPlan, StepRefused, StepResult
-from executor_service.rpc import codec
+from executor_service.rpc.codec.forward import decode_forward, encode_tensor
+from executor_service.rpc.codec.results import encode_caches, encode_error, encode_result
+from executor_service.rpc.codec.rows import (
+    BATCH_DECODE,
+    BATCH_PREFILL,
+    DECODE,
+    PREFILL,
+    UNIFIED,
+    VERIFY,
+    Takes,
+)
+from executor_service.rpc.codec.steps import decode_op, decode_step
 from executor_service.rpc.info import encode_info, encode_status, encode_tokenizer
 from executor_service.rpc.metrics import Metrics
 from executor_service.runtime.runtime import Runtime
@@ -110,12 +121,12 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
             )
         look = partial(loaded.engine.look, request.session_id, request.epoch, ids, self._caller(context))
         last_step_id, views = await self._runtime.worker.submit(look)
-        return codec.encode_caches(views, last_step_id, self._runtime.epoch)
+        return encode_caches(views, last_step_id, self._runtime.epoch)
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.PrefillResponse:
         """One opening or chunk."""
         return self._encode_single(
-            pb.PrefillResponse(), await self._step(request.step, codec.PREFILL, self._caller(context))
+            pb.PrefillResponse(), await self._step(request.step, PREFILL, self._caller(context))
         )
 
     async def BatchPrefill(
@@ -124,20 +135,20 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         """Openings and chunks."""
         return self._encode(
             pb.BatchPrefillResponse(),
-            await self._step(request.step, codec.BATCH_PREFILL, self._caller(context)),
+            await self._step(request.step, BATCH_PREFILL, self._caller(context)),
         )
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.DecodeResponse:
         """One row without drafts."""
         return self._encode_single(
-            pb.DecodeResponse(), await self._step(request.step, codec.DECODE, self._caller(context))
+            pb.DecodeResponse(), await self._step(request.step, DECODE, self._caller(context))
         )
 
     async def BatchDecode(self, request: pb.BatchDecodeRequest, context: Context) -> pb.BatchDecodeResponse:
         """Rows without drafts."""
         return self._encode(
             pb.BatchDecodeResponse(),
-            await self._step(request.step, codec.BATCH_DECODE, self._caller(context)),
+            await self._step(request.step, BATCH_DECODE, self._caller(context)),
         )
 
     async def UnifiedDecode(
@@ -145,7 +156,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
     ) -> pb.UnifiedDecodeResponse:
         """Any rows."""
         return self._encode(
-            pb.UnifiedDecodeResponse(), await self._step(request.step, codec.UNIFIED, self._caller(context))
+            pb.UnifiedDecodeResponse(), await self._step(request.step, UNIFIED, self._caller(context))
         )
 
     async def ForwardVerify(
@@ -153,7 +164,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
     ) -> pb.ForwardVerifyResponse:
         """Rows with drafts."""
         return self._encode(
-            pb.ForwardVerifyResponse(), await self._step(request.step, codec.VERIFY, self._caller(context))
+            pb.ForwardVerifyResponse(), await self._step(request.step, VERIFY, self._caller(context))
         )
 
     async def TruncateKv(self, request: pb.TruncateKvRequest, context: Context) -> pb.TruncateKvResponse:
@@ -184,7 +195,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
                 async for request in request_iterator:
                     step_id = request.step.header.step_id
                     try:
-                        answer = self._step(request.step, codec.UNIFIED, caller, kept=True)
+                        answer = self._step(request.step, UNIFIED, caller, kept=True)
                         answers.put_nowait((step_id, answer))
                     except StepRefused as error:
                         answers.put_nowait((step_id, error))
@@ -202,7 +213,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
                         raise answer
                     self._encode(response, await answer)
                 except StepRefused as error:
-                    response.error.CopyFrom(codec.encode_error(error.refusal))
+                    response.error.CopyFrom(encode_error(error.refusal))
                 await context.write(response)
                 slots.release()
             await reader  # raises what ended it, if that was not the client
@@ -217,7 +228,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         loaded = self._runtime.loaded
         if not loaded.info.can_forward:
             raise StepRefused(Reason.UNSUPPORTED, "this executor does not offer Forward")
-        inputs, want = codec.decode_forward(request, loaded.limits, loaded.info.hidden_size)
+        inputs, want = decode_forward(request, loaded.limits, loaded.info.hidden_size)
         worker = self._runtime.worker
         outputs = await worker.submit(lambda: loaded.engine.forward_once(inputs, want, worker.wanted))
         response = pb.ForwardResponse()
@@ -225,7 +236,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
             result = response.results.add()
             for name in ("hidden", "embedding", "logits"):
                 if (array := getattr(output, name)) is not None:
-                    getattr(result, name).CopyFrom(codec.encode_tensor(array))
+                    getattr(result, name).CopyFrom(encode_tensor(array))
         return response
 
     async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupResponse:
@@ -257,23 +268,23 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
             raise StepRefused(Reason.PERMISSION, f"{caller.name} is no administrator of this executor")
 
     def _step(
-        self, step: pb.Step, takes: codec.Takes, caller: str, *, kept: bool = False
+        self, step: pb.Step, takes: Takes, caller: str, *, kept: bool = False
     ) -> asyncio.Future[Answer]:
         """Queue a token RPC's step, at once and in order; `kept`: it is done whether or not anybody waits."""
-        plan = codec.decode_step(step, self._runtime.loaded.limits, takes)
+        plan = decode_step(step, self._runtime.loaded.limits, takes)
         return self._runtime.worker.submit_step(plan, caller, kept=kept)
 
     def _op(
         self, request: pb.TruncateKvRequest | pb.ReleaseCacheRequest | pb.ForkCacheRequest, context: Context
     ) -> asyncio.Future[Answer]:
-        plan = codec.decode_op(request, self._runtime.loaded.limits)
+        plan = decode_op(request, self._runtime.loaded.limits)
         return self._runtime.worker.submit_step(plan, self._caller(context), kept=False)
 
     def _encode(self, response: R, answer: Answer) -> R:
         """Fill a response's `result`."""
         plan, result = answer
         self._metrics.observe(result)
-        codec.encode_result(response.result, result, plan, self._runtime.epoch)
+        encode_result(response.result, result, plan, self._runtime.epoch)
         return response
 
     def _encode_single(self, response: R, answer: Answer) -> R:

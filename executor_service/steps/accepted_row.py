@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from executor_service.backends.base import RowOutput
 from executor_service.cache.sequence import Sequence
-from executor_service.contract.plan import OutputMode, TokenIds
-
-NO_TOKENS: TokenIds = np.zeros(0, np.int32)
+from executor_service.contract.plan import NO_TOKENS, OutputMode
 
 
 class AcceptedRow:

@@ -20,7 +20,9 @@ from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import Session, Sessions
 from executor_service.contract import noise
 from executor_service.contract.plan import Abandoned, OutputMode, Reason, Refusal, RowResult, StepRefused
-from executor_service.rpc import codec
+from executor_service.rpc import servicer
+from executor_service.rpc.codec import rows as rows_codec
+from executor_service.rpc.codec import tokens as tokens_codec
 from executor_service.steps.commit import StepCommit
 from executor_service.steps.engine import Engine
 from executor_service.steps.job_queue import JobQueue
@@ -357,7 +359,7 @@ def limits_unchecked() -> None:
     def tokens(original: Any, field: str, packed: Any, limits: Any) -> Any:
         return original(field, [token % limits.vocab_size for token in packed], limits)
 
-    wrap(codec, "_tokens", tokens)
+    wrap(tokens_codec, "decode_tokens", tokens)
 
 
 # Sampling
@@ -492,7 +494,7 @@ def refusal_ends_the_stream() -> None:
             raise StepRefused(refusal.reason, refusal.message)
         return original(refusal, *index)
 
-    wrap(codec, "encode_error", encode_error)
+    wrap(servicer, "encode_error", encode_error)
 
 
 @mutant("test_caches.py")
@@ -512,7 +514,7 @@ def upper_bound_taken_for_the_length() -> None:
                 row.is_bound = False
         return plan
 
-    wrap(codec, "decode_step", decode_step)
+    wrap(servicer, "decode_step", decode_step)
 
 
 @mutant("test_caches.py")
@@ -535,7 +537,7 @@ def packed_prompt_read_big_endian() -> None:
         opening.packed_tokens = np.frombuffer(packed, ">u4").astype("<u4").tobytes() if packed else b""
         return original(field, opening, limits)
 
-    wrap(codec, "_opening_tokens", opening_tokens)
+    wrap(rows_codec, "opening_tokens", opening_tokens)
 
 
 @mutant("test_stream.py")
@@ -554,9 +556,7 @@ def stream_error_without_its_step() -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(pb, name)
 
-    import executor_service.rpc.servicer as servicer
-
-    setattr(servicer, "pb", Messages())  # noqa: B010  # a module's import is none of its attributes to a type checker
+    setattr(servicer, "pb", Messages())  # noqa: B010  # mypy: an import is no attribute of its module
 
 
 # Clients that leave

@@ -27,7 +27,19 @@ from executor_service.contract.plan import (
     StepResult,
     Truncate,
 )
-from executor_service.rpc import codec
+from executor_service.rpc.codec.forward import decode_forward
+from executor_service.rpc.codec.results import encode_result
+from executor_service.rpc.codec.rows import (
+    BATCH_DECODE,
+    BATCH_PREFILL,
+    DECODE,
+    PREFILL,
+    UNIFIED,
+    VERIFY,
+    Takes,
+)
+from executor_service.rpc.codec.sampling import decode_sampling
+from executor_service.rpc.codec.steps import decode_op, decode_step, digest
 from tests.support.engine_steps import execute
 from tests.unit.executor.fakes import EMPTY, FakeBackend, limits
 from tests.unit.executor.harness import Harness
@@ -35,8 +47,8 @@ from tests.unit.executor.harness import Harness
 LIMITS = limits(max_rows=4, context_length=64, max_step_tokens=64)
 
 
-def decode(takes: codec.Takes = codec.UNIFIED, **fields: Any) -> StepPlan:
-    return codec.decode_step(pb.Step(**fields), LIMITS, takes)
+def decode(takes: Takes = UNIFIED, **fields: Any) -> StepPlan:
+    return decode_step(pb.Step(**fields), LIMITS, takes)
 
 
 def message(item: object) -> str:
@@ -91,47 +103,45 @@ def test_the_usual_step_is_two_arrays() -> None:
 
 
 SHAPES = [
-    (codec.UNIFIED, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[])}, "rows.kv_lengths: 0 entries for 1 rows"),
-    (codec.UNIFIED, {"rows": pb.Rows(kv_lengths=[1])}, "rows.kv_lengths"),
-    (codec.UNIFIED, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], limits=[1, 2])}, "rows.limits"),
-    (codec.UNIFIED, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], tokens=[1])}, "rows.token_counts"),
+    (UNIFIED, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[])}, "rows.kv_lengths: 0 entries for 1 rows"),
+    (UNIFIED, {"rows": pb.Rows(kv_lengths=[1])}, "rows.kv_lengths"),
+    (UNIFIED, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], limits=[1, 2])}, "rows.limits"),
+    (UNIFIED, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], tokens=[1])}, "rows.token_counts"),
     (
-        codec.UNIFIED,
+        UNIFIED,
         {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], tokens=[1], token_counts=[2])},
         "rows.token_counts: they sum to 2, rows.tokens has 1",
     ),
     (
-        codec.UNIFIED,
+        UNIFIED,
         {"rows": pb.Rows(cache_ids=[1, 2], kv_lengths=[1, 1], token_counts=[2**32 - 1, 2**32 - 1])},
         "rows.token_counts: they sum to 8589934590",
     ),
-    (codec.UNIFIED, {"rows": pb.Rows(cache_ids=range(5), kv_lengths=range(5))}, "max_rows"),
-    (codec.UNIFIED, {"openings": [pb.Opening()] * 5}, "max_rows"),
+    (UNIFIED, {"rows": pb.Rows(cache_ids=range(5), kv_lengths=range(5))}, "max_rows"),
+    (UNIFIED, {"openings": [pb.Opening()] * 5}, "max_rows"),
     (
-        codec.UNIFIED,
+        UNIFIED,
         {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], tokens=[1] * 65, token_counts=[65])},
         "rows.tokens: at most 64",
     ),
-    (codec.PREFILL, {}, "exactly one"),
-    (codec.PREFILL, {"openings": [pb.Opening()] * 2}, "exactly one"),
-    (codec.BATCH_PREFILL, {}, "at least one"),
-    (codec.BATCH_PREFILL, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], steps=[2])}, "rows.steps"),
-    (codec.DECODE, {"openings": [pb.Opening()]}, "openings: this RPC takes none"),
+    (PREFILL, {}, "exactly one"),
+    (PREFILL, {"openings": [pb.Opening()] * 2}, "exactly one"),
+    (BATCH_PREFILL, {}, "at least one"),
+    (BATCH_PREFILL, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], steps=[2])}, "rows.steps"),
+    (DECODE, {"openings": [pb.Opening()]}, "openings: this RPC takes none"),
     (
-        codec.BATCH_DECODE,
+        BATCH_DECODE,
         {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], drafts=[1], draft_counts=[1])},
         "rows.drafts",
     ),
-    (codec.VERIFY, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1])}, "rows.draft_counts"),
-    (codec.UNIFIED, {"ops": [pb.Op(release=pb.Release(cache_ids=range(65_537)))]}, "release.cache_ids"),
-    (codec.UNIFIED, {"ops": [pb.Op()] * 16_385}, "ops: at most"),
+    (VERIFY, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1])}, "rows.draft_counts"),
+    (UNIFIED, {"ops": [pb.Op(release=pb.Release(cache_ids=range(65_537)))]}, "release.cache_ids"),
+    (UNIFIED, {"ops": [pb.Op()] * 16_385}, "ops: at most"),
 ]
 
 
 @pytest.mark.parametrize(("takes", "fields", "text"), SHAPES)
-def test_a_broken_shape_or_size_refuses_the_step(
-    takes: codec.Takes, fields: dict[str, Any], text: str
-) -> None:
+def test_a_broken_shape_or_size_refuses_the_step(takes: Takes, fields: dict[str, Any], text: str) -> None:
     with pytest.raises(StepRefused) as caught:
         decode(takes, **fields)
     assert caught.value.refusal.reason in (Reason.INVALID, Reason.TOO_LARGE)
@@ -143,10 +153,10 @@ def test_full_output_is_bounded_in_bytes() -> None:
     rows = pb.Rows(
         cache_ids=[1], kv_lengths=[1], drafts=[1, 1], draft_counts=[2], outputs=[pb.OUTPUT_MODE_FULL]
     )
-    codec.decode_step(pb.Step(rows=rows), bounds, codec.UNIFIED)
+    decode_step(pb.Step(rows=rows), bounds, UNIFIED)
     openings = [pb.Opening(cache_id=1, tokens=[1], output=pb.OUTPUT_MODE_FULL)]
     with pytest.raises(StepRefused, match="max_full_logits_bytes"):
-        codec.decode_step(pb.Step(rows=rows, openings=openings), bounds, codec.UNIFIED)
+        decode_step(pb.Step(rows=rows, openings=openings), bounds, UNIFIED)
 
 
 ROWS = [
@@ -172,7 +182,7 @@ def test_a_bad_value_refuses_its_row_alone(fields: dict[str, Any], text: str) ->
 def test_too_many_drafts_refuse_their_row() -> None:
     bounds = limits(max_drafts=2)
     rows = pb.Rows(cache_ids=[1], kv_lengths=[1], drafts=[1] * 3, draft_counts=[3])
-    assert "max_drafts" in message(codec.decode_step(pb.Step(rows=rows), bounds, codec.UNIFIED).rows[0])
+    assert "max_drafts" in message(decode_step(pb.Step(rows=rows), bounds, UNIFIED).rows[0])
 
 
 OPENINGS = [
@@ -226,12 +236,12 @@ SAMPLINGS: list[dict[str, Any]] = [
     "fields", SAMPLINGS, ids=[next(iter(fields)) + str(i) for i, fields in enumerate(SAMPLINGS)]
 )
 def test_sampling_outside_its_range_names_the_field(fields: dict[str, Any]) -> None:
-    refusal = codec.decode_sampling("sampling", pb.Sampling(**fields), LIMITS)
+    refusal = decode_sampling("sampling", pb.Sampling(**fields), LIMITS)
     assert message(refusal).startswith(f"sampling.{next(iter(fields))}")
 
 
 def test_sampling_at_the_edges_of_its_ranges_is_fine() -> None:
-    sampling = codec.decode_sampling(
+    sampling = decode_sampling(
         "sampling",
         pb.Sampling(
             temperature=100,
@@ -253,7 +263,7 @@ def test_sampling_at_the_edges_of_its_ranges_is_fine() -> None:
 
 
 def test_unset_sampling_is_greedy_with_a_seed_of_its_own() -> None:
-    one, two = (codec.decode_sampling("s", pb.Sampling(), LIMITS) for _ in range(2))
+    one, two = (decode_sampling("s", pb.Sampling(), LIMITS) for _ in range(2))
     assert isinstance(one, Sampling)
     assert isinstance(two, Sampling)
     assert one.seed != two.seed
@@ -263,19 +273,19 @@ def test_unset_sampling_is_greedy_with_a_seed_of_its_own() -> None:
 def test_the_digest_knows_type_and_content() -> None:
     header = pb.StepHeader(step_id=1)
     digests = {
-        codec.digest(pb.TruncateKvRequest(header=header)),
-        codec.digest(pb.ForkCacheRequest(header=header)),
-        codec.digest(pb.Step(header=header)),
-        codec.digest(pb.Step(header=pb.StepHeader(step_id=2))),
+        digest(pb.TruncateKvRequest(header=header)),
+        digest(pb.ForkCacheRequest(header=header)),
+        digest(pb.Step(header=header)),
+        digest(pb.Step(header=pb.StepHeader(step_id=2))),
     }
     assert len(digests) == 4
-    assert codec.digest(pb.Step(header=header)) == codec.digest(pb.Step(header=header))
+    assert digest(pb.Step(header=header)) == digest(pb.Step(header=header))
 
 
 def test_forward_is_checked_before_it_is_computed() -> None:
     def refused(**fields: Any) -> str:
         with pytest.raises(StepRefused) as caught:
-            codec.decode_forward(pb.ForwardRequest(**fields), LIMITS, 8)
+            decode_forward(pb.ForwardRequest(**fields), LIMITS, 8)
         return caught.value.refusal.message
 
     one, hidden = [pb.ForwardInput(tokens=[1])], [pb.FORWARD_OUTPUT_HIDDEN]
@@ -286,7 +296,7 @@ def test_forward_is_checked_before_it_is_computed() -> None:
     assert "inputs[1].tokens" in refused(inputs=[*one, pb.ForwardInput()], outputs=hidden)
     assert "ids below 97" in refused(inputs=[pb.ForwardInput(tokens=[97])], outputs=hidden)
     assert "max_step_tokens" in refused(inputs=[pb.ForwardInput(tokens=[1] * 40)] * 2, outputs=hidden)
-    inputs, want = codec.decode_forward(pb.ForwardRequest(inputs=one, outputs=hidden * 2), LIMITS, 8)
+    inputs, want = decode_forward(pb.ForwardRequest(inputs=one, outputs=hidden * 2), LIMITS, 8)
     assert inputs[0].tolist() == [1]
     assert want == {"hidden"}
 
@@ -308,7 +318,7 @@ def test_results_are_parallel_arrays_and_only_special_rows_have_details() -> Non
     ]
     plan = StepPlan(step_id=9, rows=(refusal, refusal), openings=(refusal,))
     message = pb.StepResult()
-    codec.encode_result(message, StepResult([], rows, 3, 2, 10, 20), plan, 77)
+    encode_result(message, StepResult([], rows, 3, 2, 10, 20), plan, 77)
     packed = message.rows
     assert (list(packed.kv_lengths), list(packed.token_counts), list(packed.tokens)) == (
         [5, 0, 7],
@@ -382,7 +392,7 @@ STEPS = st.builds(
         max_size=3,
     ),
 )
-ALL = (codec.PREFILL, codec.BATCH_PREFILL, codec.DECODE, codec.BATCH_DECODE, codec.UNIFIED, codec.VERIFY)
+ALL = (PREFILL, BATCH_PREFILL, DECODE, BATCH_DECODE, UNIFIED, VERIFY)
 
 
 class TestNothingButRefusals:
@@ -392,20 +402,20 @@ class TestNothingButRefusals:
 
     @settings(max_examples=400, deadline=None)
     @given(step=STEPS, takes=st.sampled_from(ALL))
-    def test_any_step_is_answered(self, step: pb.Step, takes: codec.Takes) -> None:
+    def test_any_step_is_answered(self, step: pb.Step, takes: Takes) -> None:
         try:
-            plan = codec.decode_step(step, self.harness.engine.limits, takes)
+            plan = decode_step(step, self.harness.engine.limits, takes)
             result = execute(self.harness.engine, plan)
         except StepRefused:
             return
-        codec.encode_result(pb.StepResult(), result, plan, 77)
+        encode_result(pb.StepResult(), result, plan, 77)
         assert len(result.rows) == len(plan.rows) + len(plan.openings)
         assert len(result.ops) == len(plan.ops)
         self.harness.engine.store.check()
 
     @settings(max_examples=300, deadline=None)
     @given(data=st.binary(max_size=200), takes=st.sampled_from(ALL))
-    def test_any_bytes_are_answered(self, data: bytes, takes: codec.Takes) -> None:
+    def test_any_bytes_are_answered(self, data: bytes, takes: Takes) -> None:
         for kind in (
             pb.Step,
             pb.TruncateKvRequest,
@@ -419,11 +429,11 @@ class TestNothingButRefusals:
                 continue
             try:
                 if isinstance(request, pb.Step):
-                    execute(self.harness.engine, codec.decode_step(request, LIMITS, takes))
+                    execute(self.harness.engine, decode_step(request, LIMITS, takes))
                 elif isinstance(request, pb.ForwardRequest):
-                    codec.decode_forward(request, LIMITS, 8)
+                    decode_forward(request, LIMITS, 8)
                 else:
-                    execute(self.harness.engine, codec.decode_op(request, LIMITS))
+                    execute(self.harness.engine, decode_op(request, LIMITS))
             except StepRefused:
                 continue
 

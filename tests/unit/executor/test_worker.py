@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import pytest
 

@@ -10,7 +10,9 @@ from executor_service.backends.oracle import OracleBackend, OracleConfig
 from executor_service.backends.paged_attention import PagedAttentionBackend, PagedAttentionConfig
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Opening, Release, Sampling, StepPlan
-from executor_service.rpc.codec import UNIFIED, decode_step, encode_result
+from executor_service.rpc.codec.results import encode_result
+from executor_service.rpc.codec.rows import UNIFIED
+from executor_service.rpc.codec.steps import decode_step
 from executor_service.steps.engine import Engine
 from scheduler_service.core.step import Capacity, Plan, Result
 from scheduler_service.link.codec.steps import Bounds, decode_result, encode_step

@@ -10,14 +10,16 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from scheduler_service.text.worker import __main__ as worker
+from scheduler_service.text.worker import __main__ as module
 from scheduler_service.text.worker.encoder import Encoder
 
 ANSWER = "no memory for the answer"
 THREAD = "no memory for a thread"
 MAX_IDS = 100
+
+worker: Any = module  # its names are replaced below
 
 
 def main() -> None:
@@ -45,7 +47,7 @@ def main() -> None:
     def no_start(thread: threading.Thread) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
-    Encoder.encode_text = ailing_text  # type: ignore[method-assign]
+    setattr(Encoder, "encode_text", ailing_text)  # noqa: B010  # not checked: its first argument has another name
     worker.encode_head = ailing_head
     worker.limits.niceness = ailing_niceness
     worker.MAX_IDS = MAX_IDS

@@ -1,0 +1,152 @@
+"""The rows of a step: those that continue sequences, and openings."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence as Items
+from typing import TypeVar
+
+from paceline.executor.v1 import executor_pb2 as pb
+
+from executor_service.contract.limits import Limits
+from executor_service.contract.plan import NO_TOKENS, Opening, OutputMode, Refusal, Row
+from executor_service.rpc.codec.refusals import invalid, refused, too_large
+from executor_service.rpc.codec.sampling import decode_sampling
+from executor_service.rpc.codec.tokens import decode_ragged, opening_tokens
+
+T = TypeVar("T", int, bool)
+
+OUTPUT_MODES: dict[int, OutputMode] = {
+    pb.OUTPUT_MODE_UNSPECIFIED: OutputMode.SAMPLE,
+    pb.OUTPUT_MODE_SAMPLE: OutputMode.SAMPLE,
+    pb.OUTPUT_MODE_TOP_K: OutputMode.TOP_K,
+    pb.OUTPUT_MODE_FULL: OutputMode.FULL,
+    pb.OUTPUT_MODE_NONE: OutputMode.NONE,
+}
+
+
+class Takes(enum.Flag):
+    """Which rows an RPC takes."""
+
+    OPENINGS = enum.auto()
+    DRAFTS = enum.auto()
+    STEPS = enum.auto()
+    NOTHING = enum.auto()  # a step may have no rows
+    ONE = enum.auto()  # exactly one row or opening
+    ALL_DRAFTS = enum.auto()  # each row has drafts
+
+
+PREFILL = Takes.OPENINGS | Takes.ONE
+BATCH_PREFILL = Takes.OPENINGS
+DECODE = Takes.STEPS | Takes.ONE
+BATCH_DECODE = Takes.STEPS
+UNIFIED = Takes.OPENINGS | Takes.DRAFTS | Takes.STEPS | Takes.NOTHING
+VERIFY = Takes.DRAFTS | Takes.ALL_DRAFTS
+
+
+def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tuple[Row | Refusal, ...]:
+    """The rows that continue sequences; `count` is the number of their cache ids. Raises StepRefused."""
+    ids, lengths = list(packed.cache_ids), list(packed.kv_lengths)
+    if len(lengths) != count:
+        raise refused(f"rows.kv_lengths: {len(lengths)} entries for {count} rows")
+    limit = _per_row("limits", packed.limits, count, 0)
+    steps = _per_row("steps", packed.steps, count, 1)
+    outputs = _per_row("outputs", packed.outputs, count, pb.OUTPUT_MODE_SAMPLE)
+    top_ks = _per_row("top_ks", packed.top_ks, count, 0)
+    bounds = _per_row("kv_length_bounds", packed.kv_length_bounds, count, False)
+    tokens, bad_tokens = decode_ragged("tokens", packed.tokens, packed.token_counts, count, limits)
+    drafts, bad_drafts = decode_ragged("drafts", packed.drafts, packed.draft_counts, count, limits)
+    if packed.drafts and Takes.DRAFTS not in takes:
+        raise refused("rows.drafts: this RPC takes rows without drafts")
+    if Takes.ALL_DRAFTS in takes and not all(len(row) for row in drafts):
+        raise refused("rows.draft_counts: this RPC takes rows with drafts only")
+    if Takes.STEPS not in takes and any(number > 1 for number in steps):
+        raise refused("rows.steps: this RPC takes no rows with several steps")
+    # Most steps set none of these fields; their rows need no further checks.
+    special = (
+        packed.steps or packed.outputs or packed.top_ks or packed.draft_counts or packed.kv_length_bounds
+    )
+    if not (special or bad_tokens):
+        return tuple(
+            Row(cache_id, length, given, NO_TOKENS, max_fed)
+            for cache_id, length, given, max_fed in zip(ids, lengths, tokens, limit, strict=True)
+        )
+    rows: list[Row | Refusal] = []
+    for i in range(count):
+        bad = bad_tokens.get(i) or bad_drafts.get(i)
+        bad = bad or _bad_row(i, steps[i], len(drafts[i]), outputs[i], top_ks[i], limits)
+        if bounds[i] and len(tokens[i]):
+            bad = bad or invalid(f"rows.kv_length_bounds[{i}]: not with tokens of its own")
+        rows.append(
+            bad
+            or Row(
+                ids[i],
+                lengths[i],
+                tokens[i],
+                drafts[i],
+                limit[i],
+                steps[i] or 1,
+                OUTPUT_MODES[outputs[i]],
+                top_ks[i],
+                bounds[i],
+            )
+        )
+    return tuple(rows)
+
+
+def decode_opening(field: str, opening: pb.Opening, limits: Limits) -> Opening | Refusal:
+    """One opening; `field` is its name in error messages."""
+    if opening.cache_id == 0:
+        return invalid(f"{field}.cache_id: must not be 0")
+    tokens = opening_tokens(field, opening, limits)
+    if isinstance(tokens, Refusal):
+        return tokens
+    if opening.prompt_length > len(tokens):
+        return invalid(f"{field}.prompt_length: at most {len(tokens)}, is {opening.prompt_length}")
+    if opening.output not in OUTPUT_MODES:
+        return invalid(f"{field}.output: unknown mode {opening.output}")
+    if bad := _bad_top_k(f"{field}.top_k", opening.output, opening.top_k, limits):
+        return bad
+    if len(opening.salt) > limits.max_salt_bytes:
+        return too_large(f"{field}.salt: at most {limits.max_salt_bytes} bytes, has {len(opening.salt)}")
+    sampling = decode_sampling(f"{field}.sampling", opening.sampling, limits)
+    if isinstance(sampling, Refusal):
+        return sampling
+    return Opening(
+        opening.cache_id,
+        tokens,
+        opening.prompt_length or len(tokens),
+        opening.limit,
+        sampling,
+        OUTPUT_MODES[opening.output],
+        opening.top_k,
+        opening.salt,
+    )
+
+
+def _bad_row(i: int, steps: int, drafts: int, output: int, top_k: int, limits: Limits) -> Refusal | None:
+    if output not in OUTPUT_MODES:
+        return invalid(f"rows.outputs[{i}]: unknown mode {output}")
+    if steps > limits.max_steps:
+        return too_large(f"rows.steps[{i}]: at most {limits.max_steps} (max_steps), is {steps}")
+    if drafts > limits.max_drafts:
+        return too_large(f"rows.draft_counts[{i}]: at most {limits.max_drafts} (max_drafts), is {drafts}")
+    if steps > 1 and drafts:
+        return invalid(f"rows.steps[{i}]: not with drafts")
+    if steps > 1 and OUTPUT_MODES[output] is not OutputMode.SAMPLE:
+        return invalid(f"rows.steps[{i}]: only with OUTPUT_MODE_SAMPLE")
+    return _bad_top_k(f"rows.top_ks[{i}]", output, top_k, limits)
+
+
+def _bad_top_k(field: str, output: int, top_k: int, limits: Limits) -> Refusal | None:
+    if output == pb.OUTPUT_MODE_TOP_K and not 1 <= top_k <= limits.max_logprobs:
+        return too_large(f"{field}: 1 to {limits.max_logprobs} (max_logprobs), is {top_k}")
+    return None
+
+
+def _per_row(name: str, packed: Items[T], count: int, default: T) -> list[T]:
+    if not packed:
+        return [default] * count
+    if len(packed) != count:
+        raise refused(f"rows.{name}: {len(packed)} entries for {count} rows")
+    return list(packed)
