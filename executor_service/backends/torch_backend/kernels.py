@@ -79,10 +79,10 @@ class Block:
     down: Linear
 
 
-class Stack(Protocol):
-    """All blocks of a model, for batches of up to `most_tokens` tokens."""
+class RecordedBlocks(Protocol):
+    """All blocks of a model, for batches of up to `max_tokens` tokens."""
 
-    most_tokens: int
+    max_tokens: int
 
     def __call__(self, x: torch.Tensor, prepared: Any, caches: Sequence[LayerCache]) -> torch.Tensor:
         """x [tokens, hidden] through all blocks, the same bits as one by one. Valid until the next call."""
@@ -128,7 +128,7 @@ class Kernels(Picker, Protocol):
         qkv [tokens, (heads + 2 kv_heads) * head_dim] is overwritten; returns [tokens, heads * head_dim].
         """
 
-    def stack(self, blocks: Sequence[Block], eps: float) -> Stack | None:
+    def record(self, blocks: Sequence[Block], eps: float) -> RecordedBlocks | None:
         """The blocks as one, where that is faster than one operation after the other."""
 
 
@@ -244,7 +244,7 @@ class PlainKernels:
             first += count
         return torch.cat(outs)
 
-    def stack(self, blocks: Sequence[Block], eps: float) -> Stack | None:
+    def record(self, blocks: Sequence[Block], eps: float) -> RecordedBlocks | None:
         """See `Kernels`."""
         return None
 

@@ -115,7 +115,7 @@ class Model:
             if isinstance(layer.mlp, Mlp)
         ]  # fmt: skip
         dense = len(blocks) == len(self.layers)
-        self._stack = kernels.stack(blocks, self.spec.norm_eps) if dense else None
+        self._recorded = kernels.record(blocks, self.spec.norm_eps) if dense else None
         progress("loading weights", 1.0)
 
     @property
@@ -141,8 +141,8 @@ class Model:
         """
         kernels, eps = self.kernels, self.spec.norm_eps
         x = self._shard.embed(self._embedding_rows, tokens)
-        if self._stack is not None and len(x) <= self._stack.most_tokens:
-            return kernels.rms_norm(self._stack(x, prepared, caches)[outputs], self.norm, eps)
+        if self._recorded is not None and len(x) <= self._recorded.max_tokens:
+            return kernels.rms_norm(self._recorded(x, prepared, caches)[outputs], self.norm, eps)
         for layer, cache in zip(self.layers, caches, strict=True):
             qkv = layer.qkv(kernels.rms_norm(x, layer.attention_norm, eps))
             layer.output(kernels.attention(qkv, cache, prepared, layer.attention), add_to=x)

@@ -48,7 +48,7 @@ def test_a_stack_gives_the_bits_of_its_blocks(kind: type[CpuKernels], biased: bo
     torch.manual_seed(3)
     kernels = kind(2)
     blocks = [block_of(kernels, biased) for _ in range(3)]
-    stack = kernels.stack(blocks, EPS)
+    stack = kernels.record(blocks, EPS)
     assert stack is not None
     one_by_one, stacked = ([kernels.new_cache(40, PAGE_SIZE, KV_HEADS, DIM) for _ in blocks] for _ in "ab")
     for starts, counts in (([0, 0, 0], [30, 1, 7]), ([30, 1, 7], [1, 1, 1]), ([31, 2, 8], [1, 5, 40])):

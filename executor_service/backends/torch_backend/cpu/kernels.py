@@ -10,20 +10,18 @@ import torch
 from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend.batch import Batch
-from executor_service.backends.torch_backend.cpu.attention import attend as cpu_attention
-from executor_service.backends.torch_backend.cpu.attention.pages import NARROWEST
+from executor_service.backends.torch_backend.cpu.attention.batch import PreparedBatch, prepare_batch
+from executor_service.backends.torch_backend.cpu.attention.pages import NARROWEST, Pages, new_layer_cache
 from executor_service.backends.torch_backend.cpu.layers.linear_fp32 import PackedGated, PackedLinear
 from executor_service.backends.torch_backend.cpu.layers.linear_int8 import Int8Gated, Int8Linear, Scratch
-from executor_service.backends.torch_backend.cpu.layers.stack import (
-    CpuBatch,
-    attention_jobs,
-    cached,
-    norm_job,
-    stacked,
+from executor_service.backends.torch_backend.cpu.layers.recorded_blocks import (
+    attention_calls,
+    norm_call,
+    record_blocks,
 )
-from executor_service.backends.torch_backend.cpu.primitives.registers import LANES
-from executor_service.backends.torch_backend.cpu.threads import jobs as cpu_jobs
-from executor_service.backends.torch_backend.cpu.threads.thread_pool import Pool
+from executor_service.backends.torch_backend.cpu.primitives.records import address_of
+from executor_service.backends.torch_backend.cpu.rowwise.sampling import DrawTokens, TakeLargest
+from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
 from executor_service.backends.torch_backend.drawing import Filters
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
@@ -31,7 +29,7 @@ from executor_service.backends.torch_backend.kernels import (
     Gated,
     LayerCache,
     Linear,
-    Stack,
+    RecordedBlocks,
 )
 
 
@@ -43,7 +41,7 @@ class CpuKernels:
     groups = False
 
     def __init__(self, threads: int) -> None:
-        self.pool = Pool(threads)
+        self.pool = ThreadPool(threads)
 
     def step(self) -> AbstractContextManager[None]:
         """See `Kernels`."""
@@ -68,56 +66,35 @@ class CpuKernels:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Kernels`."""
         out = torch.empty_like(x)
-        self.pool.run(norm_job(len(x), x.data_ptr(), weight, out.data_ptr(), eps))
+        self.pool.run(norm_call(len(x), address_of(x), weight, address_of(out), eps))
         return out
 
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
         """See `Kernels`."""
-        tiles, dim_tiles = -(-page_size // LANES), -(-head_dim // LANES)
-        return LayerCache(
-            torch.zeros(pages, kv_heads, tiles, head_dim, LANES, dtype=self.cache_dtype),
-            torch.zeros(pages, kv_heads, dim_tiles, page_size, LANES, dtype=self.cache_dtype),
-        )
+        return new_layer_cache(pages, page_size, kv_heads, head_dim, self.cache_dtype)
 
-    def prepare(self, batch: Batch, heads_per_kv_head: int) -> CpuBatch:
+    def prepare(self, batch: Batch, heads_per_kv_head: int) -> PreparedBatch:
         """See `Kernels`."""
-        most = max(cpu_attention.ITEM_ROWS // heads_per_kv_head, 1)
-        ends = np.cumsum(batch.counts)
-        rows, tokens, positions, counts = [], [], [], []
-        for row, (start, count, end) in enumerate(zip(batch.starts, batch.counts, ends, strict=True)):
-            for first in range(0, count, most):
-                rows.append(row)
-                tokens.append(end - count + first)
-                positions.append(start + first)
-                counts.append(min(most, count - first))
-        table = np.array([rows, tokens, positions, counts], np.int32)
-        described = np.array(
-            [
-                batch.positions.data_ptr(), batch.pages.data_ptr(), batch.slots.data_ptr(),
-                batch.tables.data_ptr(), batch.tables.shape[1], table.ctypes.data, len(rows),
-                most * heads_per_kv_head,
-            ],
-            np.int64,
-        )  # fmt: skip
-        return CpuBatch(described.ctypes.data, len(rows), (batch, table, described))
+        return prepare_batch(batch, heads_per_kv_head)
 
     def attention(
-        self, qkv: torch.Tensor, cache: LayerCache, prepared: CpuBatch, w: AttentionWeights
+        self, qkv: torch.Tensor, cache: LayerCache, prepared: PreparedBatch, w: AttentionWeights
     ) -> torch.Tensor:
         """See `Kernels`."""
         out = torch.empty(qkv.shape[0], w.heads * w.head_dim)
-        on = cached(prepared, cache)
-        self.pool.run(*attention_jobs(len(qkv), prepared.items, on, qkv.data_ptr(), out.data_ptr(), w))
+        at, pages = (address_of(qkv), address_of(out)), Pages.of(cache)
+        self.pool.run(*attention_calls(len(qkv), prepared.places, prepared.items, pages, *at, w))
         return out
 
-    def stack(self, blocks: Sequence[Block], eps: float) -> Stack | None:
+    def record(self, blocks: Sequence[Block], eps: float) -> RecordedBlocks | None:
         """See `Kernels`."""
-        return stacked(self.pool, blocks, eps)
+        return record_blocks(self.pool, blocks, eps)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """See `Kernels`."""
         tokens = torch.zeros(logits.shape[0], dtype=torch.int64)
-        self.pool.run((cpu_jobs.ARGMAX, len(tokens), logits.data_ptr(), tokens.data_ptr(), logits.shape[1]))
+        rows, vocabulary = logits.shape
+        self.pool.run(TakeLargest(rows, vocabulary, address_of(logits), address_of(tokens)))
         return tokens
 
     def draw(
@@ -129,9 +106,20 @@ class CpuKernels:
     ) -> torch.Tensor:
         """See `Kernels`."""
         tokens = torch.zeros(logits.shape[0], dtype=torch.int64)
-        arrays = (temperatures, keys, filters.top_k, filters.top_p, filters.min_p, filters.totals)
-        addresses = (logits.data_ptr(), *[array.ctypes.data for array in arrays], tokens.data_ptr())
-        self.pool.run((cpu_jobs.DRAW, len(tokens), *addresses, len(tokens), logits.shape[1]))
+        rows, vocabulary = logits.shape
+        call = DrawTokens(
+            rows=rows,
+            vocabulary=vocabulary,
+            logits=address_of(logits),
+            temperatures=address_of(temperatures),
+            keys=address_of(keys),
+            top_k=address_of(filters.top_k),
+            top_p=address_of(filters.top_p),
+            min_p=address_of(filters.min_p),
+            totals=address_of(filters.totals),
+            tokens=address_of(tokens),
+        )
+        self.pool.run(call)
         return tokens
 
 

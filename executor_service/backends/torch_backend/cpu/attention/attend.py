@@ -10,6 +10,8 @@ which may hold NaN, are not multiplied.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -20,14 +22,15 @@ from executor_service.backends.torch_backend.cpu.attention.pages import (
     dim_panels,
     key_tile,
     page_tiles,
-    pages_of,
     prefetch_keys,
     prefetch_values,
     put_scores,
     value_panel,
 )
 from executor_service.backends.torch_backend.cpu.gemm.tile import RESULT_BYTES
-from executor_service.backends.torch_backend.cpu.primitives.memory import ints, load, matrix
+from executor_service.backends.torch_backend.cpu.primitives.kernel import Kernel
+from executor_service.backends.torch_backend.cpu.primitives.memory import ints, matrix
+from executor_service.backends.torch_backend.cpu.primitives.records import Address, reader
 from executor_service.backends.torch_backend.cpu.primitives.registers import LANES, tile_rows
 from executor_service.backends.torch_backend.cpu.primitives.vector_math import (
     FLAGS,
@@ -43,6 +46,33 @@ _BLOCK_TILES = 8
 _BLOCK = _BLOCK_TILES * LANES
 _MASKED = np.float32(-1e30)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+
+
+class Items(NamedTuple):
+    """A batch cut into items; arrays are int32 [size]."""
+
+    size: int
+    rows: Address  # of the block tables
+    first_tokens: Address  # in the batch, whose tokens lie end to end
+    first_positions: Address  # of these tokens, in their sequences
+    tokens: Address  # of each item
+    max_queries: int  # query vectors of an item
+    tables: Address  # block tables: int32 [rows, width]
+    width: int
+
+
+class AttendPages(NamedTuple):
+    """Causal attention of rotated queries over their sequences' pages. A chunk is an item and a KV head."""
+
+    rows: int  # tokens
+    items: Items
+    pages: Pages
+    qkv: Address  # fp32 [rows, (heads + 2 kv_heads) * head_dim]
+    heads_per_kv_head: int
+    out: Address  # fp32 [rows, heads * head_dim]
+
+
+_read = reader(AttendPages)
 
 
 @njit(nogil=True)
@@ -144,39 +174,42 @@ def _attend_item(
                 add_values(pages, weights, score_stride, values[b], used[b], to, acc_stride, take)
 
 
-@njit(nogil=True, fastmath=FLAGS)
-def attend_chunk(arguments: int, chunk: int) -> None:
-    """One item and KV head of the causal attention of rotated queries over their sequences' pages.
+@njit(nogil=True)
+def _count_chunks(record: int) -> int:
+    call = _read(record)
+    return call.items.size * call.pages.kv_heads
 
-    Arguments: as of `rotate_chunk` up to head_dim; out [tokens, heads * head_dim]. The batch is int64: int32
-    [tokens] each, the tokens' positions, pages and slots; block tables int32 [rows, width]; width; items
-    int32 [4, items] (row, first flat token, its position, count); items; most query vectors of an item.
-    """
-    tokens, batch, pages = load(arguments), load(arguments + 8), pages_of(arguments)
-    kv_heads, group, dim = pages.kv_heads, load(arguments + 64), pages.head_dim
-    width, items, most = load(batch + 32), load(batch + 48), load(batch + 56)
-    qkv = matrix(load(arguments + 48), tokens, (group + 2) * kv_heads * dim)
-    out = matrix(load(arguments + 80), tokens, group * kv_heads * dim)
+
+@njit(nogil=True, fastmath=FLAGS)
+def _compute_chunk(record: int, chunk: int) -> None:
+    call = _read(record)
+    rows, pages, group, items = call.rows, call.pages, call.heads_per_kv_head, call.items
+    kv_heads, dim, max_queries = pages.kv_heads, pages.head_dim, items.max_queries
+    qkv = matrix(call.qkv, rows, (group + 2) * kv_heads * dim)
+    out = matrix(call.out, rows, group * kv_heads * dim)
     # From the end: the later items of a long chunk see more keys.
-    item, head = items - 1 - chunk // kv_heads, chunk % kv_heads
-    described = ints(load(batch + 40), 4 * items)
-    row, token = described[item], described[items + item]
-    position, rows = described[2 * items + item], described[3 * items + item] * group
-    table = ints(load(batch + 24) + 4 * row * width, width)
-    queries = np.empty((most, dim), np.float32)
-    scores = np.empty((most, _BLOCK), np.float32)
-    acc = np.empty((most, dim_panels(pages) * LANES), np.float32)
-    highest = np.empty(most, np.float32)
-    total = np.empty(most, np.float32)
+    item, head = items.size - 1 - chunk // kv_heads, chunk % kv_heads
+    first_token = ints(items.first_tokens, items.size)[item]
+    position = ints(items.first_positions, items.size)[item]
+    queries_of_item = ints(items.tokens, items.size)[item] * group
+    table = ints(items.tables + 4 * ints(items.rows, items.size)[item] * items.width, items.width)
+    queries = np.empty((max_queries, dim), np.float32)
+    scores = np.empty((max_queries, _BLOCK), np.float32)
+    acc = np.empty((max_queries, dim_panels(pages) * LANES), np.float32)
+    highest = np.empty(max_queries, np.float32)
+    total = np.empty(max_queries, np.float32)
     scale = _ONE / np.sqrt(np.float32(dim))
-    for r in range(rows):
+    for r in range(queries_of_item):
         column = (head * group + r % group) * dim
         for d in range(dim):
-            queries[r, d] = qkv[token + r // group, column + d] * scale
-    _attend_item(queries, rows, group, position, table, head, pages, scores, acc, highest, total)
-    for r in range(rows):
+            queries[r, d] = qkv[first_token + r // group, column + d] * scale
+    _attend_item(queries, queries_of_item, group, position, table, head, pages, scores, acc, highest, total)
+    for r in range(queries_of_item):
         column = (head * group + r % group) * dim
         # A query all of whose scores are -inf, as an infinite one's may be, must show.
         share = _ONE / total[r] if highest[r] > _MASKED else np.float32(np.nan)
         for d in range(dim):
-            out[token + r // group, column + d] = acc[r, d] * share
+            out[first_token + r // group, column + d] = acc[r, d] * share
+
+
+ATTEND_PAGES = Kernel(AttendPages, _count_chunks, _compute_chunk)

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from executor_service.backends.torch_backend.cpu.gemm import tile_fp16
 from executor_service.backends.torch_backend.cpu.gemm import tile_fp32 as wide
 from executor_service.backends.torch_backend.cpu.gemm.tile import prefetch
-from executor_service.backends.torch_backend.cpu.primitives.memory import load
+from executor_service.backends.torch_backend.cpu.primitives.records import Address, address_of
 from executor_service.backends.torch_backend.cpu.primitives.registers import CONVERTS_FP16, LANES
+from executor_service.backends.torch_backend.kernels import LayerCache
 
 NARROWEST = torch.float16 if CONVERTS_FP16 else torch.float32
 """The narrowest type that pages may have on this processor."""
@@ -31,26 +32,32 @@ _FP16_INFINITE = np.float32(65_520)  # what is rounded to infinity, from here on
 
 
 class Pages(NamedTuple):
-    """Where they are, and what they are like."""
+    """Storage of one layer, part of the records of calls."""
 
-    k: int  # address
-    v: int
+    k: Address
+    v: Address
     value_bytes: int  # 4: fp32; 2: fp16
     page_size: int
     kv_heads: int
     head_dim: int
 
+    @classmethod
+    def of(cls, cache: LayerCache) -> Pages:
+        """What `new_layer_cache` made."""
+        kv_heads, head_dim = cache.k.shape[1], cache.k.shape[3]
+        return cls(
+            address_of(cache.k), address_of(cache.v), cache.v.itemsize, cache.v.shape[3], kv_heads, head_dim
+        )
 
-@njit(nogil=True)
-def pages_of(arguments: int) -> Pages:
-    """Of a job's arguments; see `rotate_chunk`."""
-    return Pages(
-        load(arguments + 16),
-        load(arguments + 24),
-        load(arguments + 32),
-        load(arguments + 40),
-        load(arguments + 56),
-        load(arguments + 72),
+
+def new_layer_cache(
+    pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> LayerCache:
+    """Pages of zeros, in the layout above."""
+    tiles, dim_tiles = -(-page_size // LANES), -(-head_dim // LANES)
+    return LayerCache(
+        torch.zeros(pages, kv_heads, tiles, head_dim, LANES, dtype=dtype),
+        torch.zeros(pages, kv_heads, dim_tiles, page_size, LANES, dtype=dtype),
     )
 
 

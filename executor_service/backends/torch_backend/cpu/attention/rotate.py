@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.cpu.attention.pages import pages_of, put_key, put_value
-from executor_service.backends.torch_backend.cpu.primitives.chunks import ROWS_AT_ONCE
-from executor_service.backends.torch_backend.cpu.primitives.memory import floats, ints, load, matrix
-from executor_service.backends.torch_backend.cpu.primitives.vector_math import (
-    FLAGS,
-    float_of_bits,
-    inverse_norm,
+from executor_service.backends.torch_backend.cpu.attention.pages import Pages, put_key, put_value
+from executor_service.backends.torch_backend.cpu.primitives.kernel import (
+    Kernel,
+    count_row_chunks,
+    rows_of_chunk,
 )
+from executor_service.backends.torch_backend.cpu.primitives.memory import floats, ints, matrix
+from executor_service.backends.torch_backend.cpu.primitives.records import Address, reader
+from executor_service.backends.torch_backend.cpu.primitives.vector_math import FLAGS, inverse_norm
 
 Array = NDArray[np.float32]
+
+
+class Places(NamedTuple):
+    """Where the tokens of a batch lie: int32 [tokens] each."""
+
+    positions: Address  # in their sequences
+    pages: Address
+    slots: Address  # in their pages
+
+
+class RotateQkv(NamedTuple):
+    """Norm, if any, and rotation of q and k in place; then k and v go to their pages. A row is a token."""
+
+    rows: int
+    places: Places
+    pages: Pages
+    qkv: Address  # fp32 [rows, (heads + 2 kv_heads) * head_dim]
+    heads_per_kv_head: int
+    cos: Address  # fp32 [context, head_dim / 2]
+    sin: Address  # the same
+    context: int
+    q_norm: Address  # fp32 [norm_size]
+    k_norm: Address  # the same
+    norm_size: int  # head_dim, or 0: no norms
+    eps: float  # of the norms
+
+
+_read = reader(RotateQkv)
 
 
 @njit(nogil=True)
@@ -38,26 +69,22 @@ def _rotate_head(head: Array, cos: Array, sin: Array, norm: Array, eps: np.float
         head[d + half] = b * cos[d] + a * sin[d]
 
 
-@njit(nogil=True, fastmath=FLAGS)
-def rotate_chunk(arguments: int, chunk: int) -> None:
-    """Some tokens' q and k are rotated in place (after their norms, if any), k and v written into the cache.
+@njit(nogil=True)
+def _count_chunks(record: int) -> int:
+    return count_row_chunks(_read(record).rows)
 
-    Arguments: tokens; the batch, see `attend_chunk`; K, V, the bytes of a value and page_size, see `Pages`;
-    qkv [tokens, (heads + 2 kv_heads) * head_dim]; kv_heads, heads per KV head, head_dim; cos, sin [context,
-    head_dim / 2]; context; the norms of q and k [size]; size: head_dim, or 0 where there are none; the bits
-    of eps.
-    """
-    tokens, batch, pages = load(arguments), load(arguments + 8), pages_of(arguments)
-    kv_heads, group, dim = pages.kv_heads, load(arguments + 64), pages.head_dim
-    qkv = matrix(load(arguments + 48), tokens, (group + 2) * kv_heads * dim)
-    context, size = load(arguments + 96), load(arguments + 120)
-    cos = matrix(load(arguments + 80), context, dim // 2)
-    sin = matrix(load(arguments + 88), context, dim // 2)
-    q_norm, k_norm = floats(load(arguments + 104), size), floats(load(arguments + 112), size)
-    eps = float_of_bits(np.int32(load(arguments + 128)))
-    positions, page_of = ints(load(batch), tokens), ints(load(batch + 8), tokens)
-    slots = ints(load(batch + 16), tokens)
-    for t in range(chunk * ROWS_AT_ONCE, min((chunk + 1) * ROWS_AT_ONCE, tokens)):
+
+@njit(nogil=True, fastmath=FLAGS)
+def _compute_chunk(record: int, chunk: int) -> None:
+    call = _read(record)
+    rows, pages, group, eps = call.rows, call.pages, call.heads_per_kv_head, np.float32(call.eps)
+    kv_heads, dim = pages.kv_heads, pages.head_dim
+    qkv = matrix(call.qkv, rows, (group + 2) * kv_heads * dim)
+    cos, sin = matrix(call.cos, call.context, dim // 2), matrix(call.sin, call.context, dim // 2)
+    q_norm, k_norm = floats(call.q_norm, call.norm_size), floats(call.k_norm, call.norm_size)
+    positions, page_of = ints(call.places.positions, rows), ints(call.places.pages, rows)
+    slots = ints(call.places.slots, rows)
+    for t in rows_of_chunk(rows, chunk):
         p = positions[t]
         for h in range(group * kv_heads):
             _rotate_head(qkv[t, h * dim : (h + 1) * dim], cos[p], sin[p], q_norm, eps)
@@ -68,3 +95,6 @@ def rotate_chunk(arguments: int, chunk: int) -> None:
             put_key(pages, page_of[t], slots[t], h, key)
             first += kv_heads * dim
             put_value(pages, page_of[t], slots[t], h, qkv[t, first : first + dim])
+
+
+ROTATE_QKV = Kernel(RotateQkv, _count_chunks, _compute_chunk)

@@ -8,7 +8,7 @@ are bitwise the same for every number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numba import njit
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend.cpu.gemm import tile_fp32, tile_int8
 from executor_service.backends.torch_backend.cpu.gemm.tile import RESULT_BYTES, Product
-from executor_service.backends.torch_backend.cpu.primitives.memory import load, matrix
+from executor_service.backends.torch_backend.cpu.primitives.kernel import Kernel
+from executor_service.backends.torch_backend.cpu.primitives.memory import matrix
+from executor_service.backends.torch_backend.cpu.primitives.records import Address, reader
 from executor_service.backends.torch_backend.cpu.primitives.registers import (
     LANES,
     MOST_ROWS,
@@ -26,14 +28,80 @@ from executor_service.backends.torch_backend.cpu.primitives.registers import (
 from executor_service.backends.torch_backend.cpu.primitives.vector_math import FLAGS, silu32
 
 Array = NDArray[np.float32]
-Chunk = Callable[[int, int], None]
+ComputeChunk = Callable[[int, int], None]
 
 _PAIRS = 2  # of panels at once, at most
 _BLOCK_ROWS = 96  # of X, that stay in the second-level cache while a chunk of W passes by
 
 
-def _make_multiply(put_tile: Product, add_tile: Product) -> Chunk:
-    """What computes a chunk of out (+)= X W^T."""
+class Multiply(NamedTuple):
+    """out = X W^T, or out += X W^T with `add`."""
+
+    rows: int
+    x: Address  # X; see the arithmetic's tiles
+    x_stride: int  # bytes from row to row
+    w: Address  # W [n, k], packed into panels
+    w_stride: int  # bytes from panel to panel
+    steps: int  # along K; see the arithmetic's tiles
+    out: Address  # fp32 [rows, n]
+    n: int
+    panels_per_chunk: int
+    add: bool
+
+
+class MultiplyFp32(Multiply):
+    """In fp32."""
+
+
+class MultiplyInt8(Multiply):
+    """Of rows that `QuantizeRows` wrote and weights in int8."""
+
+
+class MultiplyGated(NamedTuple):
+    """out = silu(X G^T) * (X U^T)."""
+
+    rows: int
+    x: Address  # as of `Multiply`, like the others
+    x_stride: int
+    w: Address  # the panels of G [n, k] and U [n, k] by turns
+    w_stride: int
+    steps: int
+    out: Address
+    n: int
+    pairs_per_chunk: int  # of panels
+
+
+class MultiplyGatedFp32(MultiplyGated):
+    """In fp32."""
+
+
+class MultiplyGatedInt8(MultiplyGated):
+    """Of rows that `QuantizeRows` wrote and weights in int8."""
+
+
+_read_multiply, _read_gated = reader(Multiply), reader(MultiplyGated)
+
+
+@njit(nogil=True)
+def _count_chunks_of_panels(n: int, panels_per_chunk: int) -> int:
+    panels = (n + LANES - 1) // LANES
+    return (panels + panels_per_chunk - 1) // panels_per_chunk
+
+
+@njit(nogil=True)
+def _count_multiply_chunks(record: int) -> int:
+    call = _read_multiply(record)
+    return _count_chunks_of_panels(call.n, call.panels_per_chunk)
+
+
+@njit(nogil=True)
+def _count_gated_chunks(record: int) -> int:
+    call = _read_gated(record)
+    return _count_chunks_of_panels(call.n, call.pairs_per_chunk)
+
+
+def _make_multiply(put_tile: Product, add_tile: Product) -> ComputeChunk:
+    """What computes a chunk of a `Multiply`."""
 
     @njit(nogil=True)
     def panels_of(
@@ -80,41 +148,31 @@ def _make_multiply(put_tile: Product, add_tile: Product) -> Chunk:
                 out[r, first + j] = (out[r, first + j] if add else np.float32(0.0)) + buffer[r, j]
 
     @njit(nogil=True)
-    def multiply_chunk(arguments: int, chunk: int) -> None:
-        """A chunk of out (+)= X W^T.
-
-        Arguments: rows; X and the bytes from row to row; W packed and the bytes from panel to panel; steps
-        along K; out [rows, n]; n; panels a chunk; add.
-        """
-        rows, x, x_stride = load(arguments), load(arguments + 8), load(arguments + 16)
-        w, w_stride, k = load(arguments + 24), load(arguments + 32), load(arguments + 40)
-        out, n, size = load(arguments + 48), load(arguments + 56), load(arguments + 64)
-        add = load(arguments + 72) != 0
-        panels, low = n // LANES, chunk * size
-        count = min(size, panels - low)
+    def multiply_chunk(record: int, chunk: int) -> None:
+        call = _read_multiply(record)
+        rows, x, x_stride, k = call.rows, call.x, call.x_stride, call.steps
+        w, w_stride = call.w, call.w_stride
+        n, panels, low = call.n, call.n // LANES, chunk * call.panels_per_chunk
+        count = min(call.panels_per_chunk, panels - low)
         if count > 0:
-            to = out + low * RESULT_BYTES
-            panels_of(x, x_stride, rows, w + low * w_stride, w_stride, count, k, to, n, add)
-        if n % LANES and low + size >= panels + 1:  # the last chunk has the last panel
-            ragged(x, x_stride, rows, w + panels * w_stride, k, matrix(out, rows, n), panels * LANES, add)
+            to = call.out + low * RESULT_BYTES
+            panels_of(x, x_stride, rows, w + low * w_stride, w_stride, count, k, to, n, call.add)
+        if n % LANES and low + call.panels_per_chunk >= panels + 1:  # the last chunk has the last panel
+            out, last = matrix(call.out, rows, n), w + panels * w_stride
+            ragged(x, x_stride, rows, last, k, out, panels * LANES, call.add)
 
-    return cast(Chunk, multiply_chunk)
+    return cast(ComputeChunk, multiply_chunk)
 
 
-def _make_gated(put_tile: Product) -> Chunk:
-    """What computes a chunk of out = silu(X G^T) * (X U^T)."""
+def _make_gated(put_tile: Product) -> ComputeChunk:
+    """What computes a chunk of a `MultiplyGated`."""
 
     @njit(nogil=True, fastmath=FLAGS)
-    def gated_chunk(arguments: int, chunk: int) -> None:
-        """A chunk of out = silu(X G^T) * (X U^T).
-
-        Arguments: as of `multiply_chunk` without add, where the panels of G and U take turns in W, and a
-        chunk has so many pairs of them.
-        """
-        rows, x, x_stride = load(arguments), load(arguments + 8), load(arguments + 16)
-        w, w_stride, k = load(arguments + 24), load(arguments + 32), load(arguments + 40)
-        n, size = load(arguments + 56), load(arguments + 64)
-        out = matrix(load(arguments + 48), rows, n)
+    def gated_chunk(record: int, chunk: int) -> None:
+        call = _read_gated(record)
+        rows, x, x_stride, k = call.rows, call.x, call.x_stride, call.steps
+        w, w_stride = call.w, call.w_stride
+        n, size, out = call.n, call.pairs_per_chunk, matrix(call.out, rows, call.n)
         buffer = np.empty((MOST_ROWS, _PAIRS * 2 * LANES), np.float32)
         low, high = chunk * size, min((chunk + 1) * size, (n + LANES - 1) // LANES)
         for block in range(0, rows, _BLOCK_ROWS):
@@ -131,7 +189,7 @@ def _make_gated(put_tile: Product) -> Chunk:
                     r += take
                 p += pairs
 
-    return cast(Chunk, gated_chunk)
+    return cast(ComputeChunk, gated_chunk)
 
 
 @njit(nogil=True, fastmath=FLAGS)
@@ -147,7 +205,10 @@ def _put_gated(buffer: Array, rows: int, pairs: int, out: Array, first: int, col
                 result[j] = silu32(gates[j]) * ups[j]
 
 
-multiply_chunk = _make_multiply(tile_fp32.put_tile, tile_fp32.add_tile)
-gated_chunk = _make_gated(tile_fp32.put_tile)
-multiply_int8_chunk = _make_multiply(tile_int8.put_tile, tile_int8.add_tile)
-gated_int8_chunk = _make_gated(tile_int8.put_tile)
+_multiply_fp32 = _make_multiply(tile_fp32.put_tile, tile_fp32.add_tile)
+_multiply_int8 = _make_multiply(tile_int8.put_tile, tile_int8.add_tile)
+
+MULTIPLY_FP32 = Kernel(MultiplyFp32, _count_multiply_chunks, _multiply_fp32)
+MULTIPLY_INT8 = Kernel(MultiplyInt8, _count_multiply_chunks, _multiply_int8)
+MULTIPLY_GATED_FP32 = Kernel(MultiplyGatedFp32, _count_gated_chunks, _make_gated(tile_fp32.put_tile))
+MULTIPLY_GATED_INT8 = Kernel(MultiplyGatedInt8, _count_gated_chunks, _make_gated(tile_int8.put_tile))

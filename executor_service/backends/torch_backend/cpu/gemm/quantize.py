@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import carray, njit  # type: ignore[attr-defined]
 
 from executor_service.backends.torch_backend.cpu.gemm.tile_int8 import ROW_SCALE_BYTES
-from executor_service.backends.torch_backend.cpu.primitives.chunks import ROWS_AT_ONCE
-from executor_service.backends.torch_backend.cpu.primitives.memory import floats, load, matrix, pointer
+from executor_service.backends.torch_backend.cpu.primitives.kernel import (
+    Kernel,
+    count_row_chunks,
+    rows_of_chunk,
+)
+from executor_service.backends.torch_backend.cpu.primitives.memory import floats, matrix, pointer
+from executor_service.backends.torch_backend.cpu.primitives.records import Address, reader
 from executor_service.backends.torch_backend.cpu.primitives.vector_math import float_of_bits
 
 _INFINITY, _NO_SIGN = np.int32(0x7F800000), np.int32(0x7FFFFFFF)  # bits of fp32
 _NEGLIGIBLE = np.float32(1e-30)  # a row of less is zero: the inverse of its scale would overflow
 
 
-@njit(nogil=True)
-def quantize_chunk(arguments: int, chunk: int) -> None:
-    """Some rows of X to int16: scale = max |x| / largest, and x / scale rounded, ties to even.
+class QuantizeRows(NamedTuple):
+    """X to int16, row by row: scale = max |x| / max_magnitude, and x / scale rounded, ties to even.
 
     A row with a NaN or an infinity gets the scale NaN, and so a result of NaN.
-    Arguments: rows; X [rows, k]; where they go, each a scale in fp32 and k int16, one more where k is odd;
-    the bytes from row to row; k; the largest activation.
     """
-    rows, to, stride = load(arguments), load(arguments + 16), load(arguments + 24)
-    k, largest = load(arguments + 32), np.float32(load(arguments + 40))
-    x, bits = matrix(load(arguments + 8), rows, k), carray(pointer(load(arguments + 8)), (rows, k), np.int32)
-    for r in range(chunk * ROWS_AT_ONCE, min((chunk + 1) * ROWS_AT_ONCE, rows)):
-        scale = floats(to + r * stride, 1)
-        quantized = carray(pointer(to + r * stride + ROW_SCALE_BYTES), (k + k % 2,), np.int16)
+
+    rows: int
+    x: Address  # fp32 [rows, k]
+    out: Address  # of each row a scale in fp32, then k int16, and a zero where k is odd
+    out_stride: int  # bytes from row to row
+    k: int
+    max_magnitude: float  # of an int16
+
+
+_read = reader(QuantizeRows)
+
+
+@njit(nogil=True)
+def _count_chunks(record: int) -> int:
+    return count_row_chunks(_read(record).rows)
+
+
+@njit(nogil=True)
+def _compute_chunk(record: int, chunk: int) -> None:
+    call = _read(record)
+    k, largest = call.k, call.max_magnitude
+    x, bits = matrix(call.x, call.rows, k), carray(pointer(call.x), (call.rows, k), np.int32)
+    for r in rows_of_chunk(call.rows, chunk):
+        to = call.out + r * call.out_stride
+        scale = floats(to, 1)
+        quantized = carray(pointer(to + ROW_SCALE_BYTES), (k + k % 2,), np.int16)
         # Without signs, floats are ordered as their bits are, NaN above all: a maximum of integers.
         most = np.int32(0)
         for i in range(k):
@@ -47,3 +71,6 @@ def quantize_chunk(arguments: int, chunk: int) -> None:
                 quantized[i] = np.int16(np.int32(np.rint(x[r, i] * inverse)))
         if k % 2:
             quantized[k] = np.int16(0)
+
+
+QUANTIZE_ROWS = Kernel(QuantizeRows, _count_chunks, _compute_chunk)

@@ -6,40 +6,44 @@ from collections.abc import Sequence
 
 import torch
 
-from executor_service.backends.torch_backend.cpu.layers.threaded_linear import PooledGated, PooledLinear
+from executor_service.backends.torch_backend.cpu.gemm.products import MultiplyFp32, MultiplyGatedFp32
+from executor_service.backends.torch_backend.cpu.layers.threaded_linear import (
+    Operand,
+    ThreadedGated,
+    ThreadedLinear,
+)
+from executor_service.backends.torch_backend.cpu.primitives.records import Address, Record
 from executor_service.backends.torch_backend.cpu.primitives.registers import LANES
-from executor_service.backends.torch_backend.cpu.threads import jobs as cpu_jobs
-from executor_service.backends.torch_backend.cpu.threads.jobs import Job
-from executor_service.backends.torch_backend.cpu.threads.thread_pool import Pool
+from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
 
 
-class PackedLinear(PooledLinear):
+class PackedLinear(ThreadedLinear):
     """x W^T + b, with W [n, k] given as parts that follow each other in n."""
 
-    def __init__(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None, pool: Pool) -> None:
+    def __init__(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None, pool: ThreadPool) -> None:
         weight = torch.cat([part.float() for part in parts])
         super().__init__(len(weight), _pack(weight), bias, pool)
         self._k = weight.shape[1]
 
-    def jobs(self, rows: int, x: int, out: int, add: bool) -> list[Job]:
-        """See `PooledLinear`."""
-        return self._product(cpu_jobs.MULTIPLY, (rows, x, 4 * self._k), self._k, out, add)
+    def calls(self, rows: int, x: Address, out: Address, add: bool) -> list[Record]:
+        """See `ThreadedLinear`."""
+        return self._product(MultiplyFp32, Operand(rows, x, 4 * self._k, self._k), out, add)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `PooledLinear`."""
+        """See `ThreadedLinear`."""
         return self._panels[ids // LANES, :, ids % LANES]
 
 
-class PackedGated(PooledGated):
+class PackedGated(ThreadedGated):
     """silu(x G^T) * (x U^T)."""
 
-    def __init__(self, gate: torch.Tensor, up: torch.Tensor, pool: Pool) -> None:
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor, pool: ThreadPool) -> None:
         super().__init__(len(gate), _pack(gate.float()), _pack(up.float()), pool)
         self._k = gate.shape[1]
 
-    def jobs(self, rows: int, x: int, out: int) -> list[Job]:
-        """See `PooledGated`."""
-        return [self._product(cpu_jobs.GATED, (rows, x, 4 * self._k), self._k, out)]
+    def calls(self, rows: int, x: Address, out: Address) -> list[Record]:
+        """See `ThreadedGated`."""
+        return [self._product(MultiplyGatedFp32, Operand(rows, x, 4 * self._k, self._k), out)]
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from executor_service.backends.torch_backend.cpu.gemm.products import MultiplyGatedInt8, MultiplyInt8
+from executor_service.backends.torch_backend.cpu.gemm.quantize import QuantizeRows
 from executor_service.backends.torch_backend.cpu.gemm.tile_int8 import (
     LARGEST_WEIGHT,
     PANEL_ROW_BYTES,
@@ -15,14 +17,13 @@ from executor_service.backends.torch_backend.cpu.gemm.tile_int8 import (
     largest_activation,
 )
 from executor_service.backends.torch_backend.cpu.layers.threaded_linear import (
-    Factor,
-    PooledGated,
-    PooledLinear,
+    Operand,
+    ThreadedGated,
+    ThreadedLinear,
 )
+from executor_service.backends.torch_backend.cpu.primitives.records import Address, Record, address_of
 from executor_service.backends.torch_backend.cpu.primitives.registers import LANES
-from executor_service.backends.torch_backend.cpu.threads import jobs as cpu_jobs
-from executor_service.backends.torch_backend.cpu.threads.jobs import Job
-from executor_service.backends.torch_backend.cpu.threads.thread_pool import Pool
+from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
 
 _PACKED_AT_ONCE = 256 * LANES  # columns: packing takes little memory beside the result
 
@@ -31,45 +32,44 @@ class Scratch:
     """Where a product's quantized rows lie; all products of one thread share it."""
 
     def __init__(self) -> None:
-        self._rooms = [np.empty(0, np.uint8)]
+        self._buffers = [np.empty(0, np.uint8)]
 
-    def address(self, size: int) -> int:
-        """Room for so many bytes, which last until the next product."""
-        if size > len(self._rooms[-1]):
-            # Smaller ones stay: tables of jobs hold their addresses. All of them are no more than the last.
-            self._rooms.append(np.empty(max(size, 2 * len(self._rooms[-1])), np.uint8))
-        return self._rooms[-1].ctypes.data
+    def address(self, size: int) -> Address:
+        """Of so many bytes, which last until the next product."""
+        if size > len(self._buffers[-1]):
+            # Smaller ones stay: recorded calls hold their addresses. All of them are no more than the last.
+            self._buffers.append(np.empty(max(size, 2 * len(self._buffers[-1])), np.uint8))
+        return address_of(self._buffers[-1])
 
 
-class _Rows:
+class _RowFormat:
     """How rows of k numbers are quantized and where they lie then."""
 
     def __init__(self, k: int, scratch: Scratch) -> None:
-        self.k, self.pairs = k, -(-k // 2)
-        self._scratch, self._largest = scratch, largest_activation(k)
-        self._stride = ROW_SCALE_BYTES + 4 * self.pairs
+        self.k, self._pairs, self._scratch = k, -(-k // 2), scratch
+        self._stride = ROW_SCALE_BYTES + 4 * self._pairs
 
-    def quantized(self, rows: int, x: int) -> tuple[Job, Factor]:
-        """The job that quantizes rows, and what a product knows of them then."""
-        to = self._scratch.address(rows * self._stride)
-        job = cpu_jobs.by_rows(cpu_jobs.QUANTIZE, rows, x, to, self._stride, self.k, self._largest)
-        return job, (rows, to + ROW_SCALE_BYTES, self._stride)
+    def quantized(self, rows: int, x: Address) -> tuple[Record, Operand]:
+        """The call that quantizes rows, and what a product knows of them then."""
+        out = self._scratch.address(rows * self._stride)
+        call = QuantizeRows(rows, x, out, self._stride, self.k, largest_activation(self.k))
+        return call, Operand(rows, Address(out + ROW_SCALE_BYTES), self._stride, self._pairs)
 
 
-class Int8Linear(PooledLinear):
+class Int8Linear(ThreadedLinear):
     """x W^T + b, with W [n, k] given as parts that follow each other in n, rounded to int8."""
 
     def __init__(
-        self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None, pool: Pool, scratch: Scratch
+        self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None, pool: ThreadPool, scratch: Scratch
     ) -> None:
         weight = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
         super().__init__(len(weight), pack(weight), bias, pool)
-        self._x = _Rows(weight.shape[1], scratch)
+        self._x = _RowFormat(weight.shape[1], scratch)
 
-    def jobs(self, rows: int, x: int, out: int, add: bool) -> list[Job]:
-        """See `PooledLinear`."""
-        quantize, factor = self._x.quantized(rows, x)
-        return [quantize, *self._product(cpu_jobs.MULTIPLY_INT8, factor, self._x.pairs, out, add)]
+    def calls(self, rows: int, x: Address, out: Address, add: bool) -> list[Record]:
+        """See `ThreadedLinear`."""
+        quantize, operand = self._x.quantized(rows, x)
+        return [quantize, *self._product(MultiplyInt8, operand, out, add)]
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of W as they were rounded, fp32 [ids, k]."""
@@ -78,17 +78,17 @@ class Int8Linear(PooledLinear):
         return rounded.float() * scales[ids // LANES, ids % LANES, None]
 
 
-class Int8Gated(PooledGated):
+class Int8Gated(ThreadedGated):
     """silu(x G^T) * (x U^T), with G and U rounded to int8."""
 
-    def __init__(self, gate: torch.Tensor, up: torch.Tensor, pool: Pool, scratch: Scratch) -> None:
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor, pool: ThreadPool, scratch: Scratch) -> None:
         super().__init__(len(gate), pack(gate), pack(up), pool)
-        self._x = _Rows(gate.shape[1], scratch)
+        self._x = _RowFormat(gate.shape[1], scratch)
 
-    def jobs(self, rows: int, x: int, out: int) -> list[Job]:
-        """See `PooledGated`."""
-        quantize, factor = self._x.quantized(rows, x)
-        return [quantize, self._product(cpu_jobs.GATED_INT8, factor, self._x.pairs, out)]
+    def calls(self, rows: int, x: Address, out: Address) -> list[Record]:
+        """See `ThreadedGated`."""
+        quantize, operand = self._x.quantized(rows, x)
+        return [quantize, self._product(MultiplyGatedInt8, operand, out)]
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:

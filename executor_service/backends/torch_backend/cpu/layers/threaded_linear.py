@@ -1,33 +1,41 @@
-"""Linear layers as jobs of a pool, whatever their weights are: done at once, or put into a table of many."""
+"""Linear layers as calls that a thread pool makes: at once, or in a table of many."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
 
-from executor_service.backends.torch_backend.cpu.threads import jobs as cpu_jobs
-from executor_service.backends.torch_backend.cpu.threads.jobs import Job
-from executor_service.backends.torch_backend.cpu.threads.thread_pool import Pool
+from executor_service.backends.torch_backend.cpu.gemm.bias import AddBias
+from executor_service.backends.torch_backend.cpu.gemm.products import Multiply, MultiplyGated
+from executor_service.backends.torch_backend.cpu.primitives.records import Address, Record, address_of
+from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
 
-Factor = tuple[int, int, int]
-"""X of a product: how many rows, their address, and the bytes from row to row."""
-
-_CLAIMS_PER_THREAD = 8  # chunks of a product: enough to even out a thread that is held up
+_CHUNKS_PER_THREAD = 8  # of a product: enough to even out a thread that is held up
 
 
-class PooledLinear(ABC):
+class Operand(NamedTuple):
+    """X of a product, as its arithmetic reads it."""
+
+    rows: int
+    address: Address
+    stride: int  # bytes from row to row
+    steps: int  # along K
+
+
+class ThreadedLinear(ABC):
     """x W^T + b, as `kernels.Linear`, with W [n, k] packed into panels, the first dimension of a tensor."""
 
-    def __init__(self, n: int, panels: torch.Tensor, bias: torch.Tensor | None, pool: Pool) -> None:
+    def __init__(self, n: int, panels: torch.Tensor, bias: torch.Tensor | None, pool: ThreadPool) -> None:
         self._n, self._panels, self._pool = n, panels, pool
-        self._size = _chunk_size(len(panels), pool.threads, 4)
+        self._panels_per_chunk = _chunk_size(len(panels), pool.threads, 4)
         self._bias = None if bias is None else bias.float()
 
     def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
         """[rows, k] to [rows, n]; with `add_to` [rows, n] the result is added to it, in place."""
         out = torch.empty(x.shape[0], self._n) if add_to is None else add_to
-        self._pool.run(*self.jobs(x.shape[0], x.data_ptr(), out.data_ptr(), add_to is not None))
+        self._pool.run(*self.calls(x.shape[0], address_of(x), address_of(out), add_to is not None))
         return out
 
     def bytes(self) -> int:
@@ -35,39 +43,48 @@ class PooledLinear(ABC):
         return self._panels.nbytes
 
     @abstractmethod
-    def jobs(self, rows: int, x: int, out: int, add: bool) -> list[Job]:
-        """The jobs that compute out = x W^T + b, or out += that with `add`; x and out are addresses."""
+    def calls(self, rows: int, x: Address, out: Address, add: bool) -> list[Record]:
+        """The calls that compute out = x W^T + b, or out += that with `add`."""
 
     @abstractmethod
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of W, [ids, k]: an embedding that shares the output layer's weights."""
 
-    def _product(self, kind: int, x: Factor, steps: int, out: int, add: bool) -> list[Job]:
-        """The product, of a kind of `linear.multiply_chunk`, behind the bias that it is added to."""
-        rows, bias = x[0], self._bias
-        w = self._panels.data_ptr(), self._panels[0].nbytes
-        chunks, added = -(-len(self._panels) // self._size), int(add or bias is not None)
-        product = kind, chunks, *x, *w, steps, out, self._n, self._size, added
+    def _product(self, kind: type[Multiply], x: Operand, out: Address, add: bool) -> list[Record]:
+        """The product, behind the bias that it is added to."""
+        bias = self._bias
+        product = kind(
+            rows=x.rows,
+            x=x.address,
+            x_stride=x.stride,
+            w=address_of(self._panels),
+            w_stride=self._panels[0].nbytes,
+            steps=x.steps,
+            out=out,
+            n=self._n,
+            panels_per_chunk=self._panels_per_chunk,
+            add=add or bias is not None,
+        )
         if bias is None:
             return [product]
-        return [cpu_jobs.by_rows(cpu_jobs.BIAS, rows, bias.data_ptr(), out, len(bias), int(add)), product]
+        return [AddBias(rows=x.rows, bias=address_of(bias), out=out, n=len(bias), add=add), product]
 
 
-class PooledGated(ABC):
+class ThreadedGated(ABC):
     """silu(x G^T) * (x U^T), as `kernels.Gated`: the first half of a SwiGLU MLP (Shazeer 2020).
 
     The panels of G and U [width, k] take turns.
     """
 
-    def __init__(self, width: int, gate: torch.Tensor, up: torch.Tensor, pool: Pool) -> None:
+    def __init__(self, width: int, gate: torch.Tensor, up: torch.Tensor, pool: ThreadPool) -> None:
         self.width, self._pool = width, pool
         self._panels = torch.stack([gate, up], 1).flatten(0, 1)
-        self._size = _chunk_size(len(gate), pool.threads, 2)
+        self._pairs_per_chunk = _chunk_size(len(gate), pool.threads, 2)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, k] to [rows, n]."""
         out = torch.empty(x.shape[0], self.width)
-        self._pool.run(*self.jobs(x.shape[0], x.data_ptr(), out.data_ptr()))
+        self._pool.run(*self.calls(x.shape[0], address_of(x), address_of(out)))
         return out
 
     def bytes(self) -> int:
@@ -75,19 +92,27 @@ class PooledGated(ABC):
         return self._panels.nbytes
 
     @abstractmethod
-    def jobs(self, rows: int, x: int, out: int) -> list[Job]:
-        """The jobs that compute it; x and out are addresses."""
+    def calls(self, rows: int, x: Address, out: Address) -> list[Record]:
+        """The calls that compute it."""
 
-    def _product(self, kind: int, x: Factor, steps: int, out: int) -> Job:
-        """The product itself, of a kind of `linear.gated_chunk`."""
-        w = self._panels.data_ptr(), self._panels[0].nbytes
-        chunks = -(-(len(self._panels) // 2) // self._size)
-        return kind, chunks, *x, *w, steps, out, self.width, self._size
+    def _product(self, kind: type[MultiplyGated], x: Operand, out: Address) -> Record:
+        """The product itself."""
+        return kind(
+            rows=x.rows,
+            x=x.address,
+            x_stride=x.stride,
+            w=address_of(self._panels),
+            w_stride=self._panels[0].nbytes,
+            steps=x.steps,
+            out=out,
+            n=self.width,
+            pairs_per_chunk=self._pairs_per_chunk,
+        )
 
 
 def _chunk_size(panels: int, threads: int, unit: int) -> int:
-    """How many panels a claim takes: a multiple of `unit`, a few claims for each thread."""
+    """Panels, or pairs of them, of a chunk: a multiple of `unit`, a few chunks for each thread."""
     if threads == 1:
         return panels
-    share = panels // (threads * _CLAIMS_PER_THREAD)
+    share = panels // (threads * _CHUNKS_PER_THREAD)
     return max(share - share % unit, unit)

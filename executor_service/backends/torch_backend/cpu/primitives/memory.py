@@ -75,6 +75,12 @@ def floats(address: int, count: int) -> NDArray[np.float32]:
 
 
 @njit(nogil=True)
+def doubles(address: int, count: int) -> NDArray[np.float64]:
+    """The fp64 array [count] at an address."""
+    return carray(pointer(address), (count,), np.float64)
+
+
+@njit(nogil=True)
 def matrix(address: int, rows: int, columns: int) -> NDArray[np.float32]:
     """The fp32 array [rows, columns] at an address."""
     return carray(pointer(address), (rows, columns), np.float32)

@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
-from executor_service.backends.torch_backend.cpu.primitives.chunks import ROWS_AT_ONCE
-from executor_service.backends.torch_backend.cpu.primitives.memory import floats, load, matrix
-from executor_service.backends.torch_backend.cpu.primitives.vector_math import float_of_bits, inverse_norm
+from executor_service.backends.torch_backend.cpu.primitives.kernel import (
+    Kernel,
+    count_row_chunks,
+    rows_of_chunk,
+)
+from executor_service.backends.torch_backend.cpu.primitives.memory import floats, matrix
+from executor_service.backends.torch_backend.cpu.primitives.records import Address, reader
+from executor_service.backends.torch_backend.cpu.primitives.vector_math import inverse_norm
+
+
+class NormRows(NamedTuple):
+    """out = x / sqrt(mean(x^2) + eps) * weight, row by row."""
+
+    rows: int
+    x: Address  # fp32 [rows, n]
+    weight: Address  # fp32 [n]
+    out: Address  # fp32 [rows, n]
+    n: int
+    eps: float
+
+
+_read = reader(NormRows)
 
 
 @njit(nogil=True)
-def norm_chunk(arguments: int, chunk: int) -> None:
-    """Some rows of out = x / sqrt(mean(x^2) + eps) * weight.
+def _count_chunks(record: int) -> int:
+    return count_row_chunks(_read(record).rows)
 
-    Arguments: rows, x [rows, n], weight [n], out [rows, n], n, the bits of eps.
-    """
-    rows, n, eps = load(arguments), load(arguments + 32), float_of_bits(np.int32(load(arguments + 40)))
-    x, out = matrix(load(arguments + 8), rows, n), matrix(load(arguments + 24), rows, n)
-    weight = floats(load(arguments + 16), n)
-    for r in range(chunk * ROWS_AT_ONCE, min((chunk + 1) * ROWS_AT_ONCE, rows)):
-        scale = inverse_norm(x[r], eps)
-        for i in range(n):
+
+@njit(nogil=True)
+def _compute_chunk(record: int, chunk: int) -> None:
+    call = _read(record)
+    x, out = matrix(call.x, call.rows, call.n), matrix(call.out, call.rows, call.n)
+    weight = floats(call.weight, call.n)
+    for r in rows_of_chunk(call.rows, chunk):
+        scale = inverse_norm(x[r], np.float32(call.eps))
+        for i in range(call.n):
             out[r, i] = x[r, i] * weight[i] * scale
+
+
+NORM_ROWS = Kernel(NormRows, _count_chunks, _compute_chunk)

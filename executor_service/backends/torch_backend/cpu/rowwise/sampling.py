@@ -8,16 +8,47 @@ of the survivors alone.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.cpu.primitives.memory import carray, floats, load, pointer, store
+from executor_service.backends.torch_backend.cpu.primitives.kernel import Kernel
+from executor_service.backends.torch_backend.cpu.primitives.memory import carray, doubles, floats, pointer
+from executor_service.backends.torch_backend.cpu.primitives.records import Address, reader
 from executor_service.backends.torch_backend.cpu.primitives.vector_math import FLAGS, exp32
 
 _SLACK = np.float32(1.0001)  # for the rounding of the bound
 _STEP = np.float32(2.0**-24)
 _ZERO = np.float32(0.0)
+
+
+class DrawTokens(NamedTuple):
+    """Draw a token for each row. A chunk is a row."""
+
+    rows: int
+    vocabulary: int
+    logits: Address  # fp32 [rows, vocabulary]
+    temperatures: Address  # fp32 [rows], above 0
+    keys: Address  # uint64 [rows], of the noise
+    top_k: Address  # int64 [rows]; the vocabulary's size where it is off
+    top_p: Address  # fp64 [rows]
+    min_p: Address  # fp64 [rows]
+    totals: Address  # fp64 [rows]: with top_k, the sum of exp(z - highest) that top_p is a share of; else 0
+    tokens: Address  # int64 [rows]: the result
+
+
+class TakeLargest(NamedTuple):
+    """The first of the largest logits of each row. A chunk is a row."""
+
+    rows: int
+    vocabulary: int
+    logits: Address  # fp32 [rows, vocabulary]
+    tokens: Address  # int64 [rows]: the result
+
+
+_read_draw, _read_argmax = reader(DrawTokens), reader(TakeLargest)
 
 
 @njit(nogil=True)
@@ -120,32 +151,28 @@ def _draw(
 
 
 @njit(nogil=True)
-def draw_chunk(arguments: int, row: int) -> None:
-    """Draw one row's token.
+def _count_draw_chunks(record: int) -> int:
+    return _read_draw(record).rows
 
-    Arguments: logits fp32 [rows, vocabulary], temperatures fp32, keys uint64, top_k int64, top_p fp64, min_p
-    fp64, totals fp64, tokens int64 (all [rows]), rows, vocabulary. `totals` is the mass that top_p is a share
-    of, as exp(z - highest), where top-k leaves less than all tokens, 0 elsewhere; top_k is the vocabulary's
-    size where it is off.
-    """
-    rows, vocabulary = load(arguments + 64), load(arguments + 72)
-    logits = floats(load(arguments) + 4 * row * vocabulary, vocabulary)
-    temperature = floats(load(arguments + 8), rows)[row]
-    key = load(load(arguments + 16) + 8 * row)
-    low, high = np.uint32(key & 0xFFFFFFFF), np.uint32((key >> 32) & 0xFFFFFFFF)
-    top_k = load(load(arguments + 24) + 8 * row)
-    top_p, min_p, total = (
-        carray(pointer(load(arguments + 32)), (rows,), np.float64)[row],
-        carray(pointer(load(arguments + 40)), (rows,), np.float64)[row],
-        carray(pointer(load(arguments + 48)), (rows,), np.float64)[row],
-    )
+
+@njit(nogil=True)
+def _draw_chunk(record: int, row: int) -> None:
+    call = _read_draw(record)
+    rows, vocabulary = call.rows, call.vocabulary
+    logits = floats(call.logits + 4 * row * vocabulary, vocabulary)
+    temperature = floats(call.temperatures, rows)[row]
+    key = carray(pointer(call.keys), (rows,), np.uint64)[row]
+    low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    top_k = carray(pointer(call.top_k), (rows,), np.int64)[row]
+    top_p, min_p = doubles(call.top_p, rows)[row], doubles(call.min_p, rows)[row]
+    total = doubles(call.totals, rows)[row]
     scaled, marks = np.empty(vocabulary, np.float32), np.empty(vocabulary, np.uint8)
     highest = _scale(logits, temperature, scaled)
     mass = np.float64(np.inf)
     if top_p < 1.0:
         mass = top_p * (total if total > 0.0 else _mass(scaled, highest))
     token = _draw(scaled, highest, low, high, top_k, mass, min_p, marks)
-    store(load(arguments + 56) + 8 * row, token)
+    carray(pointer(call.tokens), (rows,), np.int64)[row] = token
 
 
 @njit(nogil=True, fastmath=FLAGS)
@@ -157,14 +184,19 @@ def _highest(logits: NDArray[np.float32]) -> np.float32:
 
 
 @njit(nogil=True)
-def argmax_chunk(arguments: int, row: int) -> None:
-    """The first of the largest logits of a row.
+def _count_argmax_chunks(record: int) -> int:
+    return _read_argmax(record).rows
 
-    Arguments: logits fp32 [rows, vocabulary], tokens int64 [rows], vocabulary.
-    """
-    vocabulary = load(arguments + 16)
-    logits = floats(load(arguments) + 4 * row * vocabulary, vocabulary)
+
+@njit(nogil=True)
+def _argmax_chunk(record: int, row: int) -> None:
+    call = _read_argmax(record)
+    logits = floats(call.logits + 4 * row * call.vocabulary, call.vocabulary)
     top, token = _highest(logits), 0
-    while token < vocabulary - 1 and logits[token] < top:
+    while token < call.vocabulary - 1 and logits[token] < top:
         token += 1
-    store(load(arguments + 8) + 8 * row, token)
+    carray(pointer(call.tokens), (call.rows,), np.int64)[row] = token
+
+
+DRAW_TOKENS = Kernel(DrawTokens, _count_draw_chunks, _draw_chunk)
+TAKE_LARGEST = Kernel(TakeLargest, _count_argmax_chunks, _argmax_chunk)

@@ -1,4 +1,4 @@
-"""`Pool`: the helper threads of the CPU kernels."""
+"""`ThreadPool`: the helper threads of the CPU kernels."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.cpu.threads import jobs as cpu_jobs
+from executor_service.backends.torch_backend.cpu.primitives.records import Record, address_of
+from executor_service.backends.torch_backend.cpu.threads.call_table import CallTable
+from executor_service.backends.torch_backend.cpu.threads.work import OVER, STATE_SIZE, work
 
 
-class Pool:
+class ThreadPool:
     """The caller and `threads` - 1 helpers, which sleep between steps. One thread calls all methods."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._state = np.zeros(cpu_jobs.STATE + 8, np.int64)
-        self._state[cpu_jobs.OVER] = 1
-        self._address = self._state.ctypes.data
+        self._state = np.zeros(STATE_SIZE, np.int64)
+        self._state[OVER] = 1
+        self._address = address_of(self._state)
+        self._no_calls = CallTable([])
         self._wake = threading.Semaphore(0)
         self._closed = False
         self._help_out()  # compiles it; with no step under way it returns at once
@@ -32,27 +34,27 @@ class Pool:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Have the helpers at hand for the jobs run inside; without it, the caller does them alone."""
-        self._state[cpu_jobs.OVER] = 0
+        """Keep the helpers awake for the calls made inside; without it, the caller computes them alone."""
+        self._state[OVER] = 0
         if self._helpers:
             self._wake.release(len(self._helpers))
         try:
             yield
         finally:
-            self._state[cpu_jobs.OVER] = 1
+            self._state[OVER] = 1
 
-    def run(self, *jobs: cpu_jobs.Job) -> None:
-        """Do jobs one after the other."""
-        cpu_jobs.work(self._address, cpu_jobs.table(jobs))
+    def run(self, *calls: Record) -> None:
+        """Make calls one after the other; each is a record of a kind in `dispatch.KERNELS`."""
+        self.run_table(CallTable(calls))
 
-    def run_table(self, jobs: NDArray[np.int64]) -> None:
-        """The same with jobs in the form of `jobs.table`."""
-        cpu_jobs.work(self._address, jobs)
+    def run_table(self, table: CallTable) -> None:
+        """The same with calls that are in a table already. Raises ValueError if its words are damaged."""
+        work(self._address, table.words)
 
     def close(self) -> None:
         """End the helpers."""
         self._closed = True
-        self._state[cpu_jobs.OVER] = 1
+        self._state[OVER] = 1
         if self._helpers:
             self._wake.release(len(self._helpers))
         for helper in self._helpers:
@@ -66,4 +68,4 @@ class Pool:
             self._help_out()
 
     def _help_out(self) -> None:
-        cpu_jobs.work(self._address, cpu_jobs.table([]))
+        self.run_table(self._no_calls)

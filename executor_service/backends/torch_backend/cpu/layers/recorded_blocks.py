@@ -1,0 +1,112 @@
+"""`CpuRecordedBlocks`: all blocks of a model as one table of calls, so that a small step costs Python one.
+
+Between two calls Python takes some 10 us, and more where its own code has left the caches or other threads
+want the interpreter; with 8 calls a block that was a third of a step of one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from executor_service.backends.torch_backend.cpu.attention.attend import AttendPages, Items
+from executor_service.backends.torch_backend.cpu.attention.batch import PreparedBatch
+from executor_service.backends.torch_backend.cpu.attention.pages import Pages
+from executor_service.backends.torch_backend.cpu.attention.rotate import Places, RotateQkv
+from executor_service.backends.torch_backend.cpu.layers.threaded_linear import ThreadedGated, ThreadedLinear
+from executor_service.backends.torch_backend.cpu.primitives.records import Address, Record, address_of
+from executor_service.backends.torch_backend.cpu.rowwise.norm import NormRows
+from executor_service.backends.torch_backend.cpu.threads.call_table import CallTable
+from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
+from executor_service.backends.torch_backend.kernels import AttentionWeights, Block, LayerCache
+
+_MAX_TOKENS = 256  # of a step in which Python's part shows
+
+_NOWHERE = Address(0)  # until the first batch
+_NO_PLACES = Places(_NOWHERE, _NOWHERE, _NOWHERE)
+_NO_ITEMS = Items(0, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE, 0, _NOWHERE, 0)
+_NO_PAGES = Pages(_NOWHERE, _NOWHERE, 0, 0, 0, 0)
+
+
+def norm_call(rows: int, x: Address, weight: torch.Tensor, out: Address, eps: float) -> NormRows:
+    """RMSNorm of rows."""
+    return NormRows(rows=rows, x=x, weight=address_of(weight), out=out, n=len(weight), eps=eps)
+
+
+def attention_calls(
+    rows: int, places: Places, items: Items, pages: Pages, qkv: Address, out: Address, w: AttentionWeights
+) -> tuple[RotateQkv, AttendPages]:
+    """Norm and rotation of q and k, with the write of k and v; and attention to what is written."""
+    group = w.heads // w.kv_heads
+    rotate = RotateQkv(
+        rows=rows,
+        places=places,
+        pages=pages,
+        qkv=qkv,
+        heads_per_kv_head=group,
+        cos=address_of(w.cos),
+        sin=address_of(w.sin),
+        context=len(w.cos),
+        q_norm=address_of(w.q_norm),
+        k_norm=address_of(w.k_norm),
+        norm_size=len(w.q_norm),
+        eps=w.eps,
+    )
+    return rotate, AttendPages(rows, items, pages, qkv, group, out)
+
+
+class CpuRecordedBlocks:
+    """Calls that serve every batch of up to `max_tokens` tokens: a few fields are set for each."""
+
+    max_tokens = _MAX_TOKENS
+
+    def __init__(
+        self, pool: ThreadPool, buffers: Sequence[torch.Tensor], calls: Sequence[Record], keep: object
+    ) -> None:
+        """Calls that turn the first buffer, [max_tokens, hidden], into the last block's result, in place.
+
+        `buffers` and `keep` are all that they have the addresses of. A block has one RotateQkv, then one
+        AttendPages.
+        """
+        self._pool, self._buffers, self._keep = pool, buffers, keep
+        self._table = CallTable(calls)
+        self._rows, self._pages = self._table.field("rows"), self._table.field("pages")
+        self._places, self._items = self._table.field("places"), self._table.field("items")
+
+    def __call__(
+        self, x: torch.Tensor, prepared: PreparedBatch, caches: Sequence[LayerCache]
+    ) -> torch.Tensor:
+        """See `RecordedBlocks`."""
+        result = self._buffers[0][: len(x)]
+        result.copy_(x)
+        self._rows.set(len(x))
+        self._places.set(prepared.places)
+        self._items.set(prepared.items)
+        self._pages.set(np.repeat([Pages.of(cache) for cache in caches], 2, axis=0))
+        self._pool.run_table(self._table)
+        return result
+
+
+def record_blocks(pool: ThreadPool, blocks: Sequence[Block], eps: float) -> CpuRecordedBlocks | None:
+    """The blocks, all of one shape, recorded; None if some of their products are no calls of ours."""
+    rows, first = _MAX_TOKENS, blocks[0]
+    hidden, w = len(first.attention_norm), first.attention
+    if not isinstance(first.gated, ThreadedGated):
+        return None
+    widths = hidden, hidden, (w.heads + 2 * w.kv_heads) * w.head_dim, w.heads * w.head_dim, first.gated.width
+    buffers = [torch.empty(rows, width) for width in widths]
+    x, normed, qkv, attended, inner = (address_of(buffer) for buffer in buffers)
+    calls: list[Record] = []
+    for b in blocks:
+        if not isinstance(b.qkv, ThreadedLinear) or not isinstance(b.output, ThreadedLinear):
+            return None
+        if not isinstance(b.gated, ThreadedGated) or not isinstance(b.down, ThreadedLinear):
+            return None
+        calls += [norm_call(rows, x, b.attention_norm, normed, eps), *b.qkv.calls(rows, normed, qkv, False)]
+        calls += attention_calls(rows, _NO_PLACES, _NO_ITEMS, _NO_PAGES, qkv, attended, b.attention)
+        calls += b.output.calls(rows, attended, x, True)
+        calls += [norm_call(rows, x, b.mlp_norm, normed, eps), *b.gated.calls(rows, normed, inner)]
+        calls += b.down.calls(rows, inner, x, True)
+    return CpuRecordedBlocks(pool, buffers, calls, blocks)

@@ -1,0 +1,94 @@
+"""From a call's words to its kernel: the list of kinds, and what makes one machine function of all of them.
+
+A call is `Header` and then the record of its kind, as int64 words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
+
+from executor_service.backends.torch_backend.cpu.attention.attend import ATTEND_PAGES
+from executor_service.backends.torch_backend.cpu.attention.rotate import ROTATE_QKV
+from executor_service.backends.torch_backend.cpu.gemm.bias import ADD_BIAS
+from executor_service.backends.torch_backend.cpu.gemm.products import (
+    MULTIPLY_FP32,
+    MULTIPLY_GATED_FP32,
+    MULTIPLY_GATED_INT8,
+    MULTIPLY_INT8,
+)
+from executor_service.backends.torch_backend.cpu.gemm.quantize import QUANTIZE_ROWS
+from executor_service.backends.torch_backend.cpu.primitives.records import Kind, size_of
+from executor_service.backends.torch_backend.cpu.rowwise.norm import NORM_ROWS
+from executor_service.backends.torch_backend.cpu.rowwise.sampling import DRAW_TOKENS, TAKE_LARGEST
+
+
+class Header(NamedTuple):
+    """What `work` checks before a kernel sees the record behind it."""
+
+    kind: int  # in KERNELS
+    size: int  # of the record, in words
+
+
+KERNELS = (
+    MULTIPLY_FP32, MULTIPLY_INT8, MULTIPLY_GATED_FP32, MULTIPLY_GATED_INT8, ADD_BIAS, QUANTIZE_ROWS,
+    NORM_ROWS, ROTATE_QKV, ATTEND_PAGES, DRAW_TOKENS, TAKE_LARGEST,
+)  # fmt: skip
+
+RECORD_SIZES = tuple(size_of(kernel.declaration) for kernel in KERNELS)
+"""Words of each kind's record."""
+
+_NUMBERS = {kernel.declaration: number for number, kernel in enumerate(KERNELS)}
+
+
+def header_of(kind: Kind) -> Header:
+    """The header of calls that this declaration describes. Raises KeyError for what no kernel computes."""
+    number = _NUMBERS[kind]
+    return Header(number, RECORD_SIZES[number])
+
+
+def _switch(typing_context: Any, functions: Sequence[Any], signature: Any) -> tuple[Any, Any]:
+    """Typing and code of a function(kind, ...) that calls the kind's among `functions` with the rest."""
+    dispatchers = [types.Dispatcher(function) for function in functions]
+    called = [one.get_call_type(typing_context, signature.args[1:], {}) for one in dispatchers]
+
+    def codegen(context: Any, b: Any, _signature: Any, args: Any) -> Any:
+        unknown, done = b.append_basic_block("unknown"), b.append_basic_block("done")
+        switch, results = b.switch(args[0], unknown), []
+        b.position_at_end(unknown)
+        b.unreachable()
+        for number, (function, call_type) in enumerate(zip(dispatchers, called, strict=True)):
+            block = b.append_basic_block(f"kind_{number}")
+            switch.add_case(ir.Constant(ir.IntType(64), number), block)
+            b.position_at_end(block)
+            results.append((context.get_function(function, call_type)(b, args[1:]), b.block))
+            b.branch(done)
+        b.position_at_end(done)
+        if signature.return_type == types.void:
+            return context.get_dummy_value()
+        result = b.phi(results[0][0].type)
+        for value, block in results:
+            result.add_incoming(value, block)
+        return result
+
+    return signature, codegen
+
+
+def _count(typing_context, kind, record):  # type: ignore[no-untyped-def]
+    functions = [kernel.count_chunks for kernel in KERNELS]
+    return _switch(typing_context, functions, types.int64(types.int64, types.int64))
+
+
+def _compute(typing_context, kind, record, chunk):  # type: ignore[no-untyped-def]
+    functions = [kernel.compute_chunk for kernel in KERNELS]
+    return _switch(typing_context, functions, types.void(types.int64, types.int64, types.int64))
+
+
+count_chunks = cast(Callable[[int, int], int], intrinsic(_count))
+"""(kind, record): how many chunks this call has. The kind must be one of KERNELS."""
+compute_chunk = cast(Callable[[int, int, int], None], intrinsic(_compute))
+"""(kind, record, chunk): compute one of them."""
