@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.events import Event, Failure, Tokens
+from scheduler_service.core.in_flight import SentStep
 from scheduler_service.core.registry import Registry
 from scheduler_service.core.roster import Roster
+from scheduler_service.core.schedule import ScheduledRow
 from scheduler_service.core.sequence import Sequence
 from scheduler_service.core.snapshot import Counters
 from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.states import State, Trigger
-from scheduler_service.core.step import Code, Opening, Plan, Result, Row, RowResult
+from scheduler_service.core.step import Code, Result, RowResult
 
 _STALE = frozenset({Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION})
 """Answers that say: our view of the cache is wrong. Opening it again mends that."""
-
-
-@dataclass(slots=True)
-class Step:
-    """A step in flight: its plan, and whom each part is about. A sequence that has another cache
-    by the time of the answer (or none) is not concerned any more.
-    """
-
-    plan: Plan
-    fed: list[Sequence]  # of plan.rows
-    opened: list[Sequence]  # of plan.openings
-    forked: list[Sequence]  # of plan.forks
-    pages: int  # reserved by it at most
-    sent_at: float
 
 
 class Answers:
@@ -50,36 +36,39 @@ class Answers:
         self._speculator = speculator
         self._counters = counters
 
-    def read(self, step: Step, result: Result, now: float) -> tuple[list[Event], bool]:
+    def read(self, step: SentStep, result: Result, now: float) -> tuple[list[Event], bool]:
         """The events, and whether the executor was short of something: then do not ask at once for more."""
         events: list[Event] = []
         short = starved = False
-        plan = step.plan
-        for sequence, fork, answer in zip(step.forked, plan.forks, result.forks, strict=True):
-            if answer.code and sequence.cache_id == fork.cache_id:
-                short |= self._refused(sequence, answer, events, now)
-        sequences = step.fed + step.opened
-        for sequence, sent, answer in zip(sequences, plan.rows + plan.openings, result.rows, strict=True):
-            if sequence.cache_id != sent.cache_id:
+        for fork, answer in zip(step.forks, result.forks, strict=True):
+            if answer.code and fork.sequence.cache_id == fork.cache_id:
+                short |= self._refused(fork.sequence, answer, events, now)
+        rows = len(step.rows)
+        for row, answer in zip(step.rows, result.rows[:rows], strict=True):
+            sequence = row.sequence
+            if sequence.cache_id != row.cache_id:
                 continue
             sequence.in_flight -= 1
             if not answer.code:
-                self._answered(sequence, sent, answer, events, now)
-                continue
-            sequence.foreseen = False
-            if isinstance(sent, Row) and sent.kv_length != sequence.kv:
-                continue  # it was sent ahead, to follow a row that was refused
-            if sequence.draft_state is not None and self._refused_drafts(sequence, sent, answer):
-                short |= answer.code is Code.RESOURCE_EXHAUSTED
-            elif self._refused(sequence, answer, events, now):
+                self._answered(sequence, len(row.drafts), answer, events, now)
+            elif self._refused_row(row, answer, events, now):
                 short = True
-                starved |= sequence.cache_id > 0
+                starved |= sequence.cache_id > 0 and not row.drafts
+        for opening, answer in zip(step.openings, result.rows[rows:], strict=True):
+            sequence = opening.sequence
+            if sequence.cache_id != opening.cache_id:
+                continue
+            sequence.in_flight -= 1
+            if not answer.code:
+                self._answered(sequence, 0, answer, events, now)
+            else:
+                short |= self._refused(sequence, answer, events, now)
         if starved and self._roster.running:
             self._roster.preempt(self._roster.last_in_turn())
         return events, short
 
     def _answered(
-        self, sequence: Sequence, sent: Row | Opening, answer: RowResult, events: list[Event], now: float
+        self, sequence: Sequence, drafted: int, answer: RowResult, events: list[Event], now: float
     ) -> None:
         known, tokens = sequence.tokens, answer.tokens
         if not tokens:
@@ -102,8 +91,8 @@ class Answers:
             if (token in stops or count >= room) and (end := sequence.verdict()):
                 break
         self._counters.completion_tokens += count
-        if sequence.draft_state is not None and isinstance(sent, Row) and sent.drafts:
-            self._verified(sequence.draft_state, len(sent.drafts), min(len(tokens) - 1, count))
+        if drafted and sequence.draft_state is not None:
+            self._verified(sequence.draft_state, drafted, min(len(tokens) - 1, count))
         logprobs, live = answer.logprobs, sequence.live
         news = Tokens(
             live.request.id,
@@ -127,12 +116,16 @@ class Answers:
         counters.accepted_tokens += accepted
         drafts.verified(drafted, accepted)
 
-    def _refused_drafts(self, sequence: Sequence, sent: Row | Opening, answer: RowResult) -> bool:
-        """True if a row was refused that had drafts, which may be why: its next one has none."""
-        if not isinstance(sent, Row) or not sent.drafts or answer.code in _STALE:
-            return False
-        self._speculator.refused(sequence)
-        return True
+    def _refused_row(self, row: ScheduledRow, answer: RowResult, events: list[Event], now: float) -> bool:
+        """True if the executor was short of something."""
+        sequence = row.sequence
+        sequence.foreseen = False
+        if row.kv_length != sequence.kv:
+            return False  # it was sent ahead, to follow a row that was refused
+        if row.drafts and answer.code not in _STALE:  # which may be why: its next one has none
+            self._speculator.refused(sequence)
+            return answer.code is Code.RESOURCE_EXHAUSTED
+        return self._refused(sequence, answer, events, now)
 
     def _prefilled(self, sequence: Sequence, answer: RowResult, now: float) -> None:
         self._note_hit(sequence, answer)

@@ -13,13 +13,13 @@ from scheduler_service.core.admission import Admission, Start
 from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.policy import Limits, can_go_ahead, pages_back, victims
 from scheduler_service.core.roster import Roster
+from scheduler_service.core.schedule import Schedule, ScheduledFork, ScheduledOpening, ScheduledRow
 from scheduler_service.core.sequence import Sequence
 from scheduler_service.core.states import State
-from scheduler_service.core.step import Fork, Opening, Row
 
 
 class StepBuilder:
-    """Fills one step, by `fill` or `fill_alone`; `rows`, `openings` and `forks` are its parts."""
+    """Fills one step, by `fill` or `fill_alone`: what is in it is its `schedule`."""
 
     def __init__(
         self,
@@ -39,21 +39,9 @@ class StepBuilder:
         self._prefilling: list[Sequence] = []  # have a cache, and chunks of their prompts to come
         self._spare_pace_s: float | None = None
         self._returning = False
-        self.tokens_left = limits.step_tokens
-        self.pages_left = pages
+        self.schedule = Schedule(limits.step_tokens, pages)
         self._reserve = 0  # pages that those who hold a cache will want soon
         self.stalled: list[Sequence] = []  # hold a cache and want pages that are not there
-        self.rows: list[Row] = []
-        self.fed: list[Sequence] = []  # parallel to rows
-        self.openings: list[Opening] = []
-        self.opened: list[Sequence] = []  # parallel to openings
-        self.forks: list[Fork] = []
-        self.forked: list[Sequence] = []  # parallel to forks; their rows are in rows
-
-    @property
-    def empty(self) -> bool:
-        """Nothing is computed by it."""
-        return not self.rows and not self.openings
 
     def fill(self, may_ask: bool, idle: bool, returning: bool, drafting: bool = False) -> None:
         """Feed those that hold a cache, make room if they lack pages, else admit from the queue.
@@ -73,7 +61,7 @@ class StepBuilder:
             self._feed_chunk(sequence)
         if self.stalled and not returning:
             self._make_room()
-        last_hope = idle and not self.rows and not roster.releases and not drafting
+        last_hope = idle and not self.schedule.rows and not roster.releases and not drafting
         if not may_ask:
             return
         if not self.stalled:
@@ -85,12 +73,7 @@ class StepBuilder:
         """What tokens and pages are left go to drafts; none while somebody lacks pages."""
         if self.stalled:
             return
-        pages = max(0, self.pages_left - self._reserve)
-        tokens, taken = speculator.attach(
-            self.rows, self.fed, self.tokens_left, pages, self._limits.page_size
-        )
-        self.tokens_left -= tokens
-        self.pages_left -= taken
+        speculator.attach(self.schedule, self._reserve, self._limits.page_size)
 
     def fill_alone(self, suspect: Sequence, may_ask: bool) -> None:
         """Nobody but `suspect`; the others keep their caches as long as it has room beside them."""
@@ -105,14 +88,14 @@ class StepBuilder:
                 self._force(suspect)
         elif may_ask and len(roster.running) < self._limits.seats:
             self._start(suspect, force=last_hope)  # even if it may come late: it waits for nobody
-        if self.empty and others and may_ask and not roster.releases:
+        if self.schedule.empty and others and may_ask and not roster.releases:
             roster.preempt(roster.last_in_turn())  # one a step, until it has room
 
     def _feed(self, running: Iterable[Sequence]) -> None:
         """Decodes, in order; those whose prompts are on their way are `_prefilling` then."""
         page_size = self._limits.page_size
-        pages = self.pages_left
-        rows, fed = self.rows, self.fed
+        schedule = self.schedule
+        rows, pages = schedule.rows, schedule.pages_left
         prefilling = self._prefilling
         decoding = State.RUNNING
         reserve = 0
@@ -128,17 +111,15 @@ class StepBuilder:
             elif sequence.state is not decoding:
                 prefilling.append(sequence)
                 continue
-            if not kv % page_size or sequence.tail_shared:
-                if not pages:
-                    self.stalled.append(sequence)
-                    continue
+            if kv % page_size and not sequence.tail_shared:
+                rows.append(ScheduledRow(sequence, kv, 0))
+            elif pages:
                 pages -= 1
-            sequence.in_flight += 1
-            sequence.foreseen = True
-            rows.append(Row(sequence.cache_id, kv))
-            fed.append(sequence)
-        self.tokens_left -= len(rows)
-        self.pages_left = pages
+                rows.append(ScheduledRow(sequence, kv, 1))
+            else:
+                self.stalled.append(sequence)
+        schedule.tokens_left -= len(rows)
+        schedule.pages_left = pages
         limits = self._limits
         self._reserve = reserve
         for sequence in prefilling:
@@ -154,10 +135,10 @@ class StepBuilder:
         prefilling.sort(key=lambda s: (s is not first, s.live.account.counter, s.key))
         for at, sequence in enumerate(prefilling):
             if may_ask and not self.stalled:
-                kept = self.tokens_left // 2 if sequence is first else 0
-                self.tokens_left -= kept
+                kept = self.schedule.tokens_left // 2 if sequence is first else 0
+                self.schedule.tokens_left -= kept
                 self._admit(force=False, ahead_of=sequence.live.account)
-                self.tokens_left += kept
+                self.schedule.tokens_left += kept
             if sequence.cache_id:  # else preempted for somebody's share
                 self._feed_chunk(sequence)
             if self.stalled:
@@ -165,19 +146,18 @@ class StepBuilder:
         return []
 
     def _feed_chunk(self, sequence: Sequence) -> None:
-        limits = self._limits
+        limits, schedule = self._limits, self.schedule
         kv, known = sequence.kv, len(sequence.tokens)
         held = limits.pages(kv)
-        room = (held + self.pages_left) * limits.page_size - kv  # tokens that the pages allow
-        chunk = min(known - kv, limits.chunk_tokens, self.tokens_left)
+        room = (held + schedule.pages_left) * limits.page_size - kv  # tokens that the pages allow
+        chunk = min(known - kv, limits.chunk_tokens, schedule.tokens_left)
         if chunk and not room:
             self.stalled.append(sequence)
         elif chunk:
             chunk = min(chunk, room)
-            self.pages_left -= limits.pages(kv + chunk) - held
-            self.tokens_left -= chunk
-            self._add_row(sequence, Row(sequence.cache_id, kv, limit=chunk))
-            self._reserve -= limits.pages(kv + chunk) - held
+            pages = limits.pages(kv + chunk) - held
+            schedule.add_row(ScheduledRow(sequence, kv, pages, limit=chunk))
+            self._reserve -= pages
 
     def _make_room(self) -> None:
         """Preempt for those who are stalled: the pages come with the next reply."""
@@ -185,9 +165,8 @@ class StepBuilder:
         needy = self.stalled[0]
         if self._roster.waiting.contested:
             needy = next(sequence for sequence in ordered if sequence in self.stalled)
-            ordered = [sequence for sequence in ordered if not self._is_new(sequence)]
-        for victim in list(victims(ordered, needy, len(self.stalled), self._limits)):
-            self._preempt(victim)
+            ordered = [sequence for sequence in ordered if not self.schedule.opens_or_copies(sequence)]
+        self._preempt(list(victims(ordered, needy, len(self.stalled), self._limits)))
 
     def _make_way(self, account: Account, pages: int = 0) -> bool:
         """Preempt for an identity below its share of the seats, whose turn it is, from those above theirs.
@@ -208,45 +187,26 @@ class StepBuilder:
             running_there = left.get(other.identity, other.running)
             if running_there <= queue.share(other, seats) or sequence in self._roster.suspects:
                 continue
-            if self._is_new(sequence):
+            if self.schedule.opens_or_copies(sequence):
                 continue
             left[other.identity] = running_there - 1
             pages -= pages_back(sequence, self._limits)
             victims.append(sequence)
         if pages > 0:
             return False  # it would not be enough
-        for sequence in victims:
-            self._preempt(sequence)
+        self._preempt(victims)
         return bool(victims)
 
-    def _is_new(self, sequence: Sequence) -> bool:
-        """This step opens its cache, or copies it."""
-        if sequence in self.opened or sequence in self.forked:
-            return True
-        return any(fork.source_id == sequence.cache_id for fork in self.forks)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self._drop(sequence)
-        self._roster.preempt(sequence)
-
-    def _drop(self, sequence: Sequence) -> None:
-        """Take its row out of the step again."""
-        if sequence in self.fed:
-            at = self.fed.index(sequence)
-            del self.fed[at], self.rows[at]
+    def _preempt(self, sequences: list[Sequence]) -> None:
+        self.schedule.drop(set(sequences))
+        for sequence in sequences:
+            self._roster.preempt(sequence)
 
     def _force(self, sequence: Sequence) -> None:
         """Ask the executor all the same: it may have more pages than it last said."""
-        self.stalled.remove(sequence)
-        self.tokens_left = 0  # nothing rides along, drafts least of all
         pending = len(sequence.tokens) - sequence.kv
         limit = 0 if sequence.state is State.RUNNING else min(pending, self._limits.chunk_tokens)
-        self._add_row(sequence, Row(sequence.cache_id, sequence.kv, limit=limit))
-
-    def _add_row(self, sequence: Sequence, row: Row) -> None:
-        sequence.in_flight = 1
-        self.rows.append(row)
-        self.fed.append(sequence)
+        self.schedule.add_row(ScheduledRow(sequence, sequence.kv, 0, limit=limit))
 
     def _admit(self, force: bool, ahead_of: Account | None = None) -> None:
         """Open caches in the order of turns, until one does not fit: nobody overtakes it.
@@ -258,7 +218,7 @@ class StepBuilder:
         while (account := roster.waiting.first()) is not None:
             if ahead_of is not None and (account is ahead_of or account.counter > ahead_of.counter):
                 return
-            if self.tokens_left < 1:
+            if self.schedule.tokens_left < 1:
                 return
             if len(roster.running) >= self._limits.seats and not self._make_way(account):
                 return
@@ -273,7 +233,7 @@ class StepBuilder:
             if not self._start(sequence, force):
                 if not self._returning and not roster.releases:
                     need = self._limits.pages(len(sequence.tokens) + 1)
-                    self._make_way(account, need - max(0, self.pages_left - self._reserve))
+                    self._make_way(account, need - max(0, self.schedule.pages_left - self._reserve))
                 return
             force = False
 
@@ -289,26 +249,23 @@ class StepBuilder:
 
     def _open(self, sequence: Sequence, force: bool) -> bool:
         """Open with all known tokens; room for them and the next is set aside at once."""
+        schedule = self.schedule
         need = self._limits.pages(len(sequence.tokens) + 1)
-        if need > self.pages_left - self._reserve and not force:
+        if need > schedule.pages_left - self._reserve and not force:
             return False
-        limit = min(len(sequence.tokens), self._limits.chunk_tokens, self.tokens_left)
-        self.pages_left -= need
-        self.tokens_left -= limit
         request = sequence.live.request
-        self.openings.append(
-            Opening(
-                cache_id=self._roster.open(sequence, self._now),
-                tokens=tuple(sequence.tokens),
-                prompt_length=sequence.prompt_length,
-                limit=limit,
-                sampling=sequence.sampling,
-                stop_token_ids=sequence.live.stop_token_ids,
-                min_tokens=request.min_tokens,
-                salt=request.salt,
-            )
+        opening = ScheduledOpening(
+            cache_id=self._roster.open(sequence, self._now),
+            tokens=tuple(sequence.tokens),
+            prompt_length=sequence.prompt_length,
+            limit=min(len(sequence.tokens), self._limits.chunk_tokens, schedule.tokens_left),
+            sampling=sequence.sampling,
+            stop_token_ids=sequence.live.stop_token_ids,
+            min_tokens=request.min_tokens,
+            salt=request.salt,
+            sequence=sequence,
         )
-        self.opened.append(sequence)
+        schedule.add_opening(opening, need)
         return True
 
     def _fork(self, sequence: Sequence, source: Sequence) -> bool:
@@ -322,25 +279,22 @@ class StepBuilder:
         shares_tail = length % page_size > 0 and source.kv % page_size > 0
         shares_tail = shares_tail and source.kv // page_size == length // page_size
         need = 2 if shares_tail else 1
-        if need > self.pages_left - self._reserve:
+        if need > self.schedule.pages_left - self._reserve:
             return False
-        self.pages_left -= need
-        self.tokens_left -= 1
         self._reserve += 1
         cache_id = self._roster.open(sequence, self._now)
         sequence.kv = length
         sequence.shared_tokens = length
         source.tail_shared = source.tail_shared or shares_tail
-        self.forks.append(
-            Fork(
-                source_id=source.cache_id,
-                cache_id=cache_id,
-                length=length,
-                sampling=sequence.sampling,
-                stop_token_ids=sequence.live.stop_token_ids,
-                min_tokens=sequence.live.request.min_tokens,
-            )
+        fork = ScheduledFork(
+            source_id=source.cache_id,
+            cache_id=cache_id,
+            length=length,
+            sampling=sequence.sampling,
+            stop_token_ids=sequence.live.stop_token_ids,
+            min_tokens=sequence.live.request.min_tokens,
+            sequence=sequence,
         )
-        self.forked.append(sequence)
-        self._add_row(sequence, Row(cache_id, length, tokens=(sequence.tokens[length],)))
+        row = ScheduledRow(sequence, length, need, tokens=(sequence.tokens[length],))
+        self.schedule.add_fork(fork, source, row)
         return True

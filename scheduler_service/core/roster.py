@@ -37,7 +37,6 @@ class Roster:
         sequence.happen(Trigger.OPEN)
         self._last_cache_id += 1
         sequence.cache_id = self._last_cache_id
-        sequence.in_flight = 1
         if sequence.started_at is None:
             sequence.started_at = now
         self.waiting.admitted(sequence)

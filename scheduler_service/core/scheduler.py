@@ -21,12 +21,13 @@ from dataclasses import replace
 from heapq import nlargest
 
 from scheduler_service.core.admission import Admission
-from scheduler_service.core.answers import Answers, Step
+from scheduler_service.core.answers import Answers
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.errors import AdmissionError, IllegalEvent, NotReady, UnknownStep
 from scheduler_service.core.events import Event, Failed, Failure, Finished, FinishReason
 from scheduler_service.core.forecast import Forecast
+from scheduler_service.core.in_flight import SentStep
 from scheduler_service.core.patience import Patience
 from scheduler_service.core.planner import StepBuilder
 from scheduler_service.core.policy import Limits
@@ -61,7 +62,7 @@ class Scheduler:
         self._connected = False
         self._retiring = False  # connected, and takes no openings any more
         self._patience = Patience(config.failover_timeout_s)
-        self._in_flight: deque[Step] = deque()
+        self._in_flight: deque[SentStep] = deque()
         self._number = 0
         self._free_pages = 0  # as of the last reply
         self._evictable_pages = 0
@@ -405,22 +406,15 @@ class Scheduler:
         builder.attach_drafts(self._speculator)
 
     def _send(self, builder: StepBuilder, pages: int, now: float) -> Plan | None:
-        releases = self._roster.take_releases()
-        if builder.empty and not releases:
+        releases, schedule = self._roster.take_releases(), builder.schedule
+        if schedule.empty and not releases:
             return None
-        for sequence in builder.opened:
-            self._registry.start(sequence.live, now)
+        for opening in schedule.openings:
+            self._registry.start(opening.sequence.live, now)
         self._number += 1
-        plan = Plan(
-            number=self._number,
-            releases=releases,
-            forks=tuple(builder.forks),
-            rows=tuple(builder.rows),
-            openings=tuple(builder.openings),
-        )
-        reserved = pages - builder.pages_left
-        self._in_flight.append(Step(plan, builder.fed, builder.opened, builder.forked, reserved, now))
-        return plan
+        step = SentStep.of(schedule, self._number, releases, pages - schedule.pages_left, now)
+        self._in_flight.append(step)
+        return step.plan
 
     def apply(self, result: Result, now: float) -> list[Event]:
         """Take a step's answer; steps are answered in order.

@@ -14,6 +14,7 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.draft_executor import DraftExecutor
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.request import Drafter
+from scheduler_service.core.schedule import Schedule
 from scheduler_service.core.sequence import LiveRequest, Sequence
 from scheduler_service.core.speculation.controller import Candidate, Controller, DraftCandidate
 from scheduler_service.core.speculation.draft_state import DraftState
@@ -25,7 +26,7 @@ from scheduler_service.core.speculation.drafters import (
 )
 from scheduler_service.core.speculation.step_time import StepTime, Work
 from scheduler_service.core.states import State
-from scheduler_service.core.step import Capacity, Plan, Result, Row
+from scheduler_service.core.step import Capacity, Plan, Result
 
 INDEX_BUDGET = 2048
 """Tokens that one decision adds to n-gram indexes, over all sequences: a long prompt takes several."""
@@ -195,16 +196,16 @@ class Speculator:
 
     # -- the target's steps ----------------------------------------------------------------------
 
-    def attach(
-        self, rows: list[Row], fed: list[Sequence], tokens: int, pages: int, page_size: int
-    ) -> tuple[int, int]:
-        """Add drafts to the rows of a step as far as `tokens` and `pages` go.
+    def attach(self, schedule: Schedule, reserve: int, page_size: int) -> None:
+        """Add drafts to the rows of a step as far as its tokens and its pages beyond `reserve` go.
 
-        Pages are counted as if all drafts were accepted. Returns the tokens and pages that the drafts took.
+        Pages are counted as if all drafts were accepted.
         """
-        tokens_left, pages_left = tokens, pages
+        tokens_left = schedule.tokens_left
+        pages_left = max(0, schedule.pages_left - reserve)
         decoding = State.RUNNING
-        for row, sequence in zip(rows, fed, strict=True):
+        for row in schedule.rows:
+            sequence = row.sequence
             state = sequence.draft_state
             if state is None:
                 continue
@@ -216,12 +217,11 @@ class Speculator:
             count = min(len(state.drafts), tokens_left, room)
             if count < 1:
                 continue
-            row.drafts = state.drafts[:count]
+            pages = -(-(end + count) // page_size) + -end // page_size
+            schedule.add_drafts(row, state.drafts[:count], pages)
             state.sent = state.maker
-            sequence.foreseen = False
             tokens_left -= count
-            pages_left -= -(-(end + count) // page_size) + -end // page_size
-        return tokens - tokens_left, pages - pages_left
+            pages_left -= pages
 
     def refused(self, sequence: Sequence) -> None:
         """The target refused a row with drafts: its next one has none."""
