@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
+
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.events import Event, Failure, Tokens
 from scheduler_service.core.in_flight import SentStep
 from scheduler_service.core.registry import Registry
 from scheduler_service.core.roster import Roster
-from scheduler_service.core.schedule import ScheduledRow
+from scheduler_service.core.schedule import ScheduledOpening, ScheduledRow
 from scheduler_service.core.sequence import Sequence
 from scheduler_service.core.snapshot import Counters
 from scheduler_service.core.speculation.draft_state import DraftState
-from scheduler_service.core.states import State, Trigger
+from scheduler_service.core.states import State
 from scheduler_service.core.step import Code, Result, RowResult
 
 _STALE = frozenset({Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION})
@@ -43,70 +46,48 @@ class Answers:
         for fork, answer in zip(step.forks, result.forks, strict=True):
             if answer.code and fork.sequence.cache_id == fork.cache_id:
                 short |= self._refused(fork.sequence, answer, events, now)
-        rows = len(step.rows)
-        for row, answer in zip(step.rows, result.rows[:rows], strict=True):
-            sequence = row.sequence
-            if sequence.cache_id != row.cache_id:
+        items: Iterator[ScheduledRow | ScheduledOpening] = chain(step.rows, step.openings)
+        for item, answer in zip(items, result.rows, strict=True):
+            if item.sequence.cache_id != item.cache_id:
                 continue
-            sequence.in_flight -= 1
             if not answer.code:
-                self._answered(sequence, len(row.drafts), answer, events, now)
-            elif self._refused_row(row, answer, events, now):
+                if answer.tokens:
+                    self._sampled(item, answer, events, now)
+                else:
+                    self._advanced(item.sequence, answer, events, now)
+            elif self._refused_row(item, answer, events, now):
                 short = True
-                starved |= sequence.cache_id > 0 and not row.drafts
-        for opening, answer in zip(step.openings, result.rows[rows:], strict=True):
-            sequence = opening.sequence
-            if sequence.cache_id != opening.cache_id:
-                continue
-            sequence.in_flight -= 1
-            if not answer.code:
-                self._answered(sequence, 0, answer, events, now)
-            else:
-                short |= self._refused(sequence, answer, events, now)
+                starved |= item.sequence.cache_id > 0 and not item.drafts
         if starved and self._roster.running:
             self._roster.preempt(self._roster.last_in_turn())
         return events, short
 
-    def _answered(
-        self, sequence: Sequence, drafted: int, answer: RowResult, events: list[Event], now: float
+    def _sampled(
+        self, item: ScheduledRow | ScheduledOpening, answer: RowResult, events: list[Event], now: float
     ) -> None:
-        known, tokens = sequence.tokens, answer.tokens
-        if not tokens:
-            self._advanced(sequence, answer, events, now)
-            return
-        if answer.kv_length != len(known) + len(tokens) - 1:
+        sequence, tokens = item.sequence, answer.tokens
+        before = len(sequence.tokens)
+        if answer.kv_length != before + len(tokens) - 1:
             self._stale(sequence, f"its KV length is {answer.kv_length}, which does not add up", events, now)
             return
         if sequence.state is not State.RUNNING:
             self._prefilled(sequence, answer, now)
-        sequence.kv = answer.kv_length
-        sequence.tail_shared = False
-        sequence.refusals = 0
-        stops, room = sequence.live.stops, sequence.end_length - len(known)
-        end = None
-        count = 0
-        for token in tokens:
-            known.append(token)
-            count += 1
-            if (token in stops or count >= room) and (end := sequence.verdict()):
-                break
+        end = sequence.extend(tokens, answer.kv_length)
+        count = len(sequence.tokens) - before
         self._counters.completion_tokens += count
-        if drafted and sequence.draft_state is not None:
-            self._verified(sequence.draft_state, drafted, min(len(tokens) - 1, count))
-        logprobs, live = answer.logprobs, sequence.live
-        news = Tokens(
-            live.request.id,
-            sequence.index,
-            tuple(tokens[:count]),
-            tuple(logprobs[:count]) if logprobs else (),
-        )
+        if item.drafts and sequence.draft_state is not None:
+            self._verified(sequence.draft_state, len(item.drafts), min(len(tokens) - 1, count))
+        live = sequence.live
+        news = Tokens(live.request.id, sequence.index, tuple(tokens[:count] if end else tokens))
+        if answer.logprobs:
+            news.logprobs = tuple(answer.logprobs[:count])
         if not live.emitted:
             live.emitted = True
             news.cached_tokens = sequence.cached or 0
         events.append(news)
         if end is not None:
             events.append(self._registry.finish(sequence, *end, now))
-        elif sequence.losses and len(known) > sequence.lost_at:
+        elif sequence.losses and sequence.got_on:
             self._roster.clear(sequence)
 
     def _verified(self, drafts: DraftState, drafted: int, accepted: int) -> None:
@@ -116,10 +97,12 @@ class Answers:
         counters.accepted_tokens += accepted
         drafts.verified(drafted, accepted)
 
-    def _refused_row(self, row: ScheduledRow, answer: RowResult, events: list[Event], now: float) -> bool:
+    def _refused_row(
+        self, row: ScheduledRow | ScheduledOpening, answer: RowResult, events: list[Event], now: float
+    ) -> bool:
         """True if the executor was short of something."""
         sequence = row.sequence
-        sequence.foreseen = False
+        sequence.refuse_row()
         if row.kv_length != sequence.kv:
             return False  # it was sent ahead, to follow a row that was refused
         if row.drafts and answer.code not in _STALE:  # which may be why: its next one has none
@@ -130,9 +113,7 @@ class Answers:
     def _prefilled(self, sequence: Sequence, answer: RowResult, now: float) -> None:
         self._note_hit(sequence, answer)
         self._counters.prefilled_tokens += answer.kv_length - max(sequence.kv, answer.cached_length)
-        sequence.happen(Trigger.SAMPLE)
-        if sequence.first_token_at is None:
-            sequence.first_token_at = now
+        sequence.prefill(now)
         if sequence.index == 0:
             self._roster.unhold(sequence.live)
 
@@ -142,18 +123,13 @@ class Answers:
             return
         self._note_hit(sequence, answer)
         self._counters.prefilled_tokens += answer.kv_length - max(sequence.kv, answer.cached_length)
-        sequence.happen(Trigger.CHUNK)
-        sequence.kv = answer.kv_length
+        sequence.advance(answer.kv_length)
 
     def _note_hit(self, sequence: Sequence, answer: RowResult) -> None:
         if sequence.state is not State.OPENING:
             return
         # A fork's row has no prefix hit, but starts where it was forked.
-        hit = answer.cached_length or sequence.kv
-        sequence.shared_tokens = hit
-        if sequence.cached is None:
-            sequence.cached = hit
-            self._counters.cached_tokens += hit
+        self._counters.cached_tokens += sequence.note_prefix_hit(answer.cached_length or sequence.kv)
 
     def _refused(self, sequence: Sequence, answer: RowResult, events: list[Event], now: float) -> bool:
         """True if the executor was short of something, which is no fault of the sequence."""
@@ -172,8 +148,7 @@ class Answers:
 
     def _stale(self, sequence: Sequence, message: str, events: list[Event], now: float) -> None:
         """Our view of its cache is wrong: open it again, unless that keeps happening."""
-        sequence.refusals += 1
-        if sequence.refusals > self._config.max_refusals:
+        if sequence.count_refusal() > self._config.max_refusals:
             events.append(self._registry.fail(sequence.live, Failure.REFUSED, message, now))
         else:
             self._roster.preempt(sequence)

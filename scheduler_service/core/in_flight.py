@@ -28,10 +28,11 @@ class SentStep:
         """Send what is scheduled: from now on its sequences await answers."""
         rows, openings, forks = schedule.rows, schedule.openings, schedule.forks
         for row in rows:
-            sequence = row.sequence
-            sequence.in_flight += 1
-            sequence.foreseen = not (row.limit or row.tokens or row.drafts)
+            if row.limit or row.tokens or row.drafts:
+                row.sequence.send_row()
+            else:
+                row.sequence.send_decode()
         for opening in openings:
-            opening.sequence.in_flight += 1
+            opening.sequence.send_row()
         plan = Plan(number, releases, tuple(forks), tuple(rows), tuple(openings))
         return cls(plan, rows, openings, forks, pages, now)

@@ -6,12 +6,13 @@ prefix hit only makes it cheaper, and pages on their way back count once the exe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from scheduler_service.core.account import Account
 from scheduler_service.core.admission import Admission, Start
 from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.policy import Limits, can_go_ahead, pages_back, victims
+from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.roster import Roster
 from scheduler_service.core.schedule import Schedule, ScheduledFork, ScheduledOpening, ScheduledRow
 from scheduler_service.core.sequence import Sequence
@@ -91,16 +92,14 @@ class StepBuilder:
         if self.schedule.empty and others and may_ask and not roster.releases:
             roster.preempt(roster.last_in_turn())  # one a step, until it has room
 
-    def _feed(self, running: Iterable[Sequence]) -> None:
+    def _feed(self, running: SequenceQueue | list[Sequence]) -> None:
         """Decodes, in order; those whose prompts are on their way are `_prefilling` then."""
         page_size = self._limits.page_size
         schedule = self.schedule
         rows, pages = schedule.rows, schedule.pages_left
         prefilling = self._prefilling
         decoding = State.RUNNING
-        reserve = 0
         for sequence in running:
-            reserve += 1
             kv = sequence.kv
             if sequence.in_flight:
                 if not can_go_ahead(sequence):
@@ -121,7 +120,7 @@ class StepBuilder:
         schedule.tokens_left -= len(rows)
         schedule.pages_left = pages
         limits = self._limits
-        self._reserve = reserve
+        self._reserve = len(running)
         for sequence in prefilling:
             self._reserve += limits.pages(len(sequence.tokens)) - limits.pages(sequence.kv)
 
@@ -283,9 +282,7 @@ class StepBuilder:
             return False
         self._reserve += 1
         cache_id = self._roster.open(sequence, self._now)
-        sequence.kv = length
-        sequence.shared_tokens = length
-        source.tail_shared = source.tail_shared or shares_tail
+        sequence.fork(source, length, shares_tail=shares_tail)
         fork = ScheduledFork(
             source_id=source.cache_id,
             cache_id=cache_id,

@@ -34,11 +34,8 @@ class Roster:
 
     def open(self, sequence: Sequence, now: float) -> int:
         """Give it a new cache id."""
-        sequence.happen(Trigger.OPEN)
+        sequence.open(self._last_cache_id + 1, now)
         self._last_cache_id += 1
-        sequence.cache_id = self._last_cache_id
-        if sequence.started_at is None:
-            sequence.started_at = now
         self.waiting.admitted(sequence)
         self.running.add(sequence)
         return sequence.cache_id
@@ -52,7 +49,7 @@ class Roster:
     def preempt(self, sequence: Sequence) -> None:
         """Requeue it for the sake of others."""
         self.requeue(sequence)
-        sequence.evictions += 1
+        sequence.count_eviction()
         self.preemptions += 1
 
     def end(self, sequence: Sequence) -> None:
@@ -85,7 +82,7 @@ class Roster:
         """The executor is gone, and all caches with it: everything waits again, nothing is released."""
         for sequence in list(self.running):
             self.requeue(sequence)
-            sequence.evictions += 1
+            sequence.count_eviction()
         self.releases.clear()
 
     def suspect(self, sequence: Sequence) -> None:
@@ -95,7 +92,7 @@ class Roster:
 
     def clear(self, sequence: Sequence) -> None:
         """It got on: the losses were not its doing."""
-        sequence.losses = 0
+        sequence.forget_losses()
         self.suspects.discard(sequence)
 
     def last_in_turn(self) -> Sequence:
@@ -119,13 +116,7 @@ class Roster:
         sequence.live.account.running -= 1
         self.running.remove(sequence)
         self.releases.append(sequence.cache_id)
-        sequence.cache_id = 0
-        sequence.kv = 0
-        sequence.shared_tokens = 0
-        sequence.tail_shared = False
-        sequence.in_flight = 0
-        sequence.foreseen = False
-        sequence.waiting = False
+        sequence.drop_cache()
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Compare with all sequences of all live requests. Raises AssertionError."""

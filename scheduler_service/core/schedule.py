@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import ClassVar
 
 from scheduler_service.core.sequence import Sequence
 from scheduler_service.core.step import Fork, Opening, Row
@@ -39,6 +40,9 @@ class ScheduledRow(Row):
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduledOpening(Opening):
     """A cache that this step opens."""
+
+    kv_length: ClassVar[int] = 0
+    drafts: ClassVar[tuple[int, ...]] = ()
 
     sequence: Sequence
 

@@ -268,12 +268,11 @@ class Scheduler:
         for sequence in present:
             if sequence.state is State.ENDED:
                 continue  # with a sibling
-            sequence.losses += 1
-            sequence.lost_at = len(sequence.tokens)
-            if sequence.losses > SUSPECT_LOSSES:
-                message = f"{sequence.losses} executors were lost while they computed it"
+            losses = sequence.lose_executor()
+            if losses > SUSPECT_LOSSES:
+                message = f"{losses} executors were lost while they computed it"
                 events.append(self._registry.fail(sequence.live, Failure.POISON, message, now))
-            elif sequence.losses == SUSPECT_LOSSES:
+            elif losses == SUSPECT_LOSSES:
                 self._roster.suspect(sequence)
         return events
 

@@ -9,6 +9,9 @@ from scheduler_service.core.seeds import index_seed
 from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.states import State, Trigger, after
 
+Ending = tuple[FinishReason, int | None]
+"""Why a completion ends well, and the token id that does it, if one does."""
+
 Key = tuple[int, int, float, int, int]
 """Sorts sequences by who goes first: identities by how long they have been active, then within one identity
 priority descending, arrival, order of adding, index. Whose turn to be admitted it is, `FairQueue` decides."""
@@ -131,9 +134,110 @@ class Sequence:
         self.started_at: float | None = None
         self.first_token_at: float | None = None
 
+    # -- what happens to it ----------------------------------------------------------------------
+
     def happen(self, trigger: Trigger) -> None:
         """Move on in the table of states. Raises IllegalEvent."""
         self.state = after(self.state, trigger)
+
+    def open(self, cache_id: int, now: float) -> None:
+        """It gets a cache, with which it is in the next step. Raises IllegalEvent."""
+        self.happen(Trigger.OPEN)
+        self.cache_id = cache_id
+        if self.started_at is None:
+            self.started_at = now
+
+    def fork(self, source: Sequence, length: int, *, shares_tail: bool) -> None:
+        """Its new cache begins as a copy of the first `length` tokens of the source's.
+
+        shares_tail: both will write to the page that is shared last, and whoever does copies it.
+        """
+        self.kv = self.shared_tokens = length
+        source.tail_shared |= shares_tail
+
+    def send_decode(self) -> None:
+        """A row is on its way that adds one token, if it does not fail."""
+        self.in_flight += 1
+        self.foreseen = True
+
+    def send_row(self) -> None:
+        """A row is on its way of which only the answer tells how many tokens it adds."""
+        self.in_flight += 1
+        self.foreseen = False
+
+    def refuse_row(self) -> None:
+        """A row was refused: those that were sent after it will be as well."""
+        self.in_flight -= 1
+        self.foreseen = False
+
+    def advance(self, kv_length: int) -> None:
+        """A row computed a part of the known tokens. Raises IllegalEvent."""
+        self.happen(Trigger.CHUNK)
+        self.in_flight -= 1
+        self.kv = kv_length
+
+    def prefill(self, now: float) -> None:
+        """A row computed the last of its tokens, and is the first to sample. Raises IllegalEvent."""
+        self.happen(Trigger.SAMPLE)
+        if self.first_token_at is None:
+            self.first_token_at = now
+
+    def extend(self, tokens: list[int], kv_length: int) -> Ending | None:
+        """A row sampled tokens: append them, up to the one that ends the sequence. Returns why it ends."""
+        self.in_flight -= 1
+        self.kv = kv_length
+        self.tail_shared = False
+        self.refusals = 0
+        known, stops = self.tokens, self.live.stops
+        for token in tokens:
+            known.append(token)
+            if (token in stops or len(known) >= self.end_length) and (ending := self.verdict()):
+                return ending
+        return None
+
+    def note_prefix_hit(self, tokens: int) -> int:
+        """Its new cache began with so many computed tokens; returns how many of them count as cached."""
+        self.shared_tokens = tokens
+        if self.cached is not None:
+            return 0
+        self.cached = tokens
+        return tokens
+
+    def drop_cache(self) -> None:
+        """Forget its cache, and all that was true of that one alone."""
+        self.cache_id = 0
+        self.kv = 0
+        self.shared_tokens = 0
+        self.tail_shared = False
+        self.in_flight = 0
+        self.foreseen = False
+        self.waiting = False
+
+    def lose_executor(self) -> int:
+        """The executor was lost with a row of it; returns how often that was so since it last got on."""
+        self.losses += 1
+        self.lost_at = len(self.tokens)
+        return self.losses
+
+    def forget_losses(self) -> None:
+        """It got on, so that they are not held against it."""
+        self.losses = 0
+
+    def count_eviction(self) -> None:
+        """It lost its cache for a reason that is not its own."""
+        self.evictions += 1
+
+    def count_refusal(self) -> int:
+        """The executor answered that its cache is not as we think; returns how often that was so in a row."""
+        self.refusals += 1
+        return self.refusals
+
+    @property
+    def got_on(self) -> bool:
+        """It has tokens that it had not at the last loss that is held against it."""
+        return self.losses > 0 and len(self.tokens) > self.lost_at
+
+    # -- what is known of it ---------------------------------------------------------------------
 
     @property
     def generated(self) -> int:
@@ -148,7 +252,7 @@ class Sequence:
             return None
         return first
 
-    def verdict(self) -> tuple[FinishReason, int | None] | None:
+    def verdict(self) -> Ending | None:
         """Why the last token ends it, with the token id that does; None: it goes on.
 
         The first `min_tokens` tokens never end it: the executor masks the stop ids there.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 
 from scheduler_service.core.account import Account
 from scheduler_service.core.errors import IllegalEvent
-from scheduler_service.core.sequence import LiveRequest
+from scheduler_service.core.sequence import LiveRequest, Sequence
 from scheduler_service.core.states import TABLE, State, Trigger, after
 from tests.unit.scheduler.harness import make_request
 
@@ -22,6 +23,40 @@ def test_an_illegal_event_raises_and_changes_nothing(state: State, trigger: Trig
     with pytest.raises(IllegalEvent, match=state.value):
         sequence.happen(trigger)
     assert sequence.state is state
+
+
+EVENTS: dict[Trigger, Callable[[Sequence], object]] = {
+    Trigger.OPEN: lambda sequence: sequence.open(9, 1.0),
+    Trigger.CHUNK: lambda sequence: sequence.advance(2),
+    Trigger.SAMPLE: lambda sequence: sequence.prefill(1.0),
+}
+
+
+@pytest.mark.parametrize("trigger", EVENTS)
+def test_a_sequence_refuses_what_the_table_does_not_allow_and_is_as_before(trigger: Trigger) -> None:
+    for state in State:
+        sequence = LiveRequest(make_request("a"), Account(""), 1, 4, 0.0).sequences[0]
+        sequence.state = state
+        before = [getattr(sequence, name) for name in Sequence.__slots__]
+        if (state, trigger) in TABLE:
+            EVENTS[trigger](sequence)
+            assert sequence.state is TABLE[state, trigger]
+            continue
+        with pytest.raises(IllegalEvent):
+            EVENTS[trigger](sequence)
+        assert [getattr(sequence, name) for name in Sequence.__slots__] == before
+
+
+def test_a_sequence_without_its_cache_is_as_if_it_had_never_had_one() -> None:
+    fresh, used = (LiveRequest(make_request("a"), Account(""), 1, 4, 0.0).sequences[0] for _ in range(2))
+    used.open(5, 0.0)
+    used.fork(used, 2, shares_tail=True)
+    used.send_row()
+    used.send_decode()
+    used.drop_cache()
+    lasting = {"live", "tokens", "state", "started_at"}
+    for name in set(Sequence.__slots__) - lasting:
+        assert getattr(used, name) == getattr(fresh, name), name
 
 
 def test_everything_but_the_end_can_end() -> None:
