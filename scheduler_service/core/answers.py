@@ -77,10 +77,13 @@ class Answers:
         self._counters.completion_tokens += count
         if item.drafts and sequence.draft_state is not None:
             self._verified(sequence.draft_state, len(item.drafts), min(len(tokens) - 1, count))
-        live = sequence.live
-        news = Tokens(live.request.id, sequence.index, tuple(tokens[:count] if end else tokens))
-        if answer.logprobs:
-            news.logprobs = tuple(answer.logprobs[:count])
+        logprobs, live = answer.logprobs, sequence.live
+        news = Tokens(
+            live.request.id,
+            sequence.index,
+            tuple(tokens) if count == len(tokens) else tuple(tokens[:count]),
+            tuple(logprobs[:count]) if logprobs else (),
+        )
         if not live.emitted:
             live.emitted = True
             news.cached_tokens = sequence.cached or 0

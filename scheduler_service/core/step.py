@@ -6,6 +6,7 @@ The scheduler's own view of the step contract; `link/codec` turns it into paceli
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scheduler_service.core.request import Sampling
@@ -121,7 +122,7 @@ class RowResult:
     kv_length: int = 0
     tokens: list[int] = field(default_factory=list)
     cached_length: int = 0
-    logprobs: list[TopLogprobs] = field(default_factory=list)  # one per token, if asked for
+    logprobs: Sequence[TopLogprobs] = ()  # one per token, if asked for
     code: Code = Code.OK
     message: str = ""
 

@@ -7,6 +7,7 @@ an array that holds nothing but defaults is left out.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.executor.v1 import executor_pb2 as pb
@@ -115,13 +116,16 @@ def decode_result(plan: Plan, message: pb.StepResult, bounds: Bounds) -> Result:
         end = start + count
         results.append(RowResult(length, tokens[start:end]))
         start = end
-    for opening, cached in zip(results[len(plan.rows) :], rows.cached_lengths, strict=True):
-        opening.cached_length = cached
     for error in rows.errors:
         _refuse(results[error.index], error)
-    for row, answer in zip(plan.rows + plan.openings, results, strict=True):
-        if not answer.code:
-            _check(row, answer, bounds)
+    for row, answer in zip(plan.rows, results):  # noqa: B905  # the openings' come behind
+        if answer.code:
+            continue
+        if not row.kv_length < answer.kv_length <= bounds.context_length:
+            raise _wrong_length(row.kv_length, bounds.context_length, answer.kv_length)
+        if len(answer.tokens) > 1:  # any row may sample one
+            _check_count(len(answer.tokens), len(row.drafts) + 1 if row.drafts else row.steps)
+    _check_openings(plan.openings, results[len(plan.rows) :], rows.cached_lengths)
     for detail in rows.details:
         answer = results[detail.row]
         answer.logprobs = _logprobs(detail, len(answer.tokens))
@@ -153,16 +157,25 @@ def _refuse(refused: RowResult, error: pb.Error) -> None:
     refused.code, refused.message = _code(error.code), brief(error.message)
 
 
-def _check(row: Row | Opening, answer: RowResult, bounds: Bounds) -> None:
-    if isinstance(row, Row):
-        before, end = row.kv_length, bounds.context_length
-        most = len(row.drafts) + 1 if row.drafts else row.steps
-    else:
-        before, end, most = answer.cached_length, len(row.tokens), 1
-    if not before < answer.kv_length <= end:
-        raise ValueError(f"a row of KV length {before}, and {end} at most, became {answer.kv_length}")
-    if len(answer.tokens) > most:
-        raise ValueError(f"a row that samples {most} tokens at most sampled {len(answer.tokens)}")
+def _check_openings(
+    openings: Sequence[Opening], answers: Sequence[RowResult], cached_lengths: Sequence[int]
+) -> None:
+    for opening, answer, cached in zip(openings, answers, cached_lengths, strict=True):
+        answer.cached_length = cached
+        if answer.code:
+            continue
+        if not cached < answer.kv_length <= len(opening.tokens):
+            raise _wrong_length(cached, len(opening.tokens), answer.kv_length)
+        _check_count(len(answer.tokens), 1)
+
+
+def _wrong_length(before: int, end: int, length: int) -> ValueError:
+    return ValueError(f"a row of KV length {before}, and {end} at most, became {length}")
+
+
+def _check_count(tokens: int, limit: int) -> None:
+    if tokens > limit:
+        raise ValueError(f"a row that samples {limit} tokens at most sampled {tokens}")
 
 
 def _logprobs(detail: pb.RowDetail, count: int) -> list[TopLogprobs]:
