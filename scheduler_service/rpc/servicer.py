@@ -23,10 +23,8 @@ from scheduler_service.errors import (
     TokenizerNotFound,
 )
 from scheduler_service.link.pool import Served
+from scheduler_service.rpc.codec.output import UnaryAnswer, output_message
 from scheduler_service.rpc.codec.requests import (
-    Prompt,
-    TextPrompt,
-    TokenPrompt,
     check_aborts,
     check_detokenize,
     check_priority,
@@ -34,13 +32,13 @@ from scheduler_service.rpc.codec.requests import (
     check_request,
 )
 from scheduler_service.rpc.codec.responses import (
-    Collector,
     model_info,
     service_status,
     tokenize_response,
     tokenizer_pieces,
 )
 from scheduler_service.service import SchedulerService
+from scheduler_service.streams.request import Prompt, TextPrompt, TokenPrompt
 from scheduler_service.streams.stream import RequestStream
 from scheduler_service.text.errors import BusyError, PromptError, StuckError
 
@@ -63,13 +61,13 @@ class SchedulerServicer(SchedulerServiceServicer):
         stream.reader = asyncio.current_task()
         try:
             write = context.write
-            messages = await stream.take()
+            outputs = await stream.take()
             # Not before the first message: until then the client's own retries work.
             await context.send_initial_metadata((("request-id", stream.request_id),))
-            while messages:
-                for message in messages:
-                    await write(message)
-                messages = await stream.take()
+            while outputs:
+                for output in outputs:
+                    await write(output_message(output))
+                outputs = await stream.take()
         except asyncio.CancelledError:
             if isinstance(stream.error, StalledReader):  # cancelled by us: the client is still there
                 self._metrics.ended_badly(stream.error)
@@ -87,11 +85,11 @@ class SchedulerServicer(SchedulerServiceServicer):
         """The same stream, collected."""
         stream = await self._admitted(request.request, context)
         try:
-            collector = Collector(stream.request_id)
-            while messages := await stream.take():
-                collector.add(messages)
+            answer = UnaryAnswer(stream.request_id)
+            while outputs := await stream.take():
+                answer.add(outputs)
             await context.send_initial_metadata((("request-id", stream.request_id),))
-            return collector.response()
+            return answer.response()
         except ServiceError as error:
             self._metrics.ended_badly(error)
             raise

@@ -1,6 +1,6 @@
 """One request's answer on its way to its client.
 
-The loop pushes tokens and ends in; one reader, the RPC's handler, takes messages out. What the
+The loop pushes tokens and ends in; one reader, the RPC's handler, takes output out, as plain data. What the
 reader has not taken yet is merged: a slow reader gets fewer and larger deltas, and memory is bounded
 by the request's own length. The stream ends exactly once, with all completions finished or with one
 error; a push after that is ignored, for a step in flight may still bring tokens.
@@ -14,18 +14,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.scheduler.v1 import scheduler_pb2 as pb
-
 from scheduler_service.core.events import Finished, Tokens
 from scheduler_service.core.step import TopLogprobs
 from scheduler_service.errors import ContinuationMismatch, ServiceError
-from scheduler_service.rpc.codec.continuation import Continuation
-from scheduler_service.rpc.codec.responses import delta_response, finished_message
+from scheduler_service.streams.continuation import Continuation
+from scheduler_service.streams.output import Output, OutputDelta, OutputEnd, OutputStart
 from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.stop_strings import StopMatcher, StopStrings
 
 MAX_DELTA_TOKENS = 1024
-"""Of one message: with logprobs of 20 alternatives it stays far below 4 MiB."""
+"""With logprobs of 20 alternatives a message of so many stays far below 4 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,27 +119,26 @@ class Completion:
                 text += "" if self.stop_string else self._matcher.flush()
             self._text += self._with_stop_string(text)
 
-    def take(self, arrival: float) -> list[pb.GenerateResponse]:
-        """All that waits, as messages; the last one is the end if there is one. `arrival`: of the request."""
+    def take(self, arrival: float) -> list[Output]:
+        """All that waits; the last one is the end if there is one. `arrival`: of the request."""
         ids, text, logprobs = self._ids, self._text, self._logprobs
         if not self._options.text:
             text = ""
-        messages = []
+        pieces: list[Output] = []
         if ids or text:
-            elapsed_us = 0 if self.tokens_at is None else round(1e6 * (self.tokens_at - arrival))
+            elapsed_s = 0.0 if self.tokens_at is None else self.tokens_at - arrival
             self._ids, self._text, self._logprobs = [], "", []
             if len(ids) <= MAX_DELTA_TOKENS:
-                messages.append(delta_response(self.index, ids, text, logprobs, elapsed_us))
+                pieces.append(OutputDelta(self.index, ids, text, logprobs, elapsed_s))
             else:  # the text goes with the last piece: it may lag behind the ids, never lead them
                 for start in range(0, len(ids), MAX_DELTA_TOKENS):
                     end = start + MAX_DELTA_TOKENS
                     tail = text if end >= len(ids) else ""
-                    piece = logprobs[start:end]
-                    messages.append(delta_response(self.index, ids[start:end], tail, piece, elapsed_us))
+                    piece = OutputDelta(self.index, ids[start:end], tail, logprobs[start:end], elapsed_s)
+                    pieces.append(piece)
         if self.finished is not None:
-            end_message = finished_message(self.finished, self.stop_string)
-            messages.append(pb.GenerateResponse(index=self.index, finished=end_message))
-        return messages
+            pieces.append(OutputEnd(self.index, self.finished, self.stop_string))
+        return pieces
 
 
 class Readers:
@@ -191,8 +188,8 @@ class RequestStream:
         self.core_id = core_id  # the core's, of which no two are equal
         self.arrival = arrival  # time.monotonic()
         self.cached_tokens = 0  # of the prompt, found in the prefix cache; known with the first tokens
-        self.begin: Callable[[RequestStream], pb.GenerateResponse] | None = None
-        """Makes the message that goes before all others; None: it was sent."""
+        self.begin: Callable[[RequestStream], OutputStart] | None = None
+        """Makes what goes before all else; None: it was taken."""
         self.digest = b""  # of the request's bytes
         self._terminators = terminators
         options = options or StreamOptions()
@@ -281,7 +278,7 @@ class RequestStream:
 
     # The reader's side
 
-    async def take(self) -> list[pb.GenerateResponse]:
+    async def take(self) -> list[Output]:
         """What is new, waiting for it; empty when all has been taken. Raises the request's error."""
         self._taken_at = None
         while True:
@@ -294,12 +291,12 @@ class RequestStream:
                 await self._waiter
             changed, self._changed = self._changed, {}
             if len(changed) == 1:
-                messages = next(iter(changed.values())).take(self.arrival)
+                pieces = next(iter(changed.values())).take(self.arrival)
             else:
-                messages = [one for completion in changed.values() for one in completion.take(self.arrival)]
-            if self.begin is not None and messages:
-                messages.insert(0, self.begin(self))
+                pieces = [piece for completion in changed.values() for piece in completion.take(self.arrival)]
+            if self.begin is not None and pieces:
+                pieces.insert(0, self.begin(self))
                 self.begin = None
-            if messages:  # none: text is held back, and the client wants no ids
+            if pieces:  # none: text is held back, and the client wants no ids
                 self._taken_at = time.monotonic()
-                return messages
+                return pieces

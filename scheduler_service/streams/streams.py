@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.service.identity import Identity
 
 from scheduler_service.core.errors import AdmissionError
@@ -24,8 +23,8 @@ from scheduler_service.errors import (
 from scheduler_service.link.pool import Served
 from scheduler_service.metrics.metrics import Metrics
 from scheduler_service.model import Model
-from scheduler_service.rpc.codec.requests import CheckedRequest, Returns, scoped_id
-from scheduler_service.rpc.codec.responses import started_response
+from scheduler_service.streams.output import OutputStart
+from scheduler_service.streams.request import CheckedRequest, Returns, scoped_id
 from scheduler_service.streams.stream import Readers, RequestStream, StreamOptions
 from scheduler_service.text.stop_strings import StopStrings
 
@@ -124,13 +123,9 @@ class LiveRequests:
         self._wake()
         return stream
 
-    def _started(self, request: Request, model: Model, stream: RequestStream) -> pb.GenerateResponse:
-        return started_response(
-            request,
-            request_id=stream.request_id,
-            model=model,
-            max_tokens=self._core.max_tokens(request),
-            cached_tokens=stream.cached_tokens,
+    def _started(self, request: Request, model: Model, stream: RequestStream) -> OutputStart:
+        return OutputStart(
+            stream.request_id, request, model, self._core.max_tokens(request), stream.cached_tokens
         )
 
     def post(self, events: Iterable[Event]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
@@ -13,6 +12,7 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from scheduler_service.errors import InvalidRequest, Unsupported
 from scheduler_service.model import Model
 from scheduler_service.rpc.codec.checks import check_size
+from scheduler_service.streams.request import ChatPrompt
 
 MAX_MESSAGES = 1024
 MAX_ROLE_BYTES = 64
@@ -29,15 +29,6 @@ _OWN_VARIABLES = frozenset(
     }
 )
 """Of a chat template, that no request may set."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """Messages for the chat template, each with its role and content. Not empty."""
-
-    messages: tuple[Mapping[str, object], ...]
-    arguments: Mapping[str, object] = field(default_factory=dict)  # variables of the template
-    continues: bool = False  # the last message goes on, rather than a new turn beginning
 
 
 def check_chat(chat: pb.Messages, model: Model) -> ChatPrompt:

@@ -6,25 +6,25 @@ Sizes and counts are looked at before contents.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import re
 import secrets
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.service.identity import Identity
 
 from scheduler_service.core.ranges import RANGES
-from scheduler_service.core.request import Drafter, Request, Sampling, Speculation
+from scheduler_service.core.request import Drafter, Sampling, Speculation
 from scheduler_service.errors import InvalidRequest, ModelNotFound, Unsupported
 from scheduler_service.model import Drafting, Model
-from scheduler_service.rpc.codec.chat import ChatPrompt, check_chat
+from scheduler_service.rpc.codec.chat import check_chat
 from scheduler_service.rpc.codec.checks import check_range, check_size
-from scheduler_service.rpc.codec.continuation import Continuation, check_continuation
+from scheduler_service.rpc.codec.continuation import check_continuation
+from scheduler_service.streams.continuation import Continuation
+from scheduler_service.streams.request import CheckedRequest, Prompt, Returns, TextPrompt, TokenPrompt
 
 MAX_REQUEST_ID_BYTES = 128
 MAX_SALT_BYTES = 256
@@ -32,83 +32,14 @@ MAX_ABORTS = 1024
 _REQUEST_ID = re.compile(r"[!-~]+")  # visible ASCII: it travels as metadata
 
 
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
-    """Text as it is: no template. Not empty."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPrompt:
-    """Token ids, all in the vocabulary. Not empty."""
-
-    ids: array[int]  # typecode I
-
-
-Prompt = TextPrompt | ChatPrompt | TokenPrompt
-
-
-class Returns(enum.Enum):
-    """Which parts of the output the client wants."""
-
-    BOTH = pb.RETURNS_BOTH
-    TEXT = pb.RETURNS_TEXT
-    TOKEN_IDS = pb.RETURNS_TOKEN_IDS
-
-
+_RETURNS = {
+    pb.RETURNS_UNSPECIFIED: Returns.BOTH,
+    pb.RETURNS_BOTH: Returns.BOTH,
+    pb.RETURNS_TEXT: Returns.TEXT,
+    pb.RETURNS_TOKEN_IDS: Returns.TOKEN_IDS,
+}
 DRAFTERS = {pb.DRAFTER_NGRAM: Drafter.NGRAM, pb.DRAFTER_DRAFT_EXECUTOR: Drafter.EXECUTOR}
 """The proto's names of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedRequest:
-    """A request whose every field is within its limits; its prompt may have to be tokenized yet."""
-
-    id: str
-    prompt: Prompt
-    sampling: Sampling
-    max_tokens: int | None
-    min_tokens: int
-    eos_token_ids: frozenset[int]
-    stop_token_ids: frozenset[int]
-    stop_strings: tuple[str, ...]
-    n: int
-    priority: int
-    salt: bytes
-    speculation: Speculation
-    returns: Returns
-    include_stop_string: bool
-    continuation: Continuation | None
-    digest: bytes  # of the request's bytes; empty: its id was drawn, so that nobody can send it again
-
-    def to_core(
-        self, prompt: Sequence[int], caller: Identity, *, arrival: float, deadline: float | None
-    ) -> Request:
-        """The core's request, with the prompt as token ids, not copied; times on the loop's clock."""
-        return Request(
-            id=scoped_id(caller.name, self.id),
-            prompt=prompt,
-            sampling=self.sampling,
-            max_tokens=self.max_tokens,
-            min_tokens=self.min_tokens,
-            eos_token_ids=self.eos_token_ids,
-            stop_token_ids=self.stop_token_ids,
-            n=self.n,
-            priority=self.priority,
-            arrival=arrival,
-            deadline=deadline,
-            salt=self.salt,
-            speculation=self.speculation,
-            continued=self.continuation.completions if self.continuation else (),
-            identity=caller.name,
-            weight=caller.weight,
-        )
-
-
-def scoped_id(identity: str, request_id: str) -> str:
-    """An identity's request id as the core knows it: ids have no spaces, so that no two are equal."""
-    return f"{identity} {request_id}"
 
 
 def check_priority(priority: int, caller: Identity) -> None:
@@ -167,11 +98,9 @@ def _refuse_unsupported(message: pb.GenerateRequest) -> None:
 
 
 def _returns(message: pb.GenerateRequest) -> Returns:
-    if message.returns == pb.RETURNS_UNSPECIFIED:
-        return Returns.BOTH
     try:
-        return Returns(message.returns)
-    except ValueError:
+        return _RETURNS[message.returns]
+    except KeyError:
         raise InvalidRequest("returns", f"unknown value {message.returns}") from None
 
 

@@ -1,4 +1,4 @@
-"""What clients are told: deltas, ends, status. Protobuf objects are built here and nowhere else."""
+"""What clients are told of model, tokenizer, executors and load."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.events import Finished, FinishReason
-from scheduler_service.core.request import Request, Speculation
+from scheduler_service.core.request import Speculation
 from scheduler_service.core.snapshot import Snapshot
-from scheduler_service.core.step import TopLogprobs
 from scheduler_service.metrics.rates import Rates
 from scheduler_service.model import Drafting, ExecutorView, Model, ServiceState, TokenizerFiles
-from scheduler_service.rpc.codec.continuation import prompt_digest
 from scheduler_service.rpc.codec.requests import DRAFTERS
 
 CONTRACT_REVISION = 1
@@ -30,130 +27,6 @@ def tokenize_response(ids: Sequence[int]) -> Iterator[bytes]:
     """An encoded TokenizeResponse, in parts that are it when joined: repeated fields add up."""
     for start in range(0, len(ids), TOKEN_IDS_AT_ONCE):
         yield pb.TokenizeResponse(token_ids=ids[start : start + TOKEN_IDS_AT_ONCE]).SerializeToString()
-
-
-def started_response(
-    request: Request,
-    *,
-    request_id: str,
-    model: Model,
-    max_tokens: int,
-    cached_tokens: int,
-) -> pb.GenerateResponse:
-    """What a client needs to continue the stream elsewhere."""
-    sampling = request.sampling
-    return pb.GenerateResponse(
-        started=pb.Started(
-            request_id=request_id,
-            model=model.name,
-            prompt_tokens=len(request.prompt),
-            cached_tokens=cached_tokens,
-            sampling=pb.SamplingParams(
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                min_p=sampling.min_p,
-                repetition_penalty=sampling.repetition_penalty,
-                presence_penalty=sampling.presence_penalty,
-                frequency_penalty=sampling.frequency_penalty,
-                logit_bias=dict(sampling.logit_bias),
-                seed=sampling.seed,
-                logprobs=sampling.logprobs,
-            ),
-            max_tokens=max_tokens,
-            prompt_digest=prompt_digest(request.prompt),
-            model_fingerprint=model.identity.model,
-            sampler=model.identity.sampler,
-            continued_tokens=sum(len(one.ids) for one in request.continued),
-        )
-    )
-
-
-def delta_response(
-    index: int, ids: Sequence[int], text: str, logprobs: Sequence[TopLogprobs], elapsed_us: int
-) -> pb.GenerateResponse:
-    """New ids and text of one completion."""
-    response = pb.GenerateResponse()
-    if index:
-        response.index = index
-    delta = response.delta  # filled in place: copying it into its response would cost as much again
-    delta.token_ids.extend(ids)
-    delta.text = text
-    delta.elapsed_us = elapsed_us
-    if logprobs:
-        delta.logprobs.extend(
-            [
-                pb.TokenLogprobs(logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs)
-                for one in logprobs
-            ]
-        )
-    return response
-
-
-def finished_message(event: Finished, stop_string: str | None) -> pb.Finished:
-    """The good end of one completion; `stop_string` is what the front end found, if it did."""
-    usage = event.usage
-    message = pb.Finished(
-        reason=(
-            pb.FINISH_REASON_LENGTH
-            if event.reason is FinishReason.LENGTH and stop_string is None
-            else pb.FINISH_REASON_STOP
-        ),
-        usage=pb.Usage(
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
-            drafted_tokens=usage.drafted_tokens,
-            accepted_tokens=usage.accepted_tokens,
-            preemptions=usage.preemptions,
-            queue_ms=_ms(usage.queue_s),
-            first_token_ms=_ms(usage.first_token_s),
-            total_ms=_ms(usage.total_s),
-            verifications=usage.verifications,
-            drafted_by_position=usage.drafted_by_position,
-            accepted_by_position=usage.accepted_by_position,
-        ),
-    )
-    if stop_string is not None:
-        message.stop_string = stop_string
-    elif event.matched_id is not None and event.reason is FinishReason.EOS:
-        message.eos_token_id = event.matched_id
-    elif event.matched_id is not None:
-        message.stop_token_id = event.matched_id
-    return message
-
-
-def _ms(seconds: float) -> int:
-    return max(0, round(seconds * 1000))
-
-
-class Collector:
-    """A stream's messages, gathered into one response."""
-
-    def __init__(self, request_id: str) -> None:
-        self._response = pb.GenerateUnaryResponse(request_id=request_id)
-        self._completions: dict[int, pb.Completion] = {}
-        self._text: dict[int, list[str]] = {}
-
-    def add(self, messages: Sequence[pb.GenerateResponse]) -> None:
-        """Take more of the stream."""
-        for message in messages:
-            index = message.index
-            completion = self._completions.setdefault(index, pb.Completion(index=index))
-            kind = message.WhichOneof("event")
-            if kind == "finished":
-                completion.finished.CopyFrom(message.finished)
-            elif kind == "delta":
-                completion.token_ids.extend(message.delta.token_ids)
-                completion.logprobs.extend(message.delta.logprobs)
-                self._text.setdefault(index, []).append(message.delta.text)
-
-    def response(self) -> pb.GenerateUnaryResponse:
-        """All completions, by index."""
-        for index, completion in sorted(self._completions.items()):
-            completion.text = "".join(self._text.get(index, ()))
-            self._response.completions.append(completion)
-        return self._response
 
 
 def model_info(

@@ -26,8 +26,11 @@ from scheduler_service.errors import (
 from scheduler_service.link.pool import Served
 from scheduler_service.metrics.metrics import Metrics
 from scheduler_service.model import Drafting
-from scheduler_service.rpc.codec.continuation import prompt_digest
-from scheduler_service.rpc.codec.requests import CheckedRequest, check_request
+from scheduler_service.rpc.codec.output import output_message
+from scheduler_service.rpc.codec.requests import check_request
+from scheduler_service.streams.continuation import prompt_digest
+from scheduler_service.streams.output import OutputStart
+from scheduler_service.streams.request import CheckedRequest
 from scheduler_service.streams.stream import MAX_DELTA_TOKENS, RequestStream
 from scheduler_service.streams.streams import LiveRequests
 from scheduler_service.text.pool import TextPool
@@ -112,7 +115,7 @@ async def read(stream: RequestStream) -> list[pb.GenerateResponse]:
 
 async def take(stream: RequestStream) -> list[pb.GenerateResponse]:
     """What is new, without the message that begins a stream."""
-    return [message for message in await stream.take() if message.WhichOneof("event") != "started"]
+    return [output_message(one) for one in await stream.take() if not isinstance(one, OutputStart)]
 
 
 def text_of(messages: Sequence[pb.GenerateResponse]) -> str:
@@ -175,7 +178,7 @@ async def test_a_very_slow_readers_delta_is_cut_into_messages_of_bounded_size() 
     completion = stream.completions[0]
     completion._ids = list(range(2 * MAX_DELTA_TOKENS + 1))
     completion._logprobs = [TopLogprobs(-1.0)] * len(completion._ids)
-    messages = completion.take(0.0)
+    messages = [output_message(one) for one in completion.take(0.0)]
     assert [len(message.delta.token_ids) for message in messages] == [MAX_DELTA_TOKENS] * 2 + [1]
     assert [len(message.delta.logprobs) for message in messages] == [MAX_DELTA_TOKENS] * 2 + [1]
 
@@ -343,7 +346,7 @@ async def test_a_stream_begins_with_what_is_needed_to_continue_it() -> None:
     shop = Shop()
     stream = shop.admit(max_tokens=2)
     shop.step([11])
-    first, *_ = await stream.take()
+    first, *_ = map(output_message, await stream.take())
     started = first.started
     assert (started.request_id, started.model, started.prompt_tokens) == ("r", "small", 2)
     assert (started.max_tokens, started.continued_tokens) == (2, 0)
@@ -352,7 +355,7 @@ async def test_a_stream_begins_with_what_is_needed_to_continue_it() -> None:
     resolved = {field.name for field, _ in started.sampling.ListFields()}
     assert resolved >= {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"}
     shop.step([12])
-    assert not any(message.HasField("started") for message in await stream.take())
+    assert not any(isinstance(one, OutputStart) for one in await stream.take())
 
 
 async def test_an_id_is_taken_until_its_end_is_delivered() -> None:
@@ -400,7 +403,7 @@ async def test_two_callers_may_use_one_id_and_each_aborts_only_its_own() -> None
     assert theirs.ended
     assert not mine.ended
     shop.step([11])
-    messages = await mine.take()
+    messages = [output_message(one) for one in await mine.take()]
     assert messages[0].started.request_id == "r"  # as the client named it
     assert [list(message.delta.token_ids) for message in messages[1:]] == [[11]]
 

@@ -16,13 +16,10 @@ from paceline.service.identity import Identity
 from scheduler_service.core.request import Drafter, Speculation
 from scheduler_service.errors import InvalidRequest
 from scheduler_service.model import Drafting
-from scheduler_service.rpc.codec.chat import ChatPrompt
 from scheduler_service.rpc.codec.requests import (
-    CheckedRequest,
-    TextPrompt,
-    TokenPrompt,
     check_request,
 )
+from scheduler_service.streams.request import ChatPrompt, CheckedRequest, TextPrompt, TokenPrompt
 from tests.unit.scheduler_shell.models_made_here import DRAFTING, LIMITS, MODEL
 
 NAN, INF = math.nan, math.inf

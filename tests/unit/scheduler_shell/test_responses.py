@@ -14,14 +14,15 @@ from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.metrics.metrics import Metrics
 from scheduler_service.metrics.rates import Rates
 from scheduler_service.model import Drafting, ExecutorView, ServiceState
+from scheduler_service.rpc.codec.output import output_message
 from scheduler_service.rpc.codec.responses import (
     TOKEN_IDS_AT_ONCE,
     executor_list,
-    finished_message,
     model_info,
     service_status,
     tokenize_response,
 )
+from scheduler_service.streams.output import OutputEnd
 from tests.unit.scheduler_shell.models_made_here import MODEL
 
 USAGE = Usage(5, 1, 9, 6, 4, 0, 0.1, 0.2, 0.3, 2, (2, 2, 2), (2, 1, 1))
@@ -29,7 +30,8 @@ BOTH = frozenset(Drafter)
 
 
 def test_usage_has_drafts_by_position() -> None:
-    usage = finished_message(Finished("r", 0, FinishReason.LENGTH, None, USAGE), None).usage
+    end = OutputEnd(0, Finished("r", 0, FinishReason.LENGTH, None, USAGE), None)
+    usage = output_message(end).finished.usage
     assert (usage.drafted_tokens, usage.accepted_tokens, usage.verifications) == (6, 4, 2)
     assert (list(usage.drafted_by_position), list(usage.accepted_by_position)) == ([2, 2, 2], [2, 1, 1])
 

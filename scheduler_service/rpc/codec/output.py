@@ -1,0 +1,132 @@
+"""GenerateResponse and GenerateUnaryResponse, from what a stream's reader takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from scheduler_service.core.events import FinishReason
+from scheduler_service.core.step import TopLogprobs
+from scheduler_service.streams.continuation import prompt_digest
+from scheduler_service.streams.output import Output, OutputDelta, OutputEnd, OutputStart
+
+
+def output_message(output: Output) -> pb.GenerateResponse:
+    """The message that says it."""
+    if isinstance(output, OutputDelta):
+        response = pb.GenerateResponse()
+        if output.index:
+            response.index = output.index
+        delta = response.delta  # filled in place: copying it into its response would cost as much again
+        delta.token_ids.extend(output.ids)
+        delta.text = output.text
+        delta.elapsed_us = round(1e6 * output.elapsed_s)
+        if output.logprobs:
+            delta.logprobs.extend(_logprobs(output.logprobs))
+        return response
+    if isinstance(output, OutputEnd):
+        return pb.GenerateResponse(index=output.index, finished=_finished(output))
+    return pb.GenerateResponse(started=_started(output))
+
+
+def _logprobs(logprobs: Iterable[TopLogprobs]) -> list[pb.TokenLogprobs]:
+    return [
+        pb.TokenLogprobs(logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs)
+        for one in logprobs
+    ]
+
+
+def _started(start: OutputStart) -> pb.Started:
+    request, model = start.request, start.model
+    sampling = request.sampling
+    return pb.Started(
+        request_id=start.request_id,
+        model=model.name,
+        prompt_tokens=len(request.prompt),
+        cached_tokens=start.cached_tokens,
+        sampling=pb.SamplingParams(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias=dict(sampling.logit_bias),
+            seed=sampling.seed,
+            logprobs=sampling.logprobs,
+        ),
+        max_tokens=start.max_tokens,
+        prompt_digest=prompt_digest(request.prompt),
+        model_fingerprint=model.identity.model,
+        sampler=model.identity.sampler,
+        continued_tokens=sum(len(one.ids) for one in request.continued),
+    )
+
+
+def _finished(end: OutputEnd) -> pb.Finished:
+    event, stop_string = end.finished, end.stop_string
+    usage = event.usage
+    message = pb.Finished(
+        reason=(
+            pb.FINISH_REASON_LENGTH
+            if event.reason is FinishReason.LENGTH and stop_string is None
+            else pb.FINISH_REASON_STOP
+        ),
+        usage=pb.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            drafted_tokens=usage.drafted_tokens,
+            accepted_tokens=usage.accepted_tokens,
+            preemptions=usage.preemptions,
+            queue_ms=_ms(usage.queue_s),
+            first_token_ms=_ms(usage.first_token_s),
+            total_ms=_ms(usage.total_s),
+            verifications=usage.verifications,
+            drafted_by_position=usage.drafted_by_position,
+            accepted_by_position=usage.accepted_by_position,
+        ),
+    )
+    if stop_string is not None:
+        message.stop_string = stop_string
+    elif event.matched_id is not None and event.reason is FinishReason.EOS:
+        message.eos_token_id = event.matched_id
+    elif event.matched_id is not None:
+        message.stop_token_id = event.matched_id
+    return message
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))
+
+
+class UnaryAnswer:
+    """A stream's output, gathered into one response."""
+
+    def __init__(self, request_id: str) -> None:
+        self._response = pb.GenerateUnaryResponse(request_id=request_id)
+        self._completions: dict[int, pb.Completion] = {}
+        self._texts: dict[int, list[str]] = {}
+
+    def add(self, outputs: Iterable[Output]) -> None:
+        """Take more of the stream."""
+        for output in outputs:
+            if isinstance(output, OutputStart):
+                continue
+            index = output.index
+            completion = self._completions.setdefault(index, pb.Completion(index=index))
+            if isinstance(output, OutputEnd):
+                completion.finished.CopyFrom(_finished(output))
+            else:
+                completion.token_ids.extend(output.ids)
+                completion.logprobs.extend(_logprobs(output.logprobs))
+                self._texts.setdefault(index, []).append(output.text)
+
+    def response(self) -> pb.GenerateUnaryResponse:
+        """All completions, by index."""
+        for index, completion in sorted(self._completions.items()):
+            completion.text = "".join(self._texts.get(index, ()))
+            self._response.completions.append(completion)
+        return self._response
