@@ -79,13 +79,15 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What `text.TextTools` is made of."""
+    """What `text.TextTools` is made of, and what the model's files say of generation."""
 
-    tokenizer_json: bytes
-    chat_template: str  # "" when the model has none
-    bos_token: str
-    eos_token: str
-    add_bos: bool
+    tokenizer_json: bytes = b""  # empty: the model has no tokenizer
+    chat_template: str = ""  # "" when the model has none
+    bos_token: str = ""
+    eos_token: str = ""
+    add_bos: bool = False
+    eos_token_ids: frozenset[int] = frozenset()
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from paceline.channel import Security
-from paceline.executor.v1 import executor_pb2 as pb
 from paceline.service.logs import Log
 
-from scheduler_service.link.codec.handshake import decode_vocabulary
 from scheduler_service.link.executor import ExecutorLink, RefusedExecutorError, Timing
+from scheduler_service.link.facts import ExecutorFacts
 from scheduler_service.link.pool import LinkPool, owner_of
-from scheduler_service.model import Model
+from scheduler_service.model import Model, TokenizerFiles
 
 log = Log(__name__)
 
@@ -63,17 +62,17 @@ class _Door:
         self._met = False
         self._last_refusal = ""
 
-    def check(self, info: pb.GetInfoResponse) -> bool:
+    def check(self, facts: ExecutorFacts) -> bool:
         """Its tokenizer is never needed. Raises RefusedExecutorError if it won't do."""
         model = self._served()
         if model is None:
             raise RefusedExecutorError("waiting to know the model that it drafts for")
-        vocabulary = decode_vocabulary(info)
+        vocabulary = facts.vocabulary
         if vocabulary == model.vocabulary:
             self._met = True
             return False
         why = (
-            f"the draft model's vocabulary ({info.model.name}: {vocabulary}) is not "
+            f"the draft model's vocabulary ({facts.model_name}: {vocabulary}) is not "
             f"the served model's ({model.name}: {model.vocabulary})"
         )
         if not self._met:
@@ -83,5 +82,5 @@ class _Door:
             log.error("draft executor refused", address=self.address, detail=why)
         raise RefusedExecutorError(why)
 
-    async def learn(self, info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse) -> None:
+    async def learn(self, facts: ExecutorFacts, tokenizer: TokenizerFiles) -> None:
         """Nothing is."""

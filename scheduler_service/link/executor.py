@@ -27,15 +27,15 @@ from typing import NoReturn, Protocol
 from paceline import errors
 from paceline.aio.executor import ExecutorClient, StepStream
 from paceline.channel import Security
-from paceline.executor.v1 import executor_pb2 as pb
 from paceline.service.logs import Log
 from paceline.session import Session
 
 from scheduler_service.core.step import Capacity, Plan, Result
 from scheduler_service.link.codec.foreign import brief
-from scheduler_service.link.codec.handshake import decode_bounds, decode_capacity
-from scheduler_service.link.codec.steps import Bounds, decode_result, encode_step
-from scheduler_service.model import ExecutorView
+from scheduler_service.link.codec.handshake import decode_facts, decode_heartbeat, decode_tokenizer
+from scheduler_service.link.codec.steps import decode_result, encode_step
+from scheduler_service.link.facts import Bounds, ExecutorFacts, ExecutorPhase, Heartbeat
+from scheduler_service.model import ExecutorView, TokenizerFiles
 
 log = Log(__name__)
 
@@ -68,10 +68,10 @@ class RefusedExecutorError(Exception):
 class Doorkeeper(Protocol):
     """Decides which executors may serve."""
 
-    def check(self, info: pb.GetInfoResponse) -> bool:
+    def check(self, facts: ExecutorFacts) -> bool:
         """Whether its tokenizer is needed too. Raises RefusedExecutorError if it won't do."""
 
-    async def learn(self, info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse) -> None:
+    async def learn(self, facts: ExecutorFacts, tokenizer: TokenizerFiles) -> None:
         """What was needed. Raises RefusedExecutorError if it won't do."""
 
 
@@ -112,7 +112,7 @@ class ExecutorLink:
         self._sent: deque[_Sent] = deque()  # unanswered
         self._lost = asyncio.Event()
         self._last_refusal = ""
-        self._status = pb.GetStatusResponse()  # the last heartbeat's
+        self._heartbeat = Heartbeat()  # the last one
 
     @property
     def ready(self) -> bool:
@@ -122,7 +122,7 @@ class ExecutorLink:
     @property
     def retiring(self) -> bool:
         """It drains: what it has goes on, and nothing new begins there."""
-        return self._status.state == pb.EXECUTOR_STATE_DRAINING
+        return self._heartbeat.phase is ExecutorPhase.DRAINING
 
     @property
     def step_age_s(self) -> float:
@@ -131,14 +131,13 @@ class ExecutorLink:
 
     def view(self, *, active: bool, draft: bool = False) -> ExecutorView:
         """For ListExecutors."""
-        cache = self._status.cache
         return ExecutorView(
             address=self.address,
             connected=self.ready,
             active=active and self.ready,
             detail="draining" if self.ready and self.retiring else self.detail,
-            total_pages=cache.total_pages,
-            available_pages=min(cache.free_pages + cache.cached_pages, cache.total_pages),
+            total_pages=self._heartbeat.total_pages,
+            available_pages=self._heartbeat.available_pages,
             losses=self.losses,
             draft=draft,
             draining=self.retiring,
@@ -182,22 +181,24 @@ class ExecutorLink:
 
     async def _greet(self, client: ExecutorClient) -> None:
         timeout_s = self._timing.greeting_timeout_s
-        status = await client.get_status(timeout_s=timeout_s)
-        if status.state == pb.EXECUTOR_STATE_LOADING:
-            raise RefusedExecutorError(f"{status.loading or 'loading'} ({status.load_fraction:.0%})")
-        if status.state == pb.EXECUTOR_STATE_DRAINING:
-            raise RefusedExecutorError("draining")
-        if status.state != pb.EXECUTOR_STATE_SERVING:
-            raise RefusedExecutorError(f"in the unknown state {status.state}")
-        info = await client.get_info(timeout_s=timeout_s)
-        capacity, bounds = decode_capacity(info), decode_bounds(info)
-        if self._doorkeeper.check(info):
+        heartbeat = decode_heartbeat(await client.get_status(timeout_s=timeout_s))
+        match heartbeat.phase:
+            case ExecutorPhase.LOADING:
+                raise RefusedExecutorError(
+                    f"{heartbeat.loading or 'loading'} ({heartbeat.load_fraction:.0%})"
+                )
+            case ExecutorPhase.DRAINING:
+                raise RefusedExecutorError("draining")
+            case None:
+                raise RefusedExecutorError("in an unknown state")
+        facts = decode_facts(await client.get_info(timeout_s=timeout_s))
+        if self._doorkeeper.check(facts):
             try:
-                tokenizer = await client.get_tokenizer(timeout_s=timeout_s)
+                tokenizer = decode_tokenizer(await client.get_tokenizer(timeout_s=timeout_s))
             except errors.NotFound:
-                tokenizer = pb.GetTokenizerResponse()  # token ids only
-            await self._doorkeeper.learn(info, tokenizer)
-        last = self._last if self._last is not None and self._last.epoch == info.epoch else None
+                tokenizer = TokenizerFiles()  # token ids only
+            await self._doorkeeper.learn(facts, tokenizer)
+        last = self._last if self._last is not None and self._last.epoch == facts.epoch else None
         session = await client.open_session(
             replaces=last.id if last is not None else 0,
             lease_ms=round(self._timing.lease_s * 1000),
@@ -205,16 +206,19 @@ class ExecutorLink:
             owner=self._owner,
             timeout_s=timeout_s,
         )
-        if session.epoch != info.epoch:
+        if session.epoch != facts.epoch:
             raise RefusedExecutorError("restarted while it was greeted")
         if not session.id:  # the default session, which everybody shares
             raise RefusedExecutorError("it opened no session")
-        self.capacity, self._bounds = capacity, bounds
+        self.capacity = facts.capacity
+        self._bounds = Bounds(
+            facts.vocabulary.size, facts.capacity.context_length, facts.capacity.total_pages
+        )
         self._session = self._last = session
-        self._status = status
+        self._heartbeat = heartbeat
         self._lost.clear()
         self.detail = self._last_refusal = ""
-        log.info("executor ready", address=self.address, model=info.model.name, epoch=session.epoch)
+        log.info("executor ready", address=self.address, model=facts.model_name, epoch=session.epoch)
         self._changed()
 
     async def _watch(self, client: ExecutorClient) -> None:
@@ -223,17 +227,18 @@ class ExecutorLink:
             session = self._session
             assert session is not None
             try:
-                status = await client.get_status(
-                    session.id, session.epoch, timeout_s=timing.heartbeat_timeout_s
+                heartbeat = decode_heartbeat(
+                    await client.get_status(session.id, session.epoch, timeout_s=timing.heartbeat_timeout_s)
                 )
             except errors.PacelineError as error:
                 self.lose(f"no heartbeat: {error}")
                 return
-            if status.epoch != session.epoch:
-                self.lose(f"a heartbeat of epoch {status.epoch} instead of {session.epoch}")
+            if heartbeat.epoch != session.epoch:
+                self.lose(f"a heartbeat of epoch {heartbeat.epoch} instead of {session.epoch}")
                 return
-            self._status = status
-            if self.step_age_s > timing.step_timeout_s and not 0 < status.step_age_s < timing.step_timeout_s:
+            self._heartbeat = heartbeat
+            running_s = heartbeat.step_age_s
+            if self.step_age_s > timing.step_timeout_s and not 0 < running_s < timing.step_timeout_s:
                 self.lose(f"a step made no progress for {timing.step_timeout_s:g} s")
                 return
             self._changed()

@@ -13,16 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.channel import Security
-from paceline.executor.v1 import executor_pb2 as pb
 from paceline.service.logs import Log
 
-from scheduler_service.link.codec.handshake import (
-    decode_identity,
-    decode_model,
-    decode_tokenizer,
-    decode_vocabulary,
-)
 from scheduler_service.link.executor import ExecutorLink, RefusedExecutorError, Timing
+from scheduler_service.link.facts import ExecutorFacts, served_model
 from scheduler_service.model import Model, RequestLimits, TokenizerFiles
 from scheduler_service.text.errors import UnusableTokenizerError
 from scheduler_service.text.pool import TextPool
@@ -106,31 +100,31 @@ class ExecutorPool(LinkPool):
         self._text = text
         self._learning = asyncio.Lock()
 
-    def check(self, info: pb.GetInfoResponse) -> bool:
+    def check(self, facts: ExecutorFacts) -> bool:
         """Whether its tokenizer is needed: only the first one's. Raises RefusedExecutorError."""
         if self.served is None:
             return True
-        identity, expected = decode_identity(info), self.served.model.identity
+        identity, expected = facts.identity, self.served.model.identity
         if identity.model != expected.model:
             raise RefusedExecutorError(
-                f"another model ({info.model.name}, fingerprint {identity.model.hex()[:12]}) "
+                f"another model ({facts.model_name}, fingerprint {identity.model.hex()[:12]}) "
                 f"than the one served ({self.served.model.name}, {expected.model.hex()[:12]})"
             )
         if identity.sampler != expected.sampler:
             raise RefusedExecutorError(f"other sampling rules ({identity.sampler}, not {expected.sampler})")
-        vocabulary, known = decode_vocabulary(info), self.served.model.vocabulary
+        vocabulary, known = facts.vocabulary, self.served.model.vocabulary
         if vocabulary != known:
             raise RefusedExecutorError(f"another vocabulary ({vocabulary}, not {known})")
         return False
 
-    async def learn(self, info: pb.GetInfoResponse, tokenizer: pb.GetTokenizerResponse) -> None:
+    async def learn(self, facts: ExecutorFacts, tokenizer: TokenizerFiles) -> None:
         """What is served from now on, unless another executor was faster. Raises RefusedExecutorError."""
         async with self._learning:
-            if not self.check(info):
+            if not self.check(facts):
                 return
-            model, files = decode_model(info, tokenizer, self._limits), decode_tokenizer(tokenizer)
+            model = served_model(facts, tokenizer, self._limits)
             try:
-                text = await TextTools.made_of(files, self._text)
+                text = await TextTools.made_of(tokenizer, self._text)
             except UnusableTokenizerError as error:
                 raise RefusedExecutorError(f"its tokenizer can't be used: {error}") from error
-            self.served = Served(model, text, files if text else None)
+            self.served = Served(model, text, tokenizer if text else None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from paceline.executor.v1 import executor_pb2 as pb
 
@@ -16,6 +15,7 @@ from scheduler_service.core.packed import packed_ids
 from scheduler_service.core.request import Sampling
 from scheduler_service.core.step import Code, Opening, Plan, Result, Row, RowResult, TopLogprobs
 from scheduler_service.link.codec.foreign import brief
+from scheduler_service.link.facts import Bounds
 
 _DEFAULT = Sampling()
 
@@ -88,15 +88,6 @@ def _sampling(sampling: Sampling, stop_token_ids: tuple[int, ...], min_tokens: i
     if sampling.repetition_penalty != _DEFAULT.repetition_penalty:
         message.repetition_penalty = sampling.repetition_penalty
     return message
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What no honest answer of an executor exceeds."""
-
-    vocab_size: int
-    context_length: int  # tokens
-    total_pages: int
 
 
 def decode_result(plan: Plan, message: pb.StepResult, bounds: Bounds) -> Result:

@@ -79,9 +79,13 @@ def read_back(kind: Kind, words: list[int]) -> Record:
     return record
 
 
-def sample(kind: Kind, numbers: Iterator[int]) -> Record:
+def sample(kind: Any, numbers: Iterator[int]) -> Record:
     """A record whose numbers all differ."""
-    makers = {bool: lambda: True, float: lambda: next(numbers) / 8, int: lambda: next(numbers)}
+    makers: dict[Any, Any] = {
+        bool: lambda: True,
+        float: lambda: next(numbers) / 8,
+        int: lambda: next(numbers),
+    }
     hints = [getattr(hint, "__supertype__", hint) for hint in get_type_hints(kind).values()]
     return kind(*(makers[hint]() if hint in makers else sample(hint, numbers) for hint in hints))
 
@@ -109,7 +113,7 @@ def test_each_kind_of_call_is_read_as_it_was_written(kernel: Kernel) -> None:
 
 
 def test_a_value_of_another_type_is_refused() -> None:
-    good = Before(3, Inner(Address(5), 7), 0.0, False)
+    good: Any = Before(3, Inner(Address(5), 7), 0.0, False)
     for bad in (good._replace(rows=1.5), good._replace(rows=None), good._replace(inner=(5, 7))):
         with pytest.raises(TypeError):
             words_of(bad)

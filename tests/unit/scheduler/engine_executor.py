@@ -15,7 +15,8 @@ from executor_service.rpc.codec.rows import UNIFIED
 from executor_service.rpc.codec.steps import decode_step
 from executor_service.steps.engine import Engine
 from scheduler_service.core.step import Capacity, Plan, Result
-from scheduler_service.link.codec.steps import Bounds, decode_result, encode_step
+from scheduler_service.link.codec.steps import decode_result, encode_step
+from scheduler_service.link.facts import Bounds
 from tests.support.engine_steps import execute
 
 VOCABULARY = 48

@@ -11,8 +11,10 @@ from paceline.executor.v1 import executor_pb2 as pb
 from scheduler_service.core.request import Sampling
 from scheduler_service.core.step import Code, Fork, Opening, Plan, Row, TopLogprobs, Truncate
 from scheduler_service.link.codec.foreign import MAX_CHARACTERS
-from scheduler_service.link.codec.handshake import decode_capacity, decode_model
-from scheduler_service.link.codec.steps import Bounds, decode_result, encode_step
+from scheduler_service.link.codec.handshake import decode_facts
+from scheduler_service.link.codec.steps import decode_result, encode_step
+from scheduler_service.link.facts import Bounds, served_model
+from scheduler_service.model import TokenizerFiles
 from tests.unit.scheduler_shell import fake_executor
 from tests.unit.scheduler_shell.models_made_here import LIMITS
 
@@ -94,12 +96,16 @@ def test_plain_decode_rows_carry_ids_and_lengths_alone() -> None:
 
 
 def test_what_an_executor_does_not_advertise_it_is_not_asked_for() -> None:
-    info = pb.GetInfoResponse(model=pb.ModelInfo(context_length=64), limits=fake_executor.LIMITS)
-    assert (decode_capacity(info).max_drafts, decode_capacity(info).max_steps) == (0, 1)
-    assert decode_model(info, pb.GetTokenizerResponse(), LIMITS).max_draft_tokens == 0
+    info = pb.GetInfoResponse(
+        model=pb.ModelInfo(vocab_size=10, context_length=64), limits=fake_executor.LIMITS
+    )
+    facts = decode_facts(info)
+    assert (facts.capacity.max_drafts, facts.capacity.max_steps) == (0, 1)
+    assert served_model(facts, TokenizerFiles(), LIMITS).max_draft_tokens == 0
     info.capabilities.extend([pb.CAPABILITY_VERIFY, pb.CAPABILITY_MULTI_STEP])
-    assert (decode_capacity(info).max_drafts, decode_capacity(info).max_steps) == (8, 6)
-    assert decode_model(info, pb.GetTokenizerResponse(), LIMITS).max_draft_tokens == 8
+    facts = decode_facts(info)
+    assert (facts.capacity.max_drafts, facts.capacity.max_steps) == (8, 6)
+    assert served_model(facts, TokenizerFiles(), LIMITS).max_draft_tokens == 8
 
 
 def test_an_answer_becomes_one_result_per_row_then_per_opening() -> None:
@@ -209,7 +215,7 @@ def test_an_executor_that_can_hold_nothing_is_none(field: str) -> None:
     info = pb.GetInfoResponse(
         model=pb.ModelInfo(vocab_size=10, context_length=64), limits=fake_executor.LIMITS
     )
-    decode_capacity(info)
+    decode_facts(info)
     info.limits.ClearField(field)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=field):
-        decode_capacity(info)
+        decode_facts(info)
