@@ -7,10 +7,12 @@ import os
 from typing import Any
 
 import grpc.aio
-from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from paceline.channel import Link, server_options
+from paceline.executor.v1 import executor_pb2
 from paceline.executor.v1 import executor_pb2_grpc as rpc
+from paceline.service.audit import Audit
 from paceline.service.gate import Gate
 from paceline.service.logs import Log
 from paceline.service.process import Shutdown, bind_local, write_port_file
@@ -81,9 +83,15 @@ async def _end_at_once(shutdown: Shutdown) -> None:
 def _make_server(
     config: ExecutorConfig, runtime: Runtime, metrics: Metrics, health: Health
 ) -> grpc.aio.Server:
-    interceptors: list[Any] = [Gate(config.credentials), ErrorInterceptor()]
+    audit = Audit((executor_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR), metrics.call_failed)
+    interceptors: list[Any] = [
+        Gate(config.credentials, audit),
+        ErrorInterceptor(config.credentials, audit),
+    ]
     server = grpc.aio.server(interceptors=interceptors, options=server_options(Link.PRIVATE))
-    rpc.add_ExecutorServiceServicer_to_server(ExecutorServicer(runtime, metrics, config.credentials), server)
+    rpc.add_ExecutorServiceServicer_to_server(
+        ExecutorServicer(runtime, metrics, config.credentials, audit), server
+    )
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
     if config.reflection:
         names = (SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import grpc.aio
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 from paceline.channel import Link, server_options
-from paceline.scheduler.v1 import admin_pb2_grpc, scheduler_pb2_grpc
+from paceline.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from paceline.service.audit import Audit
 from paceline.service.gate import Gate
 from paceline.service.logs import Log
 from paceline.service.process import Shutdown, bind_local, write_port_file
@@ -37,8 +39,15 @@ class Server:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.service = SchedulerService(settings)
         self._settings = settings
+        audit = Audit(
+            (scheduler_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR),
+            self.service.metrics.call_failed,
+        )
         self._server = grpc.aio.server(
-            interceptors=[Gate(settings.credentials), ErrorInterceptor()],
+            interceptors=[
+                Gate(settings.credentials, audit),
+                ErrorInterceptor(settings.credentials, audit),
+            ],
             options=list(_PUBLIC_OPTIONS.items()),
         )
         self._health = Health(self._server)
@@ -46,7 +55,7 @@ class Server:
             SchedulerServicer(self.service, settings.credentials), self._server
         )
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminServicer(self.service, settings.credentials), self._server
+            AdminServicer(self.service, settings.credentials, audit), self._server
         )
         if settings.reflection:
             names = (SERVICE, ADMIN_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)

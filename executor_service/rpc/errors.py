@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias
 
@@ -9,8 +10,10 @@ import grpc
 import grpc.aio
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.malformed import Malformed, lenient
+from paceline.service.audit import Audit
+from paceline.service.credentials import Credentials
 from paceline.service.logs import Log
-from paceline.service.status import rich_status
+from paceline.service.status import end_call, has_left, rich_status
 
 from executor_service.contract.plan import Reason, Refusal, StepRefused
 
@@ -74,6 +77,9 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """A handler's StepRefused becomes its status, anything else INTERNAL: that text stays in our log."""
 
+    def __init__(self, credentials: Credentials, audit: Audit) -> None:
+        self._credentials, self._audit = credentials, audit
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
@@ -86,40 +92,43 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return handler
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(
-                _guarded(method, handler.unary_unary),
+                self._guarded(method, handler.unary_unary),
                 lenient(handler.request_deserializer),
                 handler.response_serializer,
             )
         if handler.unary_stream and method.startswith(_OURS):
             return grpc.unary_stream_rpc_method_handler(
-                _guarded(method, handler.unary_stream),
+                self._guarded(method, handler.unary_stream),
                 lenient(handler.request_deserializer),
                 handler.response_serializer,
             )
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(
-                _guarded(method, handler.stream_stream),
+                self._guarded(method, handler.stream_stream),
                 lenient(handler.request_deserializer),
                 handler.response_serializer,
             )
         return handler
 
+    def _guarded(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            try:
+                request = _checked_stream(request) if hasattr(request, "__aiter__") else _checked(request)
+                return await behaviour(request, context)
+            except StepRefused as error:
+                refusal = error.refusal
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                if has_left(error):
+                    raise asyncio.CancelledError from None
+                log.error("an RPC failed", error, method=method)
+                refusal = Refusal(Reason.INTERNAL, "internal error; the executor's log says more")
+            caller = self._credentials.identify(context)
+            self._audit.failed(caller.name, method, STATUS_OF[refusal.reason], refusal.reason.name)
+            return await end_call(context, status_of(refusal))
 
-def _guarded(method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        try:
-            request = _checked_stream(request) if hasattr(request, "__aiter__") else _checked(request)
-            return await behaviour(request, context)
-        except StepRefused as error:
-            await context.abort_with_status(status_of(error.refusal))
-        except grpc.aio.AbortError:
-            raise
-        except Exception as error:
-            log.error("an RPC failed", error, method=method)
-            refusal = Refusal(Reason.INTERNAL, "internal error; the executor's log says more")
-            await context.abort_with_status(status_of(refusal))
-
-    return call
+        return call
 
 
 def _checked(request: Any) -> Any:

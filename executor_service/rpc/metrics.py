@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -35,6 +36,13 @@ class Metrics:
         self._rows = Histogram(
             "paceline_executor_step_rows", "Rows of a step", buckets=_ROWS, registry=self.registry
         )
+        self._call_errors = Counter(
+            "paceline_executor_call_errors",
+            "Calls that ended with an error",
+            ["method", "reason"],
+            registry=self.registry,
+        )
+        self._tasks = Gauge("paceline_executor_tasks", "Tasks of the event loop", registry=self.registry)
         self.registry.register(_RuntimeCollector(runtime))
 
     def observe(self, result: StepResult) -> None:
@@ -43,8 +51,14 @@ class Metrics:
         self._queue_s.observe(result.queue_us * 1e-6)
         self._rows.observe(len(result.rows))
 
+    def call_failed(self, method: str, reason: str) -> None:
+        """A call of any method got this error."""
+        self._call_errors.labels(method, reason).inc()
+
     def serve(self, host: str, port: int) -> int:
-        """Answer scrapes on a thread; the bound port. Raises OSError."""
+        """Answer scrapes on a thread; the bound port. Call it in the event loop. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        self._tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
         server, _ = start_http_server(port, host, self.registry)
         return int(server.server_port)
 

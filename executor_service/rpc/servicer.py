@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import grpc.aio
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1 import executor_pb2_grpc as rpc
+from paceline.service.audit import Audit
 from paceline.service.credentials import Credentials
 from paceline.service.logs import Log
 
@@ -55,8 +56,9 @@ _DEADLINE_MARGIN_S = 0.05  # an answer at the very deadline would come too late
 class ExecutorServicer(rpc.ExecutorServiceServicer):
     """paceline.executor.v1.ExecutorService on a runtime."""
 
-    def __init__(self, runtime: Runtime, metrics: Metrics, credentials: Credentials) -> None:
+    def __init__(self, runtime: Runtime, metrics: Metrics, credentials: Credentials, audit: Audit) -> None:
         self._runtime, self._metrics, self._credentials = runtime, metrics, credentials
+        self._audit = audit
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
         """A new session, after the end of the one it replaces."""
@@ -241,7 +243,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
 
     async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupResponse:
         """Run the lazy shapes."""
-        self._check_admin(context)
+        self._check_admin(context, "Warmup")
         loaded, began = self._runtime.loaded, time.monotonic()
         worker = self._runtime.worker
         await worker.submit(lambda: warm_up(self._runtime.backend, loaded.limits, worker.wanted))
@@ -249,7 +251,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Open nothing more, and wait for what is open."""
-        self._check_admin(context)
+        self._check_admin(context, "Drain")
         self._runtime.drain()
         remaining = context.time_remaining()
         timeout_s = math.inf if remaining is None else remaining - _DEADLINE_MARGIN_S
@@ -261,11 +263,12 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         """Whose sessions the call may name."""
         return self._credentials.identify(context).name
 
-    def _check_admin(self, context: Context) -> None:
+    def _check_admin(self, context: Context, method: str) -> None:
         """Raises StepRefused for a call that would touch all callers, by one that may not."""
         caller = self._credentials.identify(context)
         if not caller.admin:
             raise StepRefused(Reason.PERMISSION, f"{caller.name} is no administrator of this executor")
+        self._audit.administered(caller.name, method)
 
     def _step(
         self, step: pb.Step, takes: Takes, caller: str, *, kept: bool = False

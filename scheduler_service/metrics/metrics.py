@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -73,11 +74,19 @@ class Metrics(Collector):
         self.rejections = Counter(
             f"{_PREFIX}_rejections", "Requests ended with an error", ["reason"], registry=self.registry
         )
+        self.call_errors = Counter(
+            f"{_PREFIX}_call_errors",
+            "Calls that ended with an error",
+            ["method", "reason"],
+            registry=self.registry,
+        )
         self.drafted = self._by_position("drafted_by_position", "Drafts of finished completions")
         self.accepted = self._by_position("accepted_by_position", "Accepted drafts of finished completions")
         self.executor_ready = Gauge(
             f"{_PREFIX}_executor_ready", "1: the executor can serve", ["address"], registry=self.registry
         )
+
+        self.tasks = Gauge(f"{_PREFIX}_tasks", "Tasks of the event loop", registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"{_PREFIX}_{name}", text, buckets=buckets, registry=self.registry)
@@ -96,6 +105,10 @@ class Metrics(Collector):
     def ended_badly(self, error: ServiceError) -> None:
         """A request got this instead of an answer."""
         self.rejections.labels(error.reason).inc()
+
+    def call_failed(self, method: str, reason: str) -> None:
+        """A call of any method got this error."""
+        self.call_errors.labels(method, reason).inc()
 
     def step(self, elapsed_s: float, compute_s: float, rows: int) -> None:
         """A step was answered."""
@@ -145,6 +158,8 @@ class Metrics(Collector):
             yield family
 
     def serve(self, host: str, port: int) -> int:
-        """Serve them over HTTP in a thread of their own; returns the port."""
+        """Serve them over HTTP in a thread of their own; returns the port. Call it in the event loop."""
+        loop = asyncio.get_running_loop()
+        self.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
         server, _ = start_http_server(port, host, registry=self.registry)
         return server.server_port

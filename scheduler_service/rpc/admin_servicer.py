@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 from paceline.scheduler.v1 import admin_pb2 as pb
 from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceServicer
+from paceline.service.audit import Audit
 from paceline.service.credentials import Credentials
 
 from scheduler_service.errors import PermissionDenied
@@ -20,21 +21,21 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class AdminServicer(AdminServiceServicer):
     """The operator's view of a scheduler. Every handler checks who calls first."""
 
-    def __init__(self, service: SchedulerService, credentials: Credentials) -> None:
-        self._service, self._credentials = service, credentials
+    def __init__(self, service: SchedulerService, credentials: Credentials, audit: Audit) -> None:
+        self._service, self._credentials, self._audit = service, credentials, audit
 
     async def ListExecutors(
         self, request: pb.ListExecutorsRequest, context: _Context
     ) -> pb.ListExecutorsResponse:
         """Answered in every state."""
-        self._check(context)
+        self._check(context, "ListExecutors")
         return executor_list(self._service.executors)
 
     async def AbortRequests(
         self, request: pb.AbortRequestsRequest, context: _Context
     ) -> pb.AbortRequestsResponse:
         """Ends what is live, whoever's it is."""
-        self._check(context)
+        self._check(context, "AbortRequests")
         check_aborts(request.request_ids)
         live, why = self._service.live, "aborted by an operator"
         response = pb.AbortRequestsResponse()
@@ -46,7 +47,8 @@ class AdminServicer(AdminServiceServicer):
             (response.aborted if aborted else response.unknown).append(request_id)
         return response
 
-    def _check(self, context: _Context) -> None:
+    def _check(self, context: _Context, method: str) -> None:
         caller = self._credentials.identify(context)
         if not caller.admin:
             raise PermissionDenied(f"{caller.name} is no administrator of this scheduler")
+        self._audit.administered(caller.name, method)

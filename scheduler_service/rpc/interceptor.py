@@ -9,7 +9,10 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 from paceline.malformed import Malformed, lenient
+from paceline.service.audit import Audit
+from paceline.service.credentials import Credentials
 from paceline.service.logs import Log
+from paceline.service.status import end_call, has_left
 
 from scheduler_service.errors import InternalError, InvalidRequest, ServiceError
 
@@ -24,6 +27,9 @@ _OURS = "/paceline."
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Maps what our handlers raise. They are coroutines, so that no message pays for this."""
 
+    def __init__(self, credentials: Credentials, audit: Audit) -> None:
+        self._credentials, self._audit = credentials, audit
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
@@ -33,43 +39,44 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(_OURS):
             return handler
-        method = handler_call_details.method.rpartition("/")[2]
+        method = handler_call_details.method
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
-                _guarded(handler.unary_stream, method),
+                self._guarded(handler.unary_stream, method),
                 lenient(handler.request_deserializer),
                 handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
-            _guarded(handler.unary_unary, method),
+            self._guarded(handler.unary_unary, method),
             lenient(handler.request_deserializer),
             _unless_encoded(handler.response_serializer),
         )
+
+    def _guarded(self, behaviour: Any, method: str) -> Any:
+        """`behaviour` is a coroutine function; the types of handlers know only the blocking kind."""
+
+        async def guarded(request: Any, context: _Context) -> Any:
+            try:
+                if isinstance(request, Malformed):
+                    raise InvalidRequest("request", request.message)
+                return await behaviour(request, context)
+            except ServiceError as error:
+                failure = error
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:
+                if has_left(error):
+                    raise asyncio.CancelledError from None
+                if context.cancelled() or context.done():  # a write to a client that has just left
+                    return None
+                log.error("handler failed", error, method=method)
+                failure = InternalError("internal error; the scheduler's log has more")
+            self._audit.failed(self._credentials.identify(context).name, method, failure.code, failure.reason)
+            return await end_call(context, failure.status())
+
+        return guarded
 
 
 def _unless_encoded(serializer: Any) -> Any:
     """For a handler that may return the bytes of its message."""
     return lambda message: message if isinstance(message, bytes) else serializer(message)
-
-
-def _guarded(behaviour: Any, method: str) -> Any:
-    """`behaviour` is a coroutine function; the types of handlers know only the blocking kind."""
-
-    async def guarded(request: Any, context: _Context) -> Any:
-        try:
-            if isinstance(request, Malformed):
-                raise InvalidRequest("request", request.message)
-            return await behaviour(request, context)
-        except ServiceError as error:
-            status = error.status()
-        except (asyncio.CancelledError, grpc.aio.AbortError):
-            raise
-        except Exception as error:
-            if context.cancelled() or context.done():  # a write to a client that has just left
-                return None
-            log.error("handler failed", error, method=method)
-            status = InternalError("internal error; the scheduler's log has more").status()
-        await context.abort_with_status(status)
-        return None
-
-    return guarded

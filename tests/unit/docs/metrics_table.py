@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from executor_service.config import ExecutorConfig
@@ -42,6 +41,7 @@ def scheduler_table() -> str:
     metrics, core = SchedulerMetrics(), Scheduler(CoreConfig())
     metrics.show(core.snapshot(), [Share("alice", requests=1, refused=0, tokens=1, running=0, queued=0)])
     metrics.rejections.labels("QUEUE_FULL").inc()
+    metrics.call_failed("Generate", "QUEUE_FULL")
     metrics.drafted.labels(1).inc()
     metrics.accepted.labels(1).inc()
     metrics.executor_ready.labels("127.0.0.1:50061").set(1)
@@ -56,8 +56,9 @@ def executor_table() -> str:
         await runtime.load()
         try:
             runtime.loaded.engine.counters.refused[Reason.PAGES] += 1
-            registry: CollectorRegistry = ExecutorMetrics(runtime).registry
-            return table(registry.collect())
+            metrics = ExecutorMetrics(runtime)
+            metrics.call_failed("Drain", "PERMISSION")
+            return table(metrics.registry.collect())
         finally:
             runtime.close()
 

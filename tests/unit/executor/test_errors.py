@@ -11,6 +11,8 @@ import pytest
 from paceline.errors import from_status
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1 import executor_pb2_grpc as rpc
+from paceline.service.audit import Audit
+from paceline.service.credentials import Credentials
 
 from executor_service.contract.plan import Reason, Refusal, StepRefused
 from executor_service.rpc.errors import CODE_OF, STATUS_OF, ErrorInterceptor, status_of
@@ -48,7 +50,12 @@ async def test_what_a_handler_raises_leaves_as_internal_without_its_text(
         async def GetStatus(self, request: pb.GetStatusRequest, context: object) -> pb.GetStatusResponse:  # noqa: N802
             raise StepRefused(Reason.LOADING, "loading: weights (50%)")
 
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    counted: list[tuple[str, str]] = []
+    server = grpc.aio.server(
+        interceptors=[
+            ErrorInterceptor(Credentials(), Audit((pb.DESCRIPTOR,), lambda *call: counted.append(call)))
+        ]
+    )
     rpc.add_ExecutorServiceServicer_to_server(Broken(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -64,5 +71,6 @@ async def test_what_a_handler_raises_leaves_as_internal_without_its_text(
                 await stub.GetStatus(pb.GetStatusRequest())
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             assert caught.value.details() == "loading: weights (50%)"
+            assert counted == [("GetInfo", "INTERNAL"), ("GetStatus", "LOADING")]
     finally:
         await server.stop(None)

@@ -11,11 +11,14 @@ import grpc.aio
 import pytest
 from paceline import errors as sdk
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.service.audit import Audit
+from paceline.service.credentials import Credentials
 
 from scheduler_service import errors
 from scheduler_service.rpc.interceptor import ErrorInterceptor
 from tests.support.untyped import raw
 
+NO_AUDIT = Audit((), lambda method, reason: None)
 SECRET = "prompt of somebody else"
 
 
@@ -36,7 +39,7 @@ async def raising_late(request: bytes, context: grpc.aio.ServicerContext[Any, An
 
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(Credentials(), NO_AUDIT)])
     handlers: dict[str, Any] = {
         "Unary": grpc.unary_unary_rpc_method_handler(raising),
         "Stream": grpc.unary_stream_rpc_method_handler(raising_late),
@@ -95,6 +98,44 @@ async def test_a_client_that_leaves_is_no_error(
     assert "handler failed" not in caplog.text
 
 
+class Gone:
+    """A context whose client has left, which gRPC is only about to notice."""
+
+    def cancelled(self) -> bool:
+        return False
+
+    done = cancelled
+
+    def peer(self) -> str:
+        return "unix:"
+
+    async def write(self, message: bytes) -> None:
+        raise grpc.aio.InternalError('Failed "execute_batch": (<SendMessageOperation>,)')
+
+    async def abort_with_status(self, status: grpc.Status) -> None:
+        raise grpc.aio.InternalError('Failed "execute_batch": (<SendStatusFromServerOperation>,)')
+
+
+@pytest.mark.parametrize("behaviour", [raising, raising_late])
+async def test_a_client_that_leaves_during_a_write_is_no_error(
+    behaviour: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    guarded = ErrorInterceptor(Credentials(), NO_AUDIT)._guarded(behaviour, "/paceline.test/Stream")
+    with pytest.raises(asyncio.CancelledError):  # on which grpc.aio says nothing
+        await guarded(b"typed", Gone())
+    assert not caplog.records
+
+
+async def test_a_call_that_is_misused_is_a_bug(caplog: pytest.LogCaptureFixture) -> None:
+    async def misusing(request: bytes, context: Any) -> None:
+        raise grpc.aio.InternalError("Failed grpc_call_start_batch: 8 with grpc_call_error value: ...")
+
+    guarded = ErrorInterceptor(Credentials(), NO_AUDIT)._guarded(misusing, "/paceline.test/Stream")
+    with pytest.raises(asyncio.CancelledError):
+        await guarded(b"", Gone())
+    assert "handler failed" in caplog.text
+
+
 async def test_a_handler_may_encode_its_message_itself() -> None:
     message = pb.TokenizeResponse(token_ids=[1, 300])
 
@@ -106,7 +147,7 @@ async def test_a_handler_may_encode_its_message_itself() -> None:
             encoding, response_serializer=pb.TokenizeResponse.SerializeToString
         )
     }
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(Credentials(), NO_AUDIT)])
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("paceline.test", handlers)])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

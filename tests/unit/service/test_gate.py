@@ -17,6 +17,7 @@ from paceline.channel import Link, server_options
 from paceline.executor.v1 import executor_pb2, executor_pb2_grpc
 from paceline.scheduler.v1 import admin_pb2, scheduler_pb2
 from paceline.service import gate
+from paceline.service.audit import Audit
 from paceline.service.credentials import Credentials
 from paceline.service.gate import Gate
 from paceline.service.identity import Identity
@@ -29,6 +30,7 @@ ALICE = Identity("alice", "token")
 GUARDED = Credentials([Entry.of("sesame", ALICE)], demanded=True)
 OPEN = Credentials()
 SESAME = (("authorization", "Bearer sesame"),)
+NO_AUDIT = Audit((), lambda method, reason: None)
 BAD = [(), (("authorization", "Bearer wrong"),), (("authorization", "sesame"),)]
 LARGE = bytes(48 << 20)
 NOT_READ = 24 << 20  # what sockets and windows of a connection hold is far below
@@ -57,6 +59,9 @@ class Context:
 
     code: grpc.StatusCode | None = None
 
+    def peer(self) -> str:
+        return "ipv4:10.0.0.9:1234"
+
     async def abort_with_status(self, status: grpc.Status) -> None:
         self.code = status.code
         raise grpc.aio.AbortError
@@ -75,7 +80,7 @@ async def test_every_method_is_refused_by_a_handler_that_reads_nothing(method: s
     async def continuation(_details: object) -> None:
         raise AssertionError("the handler was looked up")
 
-    handler: Any = await Gate(GUARDED).intercept_service(continuation, Details(method, metadata))  # type: ignore[arg-type]
+    handler: Any = await Gate(GUARDED, NO_AUDIT).intercept_service(continuation, Details(method, metadata))  # type: ignore[arg-type]
     assert (handler.request_streaming, handler.response_streaming) == (True, True)
     context = Context()
     with pytest.raises(grpc.aio.AbortError):
@@ -84,9 +89,11 @@ async def test_every_method_is_refused_by_a_handler_that_reads_nothing(method: s
 
 
 @asynccontextmanager
-async def serving(credentials: Credentials) -> AsyncIterator[CountingProxy]:
+async def serving(credentials: Credentials, audit: Audit | None = None) -> AsyncIterator[CountingProxy]:
     """A server with health, reflection and the executor's methods, which answer nothing, behind a proxy."""
-    server = grpc.aio.server(interceptors=[Gate(credentials)], options=server_options(Link.PRIVATE))
+    server = grpc.aio.server(
+        interceptors=[Gate(credentials, audit or NO_AUDIT)], options=server_options(Link.PRIVATE)
+    )
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(
         executor_pb2_grpc.ExecutorServiceServicer(), server
     )
@@ -125,6 +132,32 @@ async def test_a_strangers_message_stays_in_the_clients_memory(method: str) -> N
         stream = raw(opened).stream_stream(REFLECTION)(iter([LARGE]), metadata=BAD[1])
         assert await code_of(stream) is grpc.StatusCode.UNAUTHENTICATED
         assert proxy.sent < NOT_READ
+
+
+async def test_a_refused_stranger_is_counted_and_logged_by_address(caplog: pytest.LogCaptureFixture) -> None:
+    counted: list[tuple[str, str]] = []
+    audit = Audit((executor_pb2.DESCRIPTOR,), lambda method, reason: counted.append((method, reason)))
+
+    async def continuation(_details: object) -> None:
+        raise AssertionError("the handler was looked up")
+
+    for method in ("/paceline.executor.v1.ExecutorService/Prefill", "/no.such.Service/Method"):
+        details: Any = Details(method, BAD[1])
+        handler: Any = await Gate(GUARDED, audit).intercept_service(continuation, details)
+        with pytest.raises(grpc.aio.AbortError):
+            await handler.stream_stream(Untouchable(), Context())
+    assert counted == [("Prefill", "UNAUTHENTICATED"), ("other", "UNAUTHENTICATED")]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert caplog.records[0].fields == {  # type: ignore[attr-defined]
+        "identity": "10.0.0.9",
+        "method": "Prefill",
+        "code": "UNAUTHENTICATED",
+        "reason": "UNAUTHENTICATED",
+        "count": 1,
+    }
+    async with serving(OPEN, audit) as proxy, channel(proxy) as opened:
+        await code_of(raw(opened).unary_unary("/no.such.Service/Method")(b""))
+    assert counted[2:] == [("other", "UNSUPPORTED")]
 
 
 async def test_methods_that_do_not_exist_read_nothing_of_anybody() -> None:

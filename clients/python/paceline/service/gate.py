@@ -7,6 +7,7 @@ answered by stream handlers, whatever the arity of the method; clients can't tel
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias
 
@@ -15,9 +16,10 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from paceline.malformed import Malformed, lenient
+from paceline.service.audit import Audit
 from paceline.service.credentials import Credentials
 from paceline.service.logs import Log
-from paceline.service.status import rich_status
+from paceline.service.status import end_call, has_left, rich_status
 
 log = Log(__name__)
 
@@ -31,20 +33,13 @@ _OURS = "/paceline."
 _CHECK, _WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 
 
-def _answering(code: grpc.StatusCode, message: str, reason: str) -> _Handler:
-    status = rich_status(code, message, reason=reason)
-
-    async def answer(_requests: object, context: _Context) -> None:
-        await context.abort_with_status(status)
-
-    return grpc.stream_stream_rpc_method_handler(answer)
-
-
-_REFUSED = _answering(
-    grpc.StatusCode.UNAUTHENTICATED, "authorization: the token is missing or wrong", "UNAUTHENTICATED"
+_REFUSED = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    "authorization: the token is missing or wrong",
+    "UNAUTHENTICATED",
 )
-_UNKNOWN = _answering(grpc.StatusCode.UNIMPLEMENTED, "unknown method", "UNSUPPORTED")
-_TOO_MANY = _answering(
+_UNKNOWN = grpc.StatusCode.UNIMPLEMENTED, "unknown method", "UNSUPPORTED"
+_TOO_MANY = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     f"{MAX_UNKNOWN_WATCHES} health watches without a token are open",
     "QUOTA",
@@ -58,8 +53,8 @@ class Gate(grpc.aio.ServerInterceptor):
     server, whatever service the request names: it is not read.
     """
 
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
+    def __init__(self, credentials: Credentials, audit: Audit) -> None:
+        self._credentials, self._audit = credentials, audit
         self._watches = 0
 
     async def intercept_service(
@@ -71,18 +66,27 @@ class Gate(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if not self._credentials.admits(handler_call_details.invocation_metadata):
             if method not in (_CHECK, _WATCH):
-                return _REFUSED
+                return self._answering(method, *_REFUSED)
             handler = await continuation(handler_call_details)
-            return _UNKNOWN if handler is None else self._unread(handler)
+            return self._answering(method, *_UNKNOWN) if handler is None else self._unread(method, handler)
         handler = await continuation(handler_call_details)
         if handler is None:
-            return _UNKNOWN
+            return self._answering(method, *_UNKNOWN)
         return handler if method.startswith(_OURS) else _guarded(handler)
 
-    def _unread(self, handler: _Handler) -> _Handler:
+    def _answering(self, method: str, code: grpc.StatusCode, message: str, reason: str) -> _Handler:
+        """A handler that reads nothing, and refuses."""
+
+        async def answer(_requests: object, context: _Context) -> None:
+            self._audit.failed(self._credentials.identify(context).name, method, code, reason)
+            await end_call(context, rich_status(code, message, reason=reason))
+
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+    def _unread(self, method: str, handler: _Handler) -> _Handler:
         """A health handler that is given an empty request in place of the caller's."""
         if handler.response_streaming and self._watches >= MAX_UNKNOWN_WATCHES:
-            return _TOO_MANY
+            return self._answering(method, *_TOO_MANY)
         empty, serializer = health_pb2.HealthCheckRequest(), handler.response_serializer
         behaviour: Any = handler.unary_stream or handler.unary_unary
 
@@ -126,6 +130,8 @@ def _calling(behaviour: Callable[..., Any]) -> Callable[..., Any]:
         except grpc.aio.AbortError:
             raise
         except Exception as error:
+            if has_left(error):
+                raise asyncio.CancelledError from None
             if not context.cancelled() and not context.done():
                 log.error("a handler failed", error)
                 await context.abort(grpc.StatusCode.INTERNAL, "internal error; the service's log has more")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import grpc
+import grpc.aio
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
@@ -43,6 +46,26 @@ def rich_status(
         )
     )
     return status
+
+
+def has_left(error: BaseException) -> bool:
+    """Whether a handler failed because gRPC could not deliver: the call's client is gone.
+
+    gRPC notices that a client has left while it writes to it, before `context.cancelled()` is true. Misuse of
+    a call is an InternalError too, of another kind.
+    """
+    return isinstance(error, grpc.aio.InternalError) and "grpc_call_start_batch" not in str(error)
+
+
+async def end_call(context: grpc.aio.ServicerContext[Any, Any], status: grpc.Status) -> NoReturn:
+    """End the call with this status. Raises what ends its handler; CancelledError if the client has left."""
+    try:
+        await context.abort_with_status(status)
+    except grpc.aio.InternalError as error:
+        if not has_left(error):
+            raise
+        raise asyncio.CancelledError from None
+    raise AssertionError("abort_with_status returned")
 
 
 def _packed(message: Message) -> any_pb2.Any:
