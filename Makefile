@@ -10,7 +10,7 @@ STUBS ?= clients/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-node test-triton lint format protos freeze bench bench-hostile bench-gpu model install clean
+.PHONY: help demo serve test test-slow test-node test-triton lint format protos freeze bench bench-hostile soak bench-gpu model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ bench: $(STAMP) $(MODEL) ## Measure the default model on this machine (ARGS="-c 
 
 bench-hostile: $(STAMP) $(MODEL) ## Measure what hostile clients cost, in 20 minutes (ARGS="--short": in three)
 	@$(BIN)/python -m tests.bench.hostile $(ARGS)
+
+soak: $(STAMP) ## Mixed load while faults strike, for 30 minutes (ARGS="--minutes 5 --seed 7")
+	@$(BIN)/python -m tests.bench.soak $(ARGS)
 
 # Where the GPU is there may be no network: a python3 that has torch will do.
 bench-gpu: ## Check and measure the CUDA worker in 9 minutes (ARGS="--dry": on CPU, in one)
