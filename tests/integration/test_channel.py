@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 import trustme
 from paceline import Security, aio, errors
+from paceline import channel as module
 from paceline.channel import Link, open_aio_channel, server_options
 
 from tests.support.ports import kept_port
@@ -118,6 +119,72 @@ async def test_a_server_that_computes_and_looks_at_nothing_else_is_not_taken_for
     finally:
         process.kill()
         await process.wait()
+
+
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and no settings
+
+
+async def until_closed(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the other side closes."""
+    async with asyncio.timeout(60):
+        return await reader.read()
+
+
+async def test_connections_beyond_the_bound_are_closed_and_those_within_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 2)
+    async with (
+        echo_server(Link.PUBLIC) as port,
+        open_aio_channel(f"127.0.0.1:{port}", Link.PUBLIC) as first,
+        open_aio_channel(f"127.0.0.1:{port}", Link.PUBLIC) as second,
+    ):
+        for channel in (first, second):
+            assert await call(channel, b"x") == b"x"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await until_closed(reader) == b""
+        async with open_aio_channel(f"127.0.0.1:{port}", Link.PUBLIC) as third:
+            with pytest.raises(errors.Unavailable):
+                await call(third, b"x")
+            assert [await call(channel, b"x") for channel in (first, second)] == [b"x", b"x"]
+            await second.close()
+            assert await call(third, b"x", 60, wait_for_ready=True) == b"x"
+        writer.close()
+
+
+def test_connections_leave_half_of_the_descriptors_to_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limits, allowed in (((1024, 4096), 512), ((1 << 20, 1 << 20), 4096), ((-1, -1), 4096)):
+        monkeypatch.setattr("resource.getrlimit", lambda _, limits=limits: limits)
+        assert module.max_connections() == allowed
+
+
+@pytest.mark.parametrize("says", [b"", HELLO[:20], HELLO])
+async def test_who_connects_and_says_nothing_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, says: bytes
+) -> None:
+    """Not after the handshake's time, and after it not for ever."""
+    patched = "MAX_IDLE_MS" if says == HELLO else "HANDSHAKE_TIMEOUT_MS"
+    monkeypatch.setattr(module, patched, 200)
+    async with echo_server(Link.PUBLIC) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(says)
+        await until_closed(reader)
+        writer.close()
+
+
+async def test_a_client_that_was_idle_for_long_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_IDLE_MS", 50)
+    async with (
+        echo_server(Link.PUBLIC) as port,
+        open_aio_channel(f"127.0.0.1:{port}", Link.PUBLIC) as channel,
+    ):
+        for _ in range(3):
+            assert await call(channel, b"wait0.2") == b"wait0.2"  # a call that lasts is not idle
+            state = channel.get_state()
+            async with asyncio.timeout(60):
+                while state is grpc.ChannelConnectivity.READY:
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state()
 
 
 async def test_two_servers_cannot_share_a_port() -> None:

@@ -33,6 +33,10 @@ MAX_CONNECTION_STREAMS = 4096
 Far above what a burst needs, so that a full queue is refused by name; and what one connection that opens
 calls only to reset them can make a server hold, about 10 KiB each.
 """
+MAX_CONNECTIONS = 4096
+"""Of one port, where the process may have as many descriptors and as many again."""
+HANDSHAKE_TIMEOUT_MS = 10_000
+MAX_IDLE_MS = 600_000
 MAX_PENDING_CALLS = 16 * MAX_CONNECTION_STREAMS
 """Calls of all connections that have arrived and not reached their handlers."""
 
@@ -123,6 +127,18 @@ def channel_options(link: Link) -> Options:
     ]
 
 
+def max_connections() -> int:
+    """Of one port: half of the descriptors that this process may have; the rest is for all else."""
+    try:
+        import resource
+    except ImportError:  # not everywhere
+        return MAX_CONNECTIONS
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return min(MAX_CONNECTIONS, max(1, descriptors // 2))
+
+
 def server_options(link: Link) -> Options:
     """Server-side options of a link, for both services."""
     message_bytes = PRIVATE_MESSAGE_BYTES if link is Link.PRIVATE else PUBLIC_MESSAGE_BYTES
@@ -135,6 +151,12 @@ def server_options(link: Link) -> Options:
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         ("grpc.max_concurrent_streams", MAX_CONNECTION_STREAMS),
+        # Further connections are closed at once; a Unix socket counts for itself. The default is no bound.
+        ("grpc.max_allowed_incoming_connections", max_connections()),
+        # Who connects and says nothing, and who has no call for long, leaves its place to others: clients
+        # connect again by themselves. By default the first has two minutes, the second for ever.
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
         # Counts streams that are being cleaned up, and refuses at random far below the limit: a burst of an
         # honest client ends UNAVAILABLE then.
         ("grpc.http.overload_protection", 0),
