@@ -73,10 +73,14 @@ def processes() -> Iterator[ExitStack]:
 
 
 @pytest.fixture(scope="session")
-def target(
-    request: pytest.FixtureRequest, processes: ExitStack, tmp_path_factory: pytest.TempPathFactory
-) -> Target:
-    """The address under test."""
+def started() -> dict[str, Executor]:
+    """Clients of those that were started, by backend. pytest makes `target` anew whenever it changes."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def target(request: pytest.FixtureRequest) -> Target:
+    """The address under test, or the backend of our own."""
     option = request.config.getoption
     if option("--executor", default=None):
         security = Security(
@@ -87,12 +91,22 @@ def target(
             server_name=option("--tls-name"),
         )
         return Target(request.param, security)
-    return start(request.param, processes, tmp_path_factory)
+    return Target(request.param)
 
 
 @pytest.fixture(scope="session")
-def executor(target: Target, processes: ExitStack) -> Executor:
+def executor(
+    request: pytest.FixtureRequest,
+    target: Target,
+    processes: ExitStack,
+    started: dict[str, Executor],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Executor:
     """A client of the executor under test."""
+    if not request.config.getoption("--executor", default=None):
+        if target.name not in started or started[target.name].lost:
+            started[target.name] = connect(start(target.name, processes, tmp_path_factory), processes)
+        return started[target.name]
     try:
         return connect(target, processes)
     except grpc.RpcError as error:
