@@ -116,29 +116,28 @@ async def test_streams_go_on_on_the_other_scheduler_with_the_same_tokens(
 
 
 async def test_a_blocking_clients_stream_goes_on_on_the_other_scheduler(tmp_path: Path) -> None:
-    def read(client: paceline.Client, disturb: Callable[[], None] | None) -> tuple[list[Completion], int]:
-        collector = paceline.responses.Collector()
-        running = client.generate("x", max_tokens=300, seed=1, temperature=1.0, ignore_eos=True)
-        for event in running:
-            collector.add(event)
-            if disturb is not None:
-                disturb()
-                disturb = None
-        return [essence(one) for one in collector.completions()], running.resumptions
+    sampled = {"seed": 1, "temperature": 1.0, "ignore_eos": True}
 
-    def use(both: Pair) -> None:
-        with paceline.Client(both.addresses) as client:
-            expected, _ = read(client, None)
-        with paceline.Client(both.addresses) as client:  # which begins at the first address
-            got, resumptions = read(client, both.schedulers[0].kill)
-            assert got == expected
-            assert resumptions == 1
-            assert client.complete("x", max_tokens=300, seed=1, temperature=1.0, ignore_eos=True)[0].text == (
-                expected[0].text
-            )
+    def use(addresses: list[str], disturb: Callable[[], None] | None) -> tuple[list[Completion], int]:
+        collector = paceline.responses.Collector()
+        with paceline.Client(addresses) as client:
+            running = client.generate("x", max_tokens=300, **sampled)  # type: ignore[arg-type]
+            for event in running:
+                collector.add(event)
+                if disturb is not None:
+                    disturb()
+                    disturb = None
+            (again,) = client.complete("x", max_tokens=30, **sampled)  # type: ignore[arg-type]
+        whole = [essence(one) for one in collector.completions()]
+        assert list(again.token_ids) == list(whole[0].token_ids[:30])
+        return whole, running.resumptions
 
     with pair(tmp_path, *ORACLE, "--step-ms", "10") as both:
-        await asyncio.to_thread(use, both)
+        (expected, _), resumed = await asyncio.gather(
+            asyncio.to_thread(use, both.addresses[1:], None),
+            asyncio.to_thread(use, both.addresses, both.schedulers[0].kill),  # it begins at the first address
+        )
+        assert resumed == (expected, 1)
 
 
 async def test_with_one_address_a_stream_waits_for_its_scheduler_to_come_back(tmp_path: Path) -> None:
