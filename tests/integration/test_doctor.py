@@ -18,7 +18,8 @@ import grpc
 import paceline
 import pytest
 import trustme
-from paceline.channel import Security
+from paceline import channel
+from paceline.channel import Link, Security
 from paceline.cli.diagnosis import ADVICE, Verdict, diagnose
 from paceline.executor.v1 import executor_pb2, executor_pb2_grpc
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -192,6 +193,22 @@ def test_an_executor_is_told_from_a_scheduler(tmp_path: Path) -> None:
         assert "draining" in diagnose(process.address, Security(), TIMEOUT_S).detail
     finally:
         process.kill()
+
+
+def test_a_port_that_has_all_the_connections_it_takes_closes_further_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel, "MAX_CONNECTIONS", 1)
+    server = grpc.server(futures.ThreadPoolExecutor(1), options=channel.server_options(Link.PUBLIC))
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(Scripted(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        with paceline.Client(address) as first:
+            first.status(timeout_s=TIMEOUT_S)
+            assert verdict(address) is Verdict.CLOSES
+    finally:
+        server.stop(None)
 
 
 def test_a_web_server_does_not_speak_grpc() -> None:

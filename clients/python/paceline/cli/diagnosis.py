@@ -28,6 +28,7 @@ class Verdict(enum.Enum):
     UNREACHABLE = "unreachable"
     NOBODY = "nobody listens"
     FROZEN = "frozen"
+    CLOSES = "closes connections"
     NOT_GRPC = "not gRPC"
     NEEDS_TLS = "TLS needed"
     NO_TLS = "no TLS there"
@@ -56,6 +57,7 @@ ADVICE = {
     Verdict.UNREACHABLE: "check the address, the network and the firewall between",
     Verdict.NOBODY: "start it with `paceline serve`, or name its host and port with the address",
     Verdict.FROZEN: "its process stands still: is it stopped? Else kill it; `paceline serve` replaces it",
+    Verdict.CLOSES: "it has as many as it takes (half of its `ulimit -n`), or another program listens there",
     Verdict.NOT_GRPC: "another program listens there: check the port",
     Verdict.NEEDS_TLS: "give its authority's certificate: `paceline --tls-ca FILE`, or PACELINE_TLS_CA",
     Verdict.NO_TLS: "leave out --tls-ca and PACELINE_TLS_CA, or serve with -S tls-cert=FILE -S tls-key=FILE",
@@ -119,6 +121,8 @@ def _port(address: str, security: Security, timeout_s: float) -> Diagnosis | Non
             return Diagnosis(
                 Verdict.FROZEN, f"{address} takes connections, and says nothing for {timeout_s:g} s"
             )
+        case Speaks.CLOSES:
+            return Diagnosis(Verdict.CLOSES, f"{address} takes connections, and closes them without a word")
         case Speaks.OTHER:
             return Diagnosis(Verdict.NOT_GRPC, f"{address} speaks neither HTTP/2 nor TLS")
         case Speaks.TLS if not tls:

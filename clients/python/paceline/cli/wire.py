@@ -26,6 +26,7 @@ class Speaks(enum.Enum):
     TLS = "TLS"
     OTHER = "something else"
     NOTHING = "nothing"  # it takes connections and says not a byte
+    CLOSES = "closes"  # the same, and ends them at once
 
 
 class Trust(enum.Enum):
@@ -134,11 +135,13 @@ def _greet(connection: socket.socket) -> Speaks:
         return Speaks.OTHER if heard else Speaks.NOTHING
     except ssl.SSLError:
         raise
-    except OSError:  # reset: it did not like what it read
-        return Speaks.OTHER
+    except OSError:  # reset: it did not like what it read, or did not read it
+        return Speaks.OTHER if heard else Speaks.CLOSES
     if len(heard) == 9 and heard[3] == _SETTINGS:
         return Speaks.HTTP2
-    return Speaks.TLS if heard and heard[0] in _TLS_RECORDS else Speaks.OTHER
+    if not heard:
+        return Speaks.CLOSES
+    return Speaks.TLS if heard[0] in _TLS_RECORDS else Speaks.OTHER
 
 
 def _distrust(code: int) -> Trust:
