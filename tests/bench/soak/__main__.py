@@ -11,7 +11,8 @@ connections are reset, stall or are swallowed; the tokens file is rewritten in p
 Each answer is compared with the one that the same stack gave while nothing happened. A call that ends later
 than its deadline and a margin is hung. Once a second memory, descriptors, threads and tasks of each process
 are read; from the first third of the time to the last they must not grow. Exit status 1 if anything was
-wrong, hung, failed or grew, or if pages stay owned at the end. The model is the oracle.
+wrong, hung, failed or grew, if pages stay owned at the end, or if a service logged a traceback. The model
+is the oracle.
 """
 
 from __future__ import annotations
@@ -171,10 +172,11 @@ class Soak:
         print(f"{'process':10s} {'figure':12s} {'':10s} {'1st third':>9s} {'last':>9s} {'highest':>9s}")
         for one in growth:
             print(one)
-        alive = serve.process.poll() is None
+        alive, bugs = serve.process.poll() is None, serve.log.count("Traceback")
         measured = {one.figure for one in growth}
         good = (
             alive
+            and not bugs
             and not (tally.wrong or tally.hung or tally.failed or lost or self.owned_pages)
             and all(one.flat for one in growth)
             and measured == set(FIGURES)
@@ -182,7 +184,7 @@ class Soak:
         hung = tally.hung + len(lost)
         print(
             f"\n{tally.wrong} wrong, {hung} hung, {tally.failed} failed, "
-            f"{self.owned_pages} pages owned at the end, "
+            f"{self.owned_pages} pages owned at the end, {bugs} tracebacks, "
             f"serve {'lives' if alive else 'ENDED'}: {'held' if good else 'NOT HELD'}"
         )
         if lost:
@@ -194,6 +196,7 @@ class Soak:
                 "hung": hung,
                 "failed": tally.failed,
                 "owned_pages": self.owned_pages,
+                "tracebacks": bugs,
                 "growing": [str(one) for one in growth if not one.flat],
                 "good": good,
             }
