@@ -11,6 +11,7 @@ from collections.abc import Callable
 from scheduler_service.core.account import Account
 from scheduler_service.core.admission import Admission, Start
 from scheduler_service.core.drafting.speculator import Speculator
+from scheduler_service.core.in_flight import StepsInFlight
 from scheduler_service.core.policy import Limits, can_go_ahead, pages_back, victims
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.roster import Roster
@@ -27,47 +28,52 @@ class StepBuilder:
         roster: Roster,
         limits: Limits,
         pages: int,
+        in_flight: StepsInFlight,
         admission: Admission,
         give_up: Callable[[Sequence], None],
         now: float,
+        *,
+        may_ask: bool,
     ) -> None:
-        """give_up: ends the request of a waiting sequence, which can't meet its deadline any more."""
+        """pages: that are not promised to steps in flight. give_up: ends the request of a waiting sequence,
+        which can't meet its deadline any more. may_ask: the executor takes openings and was not short of
+        anything just now.
+        """
         self._roster = roster
         self._limits = limits
+        self._in_flight = in_flight
+        self._may_ask = may_ask
         self._admission = admission
         self._give_up = give_up
         self._now = now
         self._prefilling: list[Sequence] = []  # have a cache, and chunks of their prompts to come
         self._spare_pace_s: float | None = None
-        self._returning = False
+        self._drafts_to_come = False  # somebody waits for some, and will be in a step without being forced
         self.schedule = Schedule(limits.step_tokens, pages)
         self._reserve = 0  # pages that those who hold a cache will want soon
         self.stalled: list[Sequence] = []  # hold a cache and want pages that are not there
 
-    def fill(self, may_ask: bool, idle: bool, returning: bool, drafting: bool = False) -> None:
+    def fill(self) -> None:
         """Feed those that hold a cache, make room if they lack pages, else admit from the queue.
 
-        may_ask: the executor was not short of anything just now. idle: no step is in flight.
-        returning: pages are on their way back, so nobody is preempted for some. drafting: somebody
-        waits for drafts, and will be in a step without being forced.
+        Nobody is preempted for pages while some are on their way back.
         """
         roster = self._roster
-        self._returning = returning
         self._feed(roster.running)
         chunks = self._prefilling
         if roster.waiting.contested:
             roster.waiting.settle(roster.running)
-            chunks = self._feed_in_turn(chunks, may_ask)
+            chunks = self._feed_in_turn(chunks)
         for sequence in chunks:
             self._feed_chunk(sequence)
-        if self.stalled and not returning:
+        if self.stalled and not self._in_flight.bring_pages:
             self._make_room()
-        last_hope = idle and not self.schedule.rows and not roster.releases and not drafting
-        if not may_ask:
+        if not self._may_ask:
             return
+        nothing_comes = not (self._in_flight or self.schedule.rows or roster.releases or self._drafts_to_come)
         if not self.stalled:
-            self._admit(force=last_hope)
-        elif last_hope:
+            self._admit(force=nothing_comes)
+        elif nothing_comes:
             self._force(self.stalled[0])
 
     def attach_drafts(self, speculator: Speculator) -> None:
@@ -76,7 +82,7 @@ class StepBuilder:
             return
         speculator.attach(self.schedule, self._reserve, self._limits.page_size)
 
-    def fill_alone(self, suspect: Sequence, may_ask: bool) -> None:
+    def fill_alone(self, suspect: Sequence) -> None:
         """Nobody but `suspect`; the others keep their caches as long as it has room beside them."""
         roster = self._roster
         others = len(roster.running) - (suspect.cache_id > 0)
@@ -85,11 +91,11 @@ class StepBuilder:
             self._feed([suspect])
             for sequence in self._prefilling:
                 self._feed_chunk(sequence)
-            if self.stalled and last_hope and may_ask:
+            if self.stalled and last_hope and self._may_ask:
                 self._force(suspect)
-        elif may_ask and len(roster.running) < self._limits.seats:
+        elif self._may_ask and len(roster.running) < self._limits.seats:
             self._start(suspect, force=last_hope)  # even if it may come late: it waits for nobody
-        if self.schedule.empty and others and may_ask and not roster.releases:
+        if self.schedule.empty and others and self._may_ask and not roster.releases:
             roster.preempt(roster.last_in_turn())  # one a step, until it has room
 
     def _feed(self, running: SequenceQueue | list[Sequence]) -> None:
@@ -106,6 +112,7 @@ class StepBuilder:
                     continue
                 kv += sequence.in_flight
             elif sequence.waiting:
+                self._drafts_to_come = True
                 continue
             elif sequence.state is not decoding:
                 prefilling.append(sequence)
@@ -124,7 +131,7 @@ class StepBuilder:
         for sequence in prefilling:
             self._reserve += limits.pages(len(sequence.tokens)) - limits.pages(sequence.kv)
 
-    def _feed_in_turn(self, prefilling: list[Sequence], may_ask: bool) -> list[Sequence]:
+    def _feed_in_turn(self, prefilling: list[Sequence]) -> list[Sequence]:
         """Feed chunks and admit in the order of turns, as long as both are there; returns who is left.
 
         So a prompt of an identity that was served more takes no tokens from a request whose turn it is. The
@@ -133,7 +140,7 @@ class StepBuilder:
         first = self._roster.running[0] if prefilling else None
         prefilling.sort(key=lambda s: (s is not first, s.live.account.counter, s.key))
         for at, sequence in enumerate(prefilling):
-            if may_ask and not self.stalled:
+            if self._may_ask and not self.stalled:
                 kept = self.schedule.tokens_left // 2 if sequence is first else 0
                 self.schedule.tokens_left -= kept
                 self._admit(force=False, ahead_of=sequence.live.account)
@@ -207,7 +214,7 @@ class StepBuilder:
         limit = 0 if sequence.state is State.RUNNING else min(pending, self._limits.chunk_tokens)
         self.schedule.add_row(ScheduledRow(sequence, sequence.kv, 0, limit=limit))
 
-    def _admit(self, force: bool, ahead_of: Account | None = None) -> None:
+    def _admit(self, *, force: bool, ahead_of: Account | None = None) -> None:
         """Open caches in the order of turns, until one does not fit: nobody overtakes it.
 
         With `force` the first is tried whatever the page count says: nothing else could free pages. Who was
@@ -229,8 +236,8 @@ class StepBuilder:
                     continue
                 if start is Start.LATER:
                     return
-            if not self._start(sequence, force):
-                if not self._returning and not roster.releases:
+            if not self._start(sequence, force=force):
+                if not self._in_flight.bring_pages and not roster.releases:
                     need = self._limits.pages(len(sequence.tokens) + 1)
                     self._make_way(account, need - max(0, self.schedule.pages_left - self._reserve))
                 return
@@ -241,12 +248,12 @@ class StepBuilder:
             self._spare_pace_s = self._admission.spare_pace_s(self._now)
         return self._admission.may_start(sequence, self._limits, self._spare_pace_s, self._now)
 
-    def _start(self, sequence: Sequence, force: bool) -> bool:
+    def _start(self, sequence: Sequence, *, force: bool) -> bool:
         """Give it a cache; False if it does not fit."""
         source = sequence.source
-        return self._fork(sequence, source) if source else self._open(sequence, force)
+        return self._fork(sequence, source) if source else self._open(sequence, force=force)
 
-    def _open(self, sequence: Sequence, force: bool) -> bool:
+    def _open(self, sequence: Sequence, *, force: bool) -> bool:
         """Open with all known tokens; room for them and the next is set aside at once."""
         schedule = self.schedule
         need = self._limits.pages(len(sequence.tokens) + 1)

@@ -16,7 +16,6 @@ with a `Finished` for each completion, or with one `Failed`; nothing is emitted 
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from heapq import nlargest
 
@@ -24,16 +23,17 @@ from scheduler_service.core.admission import Admission
 from scheduler_service.core.answers import Answers
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.speculator import Speculator
-from scheduler_service.core.errors import AdmissionError, IllegalEvent, NotReady, UnknownStep
+from scheduler_service.core.errors import AdmissionError, IllegalEvent, NotReady
 from scheduler_service.core.events import Event, Failed, Failure, Finished, FinishReason
 from scheduler_service.core.forecast import Forecast
-from scheduler_service.core.in_flight import SentStep
+from scheduler_service.core.in_flight import StepsInFlight
 from scheduler_service.core.patience import Patience
 from scheduler_service.core.planner import StepBuilder
 from scheduler_service.core.policy import Limits
 from scheduler_service.core.registry import Registry, max_tokens, misfit
 from scheduler_service.core.request import Request
 from scheduler_service.core.roster import SUSPECT_LOSSES, Roster
+from scheduler_service.core.schedule import Schedule
 from scheduler_service.core.sequence import Sequence
 from scheduler_service.core.snapshot import Counters, Share, Snapshot
 from scheduler_service.core.states import State
@@ -62,8 +62,7 @@ class Scheduler:
         self._connected = False
         self._retiring = False  # connected, and takes no openings any more
         self._patience = Patience(config.failover_timeout_s)
-        self._in_flight: deque[SentStep] = deque()
-        self._number = 0
+        self._in_flight = StepsInFlight()
         self._free_pages = 0  # as of the last reply
         self._evictable_pages = 0
         self._retry_at = 0.0
@@ -131,11 +130,8 @@ class Scheduler:
         """Compare all bookkeeping with itself. Raises AssertionError naming what is wrong."""
         self._registry.check_integrity()
         self._speculator.check_integrity(self._roster.running)
-        plans = [step.plan for step in self._in_flight]
-        flying = [row.cache_id for plan in plans for row in plan.rows]
-        flying += [opening.cache_id for plan in plans for opening in plan.openings]
         for sequence in self._roster.running:
-            rows = flying.count(sequence.cache_id)
+            rows = self._in_flight.rows_of(sequence.cache_id)
             assert sequence.in_flight == rows, f"{sequence.key} awaits {sequence.in_flight} of {rows} answers"
         assert self._connected or not self._in_flight, "a step is in flight to nobody"
 
@@ -372,48 +368,45 @@ class Scheduler:
         alone = bool(self._roster.suspects)
         if alone and self._in_flight:
             return None
-        promised = sum(step.pages for step in self._in_flight)
-        pages = max(0, self._free_pages + self._evictable_pages - promised)
-        may_ask = now >= self._retry_at and not self._retiring
+        pages = max(0, self._free_pages + self._evictable_pages - self._in_flight.pages)
         builder = StepBuilder(
-            self._roster, self._limits, pages, self._admission, lambda late: self._give_up(late, now), now
+            self._roster,
+            self._limits,
+            pages,
+            self._in_flight,
+            self._admission,
+            lambda late: self._give_up(late, now),
+            now,
+            may_ask=now >= self._retry_at and not self._retiring,
         )
         if alone:
-            builder.fill_alone(self._roster.suspects[0], may_ask)
+            builder.fill_alone(self._roster.suspects[0])
         elif not self._roster.speculating:
-            builder.fill(may_ask, idle=not self._in_flight, returning=self._returning)
+            builder.fill()
         else:
-            self._speculate(builder, may_ask, now)
-        return self._send(builder, pages, now)
+            self._speculate(builder, now)
+        return self._send(builder.schedule, pages, now)
 
     def _give_up(self, late: Sequence, now: float) -> None:
         """Its turn has come, but it can't meet its deadline any more: end it rather than compute in vain."""
         message = "it could not have been done by its deadline"
         self._outbox.append(self._registry.fail(late.live, Failure.DEADLINE, message, now))
 
-    @property
-    def _returning(self) -> bool:
-        return any(step.plan.releases for step in self._in_flight)
-
-    def _speculate(self, builder: StepBuilder, may_ask: bool, now: float) -> None:
+    def _speculate(self, builder: StepBuilder, now: float) -> None:
         """Fill a step in which some want drafts; leave it empty if it is better made with them."""
-        running = self._roster.running
         self._decide(now)
-        if self._speculator.holds(running, self._forecast.step_s, now):
+        if self._speculator.holds(self._roster.running, self._forecast.step_s, now):
             return
-        builder.fill(may_ask, not self._in_flight, self._returning, self._speculator.drafts_awaited)
+        builder.fill()
         builder.attach_drafts(self._speculator)
 
-    def _send(self, builder: StepBuilder, pages: int, now: float) -> Plan | None:
-        releases, schedule = self._roster.take_releases(), builder.schedule
+    def _send(self, schedule: Schedule, pages: int, now: float) -> Plan | None:
+        releases = self._roster.take_releases()
         if schedule.empty and not releases:
             return None
         for opening in schedule.openings:
             self._registry.start(opening.sequence.live, now)
-        self._number += 1
-        step = SentStep.of(schedule, self._number, releases, pages - schedule.pages_left, now)
-        self._in_flight.append(step)
-        return step.plan
+        return self._in_flight.send(schedule, releases, pages - schedule.pages_left, now)
 
     def apply(self, result: Result, now: float) -> list[Event]:
         """Take a step's answer; steps are answered in order.
@@ -422,13 +415,8 @@ class Scheduler:
         A token that ends a completion (eos or a stop token) is in `Tokens.ids`, counts as a
         completion token, and is `Finished.matched_id`: front ends leave it out of the text.
         """
-        if not self._in_flight or self._in_flight[0].plan.number != result.number:
-            raise UnknownStep(f"no step in flight is answered by {result.number}")
-        step = self._in_flight[0]
-        rows = len(step.plan.rows) + len(step.plan.openings)
-        if len(result.rows) != rows or len(result.forks) != len(step.plan.forks):
-            raise UnknownStep(f"the answer to step {result.number} has another number of rows or forks")
-        self._in_flight.popleft()
+        step = self._in_flight.take(result)
+        rows = len(result.rows)
         self._free_pages, self._evictable_pages = result.free_pages, result.evictable_pages
         self._counters.steps += 1
         self._counters.rows += rows

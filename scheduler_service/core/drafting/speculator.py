@@ -257,11 +257,6 @@ class Speculator:
         """Moving average of the draft executor's step, in seconds; 0 before the first."""
         return self._draft_executor.step_s
 
-    @property
-    def drafts_awaited(self) -> bool:
-        """Some sequence waits for the draft executor, and has no row until its drafts are there."""
-        return self._draft_executor.is_awaited
-
     def ready(self, capacity: Capacity) -> None:
         """A draft executor that holds nothing of ours connected. Raises IllegalEvent while another is."""
         self._draft_executor.ready(capacity)
