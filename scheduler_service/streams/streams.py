@@ -46,7 +46,7 @@ class LiveRequests:
         self._wake = wake
         self._streams: dict[str, RequestStream] = {}  # by the core's ids
         self._readers = Readers()
-        self._posted: list[Event] = []
+        self._posted: list[tuple[RequestStream, Event]] = []
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -115,9 +115,9 @@ class LiveRequests:
             raise of_admission(error) from error
         if replaced is not None:
             self._end(replaced, Replaced("the same request was sent again"))
-        self.post(events)
         stream.begin = partial(self._started, request, served.model)
         self._streams[request.id] = stream
+        self.post(events)
         for index in stopped:
             self._stop(stream, index)
         self._wake()
@@ -129,17 +129,20 @@ class LiveRequests:
         )
 
     def post(self, events: Iterable[Event]) -> None:
-        """Keep events for the next `deliver`: the next step is sent first."""
-        self._posted += events
+        """Keep events for the next `deliver`: the next step is sent first.
+
+        Each is kept with its stream: a request that reuses the id meanwhile must not get it.
+        """
+        streams = self._streams
+        self._posted += [(stream, e) for e in events if (stream := streams.get(e.request_id)) is not None]
 
     def deliver(self) -> None:
         """Bring the posted events to their streams."""
-        events, self._posted = self._posted, []
+        posted, self._posted = self._posted, []
         now = self._clock()
         gaps: dict[float, int] = {}  # times between a completion's tokens: one or two, of all in a step
-        for event in events:
-            stream = self._streams.get(event.request_id)
-            if stream is None:
+        for stream, event in posted:
+            if self._streams.get(event.request_id) is not stream:
                 continue  # its client has left
             match event:
                 case Tokens():
@@ -215,5 +218,3 @@ class LiveRequests:
     def _end(self, stream: RequestStream, error: ServiceError) -> None:
         stream.fail(error)
         del self._streams[stream.core_id]
-        # A request that reuses the id must not get what was meant for this one.
-        self._posted = [event for event in self._posted if event.request_id != stream.core_id]

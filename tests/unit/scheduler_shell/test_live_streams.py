@@ -39,6 +39,7 @@ from scheduler_service.text.tools import TextTools
 from scheduler_service.text.vocabulary import Vocabulary
 from scheduler_service.text.worker.pieces import pieces_of
 from tests.support.untyped import present
+from tests.support.work import bytecodes
 from tests.unit.scheduler_shell import models_made_here
 from tests.unit.scheduler_shell import tokenizers_made_here as made
 
@@ -416,3 +417,18 @@ async def test_an_operator_aborts_everybodys() -> None:
     assert all(stream.ended for stream in streams)
     assert not other.ended
     assert not shop.live.abort_everybodys("r", "")
+
+
+def work_to_end_all(requests: int) -> int:
+    """Bytecodes of ending so many requests at once, each of which has a token that was not delivered yet."""
+    shop = Shop()
+    for number in range(requests):
+        shop.admit(f"r{number}")
+    shop.step(deliver=False)
+    work = bytecodes(lambda: shop.live.cancel_all(Aborted("all"), Aborted("all")))
+    assert not len(shop.live)
+    return work
+
+
+async def test_ending_all_requests_costs_each_of_them_the_same_however_many_there_are() -> None:
+    assert work_to_end_all(96) < 1.2 * 8 * work_to_end_all(12)
