@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from paceline.service.identity import MAX_PRIORITY, Identity
 from paceline.service.settings import ServiceSettings
-from pydantic import ByteSize, Field, field_validator, model_validator
+from pydantic import ByteSize, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from executor_service.backends.oracle_settings import OracleSettings
+from executor_service.backends.paged_attention_settings import PagedAttentionSettings
 from executor_service.backends.ranks import Rank
+from executor_service.backends.settings import BackendSettings
+from executor_service.backends.torch_settings import TorchSettings
 
 BackendName = Literal["oracle", "paged-attention", "torch"]
 Positive = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-class ExecutorConfig(ServiceSettings):
+BACKENDS: Mapping[BackendName, type[BackendSettings]] = {
+    "oracle": OracleSettings,
+    "paged-attention": PagedAttentionSettings,
+    "torch": TorchSettings,
+}
+
+
+class ExecutorConfig(TorchSettings, OracleSettings, PagedAttentionSettings, ServiceSettings):
     """Paceline's executor: a model, its device and a paged KV cache, as a gRPC service."""
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_EXECUTOR_")
@@ -31,25 +40,7 @@ class ExecutorConfig(ServiceSettings):
 
     port: int = Field(50061, ge=0, le=65535, description="port to listen on; 0: any free one")
 
-    # the model
     backend: BackendName = Field("torch", description="what computes")
-    model: Path | None = Field(None, description="a Hugging Face directory or a GGUF file (torch)")
-    device: str = Field("auto", description="auto, cpu or cuda[:index] (torch)")
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"] = Field(
-        "auto",
-        description="of weights; int8: on CPU twice as fast and nearly as good; fp8: of CUDA products' inputs"
-        " too; neither is for experts on CUDA (torch)",
-    )
-    graphs: Literal["on", "off"] = Field(
-        "on", description="replay captured steps on CUDA; off: launch each kernel, for debugging (torch)"
-    )
-    threads: int = Field(0, ge=0, le=1024, description="CPU threads of the model; 0: one per core (torch)")
-    tensor_parallel: int = Field(
-        1, ge=1, le=64, description="processes that share the model, each with a device of its own (torch)"
-    )
-    rank_timeout_s: float = Field(
-        60.0, ge=1, le=3600, description="one of them that keeps the others waiting longer is lost (torch)"
-    )
 
     # the cache and the step
     kv_memory: ByteSize | None = Field(
@@ -75,20 +66,6 @@ class ExecutorConfig(ServiceSettings):
     stuck_after_s: float = Field(30.0, gt=0, le=3600, description="a step longer than this is NOT_SERVING")
     max_queued_steps: Positive = Field(1024, description="steps waiting, all clients together")
 
-    # the oracle's and the reference's models, clock and faults
-    vocab_size: Positive = Field(
-        257, le=1 << 20, description="ids; 257: bytes and an end (oracle, paged-attention)"
-    )
-    context_length: Positive = Field(32_768, le=1 << 24, description="tokens (oracle, paged-attention)")
-    draft_agreement: Fraction = Field(1.0, description="share of the target's logits; 1: the target (oracle)")
-    draft_seed: int = Field(0, ge=0, lt=1 << 64, description="which logits agree (oracle)")
-    step_ms: float = Field(0.0, ge=0, le=600_000, description="a step takes at least this (oracle)")
-    token_us: float = Field(0.0, ge=0, le=60_000_000, description="and this for each token (oracle)")
-    nan_on_token: int | None = Field(None, ge=0, description="fault: NaN logits behind this id (oracle)")
-    exit_on_token: int | None = Field(None, ge=0, description="fault: die when this id is fed (oracle)")
-    exit_after_steps: int | None = Field(None, ge=0, description="fault: die after so many (oracle)")
-    freeze_after_steps: int | None = Field(None, ge=0, description="fault: stop after so many (oracle)")
-
     def open_doors(self) -> list[str]:
         """Those of the port, and where the ranks of a model meet."""
         doors = super().open_doors()
@@ -101,17 +78,23 @@ class ExecutorConfig(ServiceSettings):
             )
         return doors
 
-    @field_validator("model")
-    @classmethod
-    def _exists(cls, path: Path | None) -> Path | None:
-        if path is not None and not path.exists():
-            raise ValueError(f"no file {path}")
-        return path
+    @property
+    def backend_settings(self) -> BackendSettings:
+        """Those of the backend that was chosen."""
+        return BACKENDS[self.backend].of(self)
+
+    @property
+    def follower_flags(self) -> list[str]:
+        """Flags of a process that holds a part of this one's model: the backend's settings, and the log's."""
+        flags = []
+        for name in ("backend", *BACKENDS[self.backend].model_fields, "log_level", "log_format"):
+            if (value := getattr(self, name)) is not None:
+                flags += [f"--{name.replace('_', '-')}", str(value)]
+        return [*flags, "--exit-with-stdin", "--no-secrets-stdin"]
 
     @model_validator(mode="after")
     def _consistent(self) -> ExecutorConfig:
-        if self.backend == "torch" and self.model is None:
-            raise ValueError("the torch backend needs --model; --backend oracle needs none")
+        self.backend_settings.check()
         if self.backend != "torch" and self.tensor_parallel > 1:
             raise ValueError("--tensor-parallel is for the torch backend")
         if self.max_step_tokens < self.max_rows:

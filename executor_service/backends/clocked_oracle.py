@@ -11,7 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 from executor_service.backends.base import Flight, ForwardOutput, ForwardRow, RowOutput
-from executor_service.backends.oracle import OracleBackend, OracleConfig
+from executor_service.backends.oracle import OracleBackend
+from executor_service.backends.oracle_settings import OracleSettings
 from executor_service.contract.plan import TokenIds
 
 _NO_TOKEN = 0  # what follows a row that was not finite
@@ -37,7 +38,7 @@ class ClockedOracle(OracleBackend):
 
     max_flights = 2
 
-    def __init__(self, config: OracleConfig) -> None:
+    def __init__(self, config: OracleSettings) -> None:
         super().__init__(config)
         self._device = ThreadPoolExecutor(1, thread_name_prefix="oracle")
         self._sampled: list[RowOutput] = []  # of the last launch; the device's
@@ -75,6 +76,6 @@ class ClockedOracle(OracleBackend):
         return self._sampled
 
 
-def oracle_of(config: OracleConfig) -> OracleBackend:
+def oracle_of(config: OracleSettings) -> OracleBackend:
     """The oracle, on a device of its own if its steps take time. Raises ValueError."""
     return ClockedOracle(config) if config.step_ms or config.token_us else OracleBackend(config)

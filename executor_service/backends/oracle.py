@@ -23,7 +23,6 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +40,7 @@ from executor_service.backends.base import (
 from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
 from executor_service.backends.fingerprint import fingerprint
 from executor_service.backends.numpy_sampler import sample_rows
+from executor_service.backends.oracle_settings import OracleSettings
 from executor_service.contract import noise
 from executor_service.contract.plan import TokenIds
 
@@ -53,47 +53,13 @@ Words = NDArray[np.uint64]
 Indices = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class OracleConfig:
-    """The oracle's model, its clock and its faults. Raises ValueError, naming the field."""
-
-    vocab_size: int = VOCAB_SIZE
-    context_length: int = 32768  # tokens
-
-    draft_agreement: float = 1.0  # share of positions with the target's logits; 1: is the target
-    draft_seed: int = 0  # which positions those are, and the logits elsewhere
-
-    step_ms: float = 0.0  # a forward takes at least step_ms + token_us * tokens
-    token_us: float = 0.0
-
-    nan_on_token: int | None = None  # rows whose context has this id get NaN logits
-    exit_on_token: int | None = None  # the process dies when this id is fed
-    exit_after_steps: int | None = None  # ... instead of computing one more forward
-    freeze_after_steps: int | None = None  # the process stops (SIGSTOP) instead
-
-    def __post_init__(self) -> None:
-        if self.vocab_size < 1 or self.context_length < 1:
-            raise ValueError("vocab_size and context_length must be at least 1")
-        if not 0.0 <= self.draft_agreement <= 1.0:
-            raise ValueError(f"draft_agreement must be in 0..1, not {self.draft_agreement}")
-        if not 0 <= self.draft_seed < 1 << 64:
-            raise ValueError("draft_seed must be a uint64")
-        for name in ("step_ms", "token_us"):
-            if not 0.0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be finite and not negative")
-        for name in ("nan_on_token", "exit_on_token", "exit_after_steps", "freeze_after_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name} must not be negative")
-
-
 class OracleBackend(Synchronous):
     """The oracle behind the `Backend` protocol; KV is a uint64 array [pages, page_size]."""
 
     max_piece_tokens = 2048  # as of the GPU that it stands for
 
-    def __init__(self, config: OracleConfig | None = None) -> None:
-        self._config = config = config or OracleConfig()
+    def __init__(self, config: OracleSettings | None = None) -> None:
+        self._config = config = config or OracleSettings()
         has_text = config.vocab_size >= VOCAB_SIZE
         is_draft = config.draft_agreement < 1.0
         draft = [config.draft_agreement, config.draft_seed] if is_draft else None
@@ -141,7 +107,7 @@ class OracleBackend(Synchronous):
         began = time.perf_counter()
         if not rows:
             return []
-        batch = _Batch(rows, self._kv.shape[1])
+        batch = _FlatRows(rows, self._kv.shape[1])
         self._inject_process_faults(batch.tokens)
         self._write(batch, rows)
         logits = self._logits(self._read(batch))
@@ -171,7 +137,7 @@ class OracleBackend(Synchronous):
         """Let go of the pages."""
         self._kv = np.zeros((0, 1), dtype=np.uint64)
 
-    def _write(self, batch: _Batch, rows: Sequence[ForwardRow]) -> None:
+    def _write(self, batch: _FlatRows, rows: Sequence[ForwardRow]) -> None:
         """Cache the state of every fed token; the state before the first one is read from its slot."""
         before = np.fromiter((_origin(row.salt) for row in rows), np.uint64, len(rows))
         continued = np.flatnonzero(batch.starts)
@@ -180,7 +146,7 @@ class OracleBackend(Synchronous):
         states = _running_sums(fed, batch.counts) + np.repeat(before, batch.counts)
         self._kv[batch.slots(batch.row_of_token, batch.positions)] = states
 
-    def _read(self, batch: _Batch) -> Words:
+    def _read(self, batch: _FlatRows) -> Words:
         """The content hash of every output position, rows in order, from the pages alone."""
         with_output = np.flatnonzero(batch.outputs)
         if not len(with_output):
@@ -263,7 +229,7 @@ class OracleBackend(Synchronous):
             time.sleep(remaining_s)
 
 
-class _Batch:
+class _FlatRows:
     """The rows of one forward as flat arrays."""
 
     def __init__(self, rows: Sequence[ForwardRow], page_size: int) -> None:

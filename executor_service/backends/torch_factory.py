@@ -1,4 +1,4 @@
-"""From a configuration to the torch backend: one process, rank 0 of several, or one that follows rank 0.
+"""From settings to the torch backend: one process, rank 0 of several, or one that follows rank 0.
 
 torch itself is imported where it is needed: the other ranks are started first, to import it beside us.
 """
@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from paceline.service.logs import Log
@@ -17,6 +18,7 @@ from paceline.service.parent import STDIN
 from executor_service.backends.base import Backend, ModelError
 from executor_service.backends.followers import Followers
 from executor_service.backends.ranks import Rank, RankLost, listen
+from executor_service.backends.torch_settings import TorchSettings
 from executor_service.config import ExecutorConfig
 from executor_service.fatal import EXIT_FAULT, EXIT_MODEL, die
 
@@ -26,32 +28,32 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 
-def torch_backend(config: ExecutorConfig) -> Backend:
+def torch_backend(settings: TorchSettings, follower_flags: Sequence[str]) -> Backend:
     """The backend of the process that serves; starts the other ranks, if any. Raises ModelError."""
-    rank = _launched(config)
-    if rank is None and config.tensor_parallel == 1:
+    rank = _launched(settings)
+    if rank is None and settings.tensor_parallel == 1:
         from executor_service.backends.torch_backend import TorchBackend
 
-        return TorchBackend(_torch_config(config))
+        return TorchBackend(_torch_config(settings))
     listener = None
     if rank is None:
         listener = listen()
         ranks = [
-            Rank.on_this_machine(number, config.tensor_parallel, listener.getsockname()[1])
-            for number in range(config.tensor_parallel)
+            Rank.on_this_machine(number, settings.tensor_parallel, listener.getsockname()[1])
+            for number in range(settings.tensor_parallel)
         ]
         rank, others = ranks[0], ranks[1:]
-        followers = Followers(_follower_command(config), others, _lost)
+        followers = Followers([sys.executable, "-m", "executor_service", *follower_flags], others, _lost)
     else:
         followers = Followers([], [], _lost)  # the launcher's
     from executor_service.backends.torch_backend.parallel.leader import LeaderBackend
 
-    return LeaderBackend(_torch_config(config, rank), rank, config.rank_timeout_s, followers, listener)
+    return LeaderBackend(_torch_config(settings, rank), rank, settings.rank_timeout_s, followers, listener)
 
 
 def follower_rank(config: ExecutorConfig) -> Rank | None:
     """Which rank above 0 a launcher, or our rank 0, made this process; None: it serves. Raises ModelError."""
-    rank = _launched(config) if config.backend == "torch" else None
+    rank = _launched(TorchSettings.of(config)) if config.backend == "torch" else None
     return rank if rank is not None and rank.number > 0 else None
 
 
@@ -64,30 +66,32 @@ def follow(config: ExecutorConfig, rank: Rank) -> None:
     try:
         from executor_service.backends.torch_backend.parallel.follower import follow
 
-        follow(_torch_config(config, rank), rank, config.rank_timeout_s)
+        follow(_torch_config(TorchSettings.of(config), rank), rank, config.rank_timeout_s)
     except Exception as error:
         die(error)
 
 
-def _launched(config: ExecutorConfig) -> Rank | None:
+def _launched(settings: TorchSettings) -> Rank | None:
     try:
         rank = Rank.from_environment(os.environ)
     except ValueError as error:
         raise ModelError(str(error)) from error
     if rank is None or rank.ranks == 1:
         return None
-    if config.tensor_parallel not in (1, rank.ranks):
-        raise ModelError(f"--tensor-parallel {config.tensor_parallel}: a launcher started {rank.ranks} ranks")
+    if settings.tensor_parallel not in (1, rank.ranks):
+        raise ModelError(
+            f"--tensor-parallel {settings.tensor_parallel}: a launcher started {rank.ranks} ranks"
+        )
     return rank
 
 
-def _torch_config(config: ExecutorConfig, rank: Rank | None = None) -> TorchConfig:
+def _torch_config(settings: TorchSettings, rank: Rank | None = None) -> TorchConfig:
     import torch
 
     from executor_service.backends.torch_backend import TorchConfig
 
-    assert config.model is not None
-    device, dtype, threads = config.device, config.dtype, config.threads
+    assert settings.model is not None
+    device, dtype, threads = settings.device, settings.dtype, settings.threads
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":
@@ -102,24 +106,8 @@ def _torch_config(config: ExecutorConfig, rank: Rank | None = None) -> TorchConf
     if device == "cuda":
         device = f"cuda:{rank.local_number if rank else 0}"
     return TorchConfig(
-        config.model, device=device, dtype=dtype, threads=threads, graphs=config.graphs == "on"
+        settings.model, device=device, dtype=dtype, threads=threads, graphs=settings.graphs == "on"
     )
-
-
-def _follower_command(config: ExecutorConfig) -> list[str]:
-    settings = {
-        "backend": "torch",
-        "model": config.model,
-        "device": config.device,
-        "dtype": config.dtype,
-        "threads": config.threads,
-        "tensor-parallel": config.tensor_parallel,
-        "rank-timeout-s": config.rank_timeout_s,
-        "log-level": config.log_level,
-        "log-format": config.log_format,
-    }
-    flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    return [sys.executable, "-m", "executor_service", *flags, "--exit-with-stdin", "--no-secrets-stdin"]
 
 
 def _lost(rank: int, status: int) -> NoReturn:

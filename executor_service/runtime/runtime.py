@@ -67,7 +67,7 @@ class Runtime:
     @classmethod
     def from_config(cls, config: ExecutorConfig) -> Runtime:
         """The runtime of a configuration. Raises ModelError."""
-        return cls(config, make_backend(config))
+        return cls(config, make_backend(config.backend_settings, config.follower_flags))
 
     @property
     def state(self) -> State:

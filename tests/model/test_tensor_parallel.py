@@ -23,6 +23,10 @@ GROUPS = [*PAIRS, pytest.param(("qwen3-moe", 4), marks=pytest.mark.slow)]  # whi
 GREEDY = Sampling()
 
 
+def backend_of(config: ExecutorConfig) -> Backend:
+    return make_backend(config.backend_settings, config.follower_flags)
+
+
 def config_of(model: Path, ranks: int, **settings: object) -> ExecutorConfig:
     return ExecutorConfig(model=model, device="cpu", threads=1, tensor_parallel=ranks, **settings)  # type: ignore[arg-type]
 
@@ -40,7 +44,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tupl
     for name, ranks in PAIRS:
         path = tmp_path_factory.mktemp(name)
         save(name, path)
-        groups[name] = path, make_backend(config_of(path, ranks))
+        groups[name] = path, backend_of(config_of(path, ranks))
     yield groups
     for _, backend in groups.values():
         backend._followers.kill()  # type: ignore[attr-defined]  # of groups that no test has joined
@@ -51,9 +55,7 @@ def pair(request: pytest.FixtureRequest, waiting: dict[str, tuple[Path, Backend]
     name, ranks = request.param
     path, two = waiting[name]
     with ExitStack() as cleanup:
-        pair = Pair(
-            make_backend(config_of(path, 1)), two if ranks == 2 else make_backend(config_of(path, ranks))
-        )
+        pair = Pair(backend_of(config_of(path, 1)), two if ranks == 2 else backend_of(config_of(path, ranks)))
         for backend in (pair.one, pair.two):
             cleanup.callback(backend.close)
             backend.load(lambda what, fraction: None)

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.byte_tokenizer import EOS_ID, EOS_TOKEN, VOCAB_SIZE, byte_tokenizer
-from executor_service.backends.oracle import OracleBackend, OracleConfig
+from executor_service.backends.oracle import OracleBackend
+from executor_service.backends.oracle_settings import OracleSettings
 
 FILES = byte_tokenizer()
 TOKENIZER = Tokenizer.from_str(FILES.tokenizer_json.decode())
@@ -54,7 +55,7 @@ def test_the_chat_template_names_roles_and_prompts_for_an_answer() -> None:
 
 
 def test_a_vocabulary_too_small_for_bytes_has_no_tokenizer() -> None:
-    backend = OracleBackend(OracleConfig(vocab_size=256))
+    backend = OracleBackend(OracleSettings(vocab_size=256))
     assert not backend.info.has_tokenizer
     assert backend.info.eos_token_ids == ()
     with pytest.raises(ModelError, match="256"):

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from executor_service.backends.oracle_settings import OracleSettings
+from executor_service.backends.torch_settings import TorchSettings
 from executor_service.config import ExecutorConfig
 
 ORACLE = ["--backend", "oracle"]
@@ -86,6 +88,30 @@ def test_what_can_not_be_served_is_refused_by_name(
 def test_plaintext_beyond_loopback_takes_a_flag() -> None:
     assert parse([*ORACLE, "--host", "0.0.0.0", "--insecure"]).host == "0.0.0.0"
     assert parse([*ORACLE, "--host", "::1"]).address == "[::1]:50061"
+
+
+def test_ranks_that_follow_are_told_every_setting_of_the_backend(tmp_path: Path) -> None:
+    settings = TorchSettings(
+        model=tmp_path,
+        device="cpu",
+        dtype="int8",
+        graphs="off",
+        threads=3,
+        tensor_parallel=2,
+        rank_timeout_s=7.5,
+    )
+    defaults = {name: field.default for name, field in TorchSettings.model_fields.items()}
+    assert all(getattr(settings, name) != default for name, default in defaults.items())
+    config = ExecutorConfig(**settings.model_dump(), log_level="error")
+    theirs = parse(config.follower_flags)
+    assert theirs.backend_settings == config.backend_settings == settings
+    assert theirs.log_level == "error"
+    assert theirs.exit_with_stdin
+
+
+def test_a_backend_gets_its_own_settings_and_no_others() -> None:
+    config = parse([*ORACLE, "--threads", "2", "--vocab-size", "99", "--draft-seed", "5"])
+    assert config.backend_settings == OracleSettings(vocab_size=99, draft_seed=5)
 
 
 def test_every_setting_is_described() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from executor_service.backends.base import Backend
 from executor_service.backends.clocked_oracle import oracle_of
-from executor_service.backends.oracle import OracleConfig
+from executor_service.backends.oracle_settings import OracleSettings
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import (
     Fork,
@@ -240,7 +240,7 @@ def test_so_they_do_where_pages_sequences_and_tokens_are_short(
 @given(seed=SEEDS, steps=st.integers(1, 25))
 @settings(max_examples=60, deadline=None)
 def test_so_they_do_on_the_oracle_and_a_device_that_is_one(seed: int, steps: int) -> None:
-    configs = (OracleConfig(nan_on_token=95), OracleConfig(nan_on_token=95, token_us=0.01))
+    configs = (OracleSettings(nan_on_token=95), OracleSettings(nan_on_token=95, token_us=0.01))
     backends = oracle_of(configs[0]), oracle_of(configs[1])
     assert [backend.max_flights for backend in backends] == [1, 2]
     try:

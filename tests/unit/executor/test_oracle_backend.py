@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.oracle import EXIT_CODE, OracleBackend, OracleConfig
+from executor_service.backends.oracle import EXIT_CODE, OracleBackend
+from executor_service.backends.oracle_settings import OracleSettings
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.support.untyped import present
 from tests.unit.executor.rows import last_logits, make_row
@@ -24,7 +25,7 @@ PROMPT = [5, 9, 256, 0, 7, 7, 1, 30, 2, 11]  # two full pages and a half
 TABLE = [3, 1, 7]
 
 
-def make(config: OracleConfig | None = None) -> OracleBackend:
+def make(config: OracleSettings | None = None) -> OracleBackend:
     backend = OracleBackend(config)
     backend.load(lambda what, fraction: None)
     backend.allocate(40, PAGE)
@@ -187,7 +188,7 @@ def test_a_truncated_sequence_continues_as_if_it_had_never_been_longer(expected:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_logits_do_not_depend_on_the_batch(data: st.DataObject) -> None:
-    backend, rows, alone, page = make(OracleConfig(vocab_size=50)), [], [], 1
+    backend, rows, alone, page = make(OracleSettings(vocab_size=50)), [], [], 1
     for _ in range(data.draw(st.integers(1, 6))):
         tokens = data.draw(st.lists(st.integers(0, 49), min_size=1, max_size=14))
         start = data.draw(st.integers(0, len(tokens) - 1))
@@ -199,7 +200,7 @@ def test_logits_do_not_depend_on_the_batch(data: st.DataObject) -> None:
             backend.forward([make_row(tokens[:start], table, outputs=0, salt=salt)])
         rows.append(make_row(tokens, table, start=start, outputs=outputs, salt=salt))
         whole = make_row(tokens, range(4), outputs=len(tokens), salt=salt)
-        logits = last_logits(make(OracleConfig(vocab_size=50)), whole)
+        logits = last_logits(make(OracleSettings(vocab_size=50)), whole)
         alone.append(logits[len(tokens) - outputs :])
     for output, logits in zip(backend.forward(rows), alone, strict=True):
         assert np.array_equal(present(output.logits), logits)
@@ -235,7 +236,7 @@ def test_a_draft_agrees_at_its_rate(agreement: float) -> None:
     tokens = np.random.default_rng(1).integers(0, 257, 2000).astype(np.int32)
     want = frozenset({"logits"})
     target = present(make().forward_once([tokens], want)[0].logits)
-    drafting = make(OracleConfig(draft_agreement=agreement, draft_seed=9))
+    drafting = make(OracleSettings(draft_agreement=agreement, draft_seed=9))
     draft = present(drafting.forward_once([tokens], want)[0].logits)
     same = (target.argmax(axis=1) == draft.argmax(axis=1)).mean()
     assert same == pytest.approx(agreement + (1 - agreement) / 257, abs=0.04)
@@ -243,13 +244,13 @@ def test_a_draft_agrees_at_its_rate(agreement: float) -> None:
 
 def test_fingerprints_tell_models_apart_but_not_their_clocks_and_faults() -> None:
     configs = [
-        OracleConfig(),
-        OracleConfig(vocab_size=300),
-        OracleConfig(draft_agreement=0.5),
-        OracleConfig(draft_agreement=0.5, draft_seed=1),
+        OracleSettings(),
+        OracleSettings(vocab_size=300),
+        OracleSettings(draft_agreement=0.5),
+        OracleSettings(draft_agreement=0.5, draft_seed=1),
     ]
     assert len({OracleBackend(config).info.fingerprint for config in configs}) == len(configs)
-    same = OracleBackend(OracleConfig(step_ms=1, exit_on_token=3, draft_seed=7)).info.fingerprint
+    same = OracleBackend(OracleSettings(step_ms=1, exit_on_token=3, draft_seed=7)).info.fingerprint
     assert same == OracleBackend().info.fingerprint
     assert len(same) == 32
 
@@ -271,14 +272,14 @@ def test_fingerprints_tell_models_apart_but_not_their_clocks_and_faults() -> Non
 )
 def test_a_bad_config_is_refused_by_name(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
-        OracleConfig(**bad)  # type: ignore[arg-type]
+        OracleSettings(**bad)  # type: ignore[arg-type]
 
 
 # Its clock and its faults
 
 
 def test_nan_harms_only_its_row() -> None:
-    backend = make(OracleConfig(nan_on_token=13))
+    backend = make(OracleSettings(nan_on_token=13))
     healthy = make_row(PROMPT, TABLE, output=OutputMode.SAMPLE)
     (alone,) = backend.forward([healthy])
     sick = make_row([1, 13, 2], [9], output=OutputMode.SAMPLE)
@@ -291,16 +292,17 @@ def test_nan_harms_only_its_row() -> None:
 
 
 def test_a_step_takes_its_modelled_time() -> None:
-    backend = make(OracleConfig(step_ms=5, token_us=1000))
+    backend = make(OracleSettings(step_ms=5, token_us=1000))
     began = time.perf_counter()
     fill(backend, PROMPT, TABLE)
     assert time.perf_counter() - began >= 0.015
 
 
 SCRIPT = """
-from executor_service.backends.oracle import OracleBackend, OracleConfig
+from executor_service.backends.oracle import OracleBackend
+from executor_service.backends.oracle_settings import OracleSettings
 from tests.unit.executor.rows import make_row
-backend = OracleBackend(OracleConfig(**{config}))
+backend = OracleBackend(OracleSettings(**{config}))
 backend.allocate(4, 16)
 for token in (1, 2, 3, 4):
     backend.forward([make_row([token], [1])])

@@ -15,7 +15,7 @@ import pytest
 
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.clocked_oracle import oracle_of
-from executor_service.backends.oracle import OracleConfig
+from executor_service.backends.oracle_settings import OracleSettings
 from executor_service.contract.plan import Reason, Release, StepPlan, StepRefused, StepResult
 from executor_service.fatal import EXIT_FAULT, EXIT_MODEL
 from executor_service.steps.worker import Worker
@@ -279,7 +279,7 @@ async def test_a_lease_begins_anew_with_the_answer(overlapped: Overlapped) -> No
 
 
 async def test_no_landing_is_missed_however_it_meets_the_next_step() -> None:
-    harness = Harness(limits(context_length=512, total_pages=99), oracle_of(OracleConfig(step_ms=0.5)))
+    harness = Harness(limits(context_length=512, total_pages=99), oracle_of(OracleSettings(step_ms=0.5)))
     worker = Worker(tick_s=60)  # what is missed stays so
     await worker.start(lambda: harness.engine)
     plans = [plan(opening(1, PROMPT)), *(plan(row(1, n)) for n in range(len(PROMPT), 300))]

@@ -6,7 +6,8 @@ import numpy as np
 from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.backends.base import Backend
-from executor_service.backends.oracle import OracleBackend, OracleConfig
+from executor_service.backends.oracle import OracleBackend
+from executor_service.backends.oracle_settings import OracleSettings
 from executor_service.backends.paged_attention import PagedAttentionBackend, PagedAttentionConfig
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Opening, Release, Sampling, StepPlan
@@ -25,7 +26,9 @@ EPOCH = 77
 
 def oracle(context_length: int, agreement: float = 1.0, vocabulary: int = VOCABULARY) -> Backend:
     """The oracle, or a draft that has its logits at a share `agreement` of the positions."""
-    return OracleBackend(OracleConfig(vocabulary, context_length, draft_agreement=agreement))
+    return OracleBackend(
+        OracleSettings(vocab_size=vocabulary, context_length=context_length, draft_agreement=agreement)
+    )
 
 
 def paged_attention(context_length: int, head_dim: int = 24) -> Backend:

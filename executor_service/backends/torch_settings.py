@@ -1,0 +1,53 @@
+"""`TorchSettings`: which model the torch backend loads, where and how. Knows no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from executor_service.backends.settings import BackendSettings
+
+
+class TorchSettings(BackendSettings):
+    """Which model, on which devices. Every rank of a group gets the same."""
+
+    model: Path | None = Field(default=None, description="a Hugging Face directory or a GGUF file (torch)")
+    device: str = Field(default="auto", description="auto, cpu or cuda[:index] (torch)")
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"] = Field(
+        default="auto",
+        description="of weights; int8: on CPU twice as fast and nearly as good; fp8: of CUDA products' inputs"
+        " too; neither is for experts on CUDA (torch)",
+    )
+    graphs: Literal["on", "off"] = Field(
+        default="on",
+        description="replay captured steps on CUDA; off: launch each kernel, for debugging (torch)",
+    )
+    threads: int = Field(
+        default=0, ge=0, le=1024, description="CPU threads of the model; 0: one per core (torch)"
+    )
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="processes that share the model, each with a device of its own (torch)",
+    )
+    rank_timeout_s: float = Field(
+        default=60.0,
+        ge=1,
+        le=3600,
+        description="one of them that keeps the others waiting longer is lost (torch)",
+    )
+
+    @field_validator("model")
+    @classmethod
+    def _exists(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.exists():
+            raise ValueError(f"no file {path}")
+        return path
+
+    def check(self) -> None:
+        """Raises ValueError without a model."""
+        if self.model is None:
+            raise ValueError("the torch backend needs --model; --backend oracle needs none")
