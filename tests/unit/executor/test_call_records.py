@@ -87,7 +87,8 @@ def sample(kind: Any, numbers: Iterator[int]) -> Record:
         int: lambda: next(numbers),
     }
     hints = [getattr(hint, "__supertype__", hint) for hint in get_type_hints(kind).values()]
-    return kind(*(makers[hint]() if hint in makers else sample(hint, numbers) for hint in hints))
+    record: Record = kind(*(makers[hint]() if hint in makers else sample(hint, numbers) for hint in hints))
+    return record
 
 
 @pytest.mark.parametrize("kind", [Before, Reordered, Extended])

@@ -65,18 +65,21 @@ _LOW, _NUMBERS = (1 << 32) - 1, (1 << 31) - 1
 
 _read_header = reader(Header)
 
+_inlined = njit(nogil=True, inline="always")
+"""For what calls all kernels: LLVM optimizes each function with all that it calls, and that takes seconds."""
+
 
 @njit(nogil=True)
 def _slot(state: int, number: int) -> int:
     return state + _SLOTS + _SLOT_BYTES * (number % _RING)
 
 
-@njit(nogil=True)
+@_inlined
 def _compute(call: int, chunk: int) -> None:
     compute_chunk(_read_header(call).kind, call + _HEADER_BYTES, chunk)
 
 
-@njit(nogil=True)
+@_inlined
 def _claim_and_compute(state: int) -> bool:
     """Claim a chunk of the current call and compute it; False where none was left."""
     ticket = fetch_add(state + _TICKET, 1)
@@ -102,7 +105,7 @@ def _offer(state: int, call: int, chunks: int) -> None:
     store(state + _TICKET, number << 32)
 
 
-@njit(nogil=True)
+@_inlined
 def _execute(state: int, call: int) -> None:
     chunks = count_chunks(_read_header(call).kind, call + _HEADER_BYTES)
     if chunks == 1:  # done before anybody has come to help
@@ -118,7 +121,7 @@ def _execute(state: int, call: int) -> None:
             yield_core()
 
 
-@njit(nogil=True)
+@_inlined
 def _help(state: int) -> None:
     turns = 0
     while load(state + _OVER) == 0:
