@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend import noise
+from executor_service.backends.torch_backend.gumbel import gumbel
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def draw(
 
     ids = torch.arange(logits.shape[-1], device=logits.device)[None, :]
     scaled = logits / column(temperatures)
-    noisy = scaled + noise.gumbel(column(keys.view(np.int64)), ids)
+    noisy = scaled + gumbel(column(keys.view(np.int64)), ids)
     weights = (scaled - scaled.amax(-1, keepdim=True)).exp()
     top_k, top_p, min_p, totals = (
         column(values) for values in (filters.top_k, filters.top_p, filters.min_p, filters.totals)

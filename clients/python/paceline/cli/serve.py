@@ -18,7 +18,7 @@ from paceline.cli.client_options import client_token, refuse_client_options
 from paceline.cli.common import fail, stderr
 from paceline.cli.log_writer import never_blocking
 from paceline.cli.model import fetch_default
-from paceline.cli.stack import ExecutorConfig, Loading, Stack, StackConfig, starting
+from paceline.cli.stack import ExecutorLaunch, Loading, Stack, StackConfig, starting
 from paceline.cli.stack_secrets import draw_token
 from paceline.cli.supervisor import ChildFailed
 
@@ -137,7 +137,7 @@ def serve(
 
 def draft_config(
     backend: str | None, model: Path | None, options: list[str] | None, logs: Sequence[str]
-) -> ExecutorConfig | None:
+) -> ExecutorLaunch | None:
     """The executor that drafts, if one was asked for."""
     if backend is None and model is None:
         if options:
@@ -146,7 +146,7 @@ def draft_config(
     backend = backend or "torch"
     if backend == "torch" and model is None:
         fail("--draft-backend torch needs --draft-model", 2)
-    return ExecutorConfig(backend, model, (*logs, *flags(options)))
+    return ExecutorLaunch(backend, model, (*logs, *flags(options)))
 
 
 QUIET = ("--log-level", "error", "--log-format", "console")
@@ -156,7 +156,7 @@ def stack_config(
     backend: str,
     model: Path | None = None,
     executor_options: Sequence[str] = (),
-    draft: ExecutorConfig | None = None,
+    draft: ExecutorLaunch | None = None,
 ) -> StackConfig:
     """A stack on free ports for one command's own use, closed to others. The model: the default one."""
     return StackConfig(

@@ -50,7 +50,7 @@ class ChildFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorConfig:
+class ExecutorLaunch:
     """One executor to start; `options` go to it as they are."""
 
     backend: str
@@ -75,7 +75,7 @@ class StackConfig:
 
     backend: str
     model: Path | None = None
-    draft: ExecutorConfig | None = None  # its model drafts for the other's
+    draft: ExecutorLaunch | None = None  # its model drafts for the other's
     host: str = _LOOPBACK
     port: int = 0  # of the scheduler; 0: any free one
     executor_port: int = 0
@@ -84,9 +84,9 @@ class StackConfig:
     client_token: str = field(default="", repr=False)  # that clients must send; empty: they need none
 
     @property
-    def executor(self) -> ExecutorConfig:
+    def executor(self) -> ExecutorLaunch:
         """The executor that serves."""
-        return ExecutorConfig(self.backend, self.model, self.executor_options)
+        return ExecutorLaunch(self.backend, self.model, self.executor_options)
 
     def scheduler_command(self, port: int, files: ChildFiles, executor: str, draft: str) -> list[str]:
         """The scheduler's command line; `draft` is empty, or the draft executor's address."""
