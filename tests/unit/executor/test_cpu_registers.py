@@ -22,7 +22,7 @@ PRINT = (
 @pytest.mark.parametrize("most", [6, 12])
 @pytest.mark.parametrize("left", range(1, 30))
 def test_tiles_are_few_and_none_is_thin(left: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registers, "MOST_ROWS", most)
+    monkeypatch.setattr(registers, "MAX_ROWS", most)
     sizes, rows = [], left
     while rows:
         sizes.append(registers.tile_rows.py_func(rows))

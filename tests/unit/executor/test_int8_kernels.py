@@ -22,7 +22,7 @@ from executor_service.backends.torch_backend.cpu.layers.linear_int8 import pack,
 from executor_service.backends.torch_backend.cpu.primitives.registers import (
     FEATURES,
     LANES,
-    MOST_ROWS,
+    MAX_ROWS,
     VECTOR,
 )
 
@@ -155,6 +155,6 @@ def test_avx2_multiplies_and_adds_a_vector_of_pairs_in_one_instruction() -> None
     compiled: Any = njit(f"void({', '.join(['int64'] * 9)})")(put_tile.py_func)  # type: ignore[attr-defined]
     [assembly] = compiled.inspect_asm().values()
     if "+avx2" in FEATURES:
-        vectors = sum(range(MOST_ROWS + 1)) * LANES // VECTOR  # of the tiles that are a panel wide, alone
+        vectors = sum(range(MAX_ROWS + 1)) * LANES // VECTOR  # of the tiles that are a panel wide, alone
         assert assembly.count("vpmaddwd") + assembly.count("vpdpwssd") >= vectors
         assert "vpmulld" not in assembly

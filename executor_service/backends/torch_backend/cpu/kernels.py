@@ -44,54 +44,54 @@ class CpuKernels:
         self.pool = ThreadPool(threads)
 
     def step(self) -> AbstractContextManager[None]:
-        """See `Kernels`."""
+        """Keep the helper threads awake for the operations inside."""
         return self.pool.step()
 
     def close(self) -> None:
-        """See `Kernels`."""
+        """End the helper threads."""
         self.pool.close()
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
-        """See `Kernels`."""
+        """x W^T + b, with W in fp32, packed once."""
         return PackedLinear(parts, bias, self.pool)
 
     def head(self, weight: torch.Tensor) -> Linear:
-        """See `Kernels`."""
+        """The output layer, in the precision of the others."""
         return self.linear([weight])
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
-        """See `Kernels`."""
+        """silu(x G^T) * (x U^T), with G and U in fp32, packed once."""
         return PackedGated(gate, up, self.pool)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """See `Kernels`."""
+        """RMSNorm of each row of x [rows, n], fp32."""
         out = torch.empty_like(x)
         self.pool.run(norm_call(len(x), address_of(x), weight, address_of(out), eps))
         return out
 
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
-        """See `Kernels`."""
+        """Pages of zeros, in the layout of `attention.pages`."""
         return new_layer_cache(pages, page_size, kv_heads, head_dim, self.cache_dtype)
 
     def prepare(self, batch: Batch, heads_per_kv_head: int) -> PreparedBatch:
-        """See `Kernels`."""
+        """Cut the batch into the items of `attention.attend`."""
         return prepare_batch(batch, heads_per_kv_head)
 
     def attention(
         self, qkv: torch.Tensor, cache: LayerCache, prepared: PreparedBatch, w: AttentionWeights
     ) -> torch.Tensor:
-        """See `Kernels`."""
+        """Rotate q and k, write k and v, attend: two calls."""
         out = torch.empty(qkv.shape[0], w.heads * w.head_dim)
         at, pages = (address_of(qkv), address_of(out)), Pages.of(cache)
         self.pool.run(*attention_calls(len(qkv), prepared.places, prepared.items, pages, *at, w))
         return out
 
     def record(self, blocks: Sequence[Block], eps: float) -> RecordedBlocks | None:
-        """See `Kernels`."""
+        """All calls of the blocks in one table; None where some of their products are not ours."""
         return record_blocks(self.pool, blocks, eps)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """See `Kernels`."""
+        """The first of the largest logits of each row: int64 [rows]."""
         tokens = torch.zeros(logits.shape[0], dtype=torch.int64)
         rows, vocabulary = logits.shape
         self.pool.run(TakeLargest(rows, vocabulary, address_of(logits), address_of(tokens)))
@@ -104,7 +104,7 @@ class CpuKernels:
         keys: NDArray[np.uint64],
         filters: Filters,
     ) -> torch.Tensor:
-        """See `Kernels`."""
+        """A token for each row, int64 [rows], as `drawing.draw` draws it."""
         tokens = torch.zeros(logits.shape[0], dtype=torch.int64)
         rows, vocabulary = logits.shape
         call = DrawTokens(
@@ -133,9 +133,9 @@ class CpuInt8Kernels(CpuKernels):
         self._scratch = Scratch()
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
-        """See `Kernels`."""
+        """x W^T + b, with W in int8, packed once."""
         return Int8Linear(parts, bias, self.pool, self._scratch)
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
-        """See `Kernels`."""
+        """silu(x G^T) * (x U^T), with G and U in int8, packed once."""
         return Int8Gated(gate, up, self.pool, self._scratch)

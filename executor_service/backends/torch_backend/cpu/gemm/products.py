@@ -21,7 +21,7 @@ from executor_service.backends.torch_backend.cpu.primitives.memory import matrix
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, reader
 from executor_service.backends.torch_backend.cpu.primitives.registers import (
     LANES,
-    MOST_ROWS,
+    MAX_ROWS,
     tile_panels,
     tile_rows,
 )
@@ -173,7 +173,7 @@ def _make_gated(put_tile: Product) -> ComputeChunk:
         rows, x, x_stride, k = call.rows, call.x, call.x_stride, call.steps
         w, w_stride = call.w, call.w_stride
         n, size, out = call.n, call.pairs_per_chunk, matrix(call.out, rows, call.n)
-        buffer = np.empty((MOST_ROWS, _PAIRS * 2 * LANES), np.float32)
+        buffer = np.empty((MAX_ROWS, _PAIRS * 2 * LANES), np.float32)
         low, high = chunk * size, min((chunk + 1) * size, (n + LANES - 1) // LANES)
         for block in range(0, rows, _BLOCK_ROWS):
             last = min(block + _BLOCK_ROWS, rows)

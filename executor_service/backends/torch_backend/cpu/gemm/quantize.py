@@ -53,18 +53,18 @@ def _compute_chunk(record: int, chunk: int) -> None:
         scale = floats(to, 1)
         quantized = carray(pointer(to + ROW_SCALE_BYTES), (k + k % 2,), np.int16)
         # Without signs, floats are ordered as their bits are, NaN above all: a maximum of integers.
-        most = np.int32(0)
+        largest_bits = np.int32(0)
         for i in range(k):
-            most = max(most, np.int32(bits[r, i] & _NO_SIGN))
-        magnitude = float_of_bits(most)
+            largest_bits = max(largest_bits, np.int32(bits[r, i] & _NO_SIGN))
+        magnitude = float_of_bits(largest_bits)
         inverse = np.float32(0.0)
-        if most >= _INFINITY:
+        if largest_bits >= _INFINITY:
             scale[0] = np.float32(np.nan)
         elif magnitude < _NEGLIGIBLE:
             scale[0] = np.float32(0.0)
         else:
             scale[0], inverse = magnitude / largest, largest / magnitude
-        if most >= _INFINITY:
+        if largest_bits >= _INFINITY:
             quantized[:] = np.int16(0)
         else:
             for i in range(k):

@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 from executor_service.backends.torch_backend.cpu.primitives.memory import insert_function
 from executor_service.backends.torch_backend.cpu.primitives.registers import (
     LANES,
-    MOST_ROWS,
+    MAX_ROWS,
     ROWS_BY_FOUR,
     ROWS_BY_TWO,
     VECTOR,
@@ -31,7 +31,7 @@ _AHEAD_BYTES = 2048  # how far ahead of a step a tile asks for its panels: furth
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 Product = Callable[[int, int, int, int, int, int, int, int, int], None]
-"""product(x, x_stride, w, w_stride, panels, k, out, out_stride, rows): out (+)= X W for 1 to MOST_ROWS rows.
+"""product(x, x_stride, w, w_stride, panels, k, out, out_stride, rows): out (+)= X W for 1 to MAX_ROWS rows.
 
 `w_stride` is from panel to panel; k is how many steps there are along K.
 """
@@ -68,7 +68,7 @@ def make_product(arithmetic: Arithmetic, add: bool) -> Product:
     """out = X W, or out += X W with `add`."""
     by_four = _make_tiles(arithmetic, range(1, ROWS_BY_FOUR + 1), 4, add)
     by_two = _make_tiles(arithmetic, range(ROWS_BY_FOUR + 1, ROWS_BY_TWO + 1), 2, add)
-    by_one = _make_tiles(arithmetic, range(1, MOST_ROWS + 1), 1, add)
+    by_one = _make_tiles(arithmetic, range(1, MAX_ROWS + 1), 1, add)
 
     @njit(nogil=True)
     def product(

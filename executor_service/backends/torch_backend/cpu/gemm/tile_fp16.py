@@ -11,14 +11,14 @@ from numba import types
 from numba.extending import intrinsic
 
 from executor_service.backends.torch_backend.cpu.gemm.tile import make_product
-from executor_service.backends.torch_backend.cpu.gemm.tile_fp32 import Fp32
+from executor_service.backends.torch_backend.cpu.gemm.tile_fp32 import Fp32Arithmetic
 from executor_service.backends.torch_backend.cpu.primitives.registers import LANES, VECTOR
 
 _F16 = ir.HalfType()
 
 
-class _Fp16(Fp32):
-    """See `Arithmetic`."""
+class _Fp16Arithmetic(Fp32Arithmetic):
+    """The `Arithmetic` of rows in fp32 and panels in fp16."""
 
     name = "fp16"
     panel_row_bytes = 2 * LANES
@@ -28,7 +28,7 @@ class _Fp16(Fp32):
         return b.fpext(narrow, self.sums)
 
 
-put_tile, add_tile = make_product(_Fp16(), False), make_product(_Fp16(), True)
+put_tile, add_tile = make_product(_Fp16Arithmetic(), False), make_product(_Fp16Arithmetic(), True)
 """out = X W and out += X W; a step along K is one float of X."""
 
 

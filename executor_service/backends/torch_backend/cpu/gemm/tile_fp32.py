@@ -15,8 +15,8 @@ from executor_service.backends.torch_backend.cpu.primitives.registers import LAN
 _F32 = ir.FloatType()
 
 
-class Fp32:
-    """See `Arithmetic`."""
+class Fp32Arithmetic:
+    """The `Arithmetic` of rows and panels in fp32."""
 
     name = "fp32"
     panel_row_bytes = 4 * LANES
@@ -36,7 +36,7 @@ class Fp32:
         return sums
 
 
-put_tile, add_tile = make_product(Fp32(), False), make_product(Fp32(), True)
+put_tile, add_tile = make_product(Fp32Arithmetic(), False), make_product(Fp32Arithmetic(), True)
 """out = X W and out += X W; a step along K is one float of X."""
 
 

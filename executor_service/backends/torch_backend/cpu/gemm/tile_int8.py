@@ -42,8 +42,8 @@ def _every_other(first: int) -> ir.Constant:
     return ir.Constant(ir.VectorType(_I32, len(indices)), indices)
 
 
-class _Int8:
-    """See `Arithmetic`."""
+class _Int8Arithmetic:
+    """The `Arithmetic` of rows in int16 and panels in int8."""
 
     name = "int8"
     panel_row_bytes = PANEL_ROW_BYTES
@@ -68,5 +68,5 @@ class _Int8:
         return b.fmul(b.sitofp(sums, _SCALES), b.fmul(spread(b, scale), scales))
 
 
-put_tile, add_tile = make_product(_Int8(), False), make_product(_Int8(), True)
+put_tile, add_tile = make_product(_Int8Arithmetic(), False), make_product(_Int8Arithmetic(), True)
 """out = X W and out += X W; a step along K is a pair of int16 of X, which begins behind the first scale."""

@@ -26,11 +26,11 @@ class PackedLinear(ThreadedLinear):
         self._k = weight.shape[1]
 
     def calls(self, rows: int, x: Address, out: Address, add: bool) -> list[Record]:
-        """See `ThreadedLinear`."""
+        """The bias, if any, and the product."""
         return self._product(MultiplyFp32, Operand(rows, x, 4 * self._k, self._k), out, add)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `ThreadedLinear`."""
+        """Rows of W, fp32 [ids, k]."""
         return self._panels[ids // LANES, :, ids % LANES]
 
 
@@ -42,7 +42,7 @@ class PackedGated(ThreadedGated):
         self._k = gate.shape[1]
 
     def calls(self, rows: int, x: Address, out: Address) -> list[Record]:
-        """See `ThreadedGated`."""
+        """The product."""
         return [self._product(MultiplyGatedFp32, Operand(rows, x, 4 * self._k, self._k), out)]
 
 

@@ -67,7 +67,7 @@ class Int8Linear(ThreadedLinear):
         self._x = _RowFormat(weight.shape[1], scratch)
 
     def calls(self, rows: int, x: Address, out: Address, add: bool) -> list[Record]:
-        """See `ThreadedLinear`."""
+        """Quantization of the rows, the bias if any, and the product."""
         quantize, operand = self._x.quantized(rows, x)
         return [quantize, *self._product(MultiplyInt8, operand, out, add)]
 
@@ -86,7 +86,7 @@ class Int8Gated(ThreadedGated):
         self._x = _RowFormat(gate.shape[1], scratch)
 
     def calls(self, rows: int, x: Address, out: Address) -> list[Record]:
-        """See `ThreadedGated`."""
+        """Quantization of the rows, and the product."""
         quantize, operand = self._x.quantized(rows, x)
         return [quantize, self._product(MultiplyGatedInt8, operand, out)]
 

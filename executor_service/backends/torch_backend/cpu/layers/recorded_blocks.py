@@ -78,7 +78,7 @@ class CpuRecordedBlocks:
     def __call__(
         self, x: torch.Tensor, prepared: PreparedBatch, caches: Sequence[LayerCache]
     ) -> torch.Tensor:
-        """See `RecordedBlocks`."""
+        """x [tokens, hidden] through all blocks. The result is valid until the next call."""
         result = self._buffers[0][: len(x)]
         result.copy_(x)
         self._rows.set(len(x))

@@ -19,7 +19,7 @@ LANES = 16  # columns of a panel
 VECTOR = 16 if _WIDE else 8  # numbers of 32 bits in a vector
 _SUMS = 24 if _WIDE else 12  # vectors, of 32 or 16; the others hold what comes in
 
-MOST_ROWS = _SUMS // 2  # of a tile
+MAX_ROWS = _SUMS // 2  # of a tile
 ROWS_BY_FOUR, ROWS_BY_TWO = (_SUMS * VECTOR // (panels * LANES) for panels in (4, 2))
 """Up to how many rows a tile takes four panels at once, and two."""
 
@@ -27,7 +27,7 @@ ROWS_BY_FOUR, ROWS_BY_TWO = (_SUMS * VECTOR // (panels * LANES) for panels in (4
 @njit(nogil=True)
 def tile_rows(left: int) -> int:
     """How many rows the next tile takes when `left` are left: few tiles, none of them thin."""
-    tiles = (left + MOST_ROWS - 1) // MOST_ROWS
+    tiles = (left + MAX_ROWS - 1) // MAX_ROWS
     return (left + tiles - 1) // tiles
 
 
@@ -36,4 +36,4 @@ def tile_panels(rows: int) -> int:
     """How many panels the tiles of so many rows take at once: few rows need more sums to hide latency."""
     if rows <= ROWS_BY_FOUR:
         return 4
-    return 2 if min(rows, MOST_ROWS) <= ROWS_BY_TWO else 1
+    return 2 if min(rows, MAX_ROWS) <= ROWS_BY_TWO else 1
