@@ -1,201 +1,88 @@
-"""Everything that a request can end badly with, and its one mapping to a gRPC status.
+"""What a request can end badly with: one exception, of which a reason says what happened.
 
-ServiceError
-├── InvalidRequest        INVALID_ARGUMENT     names the field
-├── Unsupported           UNIMPLEMENTED        names the field whose feature is missing
-├── ModelNotFound         NOT_FOUND            no such model
-├── TokenizerNotFound     NOT_FOUND            the model has no tokenizer
-├── DuplicateRequest      ALREADY_EXISTS       the request_id is live
-├── ContinuationMismatch  FAILED_PRECONDITION  another prompt, model or sampler than the one continued
-├── PermissionDenied      PERMISSION_DENIED    the caller is no administrator
-├── QueueFull             RESOURCE_EXHAUSTED   with RetryInfo
-├── QuotaUsed             RESOURCE_EXHAUSTED   the identity's share of the queue is used up; with RetryInfo
-├── TooLate               RESOURCE_EXHAUSTED   predicted to miss its deadline; with RetryInfo
-├── NotReady              UNAVAILABLE          loading or no executor; with RetryInfo until tokens were sent
-├── Draining              UNAVAILABLE          with RetryInfo: another scheduler may take it
-├── ShuttingDown          UNAVAILABLE          ended by a drain that took too long
-├── Aborted               ABORTED              by Abort
-├── Replaced              ABORTED              by a resend of the same request
-├── StalledReader         ABORTED              the client stopped reading
-├── DeadlineExceeded      DEADLINE_EXCEEDED
-└── InternalError         INTERNAL             a fault that could not be healed; `reason` says which
-
-The core's refusals and failures become these in `of_admission` and `of_failure`; any other
-exception is a bug: it is logged, and leaves as INTERNAL without its text.
+Each door has its own words for a reason (`rpc/statuses.py`: a gRPC status). The core's refusals and failures
+become these in `of_admission` and `of_failure`; any other exception is a bug: it is logged, and leaves as
+INTERNAL without its text.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import grpc
-from paceline.service.status import rich_status
+import enum
+from collections.abc import Mapping
 
 from scheduler_service.core import errors as core_errors
 from scheduler_service.core.events import Failed, Failure
 
 
-class ServiceError(Exception):
-    """A request's bad end. `retry_after_s` is set where the same request may then be sent again."""
+class ErrorReason(enum.Enum):
+    """Why a request ended badly, under the names of the public contract."""
 
-    code: ClassVar[grpc.StatusCode]
-    reason: str  # an ErrorReason of the proto, without its prefix
+    INVALID_REQUEST = enum.auto()  # a parameter is bad or too large, or it can never fit; names the field
+    UNSUPPORTED = enum.auto()  # a field is set whose feature is missing here
+    MODEL_NOT_FOUND = enum.auto()
+    TOKENIZER_NOT_FOUND = enum.auto()  # the model has none
+    CONTINUATION = enum.auto()  # another prompt, model or sampler than the one continued
+    DUPLICATE_REQUEST = enum.auto()  # the request_id is live
+    PERMISSION = enum.auto()  # the caller is no administrator
+    QUEUE_FULL = enum.auto()
+    QUOTA = enum.auto()  # the caller's own requests fill its share of the queue
+    TOO_LATE = enum.auto()  # predicted to miss its deadline: refused before anything is computed
+    NOT_READY = enum.auto()  # loading, or no executor
+    DRAINING = enum.auto()  # no new requests are taken
+    SHUTTING_DOWN = enum.auto()  # ended by a drain that took too long
+    ABORTED = enum.auto()  # by Abort, or its client left
+    REPLACED = enum.auto()  # a resend of the same request took its place
+    STALLED_READER = enum.auto()  # the client stopped reading
+    DEADLINE_EXCEEDED = enum.auto()
+    INTERNAL = enum.auto()  # a fault that could not be healed
+    EXECUTORS_LOST = enum.auto()  # several, while they computed it
+    NOT_FINITE = enum.auto()  # its logits
+    EXECUTOR_REFUSED = enum.auto()  # its row, for good
+
+
+class ServiceError(Exception):
+    """A request's bad end. `retry_after_s` is set where the same request may then be sent again.
+
+    metadata: facts for programs; under "field" the name of the field that is at fault.
+    """
 
     def __init__(
-        self, message: str, *, retry_after_s: float | None = None, metadata: dict[str, str] | None = None
+        self,
+        reason: ErrorReason,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
+        self.reason = reason
         self.message = message
         self.retry_after_s = retry_after_s
-        self.metadata = metadata or {}
+        self.metadata = dict(metadata or {})
 
-    def status(self) -> grpc.Status:
-        """The status with its google.rpc details, as gRPC wants it."""
-        return rich_status(
-            self.code,
-            self.message,
-            reason=self.reason,
-            metadata=self.metadata,
-            field=self.metadata.get("field", ""),
-            retry_after_s=self.retry_after_s,
-        )
+    @property
+    def field(self) -> str:
+        """The field that is at fault; "": none is."""
+        return self.metadata.get("field", "")
 
 
-class InvalidRequest(ServiceError):
-    """A parameter is bad or too large, or the request can never fit; the message names the field."""
-
-    code = grpc.StatusCode.INVALID_ARGUMENT
-    reason = "INVALID_REQUEST"
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}", metadata={"field": field})
-        self.field = field
+def _at_fault(reason: ErrorReason, field: str, problem: str) -> ServiceError:
+    return ServiceError(reason, f"{field}: {problem}", metadata={"field": field})
 
 
-class Unsupported(ServiceError):
+def invalid(field: str, problem: str) -> ServiceError:
+    """A parameter is bad or too large."""
+    return _at_fault(ErrorReason.INVALID_REQUEST, field, problem)
+
+
+def unsupported(field: str) -> ServiceError:
     """A field is set whose feature is missing here."""
-
-    code = grpc.StatusCode.UNIMPLEMENTED
-    reason = "UNSUPPORTED"
-
-    def __init__(self, field: str) -> None:
-        super().__init__(f"{field}: this scheduler does not offer it", metadata={"field": field})
+    return _at_fault(ErrorReason.UNSUPPORTED, field, "this scheduler does not offer it")
 
 
-class ModelNotFound(ServiceError):
-    """No model of this name."""
-
-    code = grpc.StatusCode.NOT_FOUND
-    reason = "MODEL_NOT_FOUND"
-
-
-class TokenizerNotFound(ServiceError):
-    """The model has no tokenizer."""
-
-    code = grpc.StatusCode.NOT_FOUND
-    reason = "TOKENIZER_NOT_FOUND"
-
-
-class ContinuationMismatch(ServiceError):
+def mismatch(field: str, problem: str) -> ServiceError:
     """What is to be continued is not what would run here."""
-
-    code = grpc.StatusCode.FAILED_PRECONDITION
-    reason = "CONTINUATION"
-
-
-class DuplicateRequest(ServiceError):
-    """The request_id is live."""
-
-    code = grpc.StatusCode.ALREADY_EXISTS
-    reason = "DUPLICATE_REQUEST"
-
-
-class PermissionDenied(ServiceError):
-    """The caller is no administrator."""
-
-    code = grpc.StatusCode.PERMISSION_DENIED
-    reason = "PERMISSION"
-
-
-class QueueFull(ServiceError):
-    """No room in the queue now."""
-
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    reason = "QUEUE_FULL"
-
-
-class QuotaUsed(ServiceError):
-    """The caller's own requests fill its share of the queue."""
-
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    reason = "QUOTA"
-
-
-class TooLate(ServiceError):
-    """It would miss its deadline, as things are: refused before anything is computed."""
-
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    reason = "TOO_LATE"
-
-
-class NotReady(ServiceError):
-    """Loading, or without an executor."""
-
-    code = grpc.StatusCode.UNAVAILABLE
-    reason = "NOT_READY"
-
-
-class Draining(ServiceError):
-    """No new requests are taken."""
-
-    code = grpc.StatusCode.UNAVAILABLE
-    reason = "DRAINING"
-
-
-class ShuttingDown(ServiceError):
-    """Ended by a drain that took too long."""
-
-    code = grpc.StatusCode.UNAVAILABLE
-    reason = "SHUTTING_DOWN"
-
-
-class Aborted(ServiceError):
-    """Ended by Abort."""
-
-    code = grpc.StatusCode.ABORTED
-    reason = "ABORTED"
-
-
-class Replaced(ServiceError):
-    """A resend of the same request took its place."""
-
-    code = grpc.StatusCode.ABORTED
-    reason = "REPLACED"
-
-
-class StalledReader(ServiceError):
-    """The client did not read its stream."""
-
-    code = grpc.StatusCode.ABORTED
-    reason = "STALLED_READER"
-
-
-class DeadlineExceeded(ServiceError):
-    """The client's deadline."""
-
-    code = grpc.StatusCode.DEADLINE_EXCEEDED
-    reason = "DEADLINE_EXCEEDED"
-
-
-class InternalError(ServiceError):
-    """A fault that could not be healed."""
-
-    code = grpc.StatusCode.INTERNAL
-    reason = "INTERNAL"
-
-    def __init__(self, message: str, reason: str = "INTERNAL") -> None:
-        super().__init__(message)
-        self.reason = reason
+    return _at_fault(ErrorReason.CONTINUATION, field, problem)
 
 
 RETRY_AFTER_S = 1.0
@@ -204,10 +91,19 @@ RETRY_AFTER_S = 1.0
 _FIELDS = {"max_tokens": "stop.max_tokens"}
 """The core's names of fields that the proto calls otherwise."""
 
+_REFUSALS: Mapping[type[core_errors.QueueFull], ErrorReason] = {
+    core_errors.QueueFull: ErrorReason.QUEUE_FULL,
+    core_errors.QuotaUsed: ErrorReason.QUOTA,
+    core_errors.TooLate: ErrorReason.TOO_LATE,
+}
 
-_REFUSALS: dict[type[core_errors.QueueFull], type[ServiceError]] = {
-    core_errors.QuotaUsed: QuotaUsed,
-    core_errors.TooLate: TooLate,
+_FAILURES: Mapping[Failure, ErrorReason] = {
+    Failure.DEADLINE: ErrorReason.DEADLINE_EXCEEDED,
+    Failure.CANCELLED: ErrorReason.ABORTED,
+    Failure.NO_EXECUTOR: ErrorReason.NOT_READY,
+    Failure.POISON: ErrorReason.EXECUTORS_LOST,
+    Failure.NOT_FINITE: ErrorReason.NOT_FINITE,
+    Failure.REFUSED: ErrorReason.EXECUTOR_REFUSED,
 }
 
 
@@ -215,31 +111,24 @@ def of_admission(error: core_errors.AdmissionError) -> ServiceError:
     """What the client is told when the core does not take its request."""
     match error:
         case core_errors.NeverFits():
-            return InvalidRequest(_FIELDS.get(error.field, error.field), error.message)
+            return invalid(_FIELDS.get(error.field, error.field), error.message)
         case core_errors.DuplicateRequest():
-            return DuplicateRequest("request_id: it is live")
+            return ServiceError(ErrorReason.DUPLICATE_REQUEST, "request_id: it is live")
         case core_errors.QueueFull():
-            kind = _REFUSALS.get(type(error), QueueFull)
             known = {"identity": error.identity, "limit": error.limit}
-            metadata = {name: value for name, value in known.items() if value}
-            return kind(str(error), retry_after_s=error.retry_after_s, metadata=metadata)
+            return ServiceError(
+                _REFUSALS[type(error)],
+                str(error),
+                retry_after_s=error.retry_after_s,
+                metadata={name: value for name, value in known.items() if value},
+            )
         case core_errors.NotReady():
-            return NotReady(str(error), retry_after_s=RETRY_AFTER_S)
-    return InternalError("the request could not be admitted")
+            return ServiceError(ErrorReason.NOT_READY, str(error), retry_after_s=RETRY_AFTER_S)
+    return ServiceError(ErrorReason.INTERNAL, "the request could not be admitted")
 
 
 def of_failure(failed: Failed) -> ServiceError:
     """What the client is told when the core ends its request."""
-    match failed.failure:
-        case Failure.DEADLINE:
-            return DeadlineExceeded(failed.message)
-        case Failure.CANCELLED:
-            return Aborted(failed.message)
-        case Failure.NO_EXECUTOR:
-            return NotReady(failed.message, retry_after_s=None if failed.emitted else RETRY_AFTER_S)
-        case Failure.POISON:
-            return InternalError(failed.message, "EXECUTORS_LOST")
-        case Failure.NOT_FINITE:
-            return InternalError(failed.message, "NOT_FINITE")
-        case Failure.REFUSED:
-            return InternalError(failed.message, "EXECUTOR_REFUSED")
+    may_retry = failed.failure is Failure.NO_EXECUTOR and not failed.emitted
+    retry_after_s = RETRY_AFTER_S if may_retry else None
+    return ServiceError(_FAILURES[failed.failure], failed.message, retry_after_s=retry_after_s)

@@ -12,7 +12,7 @@ from paceline.service.logs import Log
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.errors import RETRY_AFTER_S, Draining, InternalError, NotReady, ShuttingDown
+from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.pool import ExecutorPool, Served
 from scheduler_service.loop.draft_loop import DraftLoop
@@ -78,7 +78,7 @@ class SchedulerService:
                 group.create_task(_endless(self._tick(show_health)), name="tick")
         finally:
             self.draining = True
-            stopped = InternalError("the scheduler has stopped")
+            stopped = ServiceError(ErrorReason.INTERNAL, "the scheduler has stopped")
             self.live.cancel_all(stopped, stopped)
 
     @property
@@ -112,17 +112,17 @@ class SchedulerService:
         ]
 
     def served(self, caller: Identity) -> Served:
-        """The model. Raises NotReady while no executor was seen; administrators are told why."""
+        """The model. Raises ServiceError while no executor was seen; administrators are told why."""
         if self.pool.served is None:
             details = ", ".join(f"{link.address}: {link.detail}" for link in self.pool.links)
             why = f" ({details})" if caller.admin else ""
-            raise NotReady(f"no executor yet{why}", retry_after_s=RETRY_AFTER_S)
+            raise ServiceError(ErrorReason.NOT_READY, f"no executor yet{why}", retry_after_s=RETRY_AFTER_S)
         return self.pool.served
 
     def door(self, caller: Identity) -> Served:
-        """The model, for a new request. Raises NotReady also while draining."""
+        """The model, for a new request. Raises ServiceError also while draining."""
         if self.draining:
-            raise Draining("draining", retry_after_s=RETRY_AFTER_S)
+            raise ServiceError(ErrorReason.DRAINING, "draining", retry_after_s=RETRY_AFTER_S)
         return self.served(caller)
 
     async def leave(self) -> None:
@@ -141,7 +141,10 @@ class SchedulerService:
         if len(self.live):
             log.warning("ending live requests", live=len(self.live))
             why = "the scheduler is shutting down"
-            self.live.cancel_all(ShuttingDown(why), ShuttingDown(why, retry_after_s=RETRY_AFTER_S))
+            reason = ErrorReason.SHUTTING_DOWN
+            self.live.cancel_all(
+                ServiceError(reason, why), ServiceError(reason, why, retry_after_s=RETRY_AFTER_S)
+            )
 
     def _executors_changed(self) -> None:
         self._wake.set()

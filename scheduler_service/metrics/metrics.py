@@ -104,7 +104,7 @@ class Metrics(Collector):
 
     def ended_badly(self, error: ServiceError) -> None:
         """A request got this instead of an answer."""
-        self.rejections.labels(error.reason).inc()
+        self.rejections.labels(error.reason.name).inc()
 
     def call_failed(self, method: str, reason: str) -> None:
         """A call of any method got this error."""

@@ -10,7 +10,7 @@ from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceServicer
 from paceline.service.audit import Audit
 from paceline.service.credentials import Credentials
 
-from scheduler_service.errors import PermissionDenied
+from scheduler_service.errors import ErrorReason, ServiceError
 from scheduler_service.rpc.codec.requests import check_aborts
 from scheduler_service.rpc.codec.responses import executor_list
 from scheduler_service.service import SchedulerService
@@ -50,5 +50,5 @@ class AdminServicer(AdminServiceServicer):
     def _check(self, context: _Context, method: str) -> None:
         caller = self._credentials.identify(context)
         if not caller.admin:
-            raise PermissionDenied(f"{caller.name} is no administrator of this scheduler")
+            raise ServiceError(ErrorReason.PERMISSION, f"{caller.name} is no administrator of this scheduler")
         self._audit.administered(caller.name, method)

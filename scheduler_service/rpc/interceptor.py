@@ -14,7 +14,8 @@ from paceline.service.credentials import Credentials
 from paceline.service.logs import Log
 from paceline.service.status import end_call, has_left
 
-from scheduler_service.errors import InternalError, InvalidRequest, ServiceError
+from scheduler_service.errors import ErrorReason, ServiceError, invalid
+from scheduler_service.rpc.statuses import CODES, status_of
 
 log = Log(__name__)
 
@@ -58,7 +59,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         async def guarded(request: Any, context: _Context) -> Any:
             try:
                 if isinstance(request, Malformed):
-                    raise InvalidRequest("request", request.message)
+                    raise invalid("request", request.message)
                 return await behaviour(request, context)
             except ServiceError as error:
                 failure = error
@@ -70,9 +71,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 if context.cancelled() or context.done():  # a write to a client that has just left
                     return None
                 log.error("handler failed", error, method=method)
-                failure = InternalError("internal error; the scheduler's log has more")
-            self._audit.failed(self._credentials.identify(context).name, method, failure.code, failure.reason)
-            return await end_call(context, failure.status())
+                failure = ServiceError(ErrorReason.INTERNAL, "internal error; the scheduler's log has more")
+            caller, reason = self._credentials.identify(context), failure.reason
+            self._audit.failed(caller.name, method, CODES[reason], reason.name)
+            return await end_call(context, status_of(failure))
 
         return guarded
 

@@ -13,15 +13,7 @@ from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer
 from paceline.service.credentials import Credentials
 from paceline.service.identity import Identity
 
-from scheduler_service.errors import (
-    RETRY_AFTER_S,
-    InternalError,
-    InvalidRequest,
-    QueueFull,
-    ServiceError,
-    StalledReader,
-    TokenizerNotFound,
-)
+from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError, invalid
 from scheduler_service.link.pool import Served
 from scheduler_service.rpc.codec.output import UnaryAnswer, output_message
 from scheduler_service.rpc.codec.requests import (
@@ -69,9 +61,10 @@ class SchedulerServicer(SchedulerServiceServicer):
                     await write(output_message(output))
                 outputs = await stream.take()
         except asyncio.CancelledError:
-            if isinstance(stream.error, StalledReader):  # cancelled by us: the client is still there
-                self._metrics.ended_badly(stream.error)
-                raise stream.error from None
+            ended = stream.error
+            if ended is not None and ended.reason is ErrorReason.STALLED_READER:
+                self._metrics.ended_badly(ended)
+                raise ended from None  # cancelled by us: the client is still there
             raise
         except ServiceError as error:
             self._metrics.ended_badly(error)
@@ -114,7 +107,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         served = self._served(context)
         check_detokenize(request.token_ids, served.model)
         if served.text is None:
-            raise TokenizerNotFound("the model has no tokenizer")
+            raise ServiceError(ErrorReason.TOKENIZER_NOT_FOUND, "the model has no tokenizer")
         return pb.DetokenizeResponse(text=await served.text.decode(request.token_ids))
 
     async def Abort(self, request: pb.AbortRequest, context: _Context) -> pb.AbortResponse:
@@ -147,7 +140,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         """As the executor gave it, in pieces."""
         served = self._served(context)
         if served.files is None:
-            raise TokenizerNotFound("the model has no tokenizer")
+            raise ServiceError(ErrorReason.TOKENIZER_NOT_FOUND, "the model has no tokenizer")
         for piece in tokenizer_pieces(served.files, served.model.eos_token_ids):
             await context.write(piece)
 
@@ -197,7 +190,7 @@ async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequen
     field = "text" if isinstance(prompt, TextPrompt) else "messages"
     tools = served.text
     if tools is None:
-        raise InvalidRequest(field, "the model has no tokenizer: send token_ids")
+        raise invalid(field, "the model has no tokenizer: send token_ids")
     try:
         if isinstance(prompt, TextPrompt):
             ids = await tools.encode_text(prompt.text, caller.name)
@@ -210,11 +203,11 @@ async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequen
                 caller=caller.name,
             )
     except PromptError as error:
-        raise InvalidRequest(error.field or field, str(error)) from error
+        raise invalid(error.field or field, str(error)) from error
     except BusyError as error:
-        raise QueueFull(str(error), retry_after_s=RETRY_AFTER_S) from error
+        raise ServiceError(ErrorReason.QUEUE_FULL, str(error), retry_after_s=RETRY_AFTER_S) from error
     except StuckError as error:
-        raise InternalError(str(error)) from error
+        raise ServiceError(ErrorReason.INTERNAL, str(error)) from error
     if not ids:
-        raise InvalidRequest(field, "has no tokens")
+        raise invalid(field, "has no tokens")
     return ids

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from scheduler_service.core.packed import packed_ids
 from scheduler_service.core.request import Continued
-from scheduler_service.errors import ContinuationMismatch
+from scheduler_service.errors import mismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,9 @@ class Continuation:
         return sum(len(one.ids) for one in self.completions)
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
-        """Raises ContinuationMismatch if the prompt's token ids are others than where it began."""
+        """Raises ServiceError if the prompt's token ids are others than where it began."""
         if prompt_digest(prompt) != self.prompt_digest:
-            raise ContinuationMismatch(
-                "continuation.prompt_digest: the prompt has other token ids here",
-                metadata={"field": "continuation.prompt_digest"},
-            )
+            raise mismatch("continuation.prompt_digest", "the prompt has other token ids here")
 
 
 def prompt_digest(prompt: Sequence[int]) -> bytes:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from scheduler_service.core.events import Finished, Tokens
 from scheduler_service.core.step import TopLogprobs
-from scheduler_service.errors import ContinuationMismatch, ServiceError
+from scheduler_service.errors import ServiceError, mismatch
 from scheduler_service.streams.continuation import Continuation
 from scheduler_service.streams.output import Output, OutputDelta, OutputEnd, OutputStart
 from scheduler_service.text.detokenizer import Detokenizer
@@ -75,7 +75,7 @@ class Completion:
     def take_over(self, ids: tuple[int, ...], text_bytes: int, terminators: frozenset[int]) -> str | None:
         """Begin behind output that the client has already: all of `ids`, and so much of their text.
 
-        Returns the stop string that they completed, if they did. Raises ContinuationMismatch if their text
+        Returns the stop string that they completed, if they did. Raises ServiceError if their text
         is shorter, or `text_bytes` is no border of characters in it.
         """
         if self._detokenizer is None:
@@ -87,11 +87,8 @@ class Completion:
             self._let_go()
             text = self._text.encode()
         if text_bytes > len(text) or (text_bytes < len(text) and text[text_bytes] & 0xC0 == 0x80):
-            raise ContinuationMismatch(
-                f"continuation.completions: completion {self.index} has {len(text)} bytes of text here, and "
-                f"{text_bytes} is no border in it",
-                metadata={"field": "continuation.completions"},
-            )
+            problem = f"has {len(text)} bytes of text here, and {text_bytes} is no border in it"
+            raise mismatch("continuation.completions", f"completion {self.index} {problem}")
         self._text = text[text_bytes:].decode()
         return self.stop_string
 
@@ -235,7 +232,7 @@ class RequestStream:
     def take_over(self, continuation: Continuation) -> list[int]:
         """Begin behind what the client has already; the completions whose stop string was in it.
 
-        Before anything is pushed. Raises ContinuationMismatch.
+        Before anything is pushed. Raises ServiceError.
         """
         stopped = []
         for one, text_bytes in zip(continuation.completions, continuation.text_bytes, strict=True):

@@ -11,15 +11,7 @@ from scheduler_service.core.errors import AdmissionError
 from scheduler_service.core.events import Event, Failed, Finished, Tokens
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.errors import (
-    Aborted,
-    DuplicateRequest,
-    Replaced,
-    ServiceError,
-    StalledReader,
-    of_admission,
-    of_failure,
-)
+from scheduler_service.errors import ErrorReason, ServiceError, of_admission, of_failure
 from scheduler_service.link.pool import Served
 from scheduler_service.metrics.metrics import Metrics
 from scheduler_service.model import Model
@@ -52,13 +44,13 @@ class LiveRequests:
         return len(self._streams)
 
     def check_id(self, caller: Identity, checked: CheckedRequest) -> None:
-        """Raises DuplicateRequest if the caller's stream of this id has not ended, whatever the core says.
+        """Raises ServiceError if the caller's stream of this id has not ended, whatever the core says.
 
         A resend of the same bytes, before the client was sent anything, may take its place.
         """
         stream = self._streams.get(scoped_id(caller.name, checked.id))
         if stream is not None and (stream.taken or not checked.digest or stream.digest != checked.digest):
-            raise DuplicateRequest(f"request_id: {checked.id} is live")
+            raise ServiceError(ErrorReason.DUPLICATE_REQUEST, f"request_id: {checked.id} is live")
 
     def check_room(
         self, caller: Identity, checked: CheckedRequest, prompt_tokens: int, deadline: float | None
@@ -114,7 +106,7 @@ class LiveRequests:
         except AdmissionError as error:
             raise of_admission(error) from error
         if replaced is not None:
-            self._end(replaced, Replaced("the same request was sent again"))
+            self._end(replaced, ServiceError(ErrorReason.REPLACED, "the same request was sent again"))
         stream.begin = partial(self._started, request, served.model)
         self._streams[request.id] = stream
         self.post(events)
@@ -168,20 +160,20 @@ class LiveRequests:
         """End the request of this id that an identity has; False if there is none."""
         stream = self._streams.get(scoped_id(identity, request_id))
         if stream is not None:
-            self._cancel(stream, Aborted(why))
+            self._cancel(stream, ServiceError(ErrorReason.ABORTED, why))
         return stream is not None
 
     def abort_everybodys(self, request_id: str, why: str) -> bool:
         """End the requests of this id, whoever has one; False if nobody does."""
         found = [stream for stream in self._streams.values() if stream.request_id == request_id]
         for stream in found:
-            self._cancel(stream, Aborted(why))
+            self._cancel(stream, ServiceError(ErrorReason.ABORTED, why))
         return bool(found)
 
     def leave(self, stream: RequestStream) -> None:
         """The stream's reader has gone, for whatever reason; nothing more is computed for it."""
         if self._streams.get(stream.core_id) is stream:
-            self._cancel(stream, Aborted("the client has left"))
+            self._cancel(stream, ServiceError(ErrorReason.ABORTED, "the client has left"))
 
     def cancel_all(self, begun: ServiceError, untouched: ServiceError) -> None:
         """End all live requests; those whose client was sent something with `begun`."""
@@ -193,7 +185,8 @@ class LiveRequests:
         now = self._clock()
         stalled = [stream for stream in self._streams.values() if stream.stalled_s(now) > timeout_s]
         for stream in stalled:
-            self._cancel(stream, StalledReader(f"nothing was read for {timeout_s:g} s"))
+            why = f"nothing was read for {timeout_s:g} s"
+            self._cancel(stream, ServiceError(ErrorReason.STALLED_READER, why))
             if stream.reader is not None:
                 stream.reader.cancel()
 

@@ -9,7 +9,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.errors import InvalidRequest, Unsupported
+from scheduler_service.errors import invalid, unsupported
 from scheduler_service.model import Model
 from scheduler_service.rpc.codec.checks import check_size
 from scheduler_service.streams.request import ChatPrompt
@@ -32,18 +32,18 @@ _OWN_VARIABLES = frozenset(
 
 
 def check_chat(chat: pb.Messages, model: Model) -> ChatPrompt:
-    """Raises InvalidRequest, Unsupported."""
+    """Raises ServiceError."""
     for name in ("tools", "tool_choice"):
         if name in {each.name for each, _ in chat.ListFields()}:
-            raise Unsupported(f"messages.{name}")
+            raise unsupported(f"messages.{name}")
     size = chat.template_arguments.ByteSize()
     check_size("messages.template_arguments", size, model.limits.max_prompt_bytes, "bytes")
     arguments = _plain(chat.template_arguments)
     if taken := sorted(_OWN_VARIABLES & arguments.keys()):
-        raise InvalidRequest(f"messages.template_arguments.{taken[0]}", "is the template's own")
+        raise invalid(f"messages.template_arguments.{taken[0]}", "is the template's own")
     messages = _messages(chat.messages, model)
     if chat.continue_final_message and not str(messages[-1]["content"]).strip():
-        raise InvalidRequest("messages.continue_final_message", "the last message has no content to go on")
+        raise invalid("messages.continue_final_message", "the last message has no content to go on")
     return ChatPrompt(messages, arguments, chat.continue_final_message)
 
 
@@ -63,25 +63,25 @@ def _plain(struct: Struct) -> dict[str, object]:
     try:
         values = MessageToDict(struct)
     except ValueError as error:  # NaN and infinity are no JSON
-        raise InvalidRequest("messages.template_arguments", "has a number that is not finite") from error
+        raise invalid("messages.template_arguments", "has a number that is not finite") from error
     return {key: plain(item) for key, item in values.items()}
 
 
 def _messages(messages: Sequence[pb.Message], model: Model) -> tuple[Mapping[str, object], ...]:
     if not messages:
-        raise InvalidRequest("messages", "must not be empty")
+        raise invalid("messages", "must not be empty")
     check_size("messages", len(messages), MAX_MESSAGES, "messages")
     total = 0
     texts: list[str] = []
     for index, turn in enumerate(messages):
         if not turn.role:
-            raise InvalidRequest(f"messages[{index}].role", "must not be empty")
+            raise invalid(f"messages[{index}].role", "must not be empty")
         check_size(f"messages[{index}].role", len(turn.role.encode()), MAX_ROLE_BYTES, "bytes")
         if not _ROLE.fullmatch(turn.role):
-            raise InvalidRequest(f"messages[{index}].role", "must be letters, digits, - and _")
+            raise invalid(f"messages[{index}].role", "must be letters, digits, - and _")
         for name in ("tool_calls", "tool_call_id"):
             if getattr(turn, name):
-                raise Unsupported(f"messages[{index}].{name}")
+                raise unsupported(f"messages[{index}].{name}")
         check_size(f"messages[{index}].name", len(turn.name.encode()), MAX_ROLE_BYTES, "bytes")
         texts.append(_content(index, turn))
         total += len(texts[-1].encode())
@@ -96,8 +96,8 @@ def _content(index: int, turn: pb.Message) -> str:
     if not turn.parts:
         return turn.content
     if turn.content:
-        raise InvalidRequest(f"messages[{index}].parts", "not together with content")
+        raise invalid(f"messages[{index}].parts", "not together with content")
     for at, part in enumerate(turn.parts):
         if part.WhichOneof("part") != "text":
-            raise InvalidRequest(f"messages[{index}].parts[{at}]", "is empty, or of an unknown kind")
+            raise invalid(f"messages[{index}].parts[{at}]", "is empty, or of an unknown kind")
     return "".join(part.text for part in turn.parts)

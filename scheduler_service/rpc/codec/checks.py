@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from scheduler_service.errors import InvalidRequest
+from scheduler_service.errors import invalid
 
 
 def check_range(field: str, value: int, low: int, high: int) -> None:
-    """Raises InvalidRequest if it is outside."""
+    """Raises ServiceError if it is outside."""
     if not low <= value <= high:
-        raise InvalidRequest(field, f"must be within [{low}, {high}], not {value}")
+        raise invalid(field, f"must be within [{low}, {high}], not {value}")
 
 
 def check_size(field: str, size: int, most: int, unit: str) -> None:
-    """Raises InvalidRequest if there are more than `most`."""
+    """Raises ServiceError if there are more than `most`."""
     if size > most:
-        raise InvalidRequest(field, f"has {size} {unit}, at most {most} are allowed")
+        raise invalid(field, f"has {size} {unit}, at most {most} are allowed")

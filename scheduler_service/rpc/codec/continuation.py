@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.core.request import Continued
-from scheduler_service.errors import ContinuationMismatch, InvalidRequest
+from scheduler_service.errors import invalid, mismatch
 from scheduler_service.model import Identity, Model
 from scheduler_service.streams.continuation import Continuation
 
@@ -15,7 +15,7 @@ def check_continuation(
 ) -> Continuation:
     """The continuation of a request for `n` completions, which end at any id of `ends`.
 
-    Raises InvalidRequest, and ContinuationMismatch if it was made by another model or sampler.
+    Raises ServiceError: CONTINUATION if it was made by another model or sampler.
     """
     _check_identity(message, model.identity)
     seen: set[int] = set()
@@ -23,20 +23,18 @@ def check_continuation(
     for at, one in enumerate(message.completions):
         field = f"continuation.completions[{at}]"
         if one.index >= n or one.index in seen:
-            raise InvalidRequest(f"{field}.index", f"is {one.index}: each index below {n} at most once")
+            raise invalid(f"{field}.index", f"is {one.index}: each index below {n} at most once")
         seen.add(one.index)
         ids = tuple(one.token_ids)
         if len(ids) > model.context_length:
-            raise InvalidRequest(
-                f"{field}.token_ids", f"has {len(ids)} ids, the context {model.context_length}"
-            )
+            raise invalid(f"{field}.token_ids", f"has {len(ids)} ids, the context {model.context_length}")
         if ids and max(ids) >= model.vocab_size:
-            raise InvalidRequest(f"{field}.token_ids", f"has ids beyond the vocabulary of {model.vocab_size}")
+            raise invalid(f"{field}.token_ids", f"has ids beyond the vocabulary of {model.vocab_size}")
         if any(id_ in ends for id_ in ids[min_tokens:-1]):
-            raise InvalidRequest(f"{field}.token_ids", "goes on behind a token that ended it")
+            raise invalid(f"{field}.token_ids", "goes on behind a token that ended it")
         completions.append(Continued(one.index, ids, one.finished))
     if len(completions) == n and all(one.finished for one in completions):
-        raise InvalidRequest("continuation.completions", "all are finished: nothing is left to do")
+        raise invalid("continuation.completions", "all are finished: nothing is left to do")
     return Continuation(
         completions=tuple(completions),
         text_bytes=tuple(one.text_bytes for one in message.completions),
@@ -50,5 +48,4 @@ def _check_identity(message: pb.Continuation, identity: Identity) -> None:
         ("sampler", message.sampler, identity.sampler),
     ):
         if theirs != ours:
-            field = f"continuation.{name}"
-            raise ContinuationMismatch(f"{field}: is another one here", metadata={"field": field})
+            raise mismatch(f"continuation.{name}", "is another one here")

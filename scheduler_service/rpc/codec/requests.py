@@ -18,7 +18,7 @@ from paceline.service.identity import Identity
 
 from scheduler_service.core.ranges import RANGES
 from scheduler_service.core.request import Drafter, Sampling, Speculation
-from scheduler_service.errors import InvalidRequest, ModelNotFound, Unsupported
+from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsupported
 from scheduler_service.model import Drafting, Model
 from scheduler_service.rpc.codec.chat import check_chat
 from scheduler_service.rpc.codec.checks import check_range, check_size
@@ -43,21 +43,21 @@ DRAFTERS = {pb.DRAFTER_NGRAM: Drafter.NGRAM, pb.DRAFTER_DRAFT_EXECUTOR: Drafter.
 
 
 def check_priority(priority: int, caller: Identity) -> None:
-    """Raises InvalidRequest for a priority above the caller's highest."""
+    """Raises ServiceError for a priority above the caller's highest."""
     if priority > caller.max_priority:
-        raise InvalidRequest(
-            "priority", f"{caller.name} may ask for at most {caller.max_priority}, not {priority}"
-        )
+        raise invalid("priority", f"{caller.name} may ask for at most {caller.max_priority}, not {priority}")
 
 
 def check_request(message: pb.GenerateRequest, model: Model, drafting: Drafting) -> CheckedRequest:
     """The request, checked. An empty request_id and a missing seed are drawn.
 
-    Raises InvalidRequest, ModelNotFound, Unsupported.
+    Raises ServiceError.
     """
     _refuse_unsupported(message)
     if message.model not in ("", model.name):
-        raise ModelNotFound(f"model: {message.model[:64]!r} is not served, {model.name!r} is")
+        raise ServiceError(
+            ErrorReason.MODEL_NOT_FOUND, f"model: {message.model[:64]!r} is not served, {model.name!r} is"
+        )
     limits, stop = model.limits, message.stop
     max_tokens = stop.max_tokens if stop.HasField("max_tokens") else None
     if max_tokens is not None:
@@ -94,21 +94,21 @@ def _refuse_unsupported(message: pb.GenerateRequest) -> None:
     set_fields = {field.name for field, _ in message.ListFields()}
     for name in _UNSUPPORTED:
         if name in set_fields:
-            raise Unsupported(name)
+            raise unsupported(name)
 
 
 def _returns(message: pb.GenerateRequest) -> Returns:
     try:
         return _RETURNS[message.returns]
     except KeyError:
-        raise InvalidRequest("returns", f"unknown value {message.returns}") from None
+        raise invalid("returns", f"unknown value {message.returns}") from None
 
 
 def _continuation(message: pb.GenerateRequest, model: Model) -> Continuation | None:
     if not message.HasField("continuation"):
         return None
     if not message.sampling.HasField("seed"):
-        raise InvalidRequest("sampling.seed", "is required with a continuation: send Started's sampling")
+        raise invalid("sampling.seed", "is required with a continuation: send Started's sampling")
     eos = frozenset() if message.stop.ignore_eos else model.eos_token_ids
     ends = eos | frozenset(message.stop.token_ids)
     return check_continuation(message.continuation, message.n or 1, message.stop.min_tokens, ends, model)
@@ -121,14 +121,14 @@ def _digest(message: pb.GenerateRequest) -> bytes:
 
 
 def check_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, model: Model) -> Prompt:
-    """What is to be tokenized, or is already. Raises InvalidRequest."""
+    """What is to be tokenized, or is already. Raises ServiceError."""
     if isinstance(message, pb.GenerateRequest):
         kind: str | None = message.WhichOneof("prompt")
     else:
         kind = message.WhichOneof("input")
     if kind == "text":
         if not message.text:
-            raise InvalidRequest("text", "must not be empty")
+            raise invalid("text", "must not be empty")
         check_size("text", len(message.text.encode()), model.limits.max_prompt_bytes, "bytes")
         return TextPrompt(message.text)
     if kind == "messages":
@@ -136,30 +136,28 @@ def check_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, model: Model)
     if isinstance(message, pb.GenerateRequest) and kind == "token_ids":
         ids = message.token_ids.ids
         if not ids:
-            raise InvalidRequest("token_ids", "must not be empty")
+            raise invalid("token_ids", "must not be empty")
         check_size("token_ids", len(ids), model.context_length, "ids")
         check_token_ids("token_ids", ids, model)
         return TokenPrompt(array("I", np.array(ids, np.uint32).tobytes()))
-    raise InvalidRequest("prompt", "is missing")
+    raise invalid("prompt", "is missing")
 
 
 def check_token_ids(field: str, ids: Sequence[int], model: Model) -> None:
-    """Refuse ids outside the vocabulary. Raises InvalidRequest."""
+    """Refuse ids outside the vocabulary. Raises ServiceError."""
     # A message's numbers become an array 100 times faster than Python's integers.
     if ids and int(np.array(ids, np.uint32).max()) >= model.vocab_size:
         index, bad = next((i, id_) for i, id_ in enumerate(ids) if id_ >= model.vocab_size)
-        raise InvalidRequest(
-            f"{field}[{index}]", f"is {bad}, but the vocabulary has {model.vocab_size} tokens"
-        )
+        raise invalid(f"{field}[{index}]", f"is {bad}, but the vocabulary has {model.vocab_size} tokens")
 
 
 def check_aborts(ids: Sequence[str]) -> None:
-    """Refuse too many at once. Raises InvalidRequest."""
+    """Refuse too many at once. Raises ServiceError."""
     check_size("request_ids", len(ids), MAX_ABORTS, "ids")
 
 
 def check_detokenize(ids: Sequence[int], model: Model) -> None:
-    """Refuse more ids than a context holds, or unknown ones. Raises InvalidRequest."""
+    """Refuse more ids than a context holds, or unknown ones. Raises ServiceError."""
     check_size("token_ids", len(ids), model.context_length, "ids")
     check_token_ids("token_ids", ids, model)
 
@@ -169,7 +167,7 @@ def _request_id(given: str) -> str:
         return secrets.token_hex(16)
     check_size("request_id", len(given.encode()), MAX_REQUEST_ID_BYTES, "bytes")
     if not _REQUEST_ID.fullmatch(given):
-        raise InvalidRequest("request_id", "must be visible ASCII characters")
+        raise invalid("request_id", "must be visible ASCII characters")
     return given
 
 
@@ -183,7 +181,7 @@ def _sampling(message: pb.SamplingParams, model: Model) -> Sampling:
     def within(name: str, otherwise: float) -> float:
         number = value(name, otherwise)
         if number not in RANGES[name]:
-            raise InvalidRequest(f"sampling.{name}", f"must be within {RANGES[name]}, not {number}")
+            raise invalid(f"sampling.{name}", f"must be within {RANGES[name]}, not {number}")
         return number
 
     if message.HasField("logprobs"):
@@ -208,11 +206,9 @@ def _logit_bias(message: pb.SamplingParams, model: Model) -> tuple[tuple[int, fl
     bias = tuple(sorted(message.logit_bias.items()))
     for id_, value in bias:
         if id_ >= model.vocab_size:
-            raise InvalidRequest(
-                f"sampling.logit_bias[{id_}]", f"the vocabulary has {model.vocab_size} tokens"
-            )
+            raise invalid(f"sampling.logit_bias[{id_}]", f"the vocabulary has {model.vocab_size} tokens")
         if not -1000 <= value <= 1000:
-            raise InvalidRequest(f"sampling.logit_bias[{id_}]", f"must be within [-1000, 1000], not {value}")
+            raise invalid(f"sampling.logit_bias[{id_}]", f"must be within [-1000, 1000], not {value}")
     return bias
 
 
@@ -221,19 +217,19 @@ def _speculation(message: pb.Speculation, model: Model, drafting: Drafting) -> S
     if message.drafter:
         drafter = DRAFTERS.get(message.drafter)
         if drafter is None:
-            raise InvalidRequest("speculation.drafter", f"unknown drafter {message.drafter}")
+            raise invalid("speculation.drafter", f"unknown drafter {message.drafter}")
         if drafter not in drafters:
-            raise InvalidRequest("speculation.drafter", "the server has no draft executor")
+            raise invalid("speculation.drafter", "the server has no draft executor")
         drafters = frozenset({drafter})
     most = model.max_draft_tokens
     match message.mode:
         case pb.SPECULATION_MODE_FIXED:
             if not most:
-                raise InvalidRequest("speculation.mode", "the executor verifies no drafts")
+                raise invalid("speculation.mode", "the executor verifies no drafts")
             check_range("speculation.draft_tokens", message.draft_tokens, 1, most)
             return Speculation(drafters, message.draft_tokens)
         case _ if message.draft_tokens:
-            raise InvalidRequest("speculation.draft_tokens", "only with SPECULATION_MODE_FIXED")
+            raise invalid("speculation.draft_tokens", "only with SPECULATION_MODE_FIXED")
         case pb.SPECULATION_MODE_OFF:
             return Speculation()
         case pb.SPECULATION_MODE_AUTO:
@@ -241,7 +237,7 @@ def _speculation(message: pb.Speculation, model: Model, drafting: Drafting) -> S
         case pb.SPECULATION_MODE_UNSPECIFIED:
             default = drafting.default
             return Speculation(drafters, default.length) if default.drafters else default
-    raise InvalidRequest("speculation.mode", f"unknown mode {message.mode}")
+    raise invalid("speculation.mode", f"unknown mode {message.mode}")
 
 
 def _stop_token_ids(stop: pb.StopConditions, model: Model) -> frozenset[int]:
@@ -254,7 +250,7 @@ def _stop_strings(stop: pb.StopConditions, model: Model) -> tuple[str, ...]:
     check_size("stop.strings", len(stop.strings), model.limits.max_stop_strings, "strings")
     for index, string in enumerate(stop.strings):
         if not string:
-            raise InvalidRequest(f"stop.strings[{index}]", "must not be empty")
+            raise invalid(f"stop.strings[{index}]", "must not be empty")
         check_size(
             f"stop.strings[{index}]", len(string.encode()), model.limits.max_stop_string_bytes, "bytes"
         )

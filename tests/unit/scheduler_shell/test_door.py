@@ -10,10 +10,11 @@ from paceline.service.credentials import Credentials
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.step import Capacity
-from scheduler_service.errors import InvalidRequest, QueueFull, ServiceError
+from scheduler_service.errors import ErrorReason, ServiceError
 from scheduler_service.link.pool import Served
 from scheduler_service.rpc.codec.requests import check_request
 from scheduler_service.rpc.servicer import SchedulerServicer
+from scheduler_service.rpc.statuses import CODES
 from scheduler_service.service import SchedulerService
 from scheduler_service.text.errors import BusyError, PromptError, StuckError, TextError
 from scheduler_service.text.pool import TextPool
@@ -22,6 +23,7 @@ from scheduler_service.text.tools import TextTools
 from scheduler_service.text.vocabulary import Vocabulary
 from scheduler_service.text.worker.pieces import pieces_of
 from tests.unit.scheduler_shell import tokenizers_made_here as made
+from tests.unit.scheduler_shell.bad_ends import raises
 from tests.unit.scheduler_shell.models_made_here import DRAFTING, MODEL
 from tests.unit.scheduler_shell.test_request_codec import chat, ids
 
@@ -67,12 +69,12 @@ async def test_a_full_queue_refuses_before_the_prompt_is_tokenized() -> None:
     tokenizer = Tokenizer(PromptError("asked"))
     service = scheduler(tokenizer, max_queued_requests=1)
     servicer = SchedulerServicer(service, Credentials())
-    with pytest.raises(InvalidRequest):
+    with raises(ErrorReason.INVALID_REQUEST):
         await servicer.Generate(pb.GenerateRequest(text="hello"), CONTEXT)
     assert tokenizer.asked == 1
     request, caller = check_request(ids(1, 2), MODEL, DRAFTING), Credentials().identify(CONTEXT)
     service.live.admit(request, [1, 2], caller, arrival=0.0, deadline=None, served=Served(MODEL, None, None))
-    with pytest.raises(QueueFull) as caught:
+    with raises(ErrorReason.QUEUE_FULL) as caught:
         await servicer.Generate(pb.GenerateRequest(text="hello"), CONTEXT)
     assert tokenizer.asked == 1
     assert caught.value.retry_after_s
@@ -92,4 +94,4 @@ async def test_each_failure_of_the_tokenizer_has_its_status(error: TextError, co
     servicer = SchedulerServicer(scheduler(Tokenizer(error)), Credentials())
     with pytest.raises(ServiceError) as caught:
         await servicer.Generate(chat(("user", "hello")), CONTEXT)
-    assert (caught.value.code.name, caught.value.message) == (code, words)
+    assert (CODES[caught.value.reason].name, caught.value.message) == (code, words)

@@ -24,7 +24,7 @@ SECRET = "prompt of somebody else"
 
 async def raising(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
     if request == b"typed":
-        raise errors.QueueFull("full", retry_after_s=2.0)
+        raise errors.ServiceError(errors.ErrorReason.QUEUE_FULL, "full", retry_after_s=2.0)
     if request == b"bug":
         raise ValueError(SECRET)
     if request == b"abort":

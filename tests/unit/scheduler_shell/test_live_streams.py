@@ -16,13 +16,7 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import Speculation
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import Capacity, Plan, Result, RowResult, TopLogprobs
-from scheduler_service.errors import (
-    Aborted,
-    DuplicateRequest,
-    QueueFull,
-    Replaced,
-    StalledReader,
-)
+from scheduler_service.errors import ErrorReason
 from scheduler_service.link.pool import Served
 from scheduler_service.metrics.metrics import Metrics
 from scheduler_service.model import Drafting
@@ -42,6 +36,7 @@ from tests.support.untyped import present
 from tests.support.work import bytecodes
 from tests.unit.scheduler_shell import models_made_here
 from tests.unit.scheduler_shell import tokenizers_made_here as made
+from tests.unit.scheduler_shell.bad_ends import raises
 
 MODEL = replace(models_made_here.MODEL, vocab_size=made.byte_level().get_vocab_size())
 CAPACITY = Capacity(1000, 16, 64, 100, 100, 1000)
@@ -276,7 +271,7 @@ async def test_a_cancelled_request_ends_with_its_error_after_what_was_delivered(
     shop.step([11])
     assert shop.live.abort("r", "ours", "aborted")
     assert [list(message.delta.token_ids) for message in await take(stream)] == [[11]]
-    with pytest.raises(Aborted):
+    with raises(ErrorReason.ABORTED):
         await take(stream)
     assert not shop.live.abort("r", "ours", "again")
     plan = shop.core.plan(shop.now)
@@ -293,7 +288,7 @@ async def test_a_reused_id_gets_nothing_of_its_predecessor() -> None:
     second = shop.admit()
     shop.live.deliver()
     assert not second._changed
-    with pytest.raises(DuplicateRequest):
+    with raises(ErrorReason.DUPLICATE_REQUEST):
         shop.admit(n=2)
 
 
@@ -302,7 +297,7 @@ async def test_a_resend_of_the_same_bytes_replaces_a_request_that_was_sent_nothi
     first = shop.admit(max_tokens=2)
     shop.step([11])
     second = shop.admit(max_tokens=2)
-    with pytest.raises(Replaced):
+    with raises(ErrorReason.REPLACED):
         await read(first)
     shop.step([12])
     shop.step([13])
@@ -315,7 +310,7 @@ async def test_a_resend_that_is_refused_leaves_the_request_before_it_alone() -> 
     first = shop.admit(max_tokens=2)
     shop.step([11])
     shop.admit("other")
-    with pytest.raises(QueueFull):
+    with raises(ErrorReason.QUEUE_FULL):
         shop.admit(max_tokens=2)
     shop.step([12])
     assert [list(message.delta.token_ids) for message in await read(first)] == [[11, 12], []]
@@ -326,9 +321,9 @@ async def test_a_resend_has_the_room_of_the_request_that_it_replaces() -> None:
     first = shop.admit()
     shop.live.check_room(CALLER, checked("r"), 2, None)
     second = shop.admit()
-    with pytest.raises(Replaced):
+    with raises(ErrorReason.REPLACED):
         await read(first)
-    with pytest.raises(QueueFull):
+    with raises(ErrorReason.QUEUE_FULL):
         shop.live.check_room(CALLER, checked("another"), 2, None)
     shop.step([11])
     assert [list(message.delta.token_ids) for message in await take(second)] == [[11]]
@@ -339,7 +334,7 @@ async def test_a_resend_does_not_replace_a_request_that_was_sent_something() -> 
     first = shop.admit(max_tokens=2)
     shop.step([11])
     await take(first)
-    with pytest.raises(DuplicateRequest):
+    with raises(ErrorReason.DUPLICATE_REQUEST):
         shop.admit(max_tokens=2)
 
 
@@ -364,7 +359,7 @@ async def test_an_id_is_taken_until_its_end_is_delivered() -> None:
     shop.admit(max_tokens=1)
     shop.step(deliver=False)
     assert not shop.core.live("ours r")
-    with pytest.raises(DuplicateRequest):
+    with raises(ErrorReason.DUPLICATE_REQUEST):
         shop.admit()
 
 
@@ -389,7 +384,7 @@ async def test_a_reader_that_stalls_is_ended_with_the_reason() -> None:
     await asyncio.sleep(0)
     shop.now = stream._taken_at + 31.0  # type: ignore[operator]
     shop.live.cancel_stalled(30.0)
-    with pytest.raises(StalledReader):
+    with raises(ErrorReason.STALLED_READER):
         await take(stream)
     assert shop.core.live("ours waiting")
     taking.cancel()

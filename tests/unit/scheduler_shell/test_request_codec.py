@@ -14,12 +14,13 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.service.identity import Identity
 
 from scheduler_service.core.request import Drafter, Speculation
-from scheduler_service.errors import InvalidRequest
+from scheduler_service.errors import ErrorReason, ServiceError
 from scheduler_service.model import Drafting
 from scheduler_service.rpc.codec.requests import (
     check_request,
 )
 from scheduler_service.streams.request import ChatPrompt, CheckedRequest, TextPrompt, TokenPrompt
+from tests.unit.scheduler_shell.bad_ends import raises
 from tests.unit.scheduler_shell.models_made_here import DRAFTING, LIMITS, MODEL
 
 NAN, INF = math.nan, math.inf
@@ -122,7 +123,7 @@ BAD: list[tuple[str, pb.GenerateRequest]] = [
 
 @pytest.mark.parametrize(("field", "message"), BAD)
 def test_a_bad_field_is_refused_by_its_name(field: str, message: pb.GenerateRequest) -> None:
-    with pytest.raises(InvalidRequest) as caught:
+    with raises(ErrorReason.INVALID_REQUEST) as caught:
         check_request(message, MODEL, DRAFTING)
     assert caught.value.field == field
     assert str(caught.value).startswith(f"{field}: ")
@@ -170,7 +171,7 @@ def test_speculation_is_the_requests_choice_of_what_the_server_has(
 
 def test_a_fixed_number_of_drafts_needs_an_executor_that_verifies() -> None:
     model = replace(MODEL, max_draft_tokens=0)
-    with pytest.raises(InvalidRequest, match="verifies no drafts"):
+    with raises(ErrorReason.INVALID_REQUEST, match="verifies no drafts"):
         check_request(speculation(mode=FIXED, draft_tokens=1), model, DRAFTING)
 
 
@@ -265,7 +266,7 @@ def test_any_message_is_taken_within_limits_or_refused_with_one_error(
     )
     try:
         checked = check_request(message, MODEL, DRAFTING)
-    except InvalidRequest:
+    except ServiceError:
         return
     _assert_within_limits(checked)
 

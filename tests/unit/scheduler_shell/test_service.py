@@ -9,11 +9,12 @@ from paceline.service.identity import Identity
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.step import Capacity
-from scheduler_service.errors import InternalError, NotReady
+from scheduler_service.errors import ErrorReason
 from scheduler_service.link.pool import Served
 from scheduler_service.model import ServiceState
 from scheduler_service.rpc.codec.requests import check_request
 from scheduler_service.service import SchedulerService, _endless
+from tests.unit.scheduler_shell.bad_ends import raises
 from tests.unit.scheduler_shell.models_made_here import DRAFTING, MODEL
 from tests.unit.scheduler_shell.test_request_codec import ids
 
@@ -49,7 +50,7 @@ async def test_a_bug_in_the_loop_ends_the_service_and_tells_live_requests(
     monkeypatch.setattr(scheduler.core, "expire", bug)
     with pytest.raises(ExceptionGroup):
         await scheduler.run(shown)
-    with pytest.raises(InternalError):
+    with raises(ErrorReason.INTERNAL):
         await stream.take()
     assert scheduler.state is ServiceState.DRAINING
 
@@ -73,5 +74,5 @@ async def test_a_cancellation_from_inside_is_a_failure_and_one_from_outside_is_n
 
 
 async def test_without_an_executor_the_door_is_closed_and_says_where_it_looked() -> None:
-    with pytest.raises(NotReady, match=r"127\.0\.0\.1:9: not reached yet"):
+    with raises(ErrorReason.NOT_READY, match=r"127\.0\.0\.1:9: not reached yet"):
         service().door(Identity("ours", "token", admin=True))

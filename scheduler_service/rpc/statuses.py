@@ -1,0 +1,46 @@
+"""Errors as gRPC statuses, with their google.rpc details: the one mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import grpc
+from paceline.service.status import rich_status
+
+from scheduler_service.errors import ErrorReason, ServiceError
+
+CODES: Mapping[ErrorReason, grpc.StatusCode] = {
+    ErrorReason.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorReason.UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
+    ErrorReason.MODEL_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    ErrorReason.TOKENIZER_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    ErrorReason.CONTINUATION: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorReason.DUPLICATE_REQUEST: grpc.StatusCode.ALREADY_EXISTS,
+    ErrorReason.PERMISSION: grpc.StatusCode.PERMISSION_DENIED,
+    ErrorReason.QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,  # with RetryInfo, as the next two
+    ErrorReason.QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorReason.TOO_LATE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorReason.NOT_READY: grpc.StatusCode.UNAVAILABLE,  # with RetryInfo until tokens were sent
+    ErrorReason.DRAINING: grpc.StatusCode.UNAVAILABLE,  # with RetryInfo: another scheduler may take it
+    ErrorReason.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    ErrorReason.ABORTED: grpc.StatusCode.ABORTED,
+    ErrorReason.REPLACED: grpc.StatusCode.ABORTED,
+    ErrorReason.STALLED_READER: grpc.StatusCode.ABORTED,
+    ErrorReason.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ErrorReason.INTERNAL: grpc.StatusCode.INTERNAL,
+    ErrorReason.EXECUTORS_LOST: grpc.StatusCode.INTERNAL,
+    ErrorReason.NOT_FINITE: grpc.StatusCode.INTERNAL,
+    ErrorReason.EXECUTOR_REFUSED: grpc.StatusCode.INTERNAL,
+}
+
+
+def status_of(error: ServiceError) -> grpc.Status:
+    """The status as gRPC wants it."""
+    return rich_status(
+        CODES[error.reason],
+        error.message,
+        reason=error.reason.name,
+        metadata=error.metadata,
+        field=error.field,
+        retry_after_s=error.retry_after_s,
+    )
