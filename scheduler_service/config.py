@@ -18,7 +18,7 @@ from pydantic_settings import SettingsConfigDict
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import Drafter, Speculation
 from scheduler_service.link.executor import Timing
-from scheduler_service.model import Drafting, RequestLimits
+from scheduler_service.model import DraftingOffer, RequestAllowance
 from scheduler_service.text.process import TextLimits
 
 
@@ -175,18 +175,18 @@ class SchedulerSettings(ServiceSettings):
         )
 
     @property
-    def drafting(self) -> Drafting:
+    def drafting(self) -> DraftingOffer:
         """What requests may choose from, and what those get that say nothing."""
         drafters = frozenset({Drafter.NGRAM, Drafter.EXECUTOR} if self.draft_executor else {Drafter.NGRAM})
         if self.speculation == "off":
-            return Drafting(drafters, Speculation())
+            return DraftingOffer(drafters, Speculation())
         length = None if self.speculation == "auto" else int(self.speculation)
-        return Drafting(drafters, Speculation(drafters, length))
+        return DraftingOffer(drafters, Speculation(drafters, length))
 
     @property
-    def request_limits(self) -> RequestLimits:
+    def request_limits(self) -> RequestAllowance:
         """The codec's part."""
-        return RequestLimits(
+        return RequestAllowance(
             max_n=self.max_n,
             max_stop_strings=self.max_stop_strings,
             max_stop_string_bytes=self.max_stop_string_bytes,

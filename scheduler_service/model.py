@@ -19,7 +19,7 @@ class ServiceState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class Fingerprints:
     """What has to be equal for a sequence to go on elsewhere with the same tokens."""
 
     model: bytes  # SHA-256 of weights, config and dtype
@@ -27,7 +27,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class TokenSpace:
     """What has to be equal for one model's tokens to be drafts of another's."""
 
     fingerprint: bytes  # SHA-256 of the tokenizer; empty: the model has none
@@ -39,7 +39,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class DraftingOffer:
     """What this server offers of speculative decoding."""
 
     drafters: frozenset[Drafter] = frozenset({Drafter.NGRAM})
@@ -47,7 +47,7 @@ class Drafting:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestLimits:
+class RequestAllowance:
     """What one request may ask for; the executor's limits and the settings', whichever is less."""
 
     max_n: int
@@ -60,11 +60,11 @@ class RequestLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """Facts about the model; lengths in tokens."""
 
-    identity: Identity
-    vocabulary: Vocabulary
+    fingerprints: Fingerprints
+    vocabulary: TokenSpace
     name: str
     architecture: str
     dtype: str
@@ -72,13 +72,13 @@ class Model:
     vocab_size: int
     context_length: int
     eos_token_ids: frozenset[int]
-    limits: RequestLimits
+    limits: RequestAllowance
     max_draft_tokens: int  # of a fixed number; 0: the executor verifies no drafts
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizerFiles:
+class TokenizerSource:
     """What `text.TextTools` is made of, and what the model's files say of generation."""
 
     tokenizer_json: bytes = b""  # empty: the model has no tokenizer

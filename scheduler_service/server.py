@@ -17,8 +17,8 @@ from paceline.service.settings import EXIT_USAGE
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.rpc.admin_servicer import AdminServicer
-from scheduler_service.rpc.health import SERVICE, Health
-from scheduler_service.rpc.interceptor import ErrorInterceptor
+from scheduler_service.rpc.health import SERVICE, PublishedHealth
+from scheduler_service.rpc.interceptor import StatusInterceptor
 from scheduler_service.rpc.servicer import SchedulerServicer
 from scheduler_service.service import SchedulerService
 
@@ -46,11 +46,11 @@ class Server:
         self._server = grpc.aio.server(
             interceptors=[
                 Gate(settings.credentials, audit),
-                ErrorInterceptor(settings.credentials, audit),
+                StatusInterceptor(settings.credentials, audit),
             ],
             options=list(_PUBLIC_OPTIONS.items()),
         )
-        self._health = Health(self._server)
+        self._health = PublishedHealth(self._server)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
             SchedulerServicer(self.service, settings.credentials), self._server
         )

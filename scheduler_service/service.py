@@ -18,9 +18,9 @@ from scheduler_service.link.pool import ExecutorPool, Served
 from scheduler_service.loop.draft_loop import DraftLoop
 from scheduler_service.loop.loop import Loop
 from scheduler_service.loop.wake import Wake
-from scheduler_service.metrics.metrics import MAX_IDENTITIES, Metrics
+from scheduler_service.metrics.metrics import MAX_IDENTITIES, Telemetry
 from scheduler_service.metrics.rates import Rates
-from scheduler_service.model import ExecutorView, Model, ServiceState
+from scheduler_service.model import ExecutorView, ServedModel, ServiceState
 from scheduler_service.streams.streams import LiveRequests
 from scheduler_service.text.pool import TextPool
 
@@ -36,7 +36,7 @@ class SchedulerService:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = Telemetry()
         self.core = Scheduler(settings.core)
         self.draining = False
         self.started_at = time.monotonic()
@@ -150,7 +150,7 @@ class SchedulerService:
         self._wake.set()
         self._look.set()
 
-    def _model(self) -> Model | None:
+    def _model(self) -> ServedModel | None:
         return None if self.pool.served is None else self.pool.served.model
 
     async def _tick(self, show_health: Callable[[bool], Awaitable[None]]) -> None:

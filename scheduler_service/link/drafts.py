@@ -17,7 +17,7 @@ from paceline.service.logs import Log
 from scheduler_service.link.executor import ExecutorLink, RefusedExecutorError, Timing
 from scheduler_service.link.facts import ExecutorFacts
 from scheduler_service.link.pool import LinkPool, owner_of
-from scheduler_service.model import Model, TokenizerFiles
+from scheduler_service.model import ServedModel, TokenizerSource
 
 log = Log(__name__)
 
@@ -30,7 +30,7 @@ class DraftPool(LinkPool):
         addresses: Sequence[str],
         security: Security,
         timing: Timing,
-        served: Callable[[], Model | None],
+        served: Callable[[], ServedModel | None],
         changed: Callable[[], None],
         instance: str = "",
     ) -> None:
@@ -54,7 +54,7 @@ class _Door:
     """Lets one draft executor in if it speaks the served model's token ids."""
 
     def __init__(
-        self, address: str, served: Callable[[], Model | None], complain: Callable[[str], None]
+        self, address: str, served: Callable[[], ServedModel | None], complain: Callable[[str], None]
     ) -> None:
         self.address = address
         self._served = served
@@ -82,5 +82,5 @@ class _Door:
             log.error("draft executor refused", address=self.address, detail=why)
         raise RefusedExecutorError(why)
 
-    async def learn(self, facts: ExecutorFacts, tokenizer: TokenizerFiles) -> None:
+    async def learn(self, facts: ExecutorFacts, tokenizer: TokenizerSource) -> None:
         """Nothing is."""

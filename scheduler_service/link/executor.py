@@ -35,7 +35,7 @@ from scheduler_service.link.codec.foreign import brief
 from scheduler_service.link.codec.handshake import decode_facts, decode_heartbeat, decode_tokenizer
 from scheduler_service.link.codec.steps import decode_result, encode_step
 from scheduler_service.link.facts import Bounds, ExecutorFacts, ExecutorPhase, Heartbeat
-from scheduler_service.model import ExecutorView, TokenizerFiles
+from scheduler_service.model import ExecutorView, TokenizerSource
 
 log = Log(__name__)
 
@@ -71,7 +71,7 @@ class Doorkeeper(Protocol):
     def check(self, facts: ExecutorFacts) -> bool:
         """Whether its tokenizer is needed too. Raises RefusedExecutorError if it won't do."""
 
-    async def learn(self, facts: ExecutorFacts, tokenizer: TokenizerFiles) -> None:
+    async def learn(self, facts: ExecutorFacts, tokenizer: TokenizerSource) -> None:
         """What was needed. Raises RefusedExecutorError if it won't do."""
 
 
@@ -196,7 +196,7 @@ class ExecutorLink:
             try:
                 tokenizer = decode_tokenizer(await client.get_tokenizer(timeout_s=timeout_s))
             except errors.NotFound:
-                tokenizer = TokenizerFiles()  # token ids only
+                tokenizer = TokenizerSource()  # token ids only
             await self._doorkeeper.learn(facts, tokenizer)
         last = self._last if self._last is not None and self._last.epoch == facts.epoch else None
         session = await client.open_session(

@@ -10,7 +10,7 @@ from paceline.service.logs import Log
 
 from scheduler_service.core.ranges import RANGES
 from scheduler_service.core.step import Capacity
-from scheduler_service.model import Identity, Model, RequestLimits, TokenizerFiles, Vocabulary
+from scheduler_service.model import Fingerprints, RequestAllowance, ServedModel, TokenizerSource, TokenSpace
 
 log = Log(__name__)
 
@@ -51,8 +51,8 @@ class ExecutorFacts:
 
     epoch: int
     capacity: Capacity
-    identity: Identity  # failover demands that it is equal
-    vocabulary: Vocabulary  # drafting demands that it is equal
+    fingerprints: Fingerprints  # failover demands that it is equal
+    vocabulary: TokenSpace  # drafting demands that it is equal
     model_name: str
     architecture: str
     dtype: str
@@ -69,7 +69,7 @@ class ExecutorFacts:
         return Bounds(self.vocabulary.size, self.capacity.context_length, self.capacity.total_pages)
 
 
-def served_model(facts: ExecutorFacts, tokenizer: TokenizerFiles, own: RequestLimits) -> Model:
+def served_model(facts: ExecutorFacts, tokenizer: TokenizerSource, own: RequestAllowance) -> ServedModel:
     """The model, with the settings' limits narrowed to what this executor takes.
 
     Raises ValueError if it has more end tokens than a step may carry: no request could be computed.
@@ -80,8 +80,8 @@ def served_model(facts: ExecutorFacts, tokenizer: TokenizerFiles, own: RequestLi
             f"the executor's model has {len(eos)} end tokens, but its max_stop_token_ids is "
             f"{facts.max_stop_token_ids}"
         )
-    return Model(
-        identity=facts.identity,
+    return ServedModel(
+        fingerprints=facts.fingerprints,
         vocabulary=facts.vocabulary,
         name=facts.model_name,
         architecture=facts.architecture,
@@ -90,7 +90,7 @@ def served_model(facts: ExecutorFacts, tokenizer: TokenizerFiles, own: RequestLi
         vocab_size=facts.vocabulary.size,
         context_length=facts.capacity.context_length,
         eos_token_ids=eos,
-        limits=RequestLimits(
+        limits=RequestAllowance(
             max_n=min(own.max_n, facts.capacity.max_sequences) if facts.can_fork else 1,
             max_stop_strings=own.max_stop_strings,
             max_stop_string_bytes=own.max_stop_string_bytes,
@@ -105,7 +105,7 @@ def served_model(facts: ExecutorFacts, tokenizer: TokenizerFiles, own: RequestLi
     )
 
 
-def _end_tokens(facts: ExecutorFacts, tokenizer: TokenizerFiles) -> frozenset[int]:
+def _end_tokens(facts: ExecutorFacts, tokenizer: TokenizerSource) -> frozenset[int]:
     """Ids outside of the vocabulary are never sampled, and executors refuse steps that carry them."""
     given = facts.eos_token_ids | tokenizer.eos_token_ids
     known = frozenset(id_ for id_ in given if id_ < facts.vocabulary.size)

@@ -17,7 +17,7 @@ from paceline.service.logs import Log
 
 from scheduler_service.link.executor import ExecutorLink, RefusedExecutorError, Timing
 from scheduler_service.link.facts import ExecutorFacts, served_model
-from scheduler_service.model import Model, RequestLimits, TokenizerFiles
+from scheduler_service.model import RequestAllowance, ServedModel, TokenizerSource
 from scheduler_service.text.errors import UnusableTokenizerError
 from scheduler_service.text.pool import TextPool
 from scheduler_service.text.tools import TextTools
@@ -29,9 +29,9 @@ log = Log(__name__)
 class Served:
     """What this scheduler serves, known since its first executor."""
 
-    model: Model
+    model: ServedModel
     text: TextTools | None  # None: the model has no tokenizer, prompts are token ids
-    files: TokenizerFiles | None = None  # what `text` is made of
+    files: TokenizerSource | None = None  # what `text` is made of
 
 
 def owner_of(instance: str, number: int) -> str:
@@ -84,7 +84,7 @@ class ExecutorPool(LinkPool):
         addresses: Sequence[str],
         security: Security,
         timing: Timing,
-        limits: RequestLimits,
+        limits: RequestAllowance,
         text: TextPool,
         changed: Callable[[], None],
         instance: str = "",
@@ -104,20 +104,20 @@ class ExecutorPool(LinkPool):
         """Whether its tokenizer is needed: only the first one's. Raises RefusedExecutorError."""
         if self.served is None:
             return True
-        identity, expected = facts.identity, self.served.model.identity
-        if identity.model != expected.model:
+        theirs, expected = facts.fingerprints, self.served.model.fingerprints
+        if theirs.model != expected.model:
             raise RefusedExecutorError(
-                f"another model ({facts.model_name}, fingerprint {identity.model.hex()[:12]}) "
+                f"another model ({facts.model_name}, fingerprint {theirs.model.hex()[:12]}) "
                 f"than the one served ({self.served.model.name}, {expected.model.hex()[:12]})"
             )
-        if identity.sampler != expected.sampler:
-            raise RefusedExecutorError(f"other sampling rules ({identity.sampler}, not {expected.sampler})")
+        if theirs.sampler != expected.sampler:
+            raise RefusedExecutorError(f"other sampling rules ({theirs.sampler}, not {expected.sampler})")
         vocabulary, known = facts.vocabulary, self.served.model.vocabulary
         if vocabulary != known:
             raise RefusedExecutorError(f"another vocabulary ({vocabulary}, not {known})")
         return False
 
-    async def learn(self, facts: ExecutorFacts, tokenizer: TokenizerFiles) -> None:
+    async def learn(self, facts: ExecutorFacts, tokenizer: TokenizerSource) -> None:
         """What is served from now on, unless another executor was faster. Raises RefusedExecutorError."""
         async with self._learning:
             if not self.check(facts):

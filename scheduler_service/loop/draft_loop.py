@@ -21,7 +21,7 @@ from scheduler_service.core.step import Plan
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.executor import ExecutorLink, ExecutorLostError
 from scheduler_service.loop.wake import Wake
-from scheduler_service.metrics.metrics import Metrics
+from scheduler_service.metrics.metrics import Telemetry
 
 log = Log(__name__)
 
@@ -37,7 +37,7 @@ class DraftLoop:
         self,
         core: Scheduler,
         pool: DraftPool,
-        metrics: Metrics,
+        metrics: Telemetry,
         wake: Wake,
         wake_main: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,

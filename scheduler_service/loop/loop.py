@@ -24,7 +24,7 @@ from scheduler_service.link.executor import ExecutorLink, ExecutorLostError
 from scheduler_service.link.pool import ExecutorPool
 from scheduler_service.loop.draft_loop import DraftLoop
 from scheduler_service.loop.wake import Wake
-from scheduler_service.metrics.metrics import Metrics
+from scheduler_service.metrics.metrics import Telemetry
 from scheduler_service.streams.streams import LiveRequests
 
 log = Log(__name__)
@@ -39,7 +39,7 @@ class Loop:
         pool: ExecutorPool,
         drafts: DraftLoop,
         live: LiveRequests,
-        metrics: Metrics,
+        metrics: Telemetry,
         wake: Wake,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -54,7 +54,7 @@ MAX_IDENTITIES = 32
 OTHER = "other"
 
 
-class Metrics(Collector):
+class Telemetry(Collector):
     """All metrics of one scheduler, in a registry of their own."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 SERVICE = "paceline.scheduler.v1.SchedulerService"
 
 
-class Health:
+class PublishedHealth:
     """The status of the whole server ("") and of the service, kept by the service's tick."""
 
     def __init__(self, server: grpc.aio.Server) -> None:

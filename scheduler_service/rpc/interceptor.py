@@ -25,7 +25,7 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _OURS = "/paceline."
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
+class StatusInterceptor(grpc.aio.ServerInterceptor):
     """Maps what our handlers raise. They are coroutines, so that no message pays for this."""
 
     def __init__(self, credentials: Credentials, audit: Audit) -> None:

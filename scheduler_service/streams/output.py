@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from scheduler_service.core.events import Finished
 from scheduler_service.core.request import Request
 from scheduler_service.core.step import TopLogprobs
-from scheduler_service.model import Model
+from scheduler_service.model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class OutputStart:
 
     request_id: str  # the caller's
     request: Request
-    model: Model
+    model: ServedModel
     max_tokens: int  # of each completion
     cached_tokens: int  # of the prompt, found in the prefix cache
 

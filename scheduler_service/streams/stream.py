@@ -35,7 +35,7 @@ class StreamOptions:
     include_stop_string: bool = False
 
 
-class Completion:
+class CompletionBuffer:
     """One completion's tokens and text that wait for the reader."""
 
     def __init__(
@@ -191,7 +191,7 @@ class RequestStream:
         self._terminators = terminators
         options = options or StreamOptions()
         self.completions = [
-            Completion(
+            CompletionBuffer(
                 index,
                 detokenizer() if detokenizer else None,
                 StopMatcher(stop_strings) if stop_strings else None,
@@ -200,7 +200,7 @@ class RequestStream:
             for index in range(n)
         ]
         self._unfinished = n
-        self._changed: dict[int, Completion] = {}  # has something to take, in order of arrival
+        self._changed: dict[int, CompletionBuffer] = {}  # has something to take, in order of arrival
         self.error: ServiceError | None = None
         self.reader: asyncio.Task[object] | None = None
         """The RPC's task, to be cancelled when it hangs in a write."""
@@ -265,7 +265,7 @@ class RequestStream:
         """How long the reader has been busy with what it took last; `now` of the loop's clock."""
         return 0.0 if self._taken_at is None else now - self._taken_at
 
-    def _wake(self, completion: Completion | None = None) -> None:
+    def _wake(self, completion: CompletionBuffer | None = None) -> None:
         if completion is not None:
             self._changed[completion.index] = completion
         waiter = self._waiter

@@ -13,8 +13,8 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.errors import ErrorReason, ServiceError, of_admission, of_failure
 from scheduler_service.link.pool import Served
-from scheduler_service.metrics.metrics import Metrics
-from scheduler_service.model import Model
+from scheduler_service.metrics.metrics import Telemetry
+from scheduler_service.model import ServedModel
 from scheduler_service.streams.output import OutputStart
 from scheduler_service.streams.request import CheckedRequest, Returns, scoped_id
 from scheduler_service.streams.stream import Readers, RequestStream, StreamOptions
@@ -31,7 +31,7 @@ class LiveRequests:
     may use one at once.
     """
 
-    def __init__(self, core: Scheduler, metrics: Metrics, clock: Clock, wake: Callable[[], None]) -> None:
+    def __init__(self, core: Scheduler, metrics: Telemetry, clock: Clock, wake: Callable[[], None]) -> None:
         self._core = core
         self._metrics = metrics
         self._clock = clock
@@ -115,7 +115,7 @@ class LiveRequests:
         self._wake()
         return stream
 
-    def _started(self, request: Request, model: Model, stream: RequestStream) -> OutputStart:
+    def _started(self, request: Request, model: ServedModel, stream: RequestStream) -> OutputStart:
         return OutputStart(
             stream.request_id, request, model, self._core.max_tokens(request), stream.cached_tokens
         )

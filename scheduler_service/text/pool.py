@@ -13,7 +13,7 @@ from collections import deque
 
 from paceline.service.logs import Log
 
-from scheduler_service.model import TokenizerFiles
+from scheduler_service.model import TokenizerSource
 from scheduler_service.text.errors import (
     PromptError,
     StuckError,
@@ -23,7 +23,7 @@ from scheduler_service.text.errors import (
 from scheduler_service.text.frames import LANES, Header, unpack_ints
 from scheduler_service.text.lane import Lane
 from scheduler_service.text.process import End, Job, StartError, TextLimits, TextProcess
-from scheduler_service.text.vocabulary import Pieces
+from scheduler_service.text.vocabulary import TokenBytes
 
 log = Log(__name__)
 
@@ -72,7 +72,7 @@ class TextPool:
             for slot in range(self._slots):
                 group.create_task(self._keep(slot), name=f"tokenizer {slot}")
 
-    async def load(self, files: TokenizerFiles) -> tuple[Pieces, bool]:
+    async def load(self, files: TokenizerSource) -> tuple[TokenBytes, bool]:
         """Tokenize with these files from now on. Returns their pieces, and whether messages can be prompts.
 
         Raises UnusableTokenizerError, and then nothing has changed. One call at a time, until one succeeds.
@@ -100,7 +100,7 @@ class TextPool:
         self._accepted = header, files.tokenizer_json
         self._accepting.set()
         size = 4 * answer["count"]
-        return Pieces(payload[size:], unpack_ints(payload[:size]), answer["strip"]), answer["chat"]
+        return TokenBytes(payload[size:], unpack_ints(payload[:size]), answer["strip"]), answer["chat"]
 
     async def submit(self, header: Header, payload: bytes, caller: str = "") -> bytes:
         """The answer's payload. Raises PromptError, BusyError, StuckError."""

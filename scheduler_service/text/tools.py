@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from scheduler_service.model import TokenizerFiles
+from scheduler_service.model import TokenizerSource
 from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.errors import PromptError
 from scheduler_service.text.frames import unpack_ints
@@ -29,7 +29,7 @@ class TextTools:
         """Messages can be prompts."""
 
     @classmethod
-    async def made_of(cls, files: TokenizerFiles, pool: TextPool) -> TextTools | None:
+    async def made_of(cls, files: TokenizerSource, pool: TextPool) -> TextTools | None:
         """The tools, or None if the model has no tokenizer. Raises UnusableTokenizerError."""
         if not files.tokenizer_json:
             return None

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class TokenBytes:
     """Each id's bytes, one after the other. Special tokens have none."""
 
     data: bytes
@@ -22,7 +22,7 @@ class Pieces:
 class Vocabulary(dict[int, bytes]):
     """Bytes by id, cut out when first asked for. Unknown ids, by which models pad, are empty."""
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: TokenBytes) -> None:
         super().__init__()
         self._data = pieces.data
         self._ends = array("q", accumulate(pieces.lengths))

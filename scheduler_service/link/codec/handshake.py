@@ -7,7 +7,7 @@ from paceline.executor.v1 import executor_pb2 as pb
 from scheduler_service.core.step import Capacity
 from scheduler_service.link.codec.foreign import brief
 from scheduler_service.link.facts import ExecutorFacts, ExecutorPhase, Heartbeat
-from scheduler_service.model import Identity, TokenizerFiles, Vocabulary
+from scheduler_service.model import Fingerprints, TokenizerSource, TokenSpace
 
 _PHASES = {
     pb.EXECUTOR_STATE_LOADING: ExecutorPhase.LOADING,
@@ -24,8 +24,8 @@ def decode_facts(info: pb.GetInfoResponse) -> ExecutorFacts:
     return ExecutorFacts(
         epoch=info.epoch,
         capacity=_capacity(info),
-        identity=Identity(model=prints.model, sampler=prints.sampler),
-        vocabulary=Vocabulary(prints.vocabulary, model.vocab_size, prints.sampler),
+        fingerprints=Fingerprints(model=prints.model, sampler=prints.sampler),
+        vocabulary=TokenSpace(prints.vocabulary, model.vocab_size, prints.sampler),
         model_name=brief(model.name),
         architecture=brief(model.architecture),
         dtype=brief(model.dtype),
@@ -58,9 +58,9 @@ def _capacity(info: pb.GetInfoResponse) -> Capacity:
     return capacity
 
 
-def decode_tokenizer(message: pb.GetTokenizerResponse) -> TokenizerFiles:
+def decode_tokenizer(message: pb.GetTokenizerResponse) -> TokenizerSource:
     """The files for `text.TextTools`, and what they say of generation."""
-    return TokenizerFiles(
+    return TokenizerSource(
         tokenizer_json=message.tokenizer_json,
         chat_template=message.chat_template,
         bos_token=message.bos_token,

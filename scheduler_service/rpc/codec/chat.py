@@ -10,7 +10,7 @@ from google.protobuf.struct_pb2 import Struct
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.errors import invalid, unsupported
-from scheduler_service.model import Model
+from scheduler_service.model import ServedModel
 from scheduler_service.rpc.codec.checks import check_size
 from scheduler_service.streams.request import ChatPrompt
 
@@ -31,7 +31,7 @@ _OWN_VARIABLES = frozenset(
 """Of a chat template, that no request may set."""
 
 
-def check_chat(chat: pb.Messages, model: Model) -> ChatPrompt:
+def check_chat(chat: pb.Messages, model: ServedModel) -> ChatPrompt:
     """Raises ServiceError."""
     for name in ("tools", "tool_choice"):
         if name in {each.name for each, _ in chat.ListFields()}:
@@ -67,7 +67,7 @@ def _plain(struct: Struct) -> dict[str, object]:
     return {key: plain(item) for key, item in values.items()}
 
 
-def _messages(messages: Sequence[pb.Message], model: Model) -> tuple[Mapping[str, object], ...]:
+def _messages(messages: Sequence[pb.Message], model: ServedModel) -> tuple[Mapping[str, object], ...]:
     if not messages:
         raise invalid("messages", "must not be empty")
     check_size("messages", len(messages), MAX_MESSAGES, "messages")

@@ -6,18 +6,18 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.core.request import Continued
 from scheduler_service.errors import invalid, mismatch
-from scheduler_service.model import Identity, Model
+from scheduler_service.model import Fingerprints, ServedModel
 from scheduler_service.streams.continuation import Continuation
 
 
 def check_continuation(
-    message: pb.Continuation, n: int, min_tokens: int, ends: frozenset[int], model: Model
+    message: pb.Continuation, n: int, min_tokens: int, ends: frozenset[int], model: ServedModel
 ) -> Continuation:
     """The continuation of a request for `n` completions, which end at any id of `ends`.
 
     Raises ServiceError: CONTINUATION if it was made by another model or sampler.
     """
-    _check_identity(message, model.identity)
+    _check_fingerprints(message, model.fingerprints)
     seen: set[int] = set()
     completions = []
     for at, one in enumerate(message.completions):
@@ -42,10 +42,10 @@ def check_continuation(
     )
 
 
-def _check_identity(message: pb.Continuation, identity: Identity) -> None:
+def _check_fingerprints(message: pb.Continuation, here: Fingerprints) -> None:
     for name, theirs, ours in (
-        ("model_fingerprint", message.model_fingerprint, identity.model),
-        ("sampler", message.sampler, identity.sampler),
+        ("model_fingerprint", message.model_fingerprint, here.model),
+        ("sampler", message.sampler, here.sampler),
     ):
         if theirs != ours:
             raise mismatch(f"continuation.{name}", "is another one here")

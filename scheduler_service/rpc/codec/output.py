@@ -59,8 +59,8 @@ def _started(start: OutputStart) -> pb.Started:
         ),
         max_tokens=start.max_tokens,
         prompt_digest=prompt_digest(request.prompt),
-        model_fingerprint=model.identity.model,
-        sampler=model.identity.sampler,
+        model_fingerprint=model.fingerprints.model,
+        sampler=model.fingerprints.sampler,
         continued_tokens=sum(len(one.ids) for one in request.continued),
     )
 

@@ -19,7 +19,7 @@ from paceline.service.identity import Identity
 from scheduler_service.core.ranges import RANGES
 from scheduler_service.core.request import Drafter, Sampling, Speculation
 from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsupported
-from scheduler_service.model import Drafting, Model
+from scheduler_service.model import DraftingOffer, ServedModel
 from scheduler_service.rpc.codec.chat import check_chat
 from scheduler_service.rpc.codec.checks import check_range, check_size
 from scheduler_service.rpc.codec.continuation import check_continuation
@@ -48,7 +48,7 @@ def check_priority(priority: int, caller: Identity) -> None:
         raise invalid("priority", f"{caller.name} may ask for at most {caller.max_priority}, not {priority}")
 
 
-def check_request(message: pb.GenerateRequest, model: Model, drafting: Drafting) -> CheckedRequest:
+def check_request(message: pb.GenerateRequest, model: ServedModel, drafting: DraftingOffer) -> CheckedRequest:
     """The request, checked. An empty request_id and a missing seed are drawn.
 
     Raises ServiceError.
@@ -104,7 +104,7 @@ def _returns(message: pb.GenerateRequest) -> Returns:
         raise invalid("returns", f"unknown value {message.returns}") from None
 
 
-def _continuation(message: pb.GenerateRequest, model: Model) -> Continuation | None:
+def _continuation(message: pb.GenerateRequest, model: ServedModel) -> Continuation | None:
     if not message.HasField("continuation"):
         return None
     if not message.sampling.HasField("seed"):
@@ -120,7 +120,7 @@ def _digest(message: pb.GenerateRequest) -> bytes:
     return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
 
 
-def check_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, model: Model) -> Prompt:
+def check_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel) -> Prompt:
     """What is to be tokenized, or is already. Raises ServiceError."""
     if isinstance(message, pb.GenerateRequest):
         kind: str | None = message.WhichOneof("prompt")
@@ -143,7 +143,7 @@ def check_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, model: Model)
     raise invalid("prompt", "is missing")
 
 
-def check_token_ids(field: str, ids: Sequence[int], model: Model) -> None:
+def check_token_ids(field: str, ids: Sequence[int], model: ServedModel) -> None:
     """Refuse ids outside the vocabulary. Raises ServiceError."""
     # A message's numbers become an array 100 times faster than Python's integers.
     if ids and int(np.array(ids, np.uint32).max()) >= model.vocab_size:
@@ -156,7 +156,7 @@ def check_aborts(ids: Sequence[str]) -> None:
     check_size("request_ids", len(ids), MAX_ABORTS, "ids")
 
 
-def check_detokenize(ids: Sequence[int], model: Model) -> None:
+def check_detokenize(ids: Sequence[int], model: ServedModel) -> None:
     """Refuse more ids than a context holds, or unknown ones. Raises ServiceError."""
     check_size("token_ids", len(ids), model.context_length, "ids")
     check_token_ids("token_ids", ids, model)
@@ -171,7 +171,7 @@ def _request_id(given: str) -> str:
     return given
 
 
-def _sampling(message: pb.SamplingParams, model: Model) -> Sampling:
+def _sampling(message: pb.SamplingParams, model: ServedModel) -> Sampling:
     def value(name: str, otherwise: float) -> float:
         if message.HasField(name):  # type: ignore[arg-type]  # every name below is an optional field
             given: float = getattr(message, name)
@@ -201,7 +201,7 @@ def _sampling(message: pb.SamplingParams, model: Model) -> Sampling:
     )
 
 
-def _logit_bias(message: pb.SamplingParams, model: Model) -> tuple[tuple[int, float], ...]:
+def _logit_bias(message: pb.SamplingParams, model: ServedModel) -> tuple[tuple[int, float], ...]:
     check_size("sampling.logit_bias", len(message.logit_bias), model.limits.max_logit_bias, "entries")
     bias = tuple(sorted(message.logit_bias.items()))
     for id_, value in bias:
@@ -212,7 +212,7 @@ def _logit_bias(message: pb.SamplingParams, model: Model) -> tuple[tuple[int, fl
     return bias
 
 
-def _speculation(message: pb.Speculation, model: Model, drafting: Drafting) -> Speculation:
+def _speculation(message: pb.Speculation, model: ServedModel, drafting: DraftingOffer) -> Speculation:
     drafters = drafting.drafters
     if message.drafter:
         drafter = DRAFTERS.get(message.drafter)
@@ -240,13 +240,13 @@ def _speculation(message: pb.Speculation, model: Model, drafting: Drafting) -> S
     raise invalid("speculation.mode", f"unknown mode {message.mode}")
 
 
-def _stop_token_ids(stop: pb.StopConditions, model: Model) -> frozenset[int]:
+def _stop_token_ids(stop: pb.StopConditions, model: ServedModel) -> frozenset[int]:
     check_size("stop.token_ids", len(stop.token_ids), model.limits.max_stop_token_ids, "ids")
     check_token_ids("stop.token_ids", stop.token_ids, model)
     return frozenset(stop.token_ids)
 
 
-def _stop_strings(stop: pb.StopConditions, model: Model) -> tuple[str, ...]:
+def _stop_strings(stop: pb.StopConditions, model: ServedModel) -> tuple[str, ...]:
     check_size("stop.strings", len(stop.strings), model.limits.max_stop_strings, "strings")
     for index, string in enumerate(stop.strings):
         if not string:

@@ -11,7 +11,7 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import Speculation
 from scheduler_service.core.snapshot import Snapshot
 from scheduler_service.metrics.rates import Rates
-from scheduler_service.model import Drafting, ExecutorView, Model, ServiceState, TokenizerFiles
+from scheduler_service.model import DraftingOffer, ExecutorView, ServedModel, ServiceState, TokenizerSource
 from scheduler_service.rpc.codec.requests import DRAFTERS
 
 CONTRACT_REVISION = 1
@@ -30,13 +30,13 @@ def tokenize_response(ids: Sequence[int]) -> Iterator[bytes]:
 
 
 def model_info(
-    model: Model,
+    model: ServedModel,
     *,
     max_request_tokens: int,
     has_text: bool,
     has_chat_template: bool,
     queue: CoreConfig,
-    drafting: Drafting,
+    drafting: DraftingOffer,
 ) -> pb.GetModelInfoResponse:
     """The model and the limits of a request."""
     limits = model.limits
@@ -61,17 +61,19 @@ def model_info(
             max_draft_tokens=model.max_draft_tokens,
         ),
         version=model.version,
-        model_fingerprint=model.identity.model,
+        model_fingerprint=model.fingerprints.model,
         dtype=model.dtype,
         drafters=[number for number, drafter in DRAFTERS.items() if drafter in drafting.drafters],
         speculation=_speculation(drafting.default),
         contract_revision=CONTRACT_REVISION,
         capabilities=_capabilities(model, has_text=has_text, has_chat_template=has_chat_template),
-        sampler=model.identity.sampler,
+        sampler=model.fingerprints.sampler,
     )
 
 
-def _capabilities(model: Model, *, has_text: bool, has_chat_template: bool) -> list[pb.Capability.ValueType]:
+def _capabilities(
+    model: ServedModel, *, has_text: bool, has_chat_template: bool
+) -> list[pb.Capability.ValueType]:
     offered = {
         pb.CAPABILITY_TOKENIZER: has_text,
         pb.CAPABILITY_CHAT: has_chat_template,
@@ -92,7 +94,7 @@ def _speculation(default: Speculation) -> pb.Speculation:
 
 
 def tokenizer_pieces(
-    files: TokenizerFiles, eos_token_ids: Iterable[int]
+    files: TokenizerSource, eos_token_ids: Iterable[int]
 ) -> Iterator[pb.GetTokenizerResponse]:
     """GetTokenizer's replies: the first has all but the rest of tokenizer.json."""
     json = files.tokenizer_json

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from tokenizers import Tokenizer
 
-from scheduler_service.text.vocabulary import Pieces
+from scheduler_service.text.vocabulary import TokenBytes
 from scheduler_service.text.worker.chat_template import ChatTemplate, ChatTemplateError
 from scheduler_service.text.worker.inert import ControlTokens, RenamedTokenizer
 from scheduler_service.text.worker.pieces import pieces_of
@@ -40,7 +40,7 @@ class Encoder:
         self._tokenizer = tokenizer = Tokenizer.from_buffer(files.tokenizer_json)
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self.pieces: Pieces = pieces_of(tokenizer)
+        self.pieces: TokenBytes = pieces_of(tokenizer)
         self._bos_id: int | None = tokenizer.token_to_id(files.bos_token) if files.add_bos else None
         self._template = (
             ChatTemplate(files.chat_template, bos_token=files.bos_token, eos_token=files.eos_token)

@@ -8,7 +8,7 @@ from array import array
 
 from tokenizers import Tokenizer
 
-from scheduler_service.text.vocabulary import Pieces
+from scheduler_service.text.vocabulary import TokenBytes
 
 MAX_BYTES = 64 << 20
 """Of all pieces together; the largest vocabularies in use, of 262,144 tokens, have 2 MiB."""
@@ -22,7 +22,7 @@ class UnsupportedTokenizerError(Exception):
     """The decoder is none of those that can run incrementally, or makes too much; the message says which."""
 
 
-def pieces_of(tokenizer: Tokenizer) -> Pieces:
+def pieces_of(tokenizer: Tokenizer) -> TokenBytes:
     """All of them. Raises UnsupportedTokenizerError."""
     decoder = _Decoder(tokenizer)
     tokens = tokenizer.get_vocab_size(with_added_tokens=True)
@@ -36,7 +36,7 @@ def pieces_of(tokenizer: Tokenizer) -> Pieces:
         total += len(piece)
         if total > MAX_BYTES:
             raise UnsupportedTokenizerError(f"its tokens have more than {MAX_BYTES} bytes")
-    return Pieces(b"".join(data), array("I", map(len, data)), decoder.strip)
+    return TokenBytes(b"".join(data), array("I", map(len, data)), decoder.strip)
 
 
 class _Decoder:

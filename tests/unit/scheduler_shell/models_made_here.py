@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from scheduler_service.model import Drafting, Identity, Model, RequestLimits, Vocabulary
+from scheduler_service.model import DraftingOffer, Fingerprints, RequestAllowance, ServedModel, TokenSpace
 
-LIMITS = RequestLimits(
+LIMITS = RequestAllowance(
     max_n=4,
     max_stop_strings=4,
     max_stop_string_bytes=16,
@@ -13,9 +13,9 @@ LIMITS = RequestLimits(
     max_logprobs=5,
     max_prompt_bytes=1000,
 )
-MODEL = Model(
-    identity=Identity(b"model", "sampler-1"),
-    vocabulary=Vocabulary(b"words", 100, "sampler-1"),
+MODEL = ServedModel(
+    fingerprints=Fingerprints(b"model", "sampler-1"),
+    vocabulary=TokenSpace(b"words", 100, "sampler-1"),
     name="small",
     architecture="oracle",
     dtype="float32",
@@ -27,4 +27,4 @@ MODEL = Model(
     max_draft_tokens=16,
     generation_defaults={"temperature": 0.5, "top_k": 7.0},
 )
-DRAFTING = Drafting()
+DRAFTING = DraftingOffer()

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from scheduler_service.config import MAX_INSTANCE, SchedulerSettings
 from scheduler_service.core.request import Drafter, Speculation
-from scheduler_service.model import Drafting
+from scheduler_service.model import DraftingOffer
 
 NGRAM, BOTH = frozenset({Drafter.NGRAM}), frozenset(Drafter)
 
@@ -67,14 +67,14 @@ def test_a_mistake_is_told_by_name(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], Drafting(NGRAM, Speculation(NGRAM))),
-        (["--speculation", "off"], Drafting(NGRAM, Speculation())),
-        (["--speculation", "5"], Drafting(NGRAM, Speculation(NGRAM, 5))),
-        (["--draft-executor", "d:1"], Drafting(BOTH, Speculation(BOTH))),
-        (["--draft-executor", "d:1", "--speculation", "off"], Drafting(BOTH, Speculation())),
+        ([], DraftingOffer(NGRAM, Speculation(NGRAM))),
+        (["--speculation", "off"], DraftingOffer(NGRAM, Speculation())),
+        (["--speculation", "5"], DraftingOffer(NGRAM, Speculation(NGRAM, 5))),
+        (["--draft-executor", "d:1"], DraftingOffer(BOTH, Speculation(BOTH))),
+        (["--draft-executor", "d:1", "--speculation", "off"], DraftingOffer(BOTH, Speculation())),
     ],
 )
-def test_speculation_is_on_unless_told_otherwise(arguments: list[str], expected: Drafting) -> None:
+def test_speculation_is_on_unless_told_otherwise(arguments: list[str], expected: DraftingOffer) -> None:
     assert load(*arguments).drafting == expected
 
 

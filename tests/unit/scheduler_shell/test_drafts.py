@@ -18,13 +18,13 @@ from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.executor import Timing
 from scheduler_service.loop.draft_loop import DraftLoop
 from scheduler_service.loop.wake import Wake
-from scheduler_service.metrics.metrics import Metrics
-from scheduler_service.model import Model, Vocabulary
+from scheduler_service.metrics.metrics import Telemetry
+from scheduler_service.model import ServedModel, TokenSpace
 from tests.unit.scheduler_shell.fake_executor import FakeExecutor, serving
 from tests.unit.scheduler_shell.models_made_here import MODEL
 from tests.unit.scheduler_shell.test_link import MISSES_HEARTBEATS, TIMING
 
-SERVED = replace(MODEL, vocabulary=Vocabulary(b"words", 10, "s"))
+SERVED = replace(MODEL, vocabulary=TokenSpace(b"words", 10, "s"))
 
 
 class FakeCore:
@@ -59,7 +59,9 @@ class FakeCore:
 class Drafting:
     """A draft pool and its loop, running, with a fake core."""
 
-    def __init__(self, ports: list[int], served: Callable[[], Model | None], timing: Timing = TIMING) -> None:
+    def __init__(
+        self, ports: list[int], served: Callable[[], ServedModel | None], timing: Timing = TIMING
+    ) -> None:
         self.core = FakeCore()
         self._woken = asyncio.Event()
         wake = Wake()
@@ -71,7 +73,7 @@ class Drafting:
 
         self.pool = DraftPool(addresses, PLAINTEXT, timing, served, changed)
         core = cast(Scheduler, self.core)
-        self.loop = DraftLoop(core, self.pool, Metrics(), wake, self._woken.set)
+        self.loop = DraftLoop(core, self.pool, Telemetry(), wake, self._woken.set)
 
     def step(self, *rows: Row) -> None:
         """As the main loop does after its own plan."""
@@ -88,7 +90,7 @@ class Drafting:
 
 @asynccontextmanager
 async def drafting(
-    *ports: int, served: Model | None = SERVED, timing: Timing = TIMING
+    *ports: int, served: ServedModel | None = SERVED, timing: Timing = TIMING
 ) -> AsyncIterator[Drafting]:
     made = Drafting(list(ports), lambda: served, timing)
     tasks = [asyncio.create_task(made.pool.run()), asyncio.create_task(made.loop.run())]
@@ -155,7 +157,7 @@ async def test_no_draft_executor_is_let_in_before_the_model_is_known() -> None:
         assert made.core.calls == []
 
 
-def other(**change: Any) -> Model:
+def other(**change: Any) -> ServedModel:
     """The served model, with something of its vocabulary changed."""
     return replace(SERVED, vocabulary=replace(SERVED.vocabulary, **change))
 

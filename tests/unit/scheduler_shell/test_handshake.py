@@ -11,14 +11,14 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.link.codec.handshake import decode_facts, decode_tokenizer
 from scheduler_service.link.facts import served_model
-from scheduler_service.model import Model
+from scheduler_service.model import ServedModel
 from scheduler_service.rpc.codec.requests import check_request
 from tests.unit.scheduler_shell.models_made_here import DRAFTING, LIMITS
 
 HOLDS = {"total_pages": 8, "page_size": 16, "max_sequences": 4, "max_rows": 4, "max_step_tokens": 64}
 
 
-def model_of(defaults: dict[str, float] | None = None, ends: tuple[int, ...] = (0,)) -> Model:
+def model_of(defaults: dict[str, float] | None = None, ends: tuple[int, ...] = (0,)) -> ServedModel:
     info = executor_pb.GetInfoResponse(
         model=executor_pb.ModelInfo(vocab_size=100, context_length=64, eos_token_ids=ends),
         limits=executor_pb.Limits(**HOLDS, max_stop_token_ids=8, max_logprobs=5, max_logit_bias=4),

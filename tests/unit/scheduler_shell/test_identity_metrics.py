@@ -6,12 +6,12 @@ from prometheus_client import generate_latest
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.metrics.metrics import MAX_IDENTITIES, Metrics
+from scheduler_service.metrics.metrics import MAX_IDENTITIES, Telemetry
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request
 
 
-def shown(metrics: Metrics, core: Scheduler) -> dict[str, float]:
+def shown(metrics: Telemetry, core: Scheduler) -> dict[str, float]:
     metrics.show(core.snapshot(), core.shares(MAX_IDENTITIES))
     lines = generate_latest(metrics.registry).decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if line.startswith("paceline_scheduler_"))
@@ -19,7 +19,7 @@ def shown(metrics: Metrics, core: Scheduler) -> dict[str, float]:
 
 
 def test_each_identity_has_its_requests_refusals_and_tokens() -> None:
-    harness, metrics = Harness(FakeExecutor(CAPACITY), CoreConfig(max_running=2)), Metrics()
+    harness, metrics = Harness(FakeExecutor(CAPACITY), CoreConfig(max_running=2)), Telemetry()
     harness.add(make_request("a", range(5), identity="alice", max_tokens=4))
     harness.add(make_request("b", range(3), identity="bob", max_tokens=4))
     harness.run()
@@ -32,7 +32,7 @@ def test_each_identity_has_its_requests_refusals_and_tokens() -> None:
 
 
 def test_names_are_bounded_and_stay() -> None:
-    harness, metrics = Harness(FakeExecutor(CAPACITY), CoreConfig(max_running=2)), Metrics()
+    harness, metrics = Harness(FakeExecutor(CAPACITY), CoreConfig(max_running=2)), Telemetry()
     for i in range(3 * MAX_IDENTITIES):
         harness.add(make_request(f"r{i}", identity=f"client {i}"))
     first = shown(metrics, harness.core)
@@ -44,7 +44,7 @@ def test_names_are_bounded_and_stay() -> None:
 
 
 def test_predicted_and_actual_waits_are_shown() -> None:
-    harness, metrics = Harness(FakeExecutor(CAPACITY), CoreConfig(max_running=1)), Metrics()
+    harness, metrics = Harness(FakeExecutor(CAPACITY), CoreConfig(max_running=1)), Telemetry()
     for i in range(4):
         harness.add(make_request(f"r{i}"))
     harness.run()

@@ -15,7 +15,7 @@ from paceline.service.audit import Audit
 from paceline.service.credentials import Credentials
 
 from scheduler_service import errors
-from scheduler_service.rpc.interceptor import ErrorInterceptor
+from scheduler_service.rpc.interceptor import StatusInterceptor
 from tests.support.untyped import raw
 
 NO_AUDIT = Audit((), lambda method, reason: None)
@@ -39,7 +39,7 @@ async def raising_late(request: bytes, context: grpc.aio.ServicerContext[Any, An
 
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(Credentials(), NO_AUDIT)])
+    server = grpc.aio.server(interceptors=[StatusInterceptor(Credentials(), NO_AUDIT)])
     handlers: dict[str, Any] = {
         "Unary": grpc.unary_unary_rpc_method_handler(raising),
         "Stream": grpc.unary_stream_rpc_method_handler(raising_late),
@@ -120,7 +120,7 @@ class Gone:
 async def test_a_client_that_leaves_during_a_write_is_no_error(
     behaviour: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    guarded = ErrorInterceptor(Credentials(), NO_AUDIT)._guarded(behaviour, "/paceline.test/Stream")
+    guarded = StatusInterceptor(Credentials(), NO_AUDIT)._guarded(behaviour, "/paceline.test/Stream")
     with pytest.raises(asyncio.CancelledError):  # on which grpc.aio says nothing
         await guarded(b"typed", Gone())
     assert not caplog.records
@@ -130,7 +130,7 @@ async def test_a_call_that_is_misused_is_a_bug(caplog: pytest.LogCaptureFixture)
     async def misusing(request: bytes, context: Any) -> None:
         raise grpc.aio.InternalError("Failed grpc_call_start_batch: 8 with grpc_call_error value: ...")
 
-    guarded = ErrorInterceptor(Credentials(), NO_AUDIT)._guarded(misusing, "/paceline.test/Stream")
+    guarded = StatusInterceptor(Credentials(), NO_AUDIT)._guarded(misusing, "/paceline.test/Stream")
     with pytest.raises(asyncio.CancelledError):
         await guarded(b"", Gone())
     assert "handler failed" in caplog.text
@@ -147,7 +147,7 @@ async def test_a_handler_may_encode_its_message_itself() -> None:
             encoding, response_serializer=pb.TokenizeResponse.SerializeToString
         )
     }
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(Credentials(), NO_AUDIT)])
+    server = grpc.aio.server(interceptors=[StatusInterceptor(Credentials(), NO_AUDIT)])
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("paceline.test", handlers)])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

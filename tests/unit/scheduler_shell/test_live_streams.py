@@ -18,8 +18,8 @@ from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import Capacity, Plan, Result, RowResult, TopLogprobs
 from scheduler_service.errors import ErrorReason
 from scheduler_service.link.pool import Served
-from scheduler_service.metrics.metrics import Metrics
-from scheduler_service.model import Drafting
+from scheduler_service.metrics.metrics import Telemetry
+from scheduler_service.model import DraftingOffer
 from scheduler_service.rpc.codec.output import output_message
 from scheduler_service.rpc.codec.requests import check_request
 from scheduler_service.streams.continuation import prompt_digest
@@ -53,7 +53,7 @@ class Shop:
         self.now = 0.0
         self.core = Scheduler(config or CoreConfig())
         self.core.executor_ready(CAPACITY, 0.0)
-        self.metrics = Metrics()
+        self.metrics = Telemetry()
         self.live = LiveRequests(self.core, self.metrics, lambda: self.now, lambda: None)
         vocabulary = Vocabulary(pieces_of(made.byte_level()))
         self.text = TextTools(TextPool(TextLimits()), vocabulary, has_chat_template=False)
@@ -75,9 +75,9 @@ class Shop:
             message.sampling.seed = 1
             message.continuation.completions.append(continued)
             message.continuation.prompt_digest = prompt_digest([1, 2])
-            message.continuation.model_fingerprint = MODEL.identity.model
-            message.continuation.sampler = MODEL.identity.sampler
-        checked = check_request(message, MODEL, Drafting(default=Speculation()))
+            message.continuation.model_fingerprint = MODEL.fingerprints.model
+            message.continuation.sampler = MODEL.fingerprints.sampler
+        checked = check_request(message, MODEL, DraftingOffer(default=Speculation()))
         served = Served(MODEL, self.text if text else None)
         return self.live.admit(checked, [1, 2], caller, arrival=self.now, deadline=None, served=served)
 
@@ -99,7 +99,7 @@ class Shop:
 
 def checked(id_: str) -> CheckedRequest:
     message = pb.GenerateRequest(request_id=id_, token_ids=pb.TokenIds(ids=[1, 2]))
-    return check_request(message, MODEL, Drafting(default=Speculation()))
+    return check_request(message, MODEL, DraftingOffer(default=Speculation()))
 
 
 async def read(stream: RequestStream) -> list[pb.GenerateResponse]:

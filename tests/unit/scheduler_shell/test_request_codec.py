@@ -15,7 +15,7 @@ from paceline.service.identity import Identity
 
 from scheduler_service.core.request import Drafter, Speculation
 from scheduler_service.errors import ErrorReason, ServiceError
-from scheduler_service.model import Drafting
+from scheduler_service.model import DraftingOffer
 from scheduler_service.rpc.codec.requests import (
     check_request,
 )
@@ -60,7 +60,7 @@ def speculation(**fields: Any) -> pb.GenerateRequest:
 
 FIXED = pb.SPECULATION_MODE_FIXED
 NGRAM, EXECUTOR = frozenset({Drafter.NGRAM}), frozenset({Drafter.EXECUTOR})
-BOTH = Drafting(NGRAM | EXECUTOR, Speculation(NGRAM | EXECUTOR, 5))
+BOTH = DraftingOffer(NGRAM | EXECUTOR, Speculation(NGRAM | EXECUTOR, 5))
 
 BAD: list[tuple[str, pb.GenerateRequest]] = [
     ("prompt", pb.GenerateRequest()),
@@ -149,13 +149,13 @@ def test_what_is_set_to_zero_is_not_unset() -> None:
     [
         ({}, DRAFTING, Speculation(NGRAM)),
         ({}, BOTH, Speculation(NGRAM | EXECUTOR, 5)),
-        ({}, Drafting(default=Speculation()), Speculation()),
+        ({}, DraftingOffer(default=Speculation()), Speculation()),
         ({"drafter": pb.DRAFTER_DRAFT_EXECUTOR}, BOTH, Speculation(EXECUTOR, 5)),
-        ({"drafter": pb.DRAFTER_NGRAM}, Drafting(default=Speculation()), Speculation()),
+        ({"drafter": pb.DRAFTER_NGRAM}, DraftingOffer(default=Speculation()), Speculation()),
         ({"mode": pb.SPECULATION_MODE_OFF}, BOTH, Speculation()),
         ({"mode": pb.SPECULATION_MODE_AUTO}, BOTH, Speculation(NGRAM | EXECUTOR)),
         ({"mode": pb.SPECULATION_MODE_AUTO, "drafter": pb.DRAFTER_NGRAM}, BOTH, Speculation(NGRAM)),
-        ({"mode": FIXED, "draft_tokens": 16}, Drafting(default=Speculation()), Speculation(NGRAM, 16)),
+        ({"mode": FIXED, "draft_tokens": 16}, DraftingOffer(default=Speculation()), Speculation(NGRAM, 16)),
         (
             {"mode": FIXED, "draft_tokens": 1, "drafter": pb.DRAFTER_DRAFT_EXECUTOR},
             BOTH,
@@ -164,7 +164,7 @@ def test_what_is_set_to_zero_is_not_unset() -> None:
     ],
 )
 def test_speculation_is_the_requests_choice_of_what_the_server_has(
-    fields: dict[str, Any], drafting: Drafting, expected: Speculation
+    fields: dict[str, Any], drafting: DraftingOffer, expected: Speculation
 ) -> None:
     assert check_request(speculation(**fields), MODEL, drafting).speculation == expected
 

@@ -11,9 +11,9 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import Finished, FinishReason, Usage
 from scheduler_service.core.request import Drafter, Speculation
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.metrics.metrics import Metrics
+from scheduler_service.metrics.metrics import Telemetry
 from scheduler_service.metrics.rates import Rates
-from scheduler_service.model import Drafting, ExecutorView, ServiceState
+from scheduler_service.model import DraftingOffer, ExecutorView, ServiceState
 from scheduler_service.rpc.codec.output import output_message
 from scheduler_service.rpc.codec.responses import (
     TOKEN_IDS_AT_ONCE,
@@ -53,7 +53,7 @@ def test_the_model_says_who_drafts_and_what_is_done_unasked(
         has_text=True,
         has_chat_template=False,
         queue=CoreConfig(),
-        drafting=Drafting(BOTH, default),
+        drafting=DraftingOffer(BOTH, default),
     )
     assert list(told.drafters) == [pb.DRAFTER_NGRAM, pb.DRAFTER_DRAFT_EXECUTOR]
     assert told.speculation == expected
@@ -81,7 +81,7 @@ def test_status_has_every_state(state: ServiceState) -> None:
 
 
 def test_metrics_count_drafts_by_position() -> None:
-    metrics = Metrics()
+    metrics = Telemetry()
     for _ in range(2):
         metrics.finished(USAGE)
 

@@ -14,7 +14,7 @@ from scheduler_service.link.codec.foreign import MAX_CHARACTERS
 from scheduler_service.link.codec.handshake import decode_facts
 from scheduler_service.link.codec.steps import decode_result, encode_step
 from scheduler_service.link.facts import Bounds, served_model
-from scheduler_service.model import TokenizerFiles
+from scheduler_service.model import TokenizerSource
 from tests.unit.scheduler_shell import fake_executor
 from tests.unit.scheduler_shell.models_made_here import LIMITS
 
@@ -101,11 +101,11 @@ def test_what_an_executor_does_not_advertise_it_is_not_asked_for() -> None:
     )
     facts = decode_facts(info)
     assert (facts.capacity.max_drafts, facts.capacity.max_steps) == (0, 1)
-    assert served_model(facts, TokenizerFiles(), LIMITS).max_draft_tokens == 0
+    assert served_model(facts, TokenizerSource(), LIMITS).max_draft_tokens == 0
     info.capabilities.extend([pb.CAPABILITY_VERIFY, pb.CAPABILITY_MULTI_STEP])
     facts = decode_facts(info)
     assert (facts.capacity.max_drafts, facts.capacity.max_steps) == (8, 6)
-    assert served_model(facts, TokenizerFiles(), LIMITS).max_draft_tokens == 8
+    assert served_model(facts, TokenizerSource(), LIMITS).max_draft_tokens == 8
 
 
 def test_an_answer_becomes_one_result_per_row_then_per_opening() -> None:

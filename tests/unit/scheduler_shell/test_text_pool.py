@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from scheduler_service.model import TokenizerFiles
+from scheduler_service.model import TokenizerSource
 from scheduler_service.text import pool as pools
 from scheduler_service.text.errors import BusyError, PromptError, StuckError, UnusableTokenizerError
 from scheduler_service.text.frames import LANES, LARGE_NICENESS
@@ -38,9 +38,9 @@ HELLO = [{"role": "user", "content": "hello"}]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="CPU time of threads is read in /proc")
 
 
-def files(template: str = CHATML, tokenizer: Tokenizer | None = None) -> TokenizerFiles:
+def files(template: str = CHATML, tokenizer: Tokenizer | None = None) -> TokenizerSource:
     json_ = (tokenizer or made.byte_level()).to_str()
-    return TokenizerFiles(json_.encode(), template, "", "", False)
+    return TokenizerSource(json_.encode(), template, "", "", False)
 
 
 def when(content: str, then: str) -> str:
@@ -66,7 +66,7 @@ async def running(limits: TextLimits = LIMITS, processes: int = 1) -> AsyncItera
 
 @asynccontextmanager
 async def tools(
-    given: TokenizerFiles, limits: TextLimits = LIMITS, processes: int = 1
+    given: TokenizerSource, limits: TextLimits = LIMITS, processes: int = 1
 ) -> AsyncIterator[tuple[TextTools, TextPool]]:
     async with running(limits, processes) as pool:
         made_of = await TextTools.made_of(given, pool)
@@ -405,7 +405,7 @@ async def test_a_pattern_that_backtracks_without_end_costs_the_prompt_that_meets
         (files(tokenizer=NEEDS_TRIAL), "256 MiB"),
     ],
 )
-async def test_unusable_files_are_refused_with_the_reason(given: TokenizerFiles, why: str) -> None:
+async def test_unusable_files_are_refused_with_the_reason(given: TokenizerSource, why: str) -> None:
     async with running(replace(LIMITS, memory_mib=256)) as pool:
         with pytest.raises(UnusableTokenizerError, match=why):
             await pool.load(given)
