@@ -91,8 +91,8 @@ RETRY_AFTER_S = 1.0
 _FIELDS = {"max_tokens": "stop.max_tokens"}
 """The core's names of fields that the proto calls otherwise."""
 
-_REFUSALS: Mapping[type[core_errors.QueueFull], ErrorReason] = {
-    core_errors.QueueFull: ErrorReason.QUEUE_FULL,
+_REFUSALS: Mapping[type[core_errors.NoRoom], ErrorReason] = {
+    core_errors.NoRoom: ErrorReason.QUEUE_FULL,
     core_errors.QuotaUsed: ErrorReason.QUOTA,
     core_errors.TooLate: ErrorReason.TOO_LATE,
 }
@@ -112,9 +112,9 @@ def of_admission(error: core_errors.AdmissionError) -> ServiceError:
     match error:
         case core_errors.NeverFits():
             return invalid(_FIELDS.get(error.field, error.field), error.message)
-        case core_errors.DuplicateRequest():
+        case core_errors.IdInUse():
             return ServiceError(ErrorReason.DUPLICATE_REQUEST, "request_id: it is live")
-        case core_errors.QueueFull():
+        case core_errors.NoRoom():
             known = {"identity": error.identity, "limit": error.limit}
             return ServiceError(
                 _REFUSALS[type(error)],

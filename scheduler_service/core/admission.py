@@ -22,7 +22,7 @@ from itertools import islice
 
 from scheduler_service.core.account import Account
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.errors import QueueFull, QuotaUsed, TooLate
+from scheduler_service.core.errors import NoRoom, QuotaUsed, TooLate
 from scheduler_service.core.forecast import Forecast
 from scheduler_service.core.policy import Limits
 from scheduler_service.core.roster import Roster
@@ -120,7 +120,7 @@ class Admission:
     # -- the door --------------------------------------------------------------------------------
 
     def check_room(self, identity: str, weight: float, prompt_tokens: int) -> None:
-        """Raise QueueFull or QuotaUsed if there is no room for a request with so many prompt tokens."""
+        """Raise NoRoom or QuotaUsed if there is no room for a request with so many prompt tokens."""
         config, account = self._config, self._queued.get(identity)
         requests, tokens = (account.queued_requests, account.queued_tokens) if account else (0, 0)
         share, most, most_tokens = 1.0, config.max_queued_requests, config.max_queued_tokens
@@ -133,14 +133,12 @@ class Admission:
             raise self._used(identity, weight, "tokens", tokens, allowed, most_tokens)
         retry_after_s = self.retry_after_s(identity, weight)
         if self.requests >= 2 * most:
-            raise QueueFull(f"{self.requests} requests are queued", retry_after_s, "", "queued requests")
+            raise NoRoom(f"{self.requests} requests are queued", retry_after_s, "", "queued requests")
         if self.tokens + prompt_tokens > 2 * most_tokens:
-            raise QueueFull(f"{self.tokens} tokens are queued", retry_after_s, "", "queued tokens")
+            raise NoRoom(f"{self.tokens} tokens are queued", retry_after_s, "", "queued tokens")
 
-    def _used(
-        self, identity: str, weight: float, unit: str, queued: int, allowed: int, most: int
-    ) -> QueueFull:
-        kind = QueueFull if allowed == most else QuotaUsed
+    def _used(self, identity: str, weight: float, unit: str, queued: int, allowed: int, most: int) -> NoRoom:
+        kind = NoRoom if allowed == most else QuotaUsed
         whose = f"{identity}: " if identity else ""
         sharing = f" while {len(self._queued)} identities wait" if len(self._queued) > 1 else ""
         message = f"{whose}{queued} {unit} are queued; at most {allowed} may be{sharing}"

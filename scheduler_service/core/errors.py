@@ -3,8 +3,8 @@
 CoreError
 ├── AdmissionError        a request was not taken; nothing has changed
 │   ├── NeverFits         names the field: INVALID_ARGUMENT
-│   ├── DuplicateRequest  its id is live: ALREADY_EXISTS
-│   ├── QueueFull         with a retry time: RESOURCE_EXHAUSTED
+│   ├── IdInUse           its id is live: ALREADY_EXISTS
+│   ├── NoRoom            with a retry time: RESOURCE_EXHAUSTED
 │   │   ├── QuotaUsed     by the identity's own requests: others have room
 │   │   └── TooLate       its deadline can't be met as things are
 │   └── NotReady          no executor was ever seen, so no limits are known: UNAVAILABLE
@@ -32,11 +32,11 @@ class NeverFits(AdmissionError):
         self.message = message
 
 
-class DuplicateRequest(AdmissionError):
+class IdInUse(AdmissionError):
     """A live request has this id."""
 
 
-class QueueFull(AdmissionError):
+class NoRoom(AdmissionError):
     """A bound of the queue is reached, in requests or in tokens."""
 
     def __init__(self, message: str, retry_after_s: float, identity: str = "", limit: str = "") -> None:
@@ -46,11 +46,11 @@ class QueueFull(AdmissionError):
         self.limit = limit  # "queued requests", "queued tokens" or "deadline"
 
 
-class QuotaUsed(QueueFull):
+class QuotaUsed(NoRoom):
     """The identity's share of the queue is used up."""
 
 
-class TooLate(QueueFull):
+class TooLate(NoRoom):
     """Predicted to miss its deadline."""
 
 

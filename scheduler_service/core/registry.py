@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 from scheduler_service.core.admission import Admission
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.speculator import Speculator
-from scheduler_service.core.errors import DuplicateRequest, NeverFits
+from scheduler_service.core.errors import IdInUse, NeverFits
 from scheduler_service.core.events import Event, Failed, Failure, Finished, FinishReason
 from scheduler_service.core.forecast import Forecast
 from scheduler_service.core.policy import Limits
@@ -60,12 +60,12 @@ class Registry:
         connected: bool,
         replaced: LiveRequest | None = None,
     ) -> bool:
-        """Raise what speaks against taking it: DuplicateRequest, NeverFits, QueueFull or TooLate.
+        """Raise what speaks against taking it: IdInUse, NeverFits, NoRoom or TooLate.
 
         `replaced` ends if it is taken. True if it may be taken as a trial (`admission.py`).
         """
         if self._live.get(request.id) is not replaced:
-            raise DuplicateRequest(f"request {request.id!r} is live")
+            raise IdInUse(f"request {request.id!r} is live")
         why = misfit(request, limits)
         if why is None and request.input_tokens > self._config.max_queued_tokens:
             why = "prompt", f"has more tokens than the queue holds ({self._config.max_queued_tokens})"

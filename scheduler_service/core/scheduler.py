@@ -142,7 +142,7 @@ class Scheduler:
 
         `replaces`: in the place of the live request of the same id, which is cancelled, and only once this
         one is taken. The events are ends of completions that had all their tokens elsewhere
-        (`Request.continued`). Raises NotReady, DuplicateRequest, NeverFits, QueueFull, QuotaUsed, TooLate.
+        (`Request.continued`). Raises NotReady, IdInUse, NeverFits, NoRoom, QuotaUsed, TooLate.
         """
         replaced = self._registry.get(request.id) if replaces else None
         try:
@@ -177,7 +177,7 @@ class Scheduler:
     ) -> None:
         """Raise what `add` would, for a request of which no more is known; a refusal is counted.
 
-        Raises NotReady, QueueFull, QuotaUsed, TooLate. What it costs does not grow with the queue.
+        Raises NotReady, NoRoom, QuotaUsed, TooLate. What it costs does not grow with the queue.
         """
         try:
             if self._limits is None:

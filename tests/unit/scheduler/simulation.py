@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.errors import QueueFull
+from scheduler_service.core.errors import NoRoom
 from scheduler_service.core.events import Event, Failed, Finished, Tokens
 from scheduler_service.core.request import Request, Sampling
 from scheduler_service.core.scheduler import Scheduler
@@ -47,7 +47,7 @@ class Call:
     first_token_at: float | None = None
     finished_at: float | None = None
     failed_at: float | None = None
-    refused: QueueFull | None = None
+    refused: NoRoom | None = None
 
     @property
     def first_token_s(self) -> float:
@@ -126,7 +126,7 @@ class Simulation:
         )
         try:
             self.core.add(request, self.now)
-        except QueueFull as refused:
+        except NoRoom as refused:
             call.refused = refused
             self._end(call)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.errors import NotReady, QueueFull, QuotaUsed, TooLate
+from scheduler_service.core.errors import NoRoom, NotReady, QuotaUsed, TooLate
 from scheduler_service.core.events import Failure
 from scheduler_service.core.lengths import MIN_COMPLETIONS, Lengths
 from tests.unit.scheduler.fake_executor import FakeExecutor
@@ -22,7 +22,7 @@ def fill(harness: Harness, identity: str, count: int = 100, **fields: Any) -> in
     for taken in range(count):
         try:
             harness.add(make_request(f"{identity} {taken}", identity=identity, **fields))
-        except QueueFull:
+        except NoRoom:
             return taken
     return count
 
@@ -67,7 +67,7 @@ def test_the_queue_never_holds_more_than_twice_its_bound() -> None:
     fill(harness, "flood")
     taken = sum(fill(harness, str(identity), 1) for identity in range(100))
     assert taken == 8
-    with pytest.raises(QueueFull, match="16 requests are queued") as refused:
+    with pytest.raises(NoRoom, match="16 requests are queued") as refused:
         harness.add(make_request("late", identity="late"))
     assert not isinstance(refused.value, QuotaUsed)
 
@@ -95,7 +95,7 @@ def test_room_is_looked_at_before_the_prompt_is_known() -> None:
     harness.ready()
     harness.core.check_room("flood", 0.0)
     fill(harness, "flood")
-    with pytest.raises(QueueFull):
+    with pytest.raises(NoRoom):
         harness.core.check_room("flood", 0.0)
     harness.core.check_room("polite", 0.0)
     assert harness.core.snapshot().waiting == 8

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.errors import NeverFits, QueueFull
+from scheduler_service.core.errors import NeverFits, NoRoom
 from scheduler_service.core.events import FinishReason
 from scheduler_service.core.request import Continued, Request
 from tests.unit.scheduler.fake_executor import FakeExecutor
@@ -83,5 +83,5 @@ def test_continued_tokens_are_charged_to_the_queue() -> None:
     request = make_request("a", max_tokens=30)
     room = 20 - len(request.prompt)
     harness.add(replace(request, continued=(Continued(0, tuple(range(room))),)))
-    with pytest.raises(QueueFull, match="20 tokens are queued"):
+    with pytest.raises(NoRoom, match="20 tokens are queued"):
         harness.add(make_request("b", max_tokens=2))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.errors import DuplicateRequest, NeverFits, NotReady, QueueFull
+from scheduler_service.core.errors import IdInUse, NeverFits, NoRoom, NotReady
 from scheduler_service.core.events import FinishReason
 from scheduler_service.core.request import Request
 from tests.unit.scheduler.fake_executor import FakeExecutor
@@ -58,7 +58,7 @@ def test_unset_max_tokens_means_what_fits() -> None:
 def test_a_live_duplicate_is_refused_and_a_later_one_is_not() -> None:
     harness = Harness(FakeExecutor(CAPACITY))
     harness.add(make_request("a"))
-    with pytest.raises(DuplicateRequest):
+    with pytest.raises(IdInUse):
         harness.core.add(make_request("a"), 0.0)
     harness.run()
     harness.core.add(make_request("a"), harness.now)
@@ -100,7 +100,7 @@ def test_the_queue_is_bounded_in_requests() -> None:
     harness = Harness(FakeExecutor(CAPACITY), CoreConfig(max_queued_requests=2))
     harness.add(make_request("a"))
     harness.add(make_request("b"))
-    with pytest.raises(QueueFull) as full:
+    with pytest.raises(NoRoom) as full:
         harness.add(make_request("c"))
     assert 0.1 <= full.value.retry_after_s <= 30
     harness.plan()  # both have started: the queue is empty
@@ -110,7 +110,7 @@ def test_the_queue_is_bounded_in_requests() -> None:
 def test_the_queue_is_bounded_in_tokens() -> None:
     harness = Harness(FakeExecutor(CAPACITY), CoreConfig(max_queued_tokens=20))
     harness.add(make_request("a", range(12)))
-    with pytest.raises(QueueFull):
+    with pytest.raises(NoRoom):
         harness.add(make_request("b", range(9)))
     harness.add(make_request("c", range(8)))
     with pytest.raises(NeverFits):

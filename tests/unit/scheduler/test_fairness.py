@@ -9,7 +9,7 @@ import pytest
 
 from scheduler_service.core.account import Account
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.errors import QueueFull
+from scheduler_service.core.errors import NoRoom
 from scheduler_service.core.fairness import MAX_IDLE, FairQueue
 from scheduler_service.core.queue import SequenceQueue
 from tests.unit.scheduler.fake_executor import FakeExecutor
@@ -242,10 +242,10 @@ def test_who_floods_leaves_room_in_the_queue_for_others() -> None:
     for i in range(1000):
         try:
             harness.add(make_request(f"flood {i}", identity="flood"))
-        except QueueFull:
+        except NoRoom:
             refused += 1
     assert refused == 1000 - 64
     for i in range(10):
         harness.add(make_request(f"polite {i}", identity=f"polite {i}"))
-    with pytest.raises(QueueFull):
+    with pytest.raises(NoRoom):
         harness.add(make_request("flood", identity="flood"))

@@ -21,8 +21,8 @@ RETRYABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 ADMISSION = [
     (core_errors.NeverFits("max_tokens", "too long"), grpc.StatusCode.INVALID_ARGUMENT),
-    (core_errors.DuplicateRequest("live"), grpc.StatusCode.ALREADY_EXISTS),
-    (core_errors.QueueFull("full", 1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (core_errors.IdInUse("live"), grpc.StatusCode.ALREADY_EXISTS),
+    (core_errors.NoRoom("full", 1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (core_errors.QuotaUsed("yours", 1.5, "bob"), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (core_errors.TooLate("late", 1.5, "bob"), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (core_errors.NotReady("none"), grpc.StatusCode.UNAVAILABLE),
