@@ -112,7 +112,7 @@ class ForwardOutput:
     logits: NDArray[np.float32] | None = None  # [q, vocabulary]
 
 
-class Flight(Protocol):
+class PendingForward(Protocol):
     """A forward that was launched."""
 
     def wait(self) -> None:
@@ -123,16 +123,16 @@ class Flight(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
-    """The flight of a forward that is done."""
+class ComputedForward:
+    """The `PendingForward` of a forward that is already done."""
 
     results: list[RowOutput]
 
     def wait(self) -> None:
-        """See `Flight`."""
+        """See `PendingForward`."""
 
     def outputs(self) -> list[RowOutput]:
-        """See `Flight`."""
+        """See `PendingForward`."""
         return self.results
 
 
@@ -145,7 +145,7 @@ class Backend(Protocol):
 
     info: ModelInfo  # readable once `load` has returned
     max_piece_tokens: int  # of a forward after which it is time to look whether the step is still wanted
-    max_flights: (
+    max_pending_forwards: (
         int  # launches that may be unanswered at once, from `allocate` on; above 1 rows can follow others
     )
 
@@ -167,7 +167,7 @@ class Backend(Protocol):
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         """Prepare what makes steps of up to so many rows and tokens fast, once there is KV storage."""
 
-    def launch(self, rows: Sequence[ForwardRow]) -> Flight:
+    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         """Begin to compute all rows in one pass, behind all launches and copies before it.
 
         Rows and their arrays, which are views of what changes, are read before it returns.
@@ -190,14 +190,14 @@ class Backend(Protocol):
 
 
 class Synchronous(ABC):
-    """A backend whose forward computes before it returns: one flight at a time, and that has landed.
+    """A backend whose forward computes before it returns: one launch at a time, done when it returns.
 
     Its KV is in the host's memory and small, unless it says otherwise.
     """
 
     info: ModelInfo
     max_piece_tokens = 512
-    max_flights = 1
+    max_pending_forwards = 1
 
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
         """See `Backend`."""
@@ -210,9 +210,9 @@ class Synchronous(ABC):
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:  # noqa: B027  # not abstract
         """There is nothing to prepare."""
 
-    def launch(self, rows: Sequence[ForwardRow]) -> Flight:
+    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         """See `Backend`."""
-        return Landed(self.forward(rows))
+        return ComputedForward(self.forward(rows))
 
     @abstractmethod
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:

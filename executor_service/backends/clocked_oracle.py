@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
-from executor_service.backends.base import Flight, ForwardOutput, ForwardRow, RowOutput
+from executor_service.backends.base import ForwardOutput, ForwardRow, PendingForward, RowOutput
 from executor_service.backends.oracle import OracleBackend
 from executor_service.backends.oracle_settings import OracleSettings
 from executor_service.contract.plan import TokenIds
@@ -25,25 +25,25 @@ class _OnDevice:
     future: Future[list[RowOutput]]
 
     def wait(self) -> None:
-        """See `Flight`."""
+        """See `PendingForward`."""
         wait([self.future])
 
     def outputs(self) -> list[RowOutput]:
-        """See `Flight`."""
+        """See `PendingForward`."""
         return self.future.result()
 
 
 class ClockedOracle(OracleBackend):
     """The device is a thread; it does launches, copies and forwards in the order in which they come."""
 
-    max_flights = 2
+    max_pending_forwards = 2
 
     def __init__(self, config: OracleSettings) -> None:
         super().__init__(config)
         self._device = ThreadPoolExecutor(1, thread_name_prefix="oracle")
         self._sampled: list[RowOutput] = []  # of the last launch; the device's
 
-    def launch(self, rows: Sequence[ForwardRow]) -> Flight:
+    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         """See `Backend`."""
         # The arrays are views of what the host changes.
         mine = [replace(row, history=row.history.copy(), block_table=row.block_table.copy()) for row in rows]

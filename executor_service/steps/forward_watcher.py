@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from executor_service.backends.base import Flight
+from executor_service.backends.base import PendingForward
 from executor_service.fatal import die
 
 
@@ -15,9 +15,9 @@ class ForwardWatcher:
 
     def __init__(self, on_done: Callable[[], None]) -> None:
         self._on_done = on_done  # called on the watcher's thread
-        self._to_watch: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
-        self._watched: Flight | None = None  # last
-        self._done: Flight | None = None  # last; written by the watcher's thread
+        self._to_watch: queue.SimpleQueue[PendingForward | None] = queue.SimpleQueue()
+        self._watched: PendingForward | None = None  # last
+        self._done: PendingForward | None = None  # last; written by the watcher's thread
         self._thread = threading.Thread(target=self._run, name="forwards", daemon=True)
 
     def start(self) -> None:
@@ -28,17 +28,17 @@ class ForwardWatcher:
         """End the thread when it has nothing to wait for."""
         self._to_watch.put(None)
 
-    def watch(self, forward: Flight) -> None:
+    def watch(self, forward: PendingForward) -> None:
         """Begin to wait for a forward, unless that was begun before."""
         if forward is not self._watched:
             self._watched = forward
             self._to_watch.put(forward)
 
-    def is_waiting_for(self, forward: Flight) -> bool:
+    def is_waiting_for(self, forward: PendingForward) -> bool:
         """Whether the forward is watched, and was not done when last looked at."""
         return forward is self._watched and forward is not self._done
 
-    def is_done(self, forward: Flight) -> bool:
+    def is_done(self, forward: PendingForward) -> bool:
         """Whether the forward was watched and is done."""
         return forward is self._done
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from executor_service.backends.base import Backend, Flight, ForwardRow, Landed, RowOutput
+from executor_service.backends.base import Backend, ComputedForward, ForwardRow, PendingForward, RowOutput
 from executor_service.contract.plan import Wanted
 from executor_service.steps.accepted_row import AcceptedRow
 from executor_service.steps.pieces import cut
 
 
-def launch(backend: Backend, rows: Iterable[AcceptedRow]) -> Flight:
+def launch(backend: Backend, rows: Iterable[AcceptedRow]) -> PendingForward:
     """Launch one forward of all rows."""
     forward_rows = [_forward_row(row, row.fed) for row in rows]
-    return backend.launch(forward_rows) if forward_rows else Landed([])
+    return backend.launch(forward_rows) if forward_rows else ComputedForward([])
 
 
-def compute(backend: Backend, rows: list[AcceptedRow], max_tokens: int, wanted: Wanted) -> Landed | None:
+def compute(
+    backend: Backend, rows: list[AcceptedRow], max_tokens: int, wanted: Wanted
+) -> ComputedForward | None:
     """Compute all rows in several forwards; None: given up, because `wanted` returned False before one.
 
     A forward feeds at most `max_tokens` tokens, unless a single row has more output positions than that.
@@ -41,7 +43,7 @@ def compute(backend: Backend, rows: list[AcceptedRow], max_tokens: int, wanted: 
                 outputs[row] = output
         # Rows of several steps come first, so that they share forwards with the pieces of the others.
         left = [*continuing, *(row for row in left if row not in outputs and row not in continuing)]
-    return Landed([outputs[row] for row in rows])
+    return ComputedForward([outputs[row] for row in rows])
 
 
 def checked(outputs: list[RowOutput], rows: int) -> list[RowOutput]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from executor_service.backends.base import Backend, Flight, Landed, RowOutput
+from executor_service.backends.base import Backend, ComputedForward, PendingForward, RowOutput
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import Session
 from executor_service.contract.plan import Abandoned, StepPlan, StepResult
@@ -43,7 +43,7 @@ class Pipeline:
     def __init__(self, store: SequenceStore, backend: Backend, counters: StepCounters) -> None:
         self._store, self._backend, self._counters = store, backend, counters
         self._max_piece_tokens = store.limits.max_piece_tokens
-        self._depth = min(backend.max_flights, MAX_STEPS_IN_FLIGHT)
+        self._depth = min(backend.max_pending_forwards, MAX_STEPS_IN_FLIGHT)
         self._in_flight: deque[StepInFlight] = deque()
         self._finished: list[FinishedStep] = []
         self._finished_s = 0.0  # when the last step was finished, by `time.perf_counter`
@@ -59,7 +59,7 @@ class Pipeline:
         return len(self._in_flight) >= self._depth
 
     @property
-    def oldest_forward(self) -> Flight | None:
+    def oldest_forward(self) -> PendingForward | None:
         """What the oldest step in flight waits for; None: nothing is in flight."""
         return self._in_flight[0].forward if self._in_flight else None
 
@@ -90,7 +90,7 @@ class Pipeline:
         free = store.pages.free - self._free_by_commits
         cached = store.pages.cached - self._cached_by_commits
         self._in_flight.append(StepInFlight(request, session, ops, rows, forward, began_s, free, cached))
-        if self._depth == 1 or isinstance(forward, Landed):
+        if self._depth == 1 or isinstance(forward, ComputedForward):
             self.finish_oldest()
 
     def finish_oldest(self) -> None:
@@ -130,7 +130,7 @@ class Pipeline:
 
     def _launch(
         self, request: StepRequest, session: Session, now_s: float, savepoint: Savepoint | None
-    ) -> tuple[StepRows, Flight]:
+    ) -> tuple[StepRows, PendingForward]:
         """Reserve the rows and launch their forward, or compute them if they take several.
 
         Raises Abandoned after undoing the step.
@@ -148,7 +148,7 @@ class Pipeline:
             savepoint.discard()
             savepoint = None
             rows = self._reserve(session, plan, now_s)
-        forward: Flight | None
+        forward: PendingForward | None
         if not rows.needs_several(self._max_piece_tokens):
             forward = launch(self._backend, rows.accepted)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from executor_service.backends.base import Flight
+from executor_service.backends.base import PendingForward
 from executor_service.cache.session import Session
 from executor_service.contract.plan import OpResult, StepPlan, StepResult, Wanted
 from executor_service.steps.step_rows import StepRows
@@ -28,7 +28,7 @@ class StepInFlight(NamedTuple):
     session: Session
     ops: list[OpResult]
     rows: StepRows
-    forward: Flight
+    forward: PendingForward
     began_s: float  # by `time.perf_counter`
     free_pages: int  # once the step was begun, without the changes that commits made until then
     cached_pages: int

@@ -52,7 +52,7 @@ def steps_of(bench: Bench, name: str, counts: tuple[int, ...]) -> Iterator[Case]
         backend.capture(max(counts), 2 * prompt, lambda what, done: None)
         capture_s = time.perf_counter() - began
         yield {"shape": name, "kind": "capture", "capture_s": capture_s, **backend.memory_bytes()}
-        ahead = backend.max_flights > 1
+        ahead = backend.max_pending_forwards > 1
         found = {count: _two_steps(backend, count, context, ahead=ahead) for count in counts}
         equal = {count: float(np.mean(found[count] == expected[count])) for count in counts}
         for count in counts:
@@ -88,7 +88,7 @@ def _ahead_ms(bench: Bench, backend: RandomBackend, rows: Rows, steps: int) -> f
     def run() -> None:
         flight = backend.launch(rows)
         for _ in range(steps):
-            following = backend.launch(going_on if backend.max_flights > 1 else rows)
+            following = backend.launch(going_on if backend.max_pending_forwards > 1 else rows)
             flight.outputs()
             flight = following
         flight.outputs()

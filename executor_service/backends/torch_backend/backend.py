@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import (
-    Flight,
     ForwardOutput,
     ForwardRow,
     ModelError,
     ModelInfo,
+    PendingForward,
     Progress,
     RowOutput,
     TokenizerFiles,
@@ -89,7 +89,7 @@ class TorchBackend:
         self._caches: list[LayerCache] = []
         self._runner: Runner | None = None
         self.max_piece_tokens = config.max_piece_tokens
-        self.max_flights = 1
+        self.max_pending_forwards = 1
 
     def load(self, progress: Progress) -> None:
         """Read, check and pack the weights, and compile the kernels. Raises ModelError."""
@@ -146,14 +146,14 @@ class TorchBackend:
         """Make KV storage; page 0 is never used by a sequence."""
         self._caches = self.model.new_caches(pages, page_size)
         self._runner = self._new_runner(page_size)
-        self.max_flights = self._runner.max_flights
+        self.max_pending_forwards = self._runner.max_pending_forwards
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         """Capture the steps that are worth it as CUDA graphs, if there is CUDA."""
         if self._config.graphs:
             self.runner.capture(rows, tokens, progress)
 
-    def launch(self, rows: Sequence[ForwardRow]) -> Flight:
+    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         """Begin to compute all rows in one pass."""
         return self.runner.launch(rows)
 

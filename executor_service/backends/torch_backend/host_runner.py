@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from executor_service.backends.base import Flight, ForwardRow, Landed, Progress, RowOutput
+from executor_service.backends.base import ComputedForward, ForwardRow, PendingForward, Progress, RowOutput
 from executor_service.backends.torch_backend.batch import Batch, parts
 from executor_service.backends.torch_backend.kernels import LayerCache
 from executor_service.backends.torch_backend.model import Model
@@ -16,7 +16,7 @@ from executor_service.backends.torch_backend.shard import Shard
 class HostRunner:
     """Computes the steps of one rank's part of a model over its caches."""
 
-    max_flights = 1
+    max_pending_forwards = 1
 
     def __init__(self, model: Model, shard: Shard, caches: Sequence[LayerCache], page_size: int) -> None:
         self._model, self._shard, self._caches, self._page_size = model, shard, caches, page_size
@@ -24,7 +24,7 @@ class HostRunner:
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         """There is nothing to capture."""
 
-    def launch(self, rows: Sequence[ForwardRow]) -> Flight:
+    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         """See `Backend`."""
         model = self._model
         with torch.inference_mode(), model.kernels.step():
@@ -39,4 +39,4 @@ class HostRunner:
                 else:
                     results += [RowOutput() for _ in part]
                 begin = end
-            return Landed(results)
+            return ComputedForward(results)

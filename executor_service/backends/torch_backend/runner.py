@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from executor_service.backends.base import Flight, ForwardRow, Progress
+from executor_service.backends.base import ForwardRow, PendingForward, Progress
 
 
 class Runner(Protocol):
     """Runs the steps of one model over its caches; all calls from one thread."""
 
-    max_flights: int  # as in `Backend`
+    max_pending_forwards: int  # as in `Backend`
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         """See `Backend`."""
 
-    def launch(self, rows: Sequence[ForwardRow]) -> Flight:
+    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         """See `Backend`."""

@@ -213,7 +213,7 @@ def test_an_engine_with_two_steps_under_way_answers_like_one_that_waits_for_each
     expected = answers(1)
     with monkeypatch.context() as patch:
         patch.setattr(backend, "_runner", capturing)
-        patch.setattr(backend, "max_flights", 2)
+        patch.setattr(backend, "max_pending_forwards", 2)
         found = answers(2)
     assert [[r.tokens for r in result.rows] for result in found] == [
         [r.tokens for r in result.rows] for result in expected

@@ -12,11 +12,11 @@ from executor_service.contract.plan import OutputMode
 from tests.unit.executor.fakes import FakeBackend
 
 
-class DeferredFlight:
+class DeferredForward:
     """One launch of a `DeferredBackend`; its rows were read when it was launched."""
 
     def __init__(
-        self, backend: DeferredBackend, rows: list[ForwardRow], before: DeferredFlight | None
+        self, backend: DeferredBackend, rows: list[ForwardRow], before: DeferredForward | None
     ) -> None:
         self._backend, self.rows, self._before = backend, rows, before
         self.results: list[RowOutput] | None = None
@@ -25,7 +25,7 @@ class DeferredFlight:
         """It computes when it is asked."""
 
     def outputs(self) -> list[RowOutput]:
-        return self._backend.land(self)
+        return self._backend.finish(self)
 
     def compute(self) -> None:
         """What its rows follow is known by now: the order of the launches is the device's."""
@@ -34,7 +34,7 @@ class DeferredFlight:
         self._before = None
 
     @staticmethod
-    def _resolved(row: ForwardRow, before: DeferredFlight | None) -> ForwardRow:
+    def _resolved(row: ForwardRow, before: DeferredForward | None) -> ForwardRow:
         if row.follows < 0:
             return row
         assert before is not None
@@ -46,21 +46,21 @@ class DeferredFlight:
 
 
 class DeferredBackend(FakeBackend):
-    """Two flights at a time; asserts the rules of the border besides those of its parent."""
+    """Two pending forwards at a time; asserts the rules of the border besides those of its parent."""
 
-    max_flights = 2
+    max_pending_forwards = 2
 
     def __init__(self, context_length: int = 256) -> None:
         super().__init__(context_length)
         self.launches = 0
         self.followed = 0  # rows that followed another
-        self.unanswered: deque[DeferredFlight] = deque()
-        self._stream: deque[DeferredFlight | partial[None]] = deque()  # launches and copies, in their order
-        self._last: DeferredFlight | None = None
+        self.unanswered: deque[DeferredForward] = deque()
+        self._stream: deque[DeferredForward | partial[None]] = deque()  # launches and copies, in their order
+        self._last: DeferredForward | None = None
 
-    def launch(self, rows: Sequence[ForwardRow]) -> DeferredFlight:
+    def launch(self, rows: Sequence[ForwardRow]) -> DeferredForward:
         assert rows
-        assert len(self.unanswered) < self.max_flights, "too many launches are unanswered"
+        assert len(self.unanswered) < self.max_pending_forwards, "too many launches are unanswered"
         for row in rows:
             assert len(row.history) == row.start + len(row.tokens)
             if row.follows >= 0:
@@ -72,12 +72,12 @@ class DeferredBackend(FakeBackend):
             )
             for row in rows
         ]
-        flight = DeferredFlight(self, copies, self._last if self.unanswered else None)
-        self._last = flight
-        self._stream.append(flight)
-        self.unanswered.append(flight)
+        forward = DeferredForward(self, copies, self._last if self.unanswered else None)
+        self._last = forward
+        self._stream.append(forward)
+        self.unanswered.append(forward)
         self.launches += 1
-        return flight
+        return forward
 
     def _check_following(self, row: ForwardRow) -> None:
         assert self.unanswered, "the row follows what was answered"
@@ -89,15 +89,15 @@ class DeferredBackend(FakeBackend):
         assert not row.sampling.looks_back, "the host does not know the history"
         self.followed += 1
 
-    def land(self, flight: DeferredFlight) -> list[RowOutput]:
-        assert flight is self.unanswered.popleft(), "answers are asked for out of order"
-        while flight.results is None:
+    def finish(self, forward: DeferredForward) -> list[RowOutput]:
+        assert forward is self.unanswered.popleft(), "answers are asked for out of order"
+        while forward.results is None:
             item = self._stream.popleft()
-            if isinstance(item, DeferredFlight):
+            if isinstance(item, DeferredForward):
                 item.compute()
             else:
                 item()
-        return flight.results
+        return forward.results
 
     def compute(self, rows: list[ForwardRow]) -> list[RowOutput]:
         return super().forward(rows)

@@ -242,7 +242,7 @@ def test_so_they_do_where_pages_sequences_and_tokens_are_short(
 def test_so_they_do_on_the_oracle_and_a_device_that_is_one(seed: int, steps: int) -> None:
     configs = (OracleSettings(nan_on_token=95), OracleSettings(nan_on_token=95, token_us=0.01))
     backends = oracle_of(configs[0]), oracle_of(configs[1])
-    assert [backend.max_flights for backend in backends] == [1, 2]
+    assert [backend.max_pending_forwards for backend in backends] == [1, 2]
     try:
         ways = TwoWays(seed, limits(total_pages=600, context_length=48), backends=backends)
         ways.run(steps)

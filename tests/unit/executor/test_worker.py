@@ -20,7 +20,7 @@ from executor_service.contract.plan import Reason, Release, StepPlan, StepRefuse
 from executor_service.fatal import EXIT_FAULT, EXIT_MODEL
 from executor_service.steps.worker import Worker
 from tests.support.processes import ROOT
-from tests.unit.executor.deferred import DeferredBackend, DeferredFlight
+from tests.unit.executor.deferred import DeferredBackend, DeferredForward
 from tests.unit.executor.fakes import continuation, limits
 from tests.unit.executor.harness import Harness, opening, plan, row
 
@@ -124,34 +124,34 @@ PROMPT = [5, 6, 7]
 
 
 class Device(DeferredBackend):
-    """Lands a flight when told, oldest first; counts launches for a test that waits for one."""
+    """Lands a forward when told, oldest first; counts launches for a test that waits for one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.landing = threading.Semaphore(0)
+        self.finishing = threading.Semaphore(0)
         self.launched = threading.Semaphore(0)
 
-    def launch(self, rows: Sequence[ForwardRow]) -> DeferredFlight:
-        flight = Flight(self, super().launch(rows))
+    def launch(self, rows: Sequence[ForwardRow]) -> DeferredForward:
+        forward = GatedForward(self, super().launch(rows))
         self.launched.release()
-        return flight  # type: ignore[return-value]
+        return forward  # type: ignore[return-value]
 
 
-class Flight:
-    """Waits until its device lands it, in whatever thread asks first."""
+class GatedForward:
+    """Waits until its device finishes it, in whatever thread asks first."""
 
-    def __init__(self, device: Device, flight: DeferredFlight) -> None:
-        self._device, self._flight, self._landed, self._lock = device, flight, False, threading.Lock()
+    def __init__(self, device: Device, forward: DeferredForward) -> None:
+        self._device, self._forward, self._done, self._lock = device, forward, False, threading.Lock()
 
     def wait(self) -> None:
         with self._lock:
-            if not self._landed:
-                assert self._device.landing.acquire(timeout=10)
-                self._landed = True
+            if not self._done:
+                assert self._device.finishing.acquire(timeout=10)
+                self._done = True
 
     def outputs(self) -> list[RowOutput]:
         self.wait()
-        return self._flight.outputs()
+        return self._forward.outputs()
 
 
 class Overlapped:
@@ -169,8 +169,8 @@ class Overlapped:
     async def launched(self) -> None:
         assert await asyncio.to_thread(self.device.launched.acquire, timeout=10)
 
-    def land(self) -> None:
-        self.device.landing.release()
+    def finish_forward(self) -> None:
+        self.device.finishing.release()
 
 
 @pytest.fixture
@@ -190,11 +190,11 @@ async def test_a_step_is_launched_behind_one_that_is_under_way(overlapped: Overl
         second = case.step(plan(row(1, n)))
         await case.launched()
         assert not first.done()
-        case.land()
+        case.finish_forward()
         assert (await first)[1].rows[0].tokens == [continuation(PROMPT, n - 2)[-1]]
         assert not second.done()
         first = second
-    case.land()
+    case.finish_forward()
     await first
     assert case.worker.busy_s == 0
 
@@ -206,10 +206,10 @@ async def test_a_third_step_waits_for_the_first(overlapped: Overlapped) -> None:
     await case.launched()
     assert not case.device.launched.acquire(blocking=False)
     assert case.worker.queued == 2
-    case.land()
+    case.finish_forward()
     await case.launched()
     for _ in range(3):
-        case.land()
+        case.finish_forward()
     await asyncio.gather(*steps)
     assert [step.result()[1].rows[0].kv_length for step in steps] == [3, 4, 5, 6]
 
@@ -221,7 +221,7 @@ async def test_another_job_runs_when_nothing_is_under_way_and_in_its_turn(overla
     job = case.worker.submit(lambda: seen.append((case.device.launches, len(case.device.unanswered))))
     behind = case.step(plan(row(1, 4)))
     for _ in range(3):
-        case.land()
+        case.finish_forward()
     await asyncio.gather(*steps, job, behind)
     assert seen == [(2, 0)]
 
@@ -234,7 +234,7 @@ async def test_a_refused_step_disturbs_nothing_under_way(overlapped: Overlapped)
         await case.step(plan(row(1, 3), session=99))
     assert case.worker.busy_s > 0
     assert not step.done()
-    case.land()
+    case.finish_forward()
     await step
 
 
@@ -245,11 +245,11 @@ async def test_a_step_that_was_waited_for_is_answered_before_the_one_that_waited
     first = case.step(plan(opening(1, PROMPT)))
     await case.launched()
     second = case.step(plan(row(1, 3, tokens=[1])))
-    case.land()
+    case.finish_forward()
     await first
     await case.launched()
     assert not second.done()
-    case.land()
+    case.finish_forward()
     await second
 
 
@@ -259,7 +259,7 @@ async def test_the_age_of_a_step_under_way_is_known(overlapped: Overlapped) -> N
     await case.launched()
     first = case.worker.busy_s
     assert case.worker.busy_s > first > 0
-    case.land()
+    case.finish_forward()
     await step
     assert case.worker.busy_s == 0
 
@@ -269,7 +269,7 @@ async def test_a_lease_begins_anew_with_the_answer(overlapped: Overlapped) -> No
     step = case.step(plan(opening(1, PROMPT)))
     await case.launched()
     case.harness.clock.now_s = 100.0
-    case.land()
+    case.finish_forward()
     assert (await step)[1].rows[0].refusal is None
     await case.worker.submit(lambda: None)
     assert case.harness.engine.store.count == 1
@@ -278,7 +278,7 @@ async def test_a_lease_begins_anew_with_the_answer(overlapped: Overlapped) -> No
         await case.worker.submit(lambda: None)
 
 
-async def test_no_landing_is_missed_however_it_meets_the_next_step() -> None:
+async def test_no_finished_forward_is_missed_however_it_meets_the_next_step() -> None:
     harness = Harness(limits(context_length=512, total_pages=99), oracle_of(OracleSettings(step_ms=0.5)))
     worker = Worker(tick_s=60)  # what is missed stays so
     await worker.start(lambda: harness.engine)
@@ -302,8 +302,8 @@ async def test_stopping_finishes_what_is_under_way() -> None:
         case.step(plan(row(1, 3))),
         case.step(plan(ops=(Release((1,)),))),
     ]
-    case.land()
-    case.land()
+    case.finish_forward()
+    case.finish_forward()
     assert await asyncio.to_thread(case.worker.stop, 5)
     results = [result for _, result in await asyncio.gather(*steps)]
     assert [answer.refusal for result in results for answer in result.rows] == [None, None]

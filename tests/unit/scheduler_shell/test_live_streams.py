@@ -16,7 +16,7 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import Speculation
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import Capacity, Plan, Result, RowResult, TopLogprobs
-from scheduler_service.errors import ErrorReason
+from scheduler_service.errors import ErrorReason, ServiceError
 from scheduler_service.link.pool import Served
 from scheduler_service.metrics.metrics import Telemetry
 from scheduler_service.model import DraftingOffer
@@ -420,7 +420,11 @@ def work_to_end_all(requests: int) -> int:
     for number in range(requests):
         shop.admit(f"r{number}")
     shop.step(deliver=False)
-    work = bytecodes(lambda: shop.live.cancel_all(Aborted("all"), Aborted("all")))
+    work = bytecodes(
+        lambda: shop.live.cancel_all(
+            ServiceError(ErrorReason.ABORTED, "all"), ServiceError(ErrorReason.ABORTED, "all")
+        )
+    )
     assert not len(shop.live)
     return work
 

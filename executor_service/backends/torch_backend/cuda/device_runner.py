@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from executor_service.backends.base import Flight, ForwardRow, Progress, RowOutput
+from executor_service.backends.base import ForwardRow, PendingForward, Progress, RowOutput
 from executor_service.backends.torch_backend import sampler
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS, parts
 from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, shapes_of
@@ -32,7 +32,7 @@ _MOST_ROWS = 1 << 16  # of a step
 class DeviceRunner:
     """Launches the steps of one model over its caches; all calls from one thread."""
 
-    max_flights = 2
+    max_pending_forwards = 2
 
     def __init__(self, model: Model, caches: Sequence[LayerCache], page_size: int) -> None:
         self._model, self._caches, self._page_size = model, caches, page_size
@@ -52,7 +52,7 @@ class DeviceRunner:
         with torch.inference_mode():
             self._graphs.capture(self._compute, shapes, progress)
 
-    def launch(self, rows: Sequence[ForwardRow]) -> Flight:
+    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         """See `Backend`."""
         with torch.inference_mode():
             step = HostStep(rows, self._page_size, self._tiling)
@@ -98,7 +98,7 @@ class DeviceRunner:
 
 
 class LaunchedStep:
-    """A step on its way: the `Flight` of a `DeviceRunner`."""
+    """A step on its way: the `PendingForward` of a `DeviceRunner`."""
 
     def __init__(
         self, rows: Sequence[ForwardRow], picks: torch.Tensor, answered: dict[int, RowOutput]
@@ -113,13 +113,13 @@ class LaunchedStep:
             self._done.record()
 
     def wait(self) -> None:
-        """See `Flight`."""
+        """See `PendingForward`."""
         if self._done is not None:
             with torch.cuda.device(self._device):  # a thread's own affair
                 self._done.synchronize()
 
     def outputs(self) -> list[RowOutput]:
-        """See `Flight`."""
+        """See `PendingForward`."""
         self.wait()
         tokens, finite = self._picks.numpy()
         results = []
