@@ -8,7 +8,7 @@ from executor_service.cache.kv_cache import BlockTable
 from executor_service.contract.plan import Sampling, TokenIds
 
 
-class Sequence:
+class CachedSequence:
     """The state behind one cache id. Owned by its session, changed by the worker thread only.
 
     `ids[:length]` have KV, `ids[length:known]` are pending. `ids` may hold more than `known`: drafts

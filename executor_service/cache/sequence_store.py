@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from paceline.service.clock import RunningClock
 
 from executor_service.cache.kv_cache import KvCache
-from executor_service.cache.sequence import Sequence
-from executor_service.cache.session import Leases, Quota, Session, Sessions
+from executor_service.cache.sequence import CachedSequence
+from executor_service.cache.session import ClientSession, Leases, Quota, Sessions
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import (
     CacheView,
@@ -63,17 +62,17 @@ class SequenceStore:
         if epoch not in (0, self.epoch):
             raise StepRefused(Reason.EPOCH, f"header.epoch: {epoch} is over, it is {self.epoch}")
 
-    def add(self, session: Session, cache_id: int, sequence: Sequence) -> None:
+    def add(self, session: ClientSession, cache_id: int, sequence: CachedSequence) -> None:
         """Enter a sequence; its id is unused and `limits.max_sequences` allows one more."""
         session.caches[cache_id] = sequence
         self.count += 1
 
-    def take_back(self, session: Session, cache_id: int) -> None:
+    def take_back(self, session: ClientSession, cache_id: int) -> None:
         """Undo `add`: the id may be used again. The sequence's pages have been released."""
         del session.caches[cache_id]
         self.count -= 1
 
-    def apply(self, session: Session, op: Op | Refusal, now_s: float) -> OpResult:
+    def apply(self, session: ClientSession, op: Op | Refusal, now_s: float) -> OpResult:
         """Carry out one op. An op that is refused changes nothing."""
         if isinstance(op, Refusal):
             return OpResult(refusal=op)
@@ -83,7 +82,7 @@ class SequenceStore:
             return self._truncate(session, op, now_s)
         return self._fork(session, op, now_s)
 
-    def end(self, session: Session, *, fence: bool) -> int:
+    def end(self, session: ClientSession, *, fence: bool) -> int:
         """Release all sequences of a session and forget it; returns how many there were.
 
         No step of the session is in flight. `fence`: tell its later steps that it was replaced.
@@ -107,7 +106,7 @@ class SequenceStore:
                     shared += self._release(session, cache_id)
         return Expired(sessions, owned, shared)
 
-    def views(self, session: Session, cache_ids: Items[int]) -> list[CacheView]:
+    def views(self, session: ClientSession, cache_ids: Sequence[int]) -> list[CacheView]:
         """The state of these caches of a session, or of all; renews their leases. Skips unknown ids."""
         views = []
         for cache_id in cache_ids or sorted(session.caches):
@@ -130,7 +129,7 @@ class SequenceStore:
         if self.count != sum(len(session.caches) for session in self.sessions):
             raise AssertionError("the number of live sequences is wrong")
 
-    def _release(self, session: Session, cache_id: int) -> bool:
+    def _release(self, session: ClientSession, cache_id: int) -> bool:
         """Forget a sequence. If it has a row in flight, the commit finds its block table empty."""
         sequence = session.caches.pop(cache_id, None)
         if sequence is None:
@@ -140,7 +139,7 @@ class SequenceStore:
         self.count -= 1
         return True
 
-    def _truncate(self, session: Session, op: Truncate, now_s: float) -> OpResult:
+    def _truncate(self, session: ClientSession, op: Truncate, now_s: float) -> OpResult:
         sequence = session.caches.get(op.cache_id)
         if sequence is None:
             return _refused(Reason.CACHE, f"truncate.cache_id: unknown or released cache {op.cache_id}")
@@ -151,7 +150,7 @@ class SequenceStore:
         sequence.renewed_s = now_s
         return OpResult(kv_length=op.length)
 
-    def _fork(self, session: Session, op: Fork, now_s: float) -> OpResult:
+    def _fork(self, session: ClientSession, op: Fork, now_s: float) -> OpResult:
         source = session.caches.get(op.source_id)
         if source is None:
             return _refused(Reason.CACHE, f"fork.source_id: unknown or released cache {op.source_id}")
@@ -166,7 +165,7 @@ class SequenceStore:
         if (quota := session.quota) is not None and quota.caches_left < 1:
             return _refused(Reason.QUOTA, f"fork: {quota.no_cache()}")
         source.renewed_s = now_s
-        fork = Sequence(
+        fork = CachedSequence(
             self.pages.fork(source.table, op.length),
             source.ids[: op.length].copy(),
             length=op.length,

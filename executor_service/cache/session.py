@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from executor_service.cache.sequence import Sequence
+from executor_service.cache.sequence import CachedSequence
 from executor_service.contract.plan import Reason, StepPlan, StepRefused, StepResult
 
 REMEMBERED_IDS = 16_384
@@ -30,7 +30,7 @@ class Leases:
     max_s: float = 3600.0
 
 
-class Session:
+class ClientSession:
     """One client's caches, step order and stored replies. Session 0, one for each caller, has no order.
 
     `caller` is the name of the caller's identity. A new session of the same caller and `owner` replaces
@@ -49,7 +49,7 @@ class Session:
     ) -> None:
         self.id, self.lease_s, self.label, self.renewed_s = session_id, lease_s, label, renewed_s
         self.owner, self.caller, self.quota = owner, caller, quota
-        self.caches: dict[int, Sequence] = {}
+        self.caches: dict[int, CachedSequence] = {}
         self._released: OrderedDict[int, None] = OrderedDict()
         self.last_step_id = 0  # begun last
         self._replies: OrderedDict[int, tuple[bytes, StepResult]] = OrderedDict()
@@ -128,7 +128,7 @@ class Quota:
 
     def __init__(self, max_pages: int, max_caches: int) -> None:
         self.max_pages, self.max_caches = max_pages or 1 << 31, max_caches or 1 << 31
-        self.sessions: OrderedDict[str, Session] = OrderedDict()  # by caller; the least recent first
+        self.sessions: OrderedDict[str, ClientSession] = OrderedDict()  # by caller; the least recent first
 
     @property
     def pages_left(self) -> int:
@@ -171,17 +171,17 @@ class Sessions:
         self._clock, self._limit, self._default_lease_s = clock, limit, default_lease_s
         self._limit_per_caller = limit if limit_per_caller is None else limit_per_caller
         self._quota = quota or Quota(0, 0)
-        self._live: dict[int, Session] = {}
+        self._live: dict[int, ClientSession] = {}
         self._fenced: OrderedDict[int, str] = OrderedDict()  # with their callers
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[ClientSession]:
         return iter((*self._quota.sessions.values(), *self._live.values()))
 
     def __len__(self) -> int:
         """Live sessions; a session 0 counts while it holds caches."""
         return len(self._live) + sum(bool(one.caches) for one in tuple(self._quota.sessions.values()))
 
-    def get(self, session_id: int, caller: str = "") -> Session:
+    def get(self, session_id: int, caller: str = "") -> ClientSession:
         """The caller's session, its lease renewed. Raises StepRefused. Any thread; 0: the worker's."""
         session = self.find(session_id, caller) if session_id else self._shared(caller)
         if session is None:
@@ -191,12 +191,12 @@ class Sessions:
         session.renewed_s = self._clock()
         return session
 
-    def owned_by(self, owner: str, caller: str = "") -> Session | None:
+    def owned_by(self, owner: str, caller: str = "") -> ClientSession | None:
         """The caller's live session that was opened for this owner."""
         mine = (session for session in self._live.values() if session.caller == caller)
         return next((session for session in mine if session.owner == owner), None)
 
-    def open(self, lease_s: float, label: str, owner: str = "", caller: str = "") -> Session:
+    def open(self, lease_s: float, label: str, owner: str = "", caller: str = "") -> ClientSession:
         """A new session under a random id, so that no id of another process means anything here."""
         mine = sum(session.caller == caller for session in self._live.values())
         if mine >= self._limit_per_caller:
@@ -209,10 +209,10 @@ class Sessions:
         session_id = 0
         while session_id == 0 or session_id in self._live:
             session_id = secrets.randbits(63)
-        self._live[session_id] = Session(session_id, lease_s, label, self._clock(), owner, caller)
+        self._live[session_id] = ClientSession(session_id, lease_s, label, self._clock(), owner, caller)
         return self._live[session_id]
 
-    def find(self, session_id: int, caller: str = "") -> Session | None:
+    def find(self, session_id: int, caller: str = "") -> ClientSession | None:
         """The caller's session if it lives, never session 0; its lease is not renewed."""
         session = self._live.get(session_id)
         return session if session is not None and session.caller == caller else None
@@ -222,7 +222,7 @@ class Sessions:
         if (session := self._live.get(session_id)) is not None:
             session.renewed_s = self._clock()
 
-    def remove(self, session: Session, *, fence: bool) -> None:
+    def remove(self, session: ClientSession, *, fence: bool) -> None:
         """Forget a session whose caches were released; with `fence`, say so to its late steps."""
         del self._live[session.id]
         if fence:
@@ -230,7 +230,7 @@ class Sessions:
             if len(self._fenced) > REMEMBERED_FENCES:
                 self._fenced.popitem(last=False)
 
-    def _shared(self, caller: str) -> Session:
+    def _shared(self, caller: str) -> ClientSession:
         """The caller's session 0. One that holds nothing is forgotten if there are too many."""
         every = self._quota.sessions
         session = every.get(caller)
@@ -240,7 +240,9 @@ class Sessions:
                 if unused is None:
                     raise StepRefused(Reason.QUOTA, f"{MAX_CALLERS} callers use session 0; open a session")
                 del every[unused]
-            session = Session(0, self._default_lease_s, "default", self._clock(), "", caller, self._quota)
+            session = ClientSession(
+                0, self._default_lease_s, "default", self._clock(), "", caller, self._quota
+            )
             every[caller] = session
         every.move_to_end(caller)
         return session

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from executor_service.backends.base import RowOutput
-from executor_service.cache.sequence import Sequence
+from executor_service.cache.sequence import CachedSequence
 from executor_service.contract.plan import NO_TOKENS, OutputMode
 
 
@@ -18,7 +18,7 @@ class AcceptedRow:
     def __init__(
         self,
         index: int,
-        sequence: Sequence,
+        sequence: CachedSequence,
         start: int,
         fed: int,
         end: int,

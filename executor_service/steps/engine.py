@@ -7,12 +7,11 @@ counters  what was computed                 counters.py
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Sequence
 
 from executor_service.backends.base import Backend, ForwardOutput
 from executor_service.cache.sequence_store import SequenceStore
-from executor_service.cache.session import Leases, Session
+from executor_service.cache.session import ClientSession, Leases
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Abandoned, CacheView, Reason, StepRefused, TokenIds, Wanted
 from executor_service.steps.counters import StepCounters
@@ -37,7 +36,7 @@ class Engine:
 
     def open_session(
         self, replaces: int, lease_ms: int, label: str, owner: str = "", caller: str = ""
-    ) -> Session:
+    ) -> ClientSession:
         """Open a session after ending and fencing the caller's session `replaces` and that of `owner`."""
         sessions, leases = self.store.sessions, self.store.leases
         if replaces and (old := sessions.find(replaces, caller)) is not None:
@@ -56,7 +55,7 @@ class Engine:
         return 0 if session is None else self._end(session, fence=False)
 
     def look(
-        self, session_id: int, epoch: int, cache_ids: Items[int], caller: str = ""
+        self, session_id: int, epoch: int, cache_ids: Sequence[int], caller: str = ""
     ) -> tuple[int, list[CacheView]]:
         """The id of the session's last step, and the state of these caches or of all. Raises StepRefused."""
         self.store.check_epoch(epoch)
@@ -73,7 +72,7 @@ class Engine:
         return expired.owned + expired.shared
 
     def forward_once(
-        self, inputs: Items[TokenIds], want: frozenset[str], wanted: Wanted = lambda: True
+        self, inputs: Sequence[TokenIds], want: frozenset[str], wanted: Wanted = lambda: True
     ) -> list[ForwardOutput]:
         """The non-autoregressive forward of each input, one after another, without a cache.
 
@@ -87,6 +86,6 @@ class Engine:
             outputs += self._backend.forward_once([tokens], want)
         return outputs
 
-    def _end(self, session: Session, *, fence: bool) -> int:
+    def _end(self, session: ClientSession, *, fence: bool) -> int:
         self.pipeline.settle()
         return self.store.end(session, fence=fence)

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from executor_service.cache.session import Session
+from executor_service.cache.session import ClientSession
 from executor_service.contract.plan import Fork, Op, Opening, OutputMode, Refusal, Release, Row, StepPlan
 from executor_service.steps.accepted_row import AcceptedRow
 from executor_service.steps.step_rows import StepRows
 
 
-def must_wait(plan: StepPlan, session: Session, ahead: StepRows, page_size: int) -> bool:
+def must_wait(plan: StepPlan, session: ClientSession, ahead: StepRows, page_size: int) -> bool:
     """Whether the outcome of `ahead`, the rows in flight, must be known before the step can be begun.
 
     A step of ops alone waits: without a forward it would be answered before the step ahead of it.
@@ -35,7 +35,7 @@ def must_wait(plan: StepPlan, session: Session, ahead: StepRows, page_size: int)
     )
 
 
-def _op_waits(op: Op | Refusal, session: Session, ahead: StepRows, page_size: int) -> bool:
+def _op_waits(op: Op | Refusal, session: ClientSession, ahead: StepRows, page_size: int) -> bool:
     """Truncations and forks wait for a row of their sequence; a release only where it could be observed.
 
     That is where the row opens the sequence, so that its id may become unused again, or publishes a page.
@@ -51,7 +51,7 @@ def _op_waits(op: Op | Refusal, session: Session, ahead: StepRows, page_size: in
     return any(row is not None for row in rows)
 
 
-def _row_waits(row: Row | Refusal, session: Session, ahead: StepRows) -> bool:
+def _row_waits(row: Row | Refusal, session: ClientSession, ahead: StepRows) -> bool:
     """A row can continue one in flight that samples one token, or none."""
     if isinstance(row, Refusal):
         return False
@@ -86,6 +86,6 @@ def _new_prefix(row: AcceptedRow, page_size: int) -> int:
     return end if row.outputs and end <= row.end else 0
 
 
-def _row_in_flight(cache_id: int, session: Session, ahead: StepRows) -> AcceptedRow | None:
+def _row_in_flight(cache_id: int, session: ClientSession, ahead: StepRows) -> AcceptedRow | None:
     sequence = session.caches.get(cache_id)
     return None if sequence is None else ahead.row_of(sequence)

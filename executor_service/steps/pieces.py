@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from executor_service.cache.session import Session
+from executor_service.cache.session import ClientSession
 from executor_service.contract.plan import Refusal, StepPlan
 from executor_service.steps.accepted_row import AcceptedRow
 
 
-def may_take_several(plan: StepPlan, session: Session, max_piece_tokens: int) -> bool:
+def may_take_several(plan: StepPlan, session: ClientSession, max_piece_tokens: int) -> bool:
     """Whether the step may need more than one forward; True whenever it does.
 
     Known before anything is changed, so a prompt counts in full, whatever the prefix cache holds of it.

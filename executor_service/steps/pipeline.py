@@ -21,7 +21,7 @@ from collections import deque
 
 from executor_service.backends.base import Backend, ComputedForward, PendingForward, RowOutput
 from executor_service.cache.sequence_store import SequenceStore
-from executor_service.cache.session import Session
+from executor_service.cache.session import ClientSession
 from executor_service.contract.plan import Abandoned, StepPlan, StepResult
 from executor_service.steps.commit import StepCommit
 from executor_service.steps.counters import StepCounters
@@ -117,7 +117,7 @@ class Pipeline:
         for step in self._in_flight:
             self._renew_leases_of(step)
 
-    def _make_room(self, plan: StepPlan, session: Session, *, alone: bool) -> None:
+    def _make_room(self, plan: StepPlan, session: ClientSession, *, alone: bool) -> None:
         """Finish steps in flight until this one can be begun behind the rest of them, or alone."""
         while self.is_full:
             self.finish_oldest()
@@ -129,7 +129,7 @@ class Pipeline:
             self.settle()
 
     def _launch(
-        self, request: StepRequest, session: Session, now_s: float, savepoint: Savepoint | None
+        self, request: StepRequest, session: ClientSession, now_s: float, savepoint: Savepoint | None
     ) -> tuple[StepRows, PendingForward]:
         """Reserve the rows and launch their forward, or compute them if they take several.
 
@@ -164,7 +164,7 @@ class Pipeline:
             raise Abandoned
         return rows, forward
 
-    def _reserve(self, session: Session, plan: StepPlan, now_s: float) -> StepRows:
+    def _reserve(self, session: ClientSession, plan: StepPlan, now_s: float) -> StepRows:
         ahead = self._in_flight[-1].rows if self._in_flight else None
         return RowReservation(session, plan, self._store, self._backend, now_s, ahead).reserve()
 

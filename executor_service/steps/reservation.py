@@ -8,9 +8,9 @@ import numpy as np
 
 from executor_service.backends.base import Backend
 from executor_service.cache.kv_cache import BlockTable, OutOfPages
-from executor_service.cache.sequence import Sequence
+from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
-from executor_service.cache.session import Session
+from executor_service.cache.session import ClientSession
 from executor_service.contract.plan import (
     Opening,
     OutputMode,
@@ -39,7 +39,7 @@ class RowReservation:
 
     def __init__(
         self,
-        session: Session,
+        session: ClientSession,
         plan: StepPlan,
         store: SequenceStore,
         backend: Backend,
@@ -199,7 +199,7 @@ class RowReservation:
             self._pages.cut(table, 0)
             return refusal
         self._budget -= fed
-        sequence = Sequence(
+        sequence = CachedSequence(
             table,
             np.array(opening.tokens, np.int32),
             length=hit,

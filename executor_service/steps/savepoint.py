@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from executor_service.cache.kv_cache import BlockTable, KvCache
-from executor_service.cache.sequence import Sequence
+from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
-from executor_service.cache.session import Session
+from executor_service.cache.session import ClientSession
 from executor_service.contract.plan import Refusal, Release, StepPlan, TokenIds, Truncate
 
 
 class _Saved(NamedTuple):
-    sequence: Sequence
+    sequence: CachedSequence
     table: BlockTable
     ids: TokenIds
     length: int
@@ -29,7 +29,7 @@ class _Saved(NamedTuple):
 class Savepoint:
     """A session's caches before a step. Ended by `discard` or `restore`, once; no step is in flight."""
 
-    def __init__(self, session: Session, plan: StepPlan, store: SequenceStore) -> None:
+    def __init__(self, session: ClientSession, plan: StepPlan, store: SequenceStore) -> None:
         self._session, self._store, self._pages = session, store, store.pages
         self._count = store.count
         self._caches = dict(session.caches) if plan.ops else None
@@ -64,14 +64,14 @@ class Savepoint:
             sequence.length, sequence.known, sequence.sampled = saved.length, saved.known, saved.sampled
         self._saved = []
 
-    def _save(self, sequence: Sequence) -> _Saved:
+    def _save(self, sequence: CachedSequence) -> _Saved:
         table = sequence.table
         whole = self._pages.fork(table, table.count * self._pages.page_size)
         ids = sequence.ids[: sequence.known].copy()
         return _Saved(sequence, whole, ids, sequence.length, sequence.known, sequence.sampled)
 
 
-def _changed(session: Session, plan: StepPlan, pages: KvCache) -> Iterator[Sequence]:
+def _changed(session: ClientSession, plan: StepPlan, pages: KvCache) -> Iterator[CachedSequence]:
     """The sequences that lose a page to the step's ops, or to a copy that one of its rows writes to."""
     ids: dict[int, None] = {}
     for op in plan.ops:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from executor_service.backends.base import PendingForward
-from executor_service.cache.session import Session
+from executor_service.cache.session import ClientSession
 from executor_service.contract.plan import OpResult, StepPlan, StepResult, Wanted
 from executor_service.steps.step_rows import StepRows
 
@@ -25,7 +25,7 @@ class StepInFlight(NamedTuple):
     """A step whose forward was launched and whose rows are not committed."""
 
     request: StepRequest
-    session: Session
+    session: ClientSession
     ops: list[OpResult]
     rows: StepRows
     forward: PendingForward

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from executor_service.cache.sequence import Sequence
+from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
-from executor_service.cache.session import Session
+from executor_service.cache.session import ClientSession
 from executor_service.contract.plan import Reason, Refusal, Row, RowResult, StepPlan
 from executor_service.steps.accepted_row import AcceptedRow
 
@@ -19,14 +19,14 @@ class StepRows:
     An accepted row's result is empty until the commit.
     """
 
-    session: Session
+    session: ClientSession
     plan: StepPlan
     accepted: list[AcceptedRow]  # in the order of their launch: rows, then openings
     results: list[RowResult]
     tokens: int = 0  # to compute, at most
     steps: int = 1  # of the row that has the most
     mispredicted: set[AcceptedRow] = field(default_factory=set)  # refused: what they continue was undone
-    _index_of: dict[Sequence, int] | None = field(default=None, repr=False)
+    _index_of: dict[CachedSequence, int] | None = field(default=None, repr=False)
 
     @property
     def has_refusals(self) -> bool:
@@ -43,13 +43,13 @@ class StepRows:
         """Whether the rows need more than one forward of at most `max_piece_tokens` tokens."""
         return self.steps > 1 or self.tokens > max_piece_tokens
 
-    def index_of(self, sequence: Sequence) -> int:
+    def index_of(self, sequence: CachedSequence) -> int:
         """The index of the sequence's row in `accepted`; -1: it has none."""
         if self._index_of is None:
             self._index_of = {row.sequence: index for index, row in enumerate(self.accepted)}
         return self._index_of.get(sequence, -1)
 
-    def row_of(self, sequence: Sequence) -> AcceptedRow | None:
+    def row_of(self, sequence: CachedSequence) -> AcceptedRow | None:
         """The sequence's accepted row, if it has one."""
         index = self.index_of(sequence)
         return None if index < 0 else self.accepted[index]
@@ -75,7 +75,7 @@ class StepRows:
             self.results[row.index] = RowResult(refusal=refusal)
 
 
-def undo_row(row: AcceptedRow, length: int, session: Session, store: SequenceStore) -> None:
+def undo_row(row: AcceptedRow, length: int, session: ClientSession, store: SequenceStore) -> None:
     """Restore the row's sequence to `length` cached tokens; remove a sequence that the row opened."""
     sequence = row.sequence
     if row.overwritten >= 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 
 from paceline.executor.v1 import executor_pb2 as pb
 
@@ -42,7 +42,7 @@ def encode_result(message: pb.StepResult, result: StepResult, plan: StepPlan, ep
             message.op_errors.append(encode_error(op.refusal, index))
 
 
-def encode_caches(views: Items[CacheView], last_step_id: int, epoch: int) -> pb.GetCachesResponse:
+def encode_caches(views: Sequence[CacheView], last_step_id: int, epoch: int) -> pb.GetCachesResponse:
     """The reply of GetCaches."""
     return pb.GetCachesResponse(
         epoch=epoch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from typing import TypeVar
 
 from paceline.executor.v1 import executor_pb2 as pb
@@ -144,7 +144,7 @@ def _bad_top_k(field: str, output: int, top_k: int, limits: Limits) -> Refusal |
     return None
 
 
-def _per_row(name: str, packed: Items[T], count: int, default: T) -> list[T]:
+def _per_row(name: str, packed: Sequence[T], count: int, default: T) -> list[T]:
     if not packed:
         return [default] * count
     if len(packed) != count:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 
 from google.protobuf.message import Message
 from paceline.executor.v1 import executor_pb2 as pb
@@ -100,7 +100,7 @@ def digest(message: Message) -> bytes:
     return hashlib.sha256(message.DESCRIPTOR.name.encode() + b"\0" + content).digest()
 
 
-def _check_ops(ops: Items[pb.Op], limits: Limits) -> None:
+def _check_ops(ops: Sequence[pb.Op], limits: Limits) -> None:
     if len(ops) > limits.max_ops:
         raise oversized(f"ops: at most {limits.max_ops}, has {len(ops)}")
     _check_released(sum(len(op.release.cache_ids) for op in ops), limits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -14,7 +14,9 @@ from executor_service.contract.plan import NO_TOKENS, Refusal, TokenIds
 from executor_service.rpc.codec.refusals import invalid, oversized, refused, too_large
 
 
-def decode_tokens(field: str, packed: Items[int] | NDArray[np.uint32], limits: Limits) -> TokenIds | Refusal:
+def decode_tokens(
+    field: str, packed: Sequence[int] | NDArray[np.uint32], limits: Limits
+) -> TokenIds | Refusal:
     """One prompt or input: 1 to `context_length` ids."""
     if not 1 <= len(packed) <= limits.context_length:
         return too_large(f"{field}: 1 to {limits.context_length} ids (context_length), has {len(packed)}")
@@ -37,7 +39,7 @@ def opening_tokens(field: str, opening: pb.Opening, limits: Limits) -> TokenIds 
 
 
 def decode_ragged(
-    name: str, packed: Items[int], counts: Items[int], count: int, limits: Limits
+    name: str, packed: Sequence[int], counts: Sequence[int], count: int, limits: Limits
 ) -> tuple[list[TokenIds], dict[int, Refusal]]:
     """Cut a packed array into the rows' ids. Raises StepRefused where the counts do not fit it.
 

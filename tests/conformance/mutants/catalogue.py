@@ -15,9 +15,9 @@ import numpy as np
 
 from executor_service.backends import numpy_sampler
 from executor_service.cache.kv_cache import KvCache, OutOfPages
-from executor_service.cache.sequence import Sequence
+from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
-from executor_service.cache.session import Session, Sessions
+from executor_service.cache.session import ClientSession, Sessions
 from executor_service.contract import noise
 from executor_service.contract.plan import Abandoned, OutputMode, Reason, Refusal, RowResult, StepRefused
 from executor_service.rpc import servicer
@@ -176,7 +176,7 @@ def _without_undo(original: Any, self: RowReservation, index: int, opening: Any)
 def released_pages_lost() -> None:
     """releasing a cache forgets it and keeps its last page"""
 
-    def release(original: Any, self: SequenceStore, session: Session, cache_id: int) -> bool:
+    def release(original: Any, self: SequenceStore, session: ClientSession, cache_id: int) -> bool:
         if (sequence := session.caches.get(cache_id)) is not None and sequence.table.count:
             self.pages._take(sequence.table.at(sequence.table.count - 1))
         known: bool = original(self, session, cache_id)
@@ -192,7 +192,7 @@ def released_pages_lost() -> None:
 def off_by_one_truncate() -> None:
     """truncating keeps one token more than asked"""
 
-    def truncate(original: Any, self: SequenceStore, session: Session, op: Any, now_s: float) -> Any:
+    def truncate(original: Any, self: SequenceStore, session: ClientSession, op: Any, now_s: float) -> Any:
         sequence = session.caches.get(op.cache_id)
         if sequence is not None and op.length < sequence.length:
             result = original(self, session, replace(op, length=op.length + 1), now_s)
@@ -207,7 +207,7 @@ def off_by_one_truncate() -> None:
 def truncate_frees_nothing() -> None:
     """truncating shortens the cache and keeps its pages"""
 
-    def truncate(original: Any, self: SequenceStore, session: Session, op: Any, now_s: float) -> Any:
+    def truncate(original: Any, self: SequenceStore, session: ClientSession, op: Any, now_s: float) -> Any:
         cut, self.pages.cut = self.pages.cut, lambda table, length: None  # type: ignore[method-assign]
         try:
             return original(self, session, op, now_s)
@@ -221,20 +221,20 @@ def truncate_frees_nothing() -> None:
 def truncate_keeps_what_is_pending() -> None:
     """after a truncate the old next token is still fed"""
 
-    def forget(original: Any, self: Sequence, length: int) -> None:
+    def forget(original: Any, self: CachedSequence, length: int) -> None:
         known = self.known
         original(self, length)
         self.known = min(length + 1, known)
         self.sampled = self.known > length
 
-    wrap(Sequence, "forget_pending", forget)
+    wrap(CachedSequence, "forget_pending", forget)
 
 
 @mutant("test_fork.py")
 def fork_with_its_sources_sampling() -> None:
     """a fork samples under its source's seed and rules"""
 
-    def fork(original: Any, self: SequenceStore, session: Session, op: Any, now_s: float) -> Any:
+    def fork(original: Any, self: SequenceStore, session: ClientSession, op: Any, now_s: float) -> Any:
         source = session.caches.get(op.source_id)
         sampling = op.sampling if source is None else source.sampling
         return original(self, session, replace(op, sampling=sampling), now_s)
@@ -410,22 +410,22 @@ def nucleus_before_temperature() -> None:
 def replay_applies_twice() -> None:
     """a replayed step is done again"""
 
-    def replay(original: Any, self: Session, plan: Any) -> Any:
+    def replay(original: Any, self: ClientSession, plan: Any) -> Any:
         original(self, plan)
 
-    wrap(Session, "replay", replay)
+    wrap(ClientSession, "replay", replay)
 
 
 @mutant("test_replay.py")
 def gaps_are_let_through() -> None:
     """a step is done although one before it is missing"""
 
-    def replay(original: Any, self: Session, plan: Any) -> Any:
+    def replay(original: Any, self: ClientSession, plan: Any) -> Any:
         if plan.step_id > self.last_step_id:
             return None
         return original(self, plan)
 
-    wrap(Session, "replay", replay)
+    wrap(ClientSession, "replay", replay)
 
 
 @mutant("test_sessions.py")
@@ -441,8 +441,8 @@ def sessions_not_isolated() -> None:
             everywhere = [self, *(session.caches for session in self._sessions)]
             return next((caches[key] for caches in everywhere if key in caches), default)
 
-    def open_(original: Any, self: Sessions, *args: Any) -> Session:
-        session: Session = original(self, *args)
+    def open_(original: Any, self: Sessions, *args: Any) -> ClientSession:
+        session: ClientSession = original(self, *args)
         session.caches = Leaky(self)
         return session
 
@@ -452,7 +452,7 @@ def sessions_not_isolated() -> None:
 @mutant("test_sessions.py")
 def cache_ids_used_again() -> None:
     """a released cache's id opens a new one"""
-    wrap(Session, "used", lambda original, self, cache_id: cache_id in self.caches)
+    wrap(ClientSession, "used", lambda original, self, cache_id: cache_id in self.caches)
 
 
 @mutant("test_sessions.py")

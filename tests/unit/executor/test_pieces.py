@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from executor_service.backends.base import Backend
 from executor_service.backends.oracle import OracleBackend
 from executor_service.cache.kv_cache import BlockTable
-from executor_service.cache.sequence import Sequence
+from executor_service.cache.sequence import CachedSequence
 from executor_service.contract.plan import OutputMode, Row, Sampling
 from executor_service.steps.accepted_row import AcceptedRow
 from executor_service.steps.pieces import cut
@@ -21,7 +21,7 @@ from tests.unit.executor.test_engine_overlap_random import TwoWays, seen
 
 def job(fed: int, outputs: int = 1) -> AcceptedRow:
     nothing = BlockTable(b"")
-    sequence = Sequence(
+    sequence = CachedSequence(
         nothing, EMPTY, length=0, prompt_length=fed, sampling=Sampling(), salt=b"", renewed_s=0.0
     )
     made = AcceptedRow(0, sequence, 0, fed, fed, fed, OutputMode.SAMPLE, 0)
