@@ -20,7 +20,7 @@ from executor_service.contract.plan import (
     Reason,
     Refusal,
     Release,
-    StepRefused,
+    RequestRefused,
     Truncate,
 )
 
@@ -58,9 +58,9 @@ class SequenceStore:
         self.draining = False  # no sequence is opened any more; set by any thread
 
     def check_epoch(self, epoch: int) -> None:
-        """Raises StepRefused when a request names another epoch than this executor's. Any thread."""
+        """Raises RequestRefused when a request names another epoch than this executor's. Any thread."""
         if epoch not in (0, self.epoch):
-            raise StepRefused(Reason.EPOCH, f"header.epoch: {epoch} is over, it is {self.epoch}")
+            raise RequestRefused(Reason.EPOCH, f"header.epoch: {epoch} is over, it is {self.epoch}")
 
     def add(self, session: ClientSession, cache_id: int, sequence: CachedSequence) -> None:
         """Enter a sequence; its id is unused and `limits.max_sequences` allows one more."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from executor_service.cache.sequence import CachedSequence
-from executor_service.contract.plan import Reason, StepPlan, StepRefused, StepResult
+from executor_service.contract.plan import Reason, RequestRefused, StepPlan, StepResult
 
 REMEMBERED_IDS = 16_384
 """Released cache ids that a session remembers, to refuse their reuse (documented in the proto)."""
@@ -84,29 +84,31 @@ class ClientSession:
     def replay(self, plan: StepPlan) -> StepResult | None:
         """The stored reply if this step was done before, None if it is the next one.
 
-        Raises StepRefused when it is neither. All steps before it are done: a replay of one that is under
-        way waits for it first.
+        Raises RequestRefused when it is neither. All steps before it are done: a replay of one that is in
+        flight waits for it first.
         """
         step_id = plan.step_id
         if step_id == 0:
             return None
         if self.id == 0:
-            raise StepRefused(Reason.INVALID, "header.step_id: session 0 has no step order; open a session")
+            raise RequestRefused(
+                Reason.INVALID, "header.step_id: session 0 has no step order; open a session"
+            )
         if step_id == self.last_step_id + 1:
             return None
         if step_id > self.last_step_id:
-            raise StepRefused(
+            raise RequestRefused(
                 Reason.STEP_GAP,
                 f"header.step_id: expected {self.last_step_id + 1}, is {step_id}: steps are missing",
             )
         stored = self._replies.get(step_id)
         if stored is None:
-            raise StepRefused(
+            raise RequestRefused(
                 Reason.STEP_FORGOTTEN, f"header.step_id: the reply of step {step_id} is no longer kept"
             )
         digest, result = stored
         if digest != plan.digest:
-            raise StepRefused(
+            raise RequestRefused(
                 Reason.STEP_CONTENT, f"header.step_id: step {step_id} was done with other content"
             )
         return result
@@ -182,12 +184,12 @@ class Sessions:
         return len(self._live) + sum(bool(one.caches) for one in tuple(self._quota.sessions.values()))
 
     def get(self, session_id: int, caller: str = "") -> ClientSession:
-        """The caller's session, its lease renewed. Raises StepRefused. Any thread; 0: the worker's."""
+        """The caller's session, its lease renewed. Raises RequestRefused. Any thread; 0: the worker's."""
         session = self.find(session_id, caller) if session_id else self._shared(caller)
         if session is None:
             if self._fenced.get(session_id) == caller:
-                raise StepRefused(Reason.FENCED, "header.session_id: the session was replaced")
-            raise StepRefused(Reason.SESSION, "header.session_id: unknown session; open one")
+                raise RequestRefused(Reason.FENCED, "header.session_id: the session was replaced")
+            raise RequestRefused(Reason.SESSION, "header.session_id: unknown session; open one")
         session.renewed_s = self._clock()
         return session
 
@@ -200,12 +202,12 @@ class Sessions:
         """A new session under a random id, so that no id of another process means anything here."""
         mine = sum(session.caller == caller for session in self._live.values())
         if mine >= self._limit_per_caller:
-            raise StepRefused(
+            raise RequestRefused(
                 Reason.SESSIONS,
                 f"{caller or 'the caller'} has {mine} sessions open, the most of one caller; close one",
             )
         if len(self._live) >= self._limit:
-            raise StepRefused(Reason.SESSIONS, f"{self._limit} sessions are open; close one")
+            raise RequestRefused(Reason.SESSIONS, f"{self._limit} sessions are open; close one")
         session_id = 0
         while session_id == 0 or session_id in self._live:
             session_id = secrets.randbits(63)
@@ -238,7 +240,7 @@ class Sessions:
             if len(every) >= MAX_CALLERS:
                 unused = next((name for name, one in every.items() if not one.caches), None)
                 if unused is None:
-                    raise StepRefused(Reason.QUOTA, f"{MAX_CALLERS} callers use session 0; open a session")
+                    raise RequestRefused(Reason.QUOTA, f"{MAX_CALLERS} callers use session 0; open a session")
                 del every[unused]
             session = ClientSession(
                 0, self._default_lease_s, "default", self._clock(), "", caller, self._quota

@@ -171,8 +171,8 @@ class Refusal:
     kv_length: int | None = None  # with Reason.KV_LENGTH: what it is
 
 
-class StepRefused(Exception):
-    """The whole step was refused before anything changed."""
+class RequestRefused(Exception):
+    """A whole request, such as a step, was refused before anything changed."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)

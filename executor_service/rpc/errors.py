@@ -15,7 +15,7 @@ from paceline.service.credentials import Credentials
 from paceline.service.logs import Log
 from paceline.service.status import end_call, has_left, rich_status
 
-from executor_service.contract.plan import Reason, Refusal, StepRefused
+from executor_service.contract.plan import Reason, Refusal, RequestRefused
 
 log = Log(__name__)
 
@@ -75,7 +75,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """A handler's StepRefused becomes its status, anything else INTERNAL: that text stays in our log."""
+    """A handler's RequestRefused becomes its status, anything else INTERNAL: that text stays in our log."""
 
     def __init__(self, credentials: Credentials, audit: Audit) -> None:
         self._credentials, self._audit = credentials, audit
@@ -115,7 +115,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             try:
                 request = _checked_stream(request) if hasattr(request, "__aiter__") else _checked(request)
                 return await behaviour(request, context)
-            except StepRefused as error:
+            except RequestRefused as error:
                 refusal = error.refusal
             except grpc.aio.AbortError:
                 raise
@@ -133,7 +133,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 def _checked(request: Any) -> Any:
     if isinstance(request, Malformed):
-        raise StepRefused(Reason.INVALID, f"request: {request.message}")
+        raise RequestRefused(Reason.INVALID, f"request: {request.message}")
     return request
 
 

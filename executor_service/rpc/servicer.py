@@ -1,6 +1,6 @@
 """Every RPC: decode, await the worker, encode. The event loop never waits for the device.
 
-A refusal is raised as StepRefused; the interceptor of `errors.py` turns it into the RPC's status.
+A refusal is raised as RequestRefused; the interceptor of `errors.py` turns it into the RPC's status.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.service.audit import Audit
 from paceline.service.credentials import Credentials
 from paceline.service.logs import Log
 
-from executor_service.contract.plan import Reason, StepPlan, StepRefused, StepResult
+from executor_service.contract.plan import Reason, RequestRefused, StepPlan, StepResult
 from executor_service.rpc.codec.forward import decode_forward, encode_tensor
 from executor_service.rpc.codec.results import encode_caches, encode_error, encode_result
 from executor_service.rpc.codec.rows import (
@@ -66,7 +66,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         most, caller = loaded.limits.max_label_bytes, self._caller(context)
         for name, text in (("label", request.label), ("owner", request.owner)):
             if len(text.encode()) > most:
-                raise StepRefused(Reason.TOO_LARGE, f"{name}: at most {most} bytes (max_label_bytes)")
+                raise RequestRefused(Reason.TOO_LARGE, f"{name}: at most {most} bytes (max_label_bytes)")
         session = await self._runtime.worker.submit(
             lambda: loaded.engine.open_session(
                 request.replaces, request.lease_ms, request.label, request.owner, caller
@@ -100,7 +100,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         """The tokenizer's files, in pieces."""
         loaded = self._runtime.loaded
         if loaded.tokenizer is None:
-            raise StepRefused(Reason.TOKENIZER, "the model has no tokenizer")
+            raise RequestRefused(Reason.TOKENIZER, "the model has no tokenizer")
         for piece in encode_tokenizer(loaded.tokenizer, loaded.info):
             await context.write(piece)
 
@@ -108,7 +108,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         """Live counters, at once, whatever the device does; renews the session's lease."""
         loaded = self._runtime.loaded_or_none
         if request.epoch not in (0, self._runtime.epoch):
-            raise StepRefused(Reason.EPOCH, f"epoch: {request.epoch} is over, it is {self._runtime.epoch}")
+            raise RequestRefused(Reason.EPOCH, f"epoch: {request.epoch} is over, it is {self._runtime.epoch}")
         if loaded is not None and request.session_id:
             loaded.engine.store.sessions.get(request.session_id, self._caller(context))
         return encode_status(self._runtime, loaded)
@@ -118,7 +118,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         loaded = self._runtime.loaded
         ids, most = tuple(request.cache_ids), loaded.limits.max_released_ids
         if len(ids) > most:
-            raise StepRefused(
+            raise RequestRefused(
                 Reason.TOO_LARGE, f"cache_ids: at most {most} (max_released_ids), has {len(ids)}"
             )
         look = partial(loaded.engine.look, request.session_id, request.epoch, ids, self._caller(context))
@@ -189,7 +189,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         """Steps in order; a reader runs at most `max_in_flight` steps ahead of the answers."""
         caller = self._caller(context)
         slots = asyncio.Semaphore(self._runtime.config.max_in_flight)
-        answers: asyncio.Queue[tuple[int, asyncio.Future[Answer] | StepRefused] | None] = asyncio.Queue()
+        answers: asyncio.Queue[tuple[int, asyncio.Future[Answer] | RequestRefused] | None] = asyncio.Queue()
 
         async def read() -> None:
             try:
@@ -199,7 +199,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
                     try:
                         answer = self._step(request.step, UNIFIED, caller, kept=True)
                         answers.put_nowait((step_id, answer))
-                    except StepRefused as error:
+                    except RequestRefused as error:
                         answers.put_nowait((step_id, error))
                     await slots.acquire()
             finally:
@@ -211,10 +211,10 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
                 step_id, answer = item
                 response = pb.StreamUnifiedDecodeResponse(step_id=step_id)
                 try:
-                    if isinstance(answer, StepRefused):
+                    if isinstance(answer, RequestRefused):
                         raise answer
                     self._encode(response, await answer)
-                except StepRefused as error:
+                except RequestRefused as error:
                     response.error.CopyFrom(encode_error(error.refusal))
                 await context.write(response)
                 slots.release()
@@ -229,7 +229,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         """Whole inputs, no cache."""
         loaded = self._runtime.loaded
         if not loaded.info.can_forward:
-            raise StepRefused(Reason.UNSUPPORTED, "this executor does not offer Forward")
+            raise RequestRefused(Reason.UNSUPPORTED, "this executor does not offer Forward")
         inputs, want = decode_forward(request, loaded.limits, loaded.info.hidden_size)
         worker = self._runtime.worker
         outputs = await worker.submit(lambda: loaded.engine.forward_once(inputs, want, worker.wanted))
@@ -264,10 +264,10 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         return self._credentials.identify(context).name
 
     def _check_admin(self, context: Context, method: str) -> None:
-        """Raises StepRefused for a call that would touch all callers, by one that may not."""
+        """Raises RequestRefused for a call that would touch all callers, by one that may not."""
         caller = self._credentials.identify(context)
         if not caller.admin:
-            raise StepRefused(Reason.PERMISSION, f"{caller.name} is no administrator of this executor")
+            raise RequestRefused(Reason.PERMISSION, f"{caller.name} is no administrator of this executor")
         self._audit.administered(caller.name, method)
 
     def _step(
@@ -296,5 +296,5 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         # A token RPC's own row comes first; the ops that ride along report in the reply.
         only = result.rows[0] if result.rows else result.ops[0]
         if only.refusal is not None:
-            raise StepRefused(only.refusal.reason, only.refusal.message)
+            raise RequestRefused(only.refusal.reason, only.refusal.message)
         return self._encode(response, answer)

@@ -19,7 +19,7 @@ from executor_service.backends.factory import make_backend
 from executor_service.cache.session import Leases
 from executor_service.config import ExecutorConfig
 from executor_service.contract.limits import Limits
-from executor_service.contract.plan import Reason, StepRefused
+from executor_service.contract.plan import Reason, RequestRefused
 from executor_service.runtime.vocabulary import vocabulary_fingerprint
 from executor_service.steps.engine import Engine
 from executor_service.steps.worker import Worker
@@ -83,9 +83,9 @@ class Runtime:
 
     @property
     def loaded(self) -> Loaded:
-        """Raises StepRefused (UNAVAILABLE) while loading."""
+        """Raises RequestRefused (UNAVAILABLE) while loading."""
         if self._loaded is None:
-            raise StepRefused(
+            raise RequestRefused(
                 Reason.LOADING, f"not ready: {self.loading} ({self.load_fraction:.0%}); try again later"
             )
         return self._loaded

@@ -13,7 +13,7 @@ from executor_service.backends.base import Backend, ForwardOutput
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession, Leases
 from executor_service.contract.limits import Limits
-from executor_service.contract.plan import Abandoned, CacheView, Reason, StepRefused, TokenIds, Wanted
+from executor_service.contract.plan import Abandoned, CacheView, Reason, RequestRefused, TokenIds, Wanted
 from executor_service.steps.counters import StepCounters
 from executor_service.steps.pipeline import Pipeline
 
@@ -50,14 +50,14 @@ class Engine:
     def close_session(self, session_id: int, caller: str = "") -> int:
         """End a session and return the number of caches released. An unknown session is no error."""
         if session_id == 0:
-            raise StepRefused(Reason.INVALID, "session_id: session 0 is shared and can't be closed")
+            raise RequestRefused(Reason.INVALID, "session_id: session 0 is shared and can't be closed")
         session = self.store.sessions.find(session_id, caller)
         return 0 if session is None else self._end(session, fence=False)
 
     def look(
         self, session_id: int, epoch: int, cache_ids: Sequence[int], caller: str = ""
     ) -> tuple[int, list[CacheView]]:
-        """The id of the session's last step, and the state of these caches or of all. Raises StepRefused."""
+        """The id of the session's last step, and the state of these caches or of all."""
         self.store.check_epoch(epoch)
         self.pipeline.settle()
         session = self.store.sessions.get(session_id, caller)

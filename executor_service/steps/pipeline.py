@@ -66,7 +66,7 @@ class Pipeline:
     def begin(self, request: StepRequest) -> None:
         """Begin a step, after finishing those that must be finished first.
 
-        A replay is finished at once, with the stored result. Raises StepRefused when nothing was done, and
+        A replay is finished at once, with the stored result. Raises RequestRefused when nothing was done, and
         Abandoned when everything was undone; any other exception is fatal.
         """
         plan, store = request.plan, self._store

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from paceline.service.logs import Log
 
-from executor_service.contract.plan import Abandoned, Reason, StepPlan, StepRefused, StepResult
+from executor_service.contract.plan import Abandoned, Reason, RequestRefused, StepPlan, StepResult
 from executor_service.fatal import die
 from executor_service.steps.answers import AnswerSender
 from executor_service.steps.engine import Engine
@@ -83,7 +83,7 @@ class Worker:
         return not self._thread.is_alive()
 
     def submit(self, work: Callable[[], T], session_id: int = 0, *, kept: bool = False) -> asyncio.Future[T]:
-        """Queue a job; jobs run in the order of these calls. Raises StepRefused when too many are queued.
+        """Queue a job; jobs run in the order of these calls. Raises RequestRefused when too many are queued.
 
         Cancelling the future cancels the job, unless it is `kept`.
         """
@@ -116,7 +116,7 @@ class Worker:
     def _new_future(self) -> asyncio.Future[Any]:
         assert self._loop is not None
         if self.queued >= self._max_queued:
-            raise StepRefused(Reason.QUEUE, f"{self._max_queued} steps are queued; wait")
+            raise RequestRefused(Reason.QUEUE, f"{self._max_queued} steps are queued; wait")
         return self._loop.create_future()
 
     def _run(self) -> None:
@@ -172,7 +172,7 @@ class Worker:
             outcome = job.work()
             if not job.is_step:
                 self._answers.add(job.future, outcome)
-        except (StepRefused, Abandoned) as error:
+        except (RequestRefused, Abandoned) as error:
             self._answers.add(job.future, error, is_error=True)
         self._running = None
         self._send_answers()

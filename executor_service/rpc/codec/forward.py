@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.contract.limits import Limits
-from executor_service.contract.plan import Refusal, StepRefused, TokenIds
+from executor_service.contract.plan import Refusal, RequestRefused, TokenIds
 from executor_service.rpc.codec.refusals import oversized, refused
 from executor_service.rpc.codec.tokens import decode_tokens
 
@@ -15,7 +15,7 @@ from executor_service.rpc.codec.tokens import decode_tokens
 def decode_forward(
     request: pb.ForwardRequest, limits: Limits, hidden_size: int
 ) -> tuple[list[TokenIds], frozenset[str]]:
-    """The inputs, and which of "hidden", "embedding" and "logits" are asked for. Raises StepRefused."""
+    """The inputs, and which of "hidden", "embedding" and "logits" are asked for. Raises RequestRefused."""
     if not 1 <= len(request.inputs) <= limits.max_rows:
         raise oversized(f"inputs: 1 to {limits.max_rows} (max_rows), not {len(request.inputs)}")
     names = {
@@ -39,7 +39,7 @@ def decode_forward(
     for i, item in enumerate(request.inputs):
         tokens = decode_tokens(f"inputs[{i}].tokens", item.tokens, limits)
         if isinstance(tokens, Refusal):
-            raise StepRefused(tokens.reason, tokens.message)
+            raise RequestRefused(tokens.reason, tokens.message)
         inputs.append(tokens)
     return inputs, want
 

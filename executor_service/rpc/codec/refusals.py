@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor_service.contract.plan import Reason, Refusal, StepRefused
+from executor_service.contract.plan import Reason, Refusal, RequestRefused
 
 
 def invalid(message: str) -> Refusal:
@@ -15,11 +15,11 @@ def too_large(message: str) -> Refusal:
     return Refusal(Reason.TOO_LARGE, message)
 
 
-def refused(message: str) -> StepRefused:
+def refused(message: str) -> RequestRefused:
     """A step whose shape is wrong."""
-    return StepRefused(Reason.INVALID, message)
+    return RequestRefused(Reason.INVALID, message)
 
 
-def oversized(message: str) -> StepRefused:
+def oversized(message: str) -> RequestRefused:
     """A step that exceeds a limit of GetInfo."""
-    return StepRefused(Reason.TOO_LARGE, message)
+    return RequestRefused(Reason.TOO_LARGE, message)

@@ -45,7 +45,7 @@ VERIFY = Takes.DRAFTS | Takes.ALL_DRAFTS
 
 
 def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tuple[Row | Refusal, ...]:
-    """The rows that continue sequences; `count` is the number of their cache ids. Raises StepRefused."""
+    """The rows that continue sequences; `count` is the number of their cache ids. Raises RequestRefused."""
     ids, lengths = list(packed.cache_ids), list(packed.kv_lengths)
     if len(lengths) != count:
         raise refused(f"rows.kv_lengths: {len(lengths)} entries for {count} rows")

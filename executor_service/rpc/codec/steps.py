@@ -25,7 +25,7 @@ from executor_service.rpc.codec.sampling import decode_sampling
 
 
 def decode_step(step: pb.Step, limits: Limits, takes: Takes) -> StepPlan:
-    """The step of a token RPC that takes such rows. Raises StepRefused."""
+    """The step of a token RPC that takes such rows. Raises RequestRefused."""
     header, packed = step.header, step.rows
     count = len(packed.cache_ids)
     total = count + len(step.openings)
@@ -74,7 +74,7 @@ def decode_step(step: pb.Step, limits: Limits, takes: Takes) -> StepPlan:
 def decode_op(
     request: pb.TruncateKvRequest | pb.ReleaseCacheRequest | pb.ForkCacheRequest, limits: Limits
 ) -> StepPlan:
-    """The op of a unary RPC, as a step without rows. Raises StepRefused."""
+    """The op of a unary RPC, as a step without rows. Raises RequestRefused."""
     header = request.header
     if isinstance(request, pb.ReleaseCacheRequest):
         _check_released(len(request.release.cache_ids), limits)

@@ -41,7 +41,7 @@ def opening_tokens(field: str, opening: pb.Opening, limits: Limits) -> TokenIds 
 def decode_ragged(
     name: str, packed: Sequence[int], counts: Sequence[int], count: int, limits: Limits
 ) -> tuple[list[TokenIds], dict[int, Refusal]]:
-    """Cut a packed array into the rows' ids. Raises StepRefused where the counts do not fit it.
+    """Cut a packed array into the rows' ids. Raises RequestRefused where the counts do not fit it.
 
     Also returns, by row, the refusals of the rows that have an id outside the vocabulary.
     """

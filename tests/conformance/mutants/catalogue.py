@@ -19,7 +19,7 @@ from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession, Sessions
 from executor_service.contract import noise
-from executor_service.contract.plan import Abandoned, OutputMode, Reason, Refusal, RowResult, StepRefused
+from executor_service.contract.plan import Abandoned, OutputMode, Reason, Refusal, RequestRefused, RowResult
 from executor_service.rpc import servicer
 from executor_service.rpc.codec import rows as rows_codec
 from executor_service.rpc.codec import tokens as tokens_codec
@@ -491,7 +491,7 @@ def refusal_ends_the_stream() -> None:
 
     def encode_error(original: Any, refusal: Refusal, *index: int) -> Any:
         if not index:  # the whole step's, not a row's
-            raise StepRefused(refusal.reason, refusal.message)
+            raise RequestRefused(refusal.reason, refusal.message)
         return original(refusal, *index)
 
     wrap(servicer, "encode_error", encode_error)
@@ -598,7 +598,7 @@ def replays_leave_with_the_first() -> None:
 def _refusing_what_was_given_up(original: Any, self: Pipeline, request: Any) -> None:
     given_up = self.__dict__.setdefault("given_up", set())
     if request.plan.digest in given_up:
-        raise StepRefused(Reason.STEP_FORGOTTEN, "the step was given up")
+        raise RequestRefused(Reason.STEP_FORGOTTEN, "the step was given up")
     try:
         original(self, request)
     except Abandoned:

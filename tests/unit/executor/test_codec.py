@@ -19,11 +19,11 @@ from executor_service.contract.plan import (
     Reason,
     Refusal,
     Release,
+    RequestRefused,
     Row,
     RowResult,
     Sampling,
     StepPlan,
-    StepRefused,
     StepResult,
     Truncate,
 )
@@ -142,7 +142,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("takes", "fields", "text"), SHAPES)
 def test_a_broken_shape_or_size_refuses_the_step(takes: Takes, fields: dict[str, Any], text: str) -> None:
-    with pytest.raises(StepRefused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         decode(takes, **fields)
     assert caught.value.refusal.reason in (Reason.INVALID, Reason.TOO_LARGE)
     assert text in caught.value.refusal.message
@@ -155,7 +155,7 @@ def test_full_output_is_bounded_in_bytes() -> None:
     )
     decode_step(pb.Step(rows=rows), bounds, UNIFIED)
     openings = [pb.Opening(cache_id=1, tokens=[1], output=pb.OUTPUT_MODE_FULL)]
-    with pytest.raises(StepRefused, match="max_full_logits_bytes"):
+    with pytest.raises(RequestRefused, match="max_full_logits_bytes"):
         decode_step(pb.Step(rows=rows, openings=openings), bounds, UNIFIED)
 
 
@@ -284,7 +284,7 @@ def test_the_digest_knows_type_and_content() -> None:
 
 def test_forward_is_checked_before_it_is_computed() -> None:
     def refused(**fields: Any) -> str:
-        with pytest.raises(StepRefused) as caught:
+        with pytest.raises(RequestRefused) as caught:
             decode_forward(pb.ForwardRequest(**fields), LIMITS, 8)
         return caught.value.refusal.message
 
@@ -406,7 +406,7 @@ class TestNothingButRefusals:
         try:
             plan = decode_step(step, self.harness.engine.limits, takes)
             result = execute(self.harness.engine, plan)
-        except StepRefused:
+        except RequestRefused:
             return
         encode_result(pb.StepResult(), result, plan, 77)
         assert len(result.rows) == len(plan.rows) + len(plan.openings)
@@ -434,7 +434,7 @@ class TestNothingButRefusals:
                     decode_forward(request, LIMITS, 8)
                 else:
                     execute(self.harness.engine, decode_op(request, LIMITS))
-            except StepRefused:
+            except RequestRefused:
                 continue
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from executor_service.backends.base import Backend
 from executor_service.cache.kv_cache import KvCache
-from executor_service.contract.plan import Abandoned, Reason, StepPlan, StepRefused
+from executor_service.contract.plan import Abandoned, Reason, RequestRefused, StepPlan
 from tests.support import engine_steps
 from tests.support.engine_steps import BegunStep, execute
 from tests.unit.executor.deferred import DeferredBackend
@@ -95,7 +95,7 @@ def test_wherever_it_is_given_up_nothing_has_changed_and_it_may_be_sent_again(
         h.engine.store.check()
         assert h.state() == state
         if owned:
-            with pytest.raises(StepRefused, match="expected 1, is 2: steps are missing"):
+            with pytest.raises(RequestRefused, match="expected 1, is 2: steps are missing"):
                 h.step(row(1, 6), session=h.session, step_id=2)
     counters.steps_abandoned, counters.compute_s = forwards, h.engine.counters.compute_s
     assert h.engine.counters == counters

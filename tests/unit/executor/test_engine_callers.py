@@ -10,9 +10,9 @@ from executor_service.contract.plan import (
     Opening,
     Reason,
     Release,
+    RequestRefused,
     Row,
     RowResult,
-    StepRefused,
     StepResult,
 )
 from tests.support.engine_steps import begin
@@ -149,5 +149,5 @@ def test_callers_that_hold_nothing_are_forgotten_before_there_are_too_many() -> 
     assert sessions.get(0, "kept") is kept
     for session in sessions:
         session.caches[1] = None  # type: ignore[assignment]
-    with pytest.raises(StepRefused, match="open a session"):
+    with pytest.raises(RequestRefused, match="open a session"):
         sessions.get(0, "one more")

@@ -14,10 +14,10 @@ from executor_service.contract.plan import (
     OutputMode,
     Reason,
     Refusal,
+    RequestRefused,
     Row,
     Sampling,
     StepPlan,
-    StepRefused,
 )
 from tests.support.engine_steps import BegunStep, begin, execute
 from tests.unit.executor.deferred import DeferredBackend
@@ -180,7 +180,7 @@ def test_a_replay_finds_the_reply_of_a_step_that_is_under_way(h: Harness, device
     assert h.begin(opening(1, PROMPT), session=session, step_id=1).finish() is first.finish()
     assert device.launches == 2
     h.begin(row(1, 7), session=session, step_id=3)
-    with pytest.raises(StepRefused, match="expected 4, is 5"):
+    with pytest.raises(RequestRefused, match="expected 4, is 5"):
         h.begin(row(1, 8), session=session, step_id=5)
 
 

@@ -23,10 +23,10 @@ from executor_service.contract.plan import (
     Reason,
     Refusal,
     Release,
+    RequestRefused,
     Row,
     Sampling,
     StepPlan,
-    StepRefused,
     StepResult,
     Truncate,
 )
@@ -129,9 +129,9 @@ class Client:
         return Opening(cache_id, tokens, len(prompt), limit, self.sampling(), output, 0, salt)
 
 
-def seen(result: StepResult | StepRefused, *, exact: bool) -> Any:
+def seen(result: StepResult | RequestRefused, *, exact: bool) -> Any:
     """What the client sees, but for times."""
-    if isinstance(result, StepRefused):
+    if isinstance(result, RequestRefused):
         return result.refusal
     rows = []
     for row in result.rows:

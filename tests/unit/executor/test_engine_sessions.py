@@ -6,7 +6,7 @@ import pytest
 from paceline.service.clock import RunningClock
 
 from executor_service.cache.session import REMEMBERED_IDS
-from executor_service.contract.plan import Reason, StepRefused
+from executor_service.contract.plan import Reason, RequestRefused
 from tests.unit.executor.fakes import continuation, limits
 from tests.unit.executor.harness import EPOCH, Harness, Release, Truncate, fork, opening, row
 
@@ -18,8 +18,8 @@ def h() -> Harness:
     return Harness()
 
 
-def refused(reason: Reason, match: str = ".") -> pytest.RaisesExc[StepRefused]:
-    return pytest.RaisesExc(StepRefused, match=match, check=lambda error: error.refusal.reason is reason)
+def refused(reason: Reason, match: str = ".") -> pytest.RaisesExc[RequestRefused]:
+    return pytest.RaisesExc(RequestRefused, match=match, check=lambda error: error.refusal.reason is reason)
 
 
 def test_another_epoch_is_refused_before_anything_changes(h: Harness) -> None:

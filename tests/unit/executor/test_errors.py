@@ -14,7 +14,7 @@ from paceline.executor.v1 import executor_pb2_grpc as rpc
 from paceline.service.audit import Audit
 from paceline.service.credentials import Credentials
 
-from executor_service.contract.plan import Reason, Refusal, StepRefused
+from executor_service.contract.plan import Reason, Refusal, RequestRefused
 from executor_service.rpc.errors import CODE_OF, STATUS_OF, ErrorInterceptor, status_of
 
 
@@ -48,7 +48,7 @@ async def test_what_a_handler_raises_leaves_as_internal_without_its_text(
             raise KeyError("the secret")
 
         async def GetStatus(self, request: pb.GetStatusRequest, context: object) -> pb.GetStatusResponse:  # noqa: N802
-            raise StepRefused(Reason.LOADING, "loading: weights (50%)")
+            raise RequestRefused(Reason.LOADING, "loading: weights (50%)")
 
     counted: list[tuple[str, str]] = []
     server = grpc.aio.server(

@@ -16,7 +16,7 @@ import pytest
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.clocked_oracle import oracle_of
 from executor_service.backends.oracle_settings import OracleSettings
-from executor_service.contract.plan import Reason, Release, StepPlan, StepRefused, StepResult
+from executor_service.contract.plan import Reason, Release, RequestRefused, StepPlan, StepResult
 from executor_service.fatal import EXIT_FAULT, EXIT_MODEL
 from executor_service.steps.worker import Worker
 from tests.support.processes import ROOT
@@ -62,9 +62,9 @@ async def test_jobs_run_in_order_on_one_thread_that_is_not_the_loops(worker: Wor
 
 async def test_a_refusal_reaches_its_client_and_the_thread_goes_on(worker: Worker) -> None:
     def refuse() -> None:
-        raise StepRefused(Reason.CACHE, "no")
+        raise RequestRefused(Reason.CACHE, "no")
 
-    with pytest.raises(StepRefused):
+    with pytest.raises(RequestRefused):
         await worker.submit(refuse)
     assert await worker.submit(lambda: 5) == 5
 
@@ -75,7 +75,7 @@ async def test_the_queue_is_bounded(worker: Worker) -> None:
     await asyncio.to_thread(gate.entered.wait, 10)
     jobs = [worker.submit(lambda: None) for _ in range(8)]
     assert worker.queued == 8
-    with pytest.raises(StepRefused, match="queued"):
+    with pytest.raises(RequestRefused, match="queued"):
         worker.submit(lambda: None)
     gate.open()
     await asyncio.gather(running, *jobs)
@@ -230,7 +230,7 @@ async def test_a_refused_step_disturbs_nothing_under_way(overlapped: Overlapped)
     case = overlapped
     step = case.step(plan(opening(1, PROMPT)))
     await case.launched()
-    with pytest.raises(StepRefused):
+    with pytest.raises(RequestRefused):
         await case.step(plan(row(1, 3), session=99))
     assert case.worker.busy_s > 0
     assert not step.done()

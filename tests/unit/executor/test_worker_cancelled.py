@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from executor_service.backends.base import Backend, ForwardRow, RowOutput
-from executor_service.contract.plan import Abandoned, Reason, Release, StepPlan, StepRefused, StepResult
+from executor_service.contract.plan import Abandoned, Reason, Release, RequestRefused, StepPlan, StepResult
 from executor_service.runtime.warmup import warm_up
 from executor_service.steps.worker import Worker
 from tests.unit.executor.deferred import DeferredBackend
@@ -165,7 +165,7 @@ async def test_a_step_cancelled_earlier_may_be_sent_again_and_the_one_behind_it_
     await case.entered()
     left.cancel()
     case.let_go()
-    with pytest.raises(StepRefused, match="expected 1, is 2: steps are missing") as refused:
+    with pytest.raises(RequestRefused, match="expected 1, is 2: steps are missing") as refused:
         await behind
     assert refused.value.refusal.reason is Reason.STEP_GAP
     case.let_go(6)
@@ -247,7 +247,7 @@ async def test_the_session_is_closed_behind_a_step_that_was_cancelled(case: Case
     closed.cancel()
     case.let_go()
     assert await case.forwards() == 1
-    with pytest.raises(StepRefused, match="unknown session"):
+    with pytest.raises(RequestRefused, match="unknown session"):
         await case.step(case.numbered(1, opening(1, LONG)))
 
 
@@ -256,7 +256,7 @@ async def test_what_was_cancelled_takes_no_place_in_the_queue(case: Case) -> Non
     await case.entered()
     for future in [case.step(plan(opening(2, [1]))) for _ in range(8)]:
         future.cancel()
-    with pytest.raises(StepRefused, match="queued"):
+    with pytest.raises(RequestRefused, match="queued"):
         case.worker.submit(lambda: None)
     case.let_go()
     await case.entered()  # between two pieces they went
