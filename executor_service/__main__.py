@@ -15,7 +15,7 @@ from executor_service.backends.base import ModelError
 from executor_service.backends.torch_factory import follow, follower_rank
 from executor_service.config import ExecutorConfig
 from executor_service.fatal import EXIT_MODEL
-from executor_service.server import EXIT_PORT, StartError, run
+from executor_service.server import EXIT_PORT, ServerStartError, run
 
 _SWITCH_S = 0.0005  # the event loop gets the interpreter back from the device thread this fast
 _GC_YOUNG = 50_000  # a step makes thousands of short-lived objects, and no cycles
@@ -38,7 +38,7 @@ def main() -> int:
     except ModelError as error:
         log.error(f"the model can't be served: {error}")
         return EXIT_MODEL
-    except StartError as error:
+    except ServerStartError as error:
         log.error(f"can't start: {error}")
         return EXIT_PORT
     return 0

@@ -31,12 +31,12 @@ _GRACE_S = 2.0  # for replies on their way when nothing is left to compute
 _LEASE_TICK_S = 0.25
 
 
-class StartError(Exception):
+class ServerStartError(Exception):
     """The process can't serve; the message is for the operator."""
 
 
 async def run(config: ExecutorConfig) -> None:
-    """Serve until a signal says stop. Raises StartError and ModelError."""
+    """Serve until a signal says stop. Raises ServerStartError and ModelError."""
     if config.port_file is not None:
         config.port_file.unlink(missing_ok=True)  # of an earlier life
     runtime = Runtime.from_config(config)
@@ -106,9 +106,9 @@ def _bind(server: grpc.aio.Server, config: ExecutorConfig) -> int:
             bind_local(server, config.local_socket)
         return port
     except RuntimeError as error:
-        raise StartError(f"can't bind {config.address}: is the port taken? ({error})") from error
+        raise ServerStartError(f"can't bind {config.address}: is the port taken? ({error})") from error
     except OSError as error:
-        raise StartError(f"can't read {error.filename}: {error.strerror}") from error
+        raise ServerStartError(f"can't read {error.filename}: {error.strerror}") from error
 
 
 def _serve_metrics(metrics: Metrics, config: ExecutorConfig) -> int | None:
@@ -117,7 +117,7 @@ def _serve_metrics(metrics: Metrics, config: ExecutorConfig) -> int | None:
     try:
         return metrics.serve(config.metrics_host, config.metrics_port)
     except OSError as error:
-        raise StartError(f"can't bind the metrics port {config.metrics_port}: {error}") from error
+        raise ServerStartError(f"can't bind the metrics port {config.metrics_port}: {error}") from error
 
 
 def _announce(config: ExecutorConfig, port: int, metrics_port: int | None) -> None:

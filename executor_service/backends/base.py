@@ -49,7 +49,7 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizerFiles:
+class TokenizerBundle:
     """What GetTokenizer hands out: all a scheduler needs to turn text into ids and back."""
 
     tokenizer_json: bytes  # Hugging Face `tokenizers` format
@@ -152,7 +152,7 @@ class Backend(Protocol):
     def load(self, progress: Progress) -> None:
         """Read the model. Raises ModelError."""
 
-    def tokenizer(self) -> TokenizerFiles:
+    def tokenizer(self) -> TokenizerBundle:
         """The tokenizer's files. Raises ModelError when the model has none."""
 
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:

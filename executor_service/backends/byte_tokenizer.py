@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from executor_service.backends.base import TokenizerFiles
+from executor_service.backends.base import TokenizerBundle
 
 EOS_ID = 256
 EOS_TOKEN = "<|eos|>"
@@ -31,7 +31,7 @@ def byte_characters() -> list[str]:
     return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
 
 
-def byte_tokenizer() -> TokenizerFiles:
+def byte_tokenizer() -> TokenizerBundle:
     """The files of the byte tokenizer."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     eos = {"id": EOS_ID, "content": EOS_TOKEN, "special": True}
@@ -58,7 +58,7 @@ def byte_tokenizer() -> TokenizerFiles:
             "merges": [],
         },
     }
-    return TokenizerFiles(
+    return TokenizerBundle(
         tokenizer_json=json.dumps(tokenizer, ensure_ascii=False).encode(),
         chat_template=CHAT_TEMPLATE,
         bos_token="",

@@ -35,7 +35,7 @@ from executor_service.backends.base import (
     Progress,
     RowOutput,
     Synchronous,
-    TokenizerFiles,
+    TokenizerBundle,
 )
 from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
 from executor_service.backends.fingerprint import fingerprint
@@ -90,7 +90,7 @@ class OracleBackend(Synchronous):
         """There are no weights to read."""
         progress("the oracle has no weights", 1.0)
 
-    def tokenizer(self) -> TokenizerFiles:
+    def tokenizer(self) -> TokenizerBundle:
         """The byte tokenizer. Raises ModelError when the vocabulary is too small for it."""
         if not self.info.has_tokenizer:
             raise ModelError(f"a vocabulary of {self.info.vocab_size} has no room for the byte tokenizer")

@@ -26,7 +26,7 @@ from executor_service.backends.base import (
     Progress,
     RowOutput,
     Synchronous,
-    TokenizerFiles,
+    TokenizerBundle,
 )
 from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
 from executor_service.backends.fingerprint import fingerprint
@@ -85,7 +85,7 @@ class PagedAttentionBackend(Synchronous):
         """There are no weights to read."""
         progress("paged-attention has no weights", 1.0)
 
-    def tokenizer(self) -> TokenizerFiles:
+    def tokenizer(self) -> TokenizerBundle:
         """The byte tokenizer. Raises ModelError when the vocabulary is too small for it."""
         if not self.info.has_tokenizer:
             raise ModelError(f"a vocabulary of {self.info.vocab_size} has no room for the byte tokenizer")

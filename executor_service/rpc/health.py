@@ -9,7 +9,7 @@ from grpc_health.v1._async import HealthServicer
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.service.logs import Log
 
-from executor_service.runtime.runtime import Runtime, State
+from executor_service.runtime.runtime import Runtime, RuntimeState
 
 log = Log(__name__)
 
@@ -34,7 +34,7 @@ class Health:
     async def update(self) -> None:
         """Publish the present status, and log a step that is stuck."""
         stuck = self._runtime.stuck
-        serving = self._runtime.state is State.SERVING and not stuck
+        serving = self._runtime.state is RuntimeState.SERVING and not stuck
         if serving == self._serving:
             return
         if stuck:

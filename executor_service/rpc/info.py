@@ -8,9 +8,9 @@ from importlib import metadata
 
 from paceline.executor.v1 import executor_pb2 as pb
 
-from executor_service.backends.base import ModelInfo, TokenizerFiles
+from executor_service.backends.base import ModelInfo, TokenizerBundle
 from executor_service.contract.noise import SAMPLER_VERSION
-from executor_service.runtime.runtime import Loaded, Runtime, State
+from executor_service.runtime.runtime import Loaded, Runtime, RuntimeState
 
 CONTRACT_REVISION = 1
 """Of executor.proto: rises whenever it grows."""
@@ -18,9 +18,9 @@ CONTRACT_REVISION = 1
 TOKENIZER_PIECE_BYTES = 1 << 20
 
 _STATES = {
-    State.LOADING: pb.EXECUTOR_STATE_LOADING,
-    State.SERVING: pb.EXECUTOR_STATE_SERVING,
-    State.DRAINING: pb.EXECUTOR_STATE_DRAINING,
+    RuntimeState.LOADING: pb.EXECUTOR_STATE_LOADING,
+    RuntimeState.SERVING: pb.EXECUTOR_STATE_SERVING,
+    RuntimeState.DRAINING: pb.EXECUTOR_STATE_DRAINING,
 }
 
 
@@ -111,7 +111,7 @@ def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
     )
 
 
-def encode_tokenizer(files: TokenizerFiles, info: ModelInfo) -> Iterator[pb.GetTokenizerResponse]:
+def encode_tokenizer(files: TokenizerBundle, info: ModelInfo) -> Iterator[pb.GetTokenizerResponse]:
     """GetTokenizer's replies: the first has all but the rest of tokenizer.json."""
     json = files.tokenizer_json
     yield pb.GetTokenizerResponse(

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from executor_service.contract.plan import StepResult
-from executor_service.runtime.runtime import Runtime, State
+from executor_service.runtime.runtime import Runtime, RuntimeState
 
 _STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -76,7 +76,7 @@ class _RuntimeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All figures but the histograms."""
         runtime = self._runtime
-        yield _gauge("serving", "1 while steps are computed", float(runtime.state is State.SERVING))
+        yield _gauge("serving", "1 while steps are computed", float(runtime.state is RuntimeState.SERVING))
         yield _gauge("queued_steps", "Jobs waiting for the device", runtime.worker.queued)
         yield _gauge("step_age_seconds", "Age of the running job", runtime.worker.busy_s)
         loaded = runtime.loaded_or_none

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from paceline.service.logs import Log
 
-from executor_service.backends.base import Backend, ModelError, ModelInfo, TokenizerFiles
+from executor_service.backends.base import Backend, ModelError, ModelInfo, TokenizerBundle
 from executor_service.backends.factory import make_backend
 from executor_service.cache.session import Leases
 from executor_service.config import ExecutorConfig
@@ -22,7 +22,7 @@ from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Reason, RequestRefused
 from executor_service.runtime.vocabulary import vocabulary_fingerprint
 from executor_service.steps.engine import Engine
-from executor_service.steps.worker import Worker
+from executor_service.steps.worker import DeviceWorker
 
 log = Log(__name__)
 
@@ -31,7 +31,7 @@ _DRAIN_POLL_S = 0.02
 _MAX_PAGES = (1 << 31) - 2  # page numbers are int32, and page 0 is scratch
 
 
-class State(enum.Enum):
+class RuntimeState(enum.Enum):
     """Loading, then serving, then draining; there is no way back."""
 
     LOADING = "loading"
@@ -46,7 +46,7 @@ class Loaded:
     engine: Engine
     info: ModelInfo
     limits: Limits
-    tokenizer: TokenizerFiles | None
+    tokenizer: TokenizerBundle | None
     vocabulary_fingerprint: bytes
 
 
@@ -57,7 +57,7 @@ class Runtime:
         self.config = config
         self.epoch = secrets.randbits(63) | 1
         self.started_s = time.monotonic()
-        self.worker = Worker(config.max_queued_steps)
+        self.worker = DeviceWorker(config.max_queued_steps)
         self.loading, self.load_fraction = "starting", 0.0
         self.backend = backend
         self._memory_bytes: dict[str, int] = {}
@@ -70,11 +70,11 @@ class Runtime:
         return cls(config, make_backend(config.backend_settings, config.follower_flags))
 
     @property
-    def state(self) -> State:
+    def state(self) -> RuntimeState:
         """Where in its life the process is."""
         if self._draining:
-            return State.DRAINING
-        return State.LOADING if self._loaded is None else State.SERVING
+            return RuntimeState.DRAINING
+        return RuntimeState.LOADING if self._loaded is None else RuntimeState.SERVING
 
     @property
     def stuck(self) -> bool:

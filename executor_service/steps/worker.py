@@ -1,4 +1,4 @@
-"""`Worker`: the thread that owns the device. Jobs in, results out, in order.
+"""`DeviceWorker`: the thread that owns the device. Jobs in, results out, in order.
 
 The event loop submits and awaits; it never waits for the device. Each turn of the thread reads what was
 queued, renews the leases of all sessions that have jobs queued, lets leases expire, and does one thing: begin
@@ -35,7 +35,7 @@ log = Log(__name__)
 T = TypeVar("T")
 
 
-class Worker:
+class DeviceWorker:
     """Runs jobs on a thread of its own. `submit` and `submit_step`: the event loop's thread."""
 
     def __init__(self, max_queued: int = 1024, tick_s: float = 0.25, check_s: float = 1.0) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from executor_service.__main__ import main
-from executor_service.backends.base import TokenizerFiles
+from executor_service.backends.base import TokenizerBundle
 from executor_service.backends.byte_tokenizer import byte_tokenizer
 from executor_service.backends.oracle import OracleBackend
 from tests.support.processes import ServiceProcess
@@ -66,7 +66,7 @@ def _doctor(file: Path) -> None:
     if given["tokenizer_json"] is not None:
         files = replace(files, tokenizer_json=given["tokenizer_json"].encode())
 
-    def tokenizer(backend: OracleBackend) -> TokenizerFiles:
+    def tokenizer(backend: OracleBackend) -> TokenizerBundle:
         return files
 
     OracleBackend.tokenizer = tokenizer  # type: ignore[assignment,method-assign]

@@ -19,7 +19,7 @@ from executor_service.backends.base import (
     PendingForward,
     Progress,
     RowOutput,
-    TokenizerFiles,
+    TokenizerBundle,
 )
 from executor_service.backends.torch_backend import sampler
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS, Batch
@@ -118,7 +118,7 @@ class TorchBackend:
             checkpoint.close()
         self.info = self._describe(checkpoint, digest)
 
-    def tokenizer(self) -> TokenizerFiles:
+    def tokenizer(self) -> TokenizerBundle:
         """The tokenizer's files. Raises ModelError when the model has none."""
         if self._config.model.is_dir():
             return tokenizer_from_directory(self._config.model)

@@ -1,4 +1,4 @@
-"""`TokenizerFiles` from a model directory, or built from the metadata of a GGUF file.
+"""`TokenizerBundle` from a model directory, or built from the metadata of a GGUF file.
 
 `add_bos` says whether plain text starts with the bos token: encode with `add_special_tokens=False` and
 put bos first where it is True. Pre-tokenizer names are llama.cpp's (`tokenizer.ggml.pre`).
@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from executor_service.backends.base import ModelError, TokenizerFiles
+from executor_service.backends.base import ModelError, TokenizerBundle
 from executor_service.backends.torch_backend.generation import GENERATION_CONFIG, generation_defaults
 from executor_service.backends.torch_backend.gguf_file import GgufFile
 from executor_service.backends.torch_backend.json_file import read_bounded, read_json
@@ -54,7 +54,7 @@ _PRE_TOKENIZERS: Mapping[str, Callable[[], PreTokenizer]] = {
 }
 
 
-def tokenizer_from_directory(path: Path) -> TokenizerFiles:
+def tokenizer_from_directory(path: Path) -> TokenizerBundle:
     """Read tokenizer.json and what lies beside it. Raises ModelError."""
     file = path / "tokenizer.json"
     if not file.is_file():
@@ -67,7 +67,7 @@ def tokenizer_from_directory(path: Path) -> TokenizerFiles:
     config = _optional_json(path / "tokenizer_config.json")
     bos, eos = (_token_text(config.get(key)) for key in ("bos_token", "eos_token"))
     starts = tokenizer.encode("x").ids[:1]
-    return TokenizerFiles(
+    return TokenizerBundle(
         tokenizer_json=raw,
         chat_template=_chat_template(path, config),
         bos_token=bos,
@@ -77,7 +77,7 @@ def tokenizer_from_directory(path: Path) -> TokenizerFiles:
     )
 
 
-def tokenizer_from_gguf(file: GgufFile) -> TokenizerFiles:
+def tokenizer_from_gguf(file: GgufFile) -> TokenizerBundle:
     """Build a byte-level BPE tokenizer from GGUF metadata. Raises ModelError."""
     meta = file.metadata
     kind = meta.get("tokenizer.ggml.model")
@@ -111,7 +111,7 @@ def tokenizer_from_gguf(file: GgufFile) -> TokenizerFiles:
             special = token_type == _CONTROL
             tokenizer.add_tokens([AddedToken(token, normalized=False, special=special)])
     bos = _token_of(file, tokens, "bos")
-    return TokenizerFiles(
+    return TokenizerBundle(
         tokenizer_json=tokenizer.to_str().encode(),
         chat_template=str(meta.get("tokenizer.chat_template") or ""),
         bos_token=bos,

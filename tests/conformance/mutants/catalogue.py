@@ -30,7 +30,7 @@ from executor_service.steps.pipeline import Pipeline
 from executor_service.steps.reservation import RowReservation
 from executor_service.steps.savepoint import Savepoint
 from executor_service.steps.step_rows import StepRows
-from executor_service.steps.worker import Worker
+from executor_service.steps.worker import DeviceWorker
 from tests.conformance.kit.target import SLOW
 
 
@@ -609,4 +609,4 @@ def _refusing_what_was_given_up(original: Any, self: Pipeline, request: Any) -> 
 @mutant("test_leaving.py", SLOW)
 def closed_stream_cancels() -> None:
     """closing a stream gives up the step that it sent"""
-    wrap(Worker, "submit_step", lambda original, self, *args, kept: original(self, *args, kept=False))
+    wrap(DeviceWorker, "submit_step", lambda original, self, *args, kept: original(self, *args, kept=False))

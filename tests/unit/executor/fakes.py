@@ -13,7 +13,7 @@ from executor_service.backends.base import (
     Progress,
     RowOutput,
     Synchronous,
-    TokenizerFiles,
+    TokenizerBundle,
 )
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import OutputMode, TokenIds
@@ -69,7 +69,7 @@ class FakeBackend(Synchronous):
     def load(self, progress: Progress) -> None:
         progress("weights", 1.0)
 
-    def tokenizer(self) -> TokenizerFiles:
+    def tokenizer(self) -> TokenizerBundle:
         raise AssertionError("the fake has no tokenizer")
 
     def allocate(self, pages: int, page_size: int) -> None:

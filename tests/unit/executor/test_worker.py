@@ -18,7 +18,7 @@ from executor_service.backends.clocked_oracle import oracle_of
 from executor_service.backends.oracle_settings import OracleSettings
 from executor_service.contract.plan import Reason, Release, RequestRefused, StepPlan, StepResult
 from executor_service.fatal import EXIT_FAULT, EXIT_MODEL
-from executor_service.steps.worker import Worker
+from executor_service.steps.worker import DeviceWorker
 from tests.support.processes import ROOT
 from tests.unit.executor.deferred import DeferredBackend, DeferredForward
 from tests.unit.executor.fakes import continuation, limits
@@ -26,8 +26,8 @@ from tests.unit.executor.harness import Harness, opening, plan, row
 
 
 @pytest.fixture
-async def worker() -> AsyncIterator[Worker]:
-    worker = Worker(max_queued=8, tick_s=0.01)
+async def worker() -> AsyncIterator[DeviceWorker]:
+    worker = DeviceWorker(max_queued=8, tick_s=0.01)
     await worker.start(lambda: Harness().engine)
     yield worker
     assert worker.stop(5)
@@ -47,7 +47,7 @@ class Gate:
         self._open.set()
 
 
-async def test_jobs_run_in_order_on_one_thread_that_is_not_the_loops(worker: Worker) -> None:
+async def test_jobs_run_in_order_on_one_thread_that_is_not_the_loops(worker: DeviceWorker) -> None:
     seen: list[tuple[int, int]] = []
 
     def note(i: int) -> None:
@@ -60,7 +60,7 @@ async def test_jobs_run_in_order_on_one_thread_that_is_not_the_loops(worker: Wor
     assert len({thread for _, thread in seen}) == 1
 
 
-async def test_a_refusal_reaches_its_client_and_the_thread_goes_on(worker: Worker) -> None:
+async def test_a_refusal_reaches_its_client_and_the_thread_goes_on(worker: DeviceWorker) -> None:
     def refuse() -> None:
         raise RequestRefused(Reason.CACHE, "no")
 
@@ -69,7 +69,7 @@ async def test_a_refusal_reaches_its_client_and_the_thread_goes_on(worker: Worke
     assert await worker.submit(lambda: 5) == 5
 
 
-async def test_the_queue_is_bounded(worker: Worker) -> None:
+async def test_the_queue_is_bounded(worker: DeviceWorker) -> None:
     gate = Gate()
     running = worker.submit(gate)
     await asyncio.to_thread(gate.entered.wait, 10)
@@ -81,7 +81,7 @@ async def test_the_queue_is_bounded(worker: Worker) -> None:
     await asyncio.gather(running, *jobs)
 
 
-async def test_the_age_of_a_running_job_is_known(worker: Worker) -> None:
+async def test_the_age_of_a_running_job_is_known(worker: DeviceWorker) -> None:
     gate = Gate()
     running = worker.submit(gate)
     await asyncio.to_thread(gate.entered.wait, 10)
@@ -96,7 +96,7 @@ async def test_what_is_queued_renews_its_lease_before_leases_expire() -> None:
     """A step that waited behind a long one must not find its session gone."""
     harness, gate = Harness(), Gate()
     engine = harness.engine
-    worker = Worker(tick_s=0.01)
+    worker = DeviceWorker(tick_s=0.01)
     await worker.start(lambda: engine)
     session = (await worker.submit(lambda: engine.open_session(0, 1000, ""))).id
     running = worker.submit(gate)
@@ -109,9 +109,9 @@ async def test_what_is_queued_renews_its_lease_before_leases_expire() -> None:
     assert worker.stop(5)
 
 
-async def test_an_idle_worker_lets_leases_expire(worker: Worker) -> None:
+async def test_an_idle_worker_lets_leases_expire(worker: DeviceWorker) -> None:
     harness = Harness()
-    idle = Worker(tick_s=0.01)
+    idle = DeviceWorker(tick_s=0.01)
     await idle.start(lambda: harness.engine)
     await idle.submit(lambda: harness.step(opening(1, [1])))
     harness.clock.now_s = 100.0
@@ -160,7 +160,7 @@ class Overlapped:
     def __init__(self) -> None:
         self.device = Device()
         self.harness = Harness(backend=self.device)
-        self.worker = Worker(tick_s=0.01)
+        self.worker = DeviceWorker(tick_s=0.01)
 
     def step(self, what: StepPlan) -> asyncio.Future[tuple[StepPlan, StepResult]]:
         """Submit a step; its launch is not waited for."""
@@ -280,7 +280,7 @@ async def test_a_lease_begins_anew_with_the_answer(overlapped: Overlapped) -> No
 
 async def test_no_finished_forward_is_missed_however_it_meets_the_next_step() -> None:
     harness = Harness(limits(context_length=512, total_pages=99), oracle_of(OracleSettings(step_ms=0.5)))
-    worker = Worker(tick_s=60)  # what is missed stays so
+    worker = DeviceWorker(tick_s=60)  # what is missed stays so
     await worker.start(lambda: harness.engine)
     plans = [plan(opening(1, PROMPT)), *(plan(row(1, n)) for n in range(len(PROMPT), 300))]
     steps: deque[asyncio.Future[tuple[StepPlan, StepResult]]] = deque()
@@ -324,14 +324,14 @@ import asyncio
 from paceline.service import logs
 from executor_service.backends.base import ModelError
 from executor_service.cache.kv_cache import LedgerError
-from executor_service.steps.worker import Worker
+from executor_service.steps.worker import DeviceWorker
 
 def fail():
     raise {error}
 
 async def main():
     logs.configure("json", "info")
-    await Worker().start(fail)
+    await DeviceWorker().start(fail)
 
 asyncio.run(main())
 """

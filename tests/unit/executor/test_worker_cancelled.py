@@ -11,7 +11,7 @@ import pytest
 from executor_service.backends.base import Backend, ForwardRow, RowOutput
 from executor_service.contract.plan import Abandoned, Reason, Release, RequestRefused, StepPlan, StepResult
 from executor_service.runtime.warmup import warm_up
-from executor_service.steps.worker import Worker
+from executor_service.steps.worker import DeviceWorker
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import FakeBackend, continuation, ids, limits
 from tests.unit.executor.harness import Harness, opening, plan, row
@@ -54,7 +54,7 @@ class Case:
         self.backend = backend
         self.harness = Harness(limits(max_piece_tokens=PIECE), backend)
         self.engine = self.harness.engine
-        self.worker = Worker(max_queued=8, tick_s=0.01)
+        self.worker = DeviceWorker(max_queued=8, tick_s=0.01)
         self.session = 0
 
     async def start(self) -> None:

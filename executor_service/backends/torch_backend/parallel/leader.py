@@ -16,7 +16,7 @@ from executor_service.backends.base import (
     Progress,
     RowOutput,
     Synchronous,
-    TokenizerFiles,
+    TokenizerBundle,
 )
 from executor_service.backends.followers import Followers
 from executor_service.backends.ranks import Rank
@@ -65,7 +65,7 @@ class LeaderBackend(Synchronous):
             self._backend.load(progress)
         self.info = self._backend.info
 
-    def tokenizer(self) -> TokenizerFiles:
+    def tokenizer(self) -> TokenizerBundle:
         """See `Backend`."""
         return self._backend.tokenizer()
 
