@@ -1,1 +1,1 @@
-"""Pages of the KV cache, the sequences that hold them, the sessions that own those."""
+"""Sequences with their KV cache pages, and the sessions that own the sequences."""

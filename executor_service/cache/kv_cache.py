@@ -1,15 +1,15 @@
-"""Page bookkeeping: which page holds which tokens of which sequence. No torch, no grpc, no KV.
+"""Which page holds which tokens of which sequence. No torch, no gRPC, and none of the KV itself.
 
-A page is, at any time, exactly one of
-    free     nobody knows it
+At any time a page is exactly one of
+    free     in no block table, and its content is unused
     owned    in at least one block table; `_references` counts in how many
-    cached   in none, but the prefix cache could still hand it out: evictable, least recent first
-and free + cached + owned = total (`check`). An owned page may also be *published*: known to the
-prefix cache under the hash of all tokens up to its end (SHA-256, chained page by page from a root
-that covers the salt), so that a later sequence with the same beginning can share it.
+    cached   in no block table, but its content can still be shared; evicted least recently used first
+and free + cached + owned = total (`check`). An owned page may also be *published*: the prefix cache knows it
+by the hash of all tokens up to its end (SHA-256, chained page by page from a root that covers the salt), so
+that a later sequence with the same beginning can share it. Cached pages are published.
 
-Nothing ever writes to a page that another table shares or that is published: `reserve` replaces it
-by a private copy first. Page 0 is scratch for backends and belongs to nobody.
+A page that is published, or in several block tables, is never written: `reserve` replaces it by a private
+copy first. Page 0 is scratch memory for backends and in no block table.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class OutOfPages(Exception):
 
 
 class LedgerError(AssertionError):
-    """The books don't balance: some sequence may be reading another's pages."""
+    """The page counts are inconsistent: a sequence may be reading another's pages."""
 
 
 class BlockTable:
-    """The pages of one sequence in order, and the hashes of those known to be whole and finite."""
+    """The pages of one sequence in order, and the hashes of its full pages that were published."""
 
     __slots__ = ("_buffer", "_view", "count", "hashes", "root")
 
@@ -49,7 +49,7 @@ class BlockTable:
         self._view = self._buffer[:0]
 
     def pages(self) -> NDArray[np.int32]:
-        """Page numbers, int32, shape [count]: a view, valid until the table changes."""
+        """Page numbers, int32, shape [count]. A view, valid until the table changes."""
         if len(self._view) != self.count:
             self._view = self._buffer[: self.count]
         return self._view
@@ -63,7 +63,7 @@ class BlockTable:
         self.count += 1
 
     def replace(self, index: int, page: int) -> None:
-        """Put another page at `index`."""
+        """Replace the page at `index`."""
         self._buffer[index] = page
 
     def at(self, index: int) -> int:
@@ -85,28 +85,28 @@ class KvCache:
 
     @property
     def free(self) -> int:
-        """Pages that hold nothing."""
+        """Number of free pages."""
         return len(self._free)
 
     @property
     def cached(self) -> int:
-        """Pages that only the prefix cache holds; they are given away when the free ones run out."""
+        """Number of cached pages. They are evicted when no page is free."""
         return len(self._cached)
 
     @property
     def owned(self) -> int:
-        """Pages in at least one block table."""
+        """Number of owned pages."""
         return self.total - len(self._free) - len(self._cached)
 
     def pages_for(self, length: int) -> int:
-        """How many pages so many tokens take."""
+        """Number of pages that hold `length` tokens."""
         return -(-length // self.page_size)
 
     def open(self, salt: bytes, tokens: TokenIds) -> tuple[BlockTable, int]:
-        """A table that shares the longest published prefix of `tokens`, and that prefix's length h.
+        """A table that shares the longest published prefix of `tokens`, and the length of that prefix.
 
-        h is a multiple of the page size and at most len(tokens) - 1: there is always a token left to
-        compute. Takes no new page. The caller says `count_hit` once it has reserved the rest.
+        The length is a multiple of the page size and at most len(tokens) - 1, so that a token is left to
+        compute. Takes no free page. The caller calls `count_hit` when the opening is committed.
         """
         table = BlockTable(hashlib.sha256(b"paceline/prefix/1:" + salt).digest())
         parent = table.root
@@ -121,12 +121,12 @@ class KvCache:
         return table, table.count * self.page_size
 
     def count_hit(self, tokens: int, hit: int) -> None:
-        """Count an opening in the prefix cache's statistics."""
+        """Count an opening of `tokens` tokens, of which `hit` were cached, in the statistics."""
         self.query_tokens += tokens
         self.hit_tokens += hit
 
     def must_copy(self, table: BlockTable, start: int) -> bool:
-        """Whether the page of position `start` is there and must not be written, as others know it too."""
+        """Whether position `start` is in a page that must not be written: shared or published."""
         index = start // self.page_size
         if index >= table.count:
             return False
@@ -134,10 +134,10 @@ class KvCache:
         return self._references[page] > 1 or page in self._hash_of
 
     def reserve(self, table: BlockTable, start: int, end: int) -> tuple[int, int] | None:
-        """Make positions start .. end-1 of a sequence of `start` tokens writable, all or nothing.
+        """Make positions start .. end-1 of a sequence of `start` tokens writable, or change nothing.
 
-        Returns (source, target) when the partly filled last page had to be replaced by a private
-        page: the caller copies its KV before anything is written. Raises OutOfPages.
+        Returns (source, target) if the partly filled last page was replaced by a private page: the caller
+        copies its KV before anything is written. Raises OutOfPages.
         """
         missing = self.pages_for(end) - table.count
         index = start // self.page_size
@@ -158,7 +158,7 @@ class KvCache:
         return copy
 
     def cut(self, table: BlockTable, length: int) -> None:
-        """Let go of all pages behind the first `length` tokens; the last ones go back first."""
+        """Release all pages after the first `length` tokens, the last one first."""
         keep = self.pages_for(length)
         while table.count > keep:
             table.count -= 1
@@ -166,7 +166,7 @@ class KvCache:
         del table.hashes[length // self.page_size :]
 
     def fork(self, table: BlockTable, length: int) -> BlockTable:
-        """A table that shares the first `length` tokens; a partial page is copied when written."""
+        """A table that shares the first `length` tokens; a partial page is copied before it is written."""
         fork = BlockTable(table.root)
         for index in range(self.pages_for(length)):
             page = table.at(index)
@@ -176,9 +176,9 @@ class KvCache:
         return fork
 
     def publish(self, table: BlockTable, tokens: TokenIds, length: int) -> None:
-        """Enter the full pages of the first `length` tokens, known to be finite, in the prefix cache.
+        """Publish the full pages of the first `length` tokens, whose KV is finite.
 
-        Where another page holds the same content already, that one stays the published one.
+        A page whose content is already published in another page stays unpublished.
         """
         for index in range(len(table.hashes), length // self.page_size):
             digest = self._chain(table.hashes[-1] if index else table.root, tokens, index)
@@ -189,14 +189,16 @@ class KvCache:
                 self._hash_of[page] = digest
 
     def check(self, tables: Iterable[BlockTable]) -> None:
-        """Recount everything from the live tables; raises LedgerError at the first difference."""
+        """Recount all pages from the block tables. Raises LedgerError at the first difference."""
         counted = np.zeros(self.total + 1, np.int64)
         for table in tables:
             np.add.at(counted, table.pages(), 1)
         references = np.array(self._references)
         if (different := np.flatnonzero(counted != references)).size:
             page = int(different[0])
-            raise LedgerError(f"page {page} is in {counted[page]} tables, the books say {references[page]}")
+            raise LedgerError(
+                f"page {page} is in {counted[page]} tables, {references[page]} references are counted"
+            )
         state = np.zeros(self.total + 1, np.int64)
         state[counted > 0] += 1
         np.add.at(state, np.array(self._free, np.int64), 1)
@@ -216,7 +218,7 @@ class KvCache:
         return hashlib.sha256(parent + page.tobytes()).digest()
 
     def _new(self) -> int:
-        """A page nobody holds; the caller made sure that there is one."""
+        """Take a free page, or evict a cached one; the caller has checked that there is one."""
         if self._free:
             page = self._free.pop()
         else:

@@ -1,4 +1,4 @@
-"""One sequence: the tokens known, how many of them have KV, and what is pending."""
+"""One sequence: its known tokens, how many of them are cached, and which are pending."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from executor_service.contract.plan import Sampling, TokenIds
 
 
 class CachedSequence:
-    """The state behind one cache id. Owned by its session, changed by the worker thread only.
+    """The state behind one cache id. Owned by its session, changed by the device thread only.
 
-    `ids[:length]` have KV, `ids[length:known]` are pending. `ids` may hold more than `known`: drafts
-    that are being verified, which count for nothing until they are accepted.
+    The KV of `ids[:length]` is cached; `ids[length:known]` are pending. What follows in `ids` is not part of
+    the sequence: drafts that are being verified, or room to grow.
     """
 
     __slots__ = (
@@ -39,23 +39,23 @@ class CachedSequence:
         renewed_s: float,
     ) -> None:
         self.table = table
-        self.ids = ids  # int32, grown by doubling
-        self.length = length  # the KV length n
+        self.ids = ids  # int32; its length doubles when it is full
+        self.length = length  # KV length, in tokens
         self.known = len(ids)
-        self.sampled = False  # what is pending is the one token sampled last
+        self.sampled = False  # the only pending token is the one sampled last
         self.prompt_length = prompt_length
         self.sampling = sampling
         self.salt = salt
-        self.renewed_s = renewed_s  # lease clock; counts in session 0, which has no owner
+        self.renewed_s = renewed_s  # last use, by the lease clock; session 0 has a lease for each sequence
 
     def make_room(self, tokens: int) -> None:
-        """Let `ids` hold at least so many tokens."""
+        """Make `ids` long enough for so many tokens."""
         if tokens > len(self.ids):
             grown = np.zeros(max(tokens, 2 * len(self.ids)), np.int32)
             grown[: len(self.ids)] = self.ids
             self.ids = grown
 
     def forget_pending(self, length: int) -> None:
-        """Keep `length` tokens, all of them with KV."""
+        """Drop the pending tokens, and all but the first `length` cached ones."""
         self.length = self.known = length
         self.sampled = False

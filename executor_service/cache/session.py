@@ -1,4 +1,4 @@
-"""Sessions: who owns which caches, in which order their steps come, and until when."""
+"""Sessions: which client owns which caches, the order of its steps, its lease, and its stored replies."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from executor_service.cache.sequence import CachedSequence
 from executor_service.contract.plan import Reason, RequestRefused, StepPlan, StepResult
 
 REMEMBERED_IDS = 16_384
-"""Released cache ids that a session remembers, to refuse their reuse (documented in the proto)."""
+"""Number of released cache ids that a session remembers, to refuse their reuse (documented in the proto)."""
 
 REMEMBERED_FENCES = 16_384
-"""Replaced sessions whose late steps are told so; older ones are merely unknown."""
-
+"""Number of replaced sessions whose late steps are refused as fenced; those of older ones are unknown."""
 
 MAX_CALLERS = 1024
-"""Callers whose session 0 is remembered."""
+"""Number of callers that have a session 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +30,11 @@ class Leases:
 
 
 class ClientSession:
-    """One client's caches, step order and stored replies. Session 0, one for each caller, has no order.
+    """One client's caches, step order and stored replies.
 
-    `caller` is the name of the caller's identity. A new session of the same caller and `owner` replaces
-    this one; "": none does. `quota` bounds session 0; None: whatever is free.
+    Each caller also has a session 0, whose steps have no order. `caller` is the name of the caller's
+    identity. A new session of the same caller with the same `owner` replaces this one, unless that is "".
+    `quota` bounds session 0; None: unbounded.
     """
 
     def __init__(
@@ -51,38 +51,38 @@ class ClientSession:
         self.owner, self.caller, self.quota = owner, caller, quota
         self.caches: dict[int, CachedSequence] = {}
         self._released: OrderedDict[int, None] = OrderedDict()
-        self.last_step_id = 0  # begun last
+        self.last_step_id = 0  # of the step begun last
         self._replies: OrderedDict[int, tuple[bytes, StepResult]] = OrderedDict()
 
     def used(self, cache_id: int) -> bool:
-        """Whether the id names a live cache or one of the last REMEMBERED_IDS released ones."""
+        """Whether the id is that of a cache, or of one of the last REMEMBERED_IDS released ones."""
         return cache_id in self.caches or cache_id in self._released
 
     def remember_released(self, cache_id: int) -> None:
-        """Refuse this id from now on."""
+        """Remember a released cache id, so that it is refused from now on."""
         self._released[cache_id] = None
         if len(self._released) > REMEMBERED_IDS:
             self._released.popitem(last=False)
 
     def released_ids(self) -> OrderedDict[int, None]:
-        """A copy of what `used` knows of released caches, for `restore_released`."""
+        """A copy of the released ids, for `restore_released`."""
         return self._released.copy()
 
     def restore_released(self, released: OrderedDict[int, None]) -> None:
-        """Forget which ids were released since."""
+        """Forget the ids released since that copy was made."""
         self._released = released
 
     def is_next(self, plan: StepPlan) -> bool:
-        """Whether the step is the one behind all that were begun, as far as its session has an order."""
+        """Whether the step follows the one begun last; always True for steps without an id."""
         return plan.step_id in (0, self.last_step_id + 1)
 
     def advance(self, plan: StepPlan) -> None:
-        """A step is begun: from now on its reply can be asked for again."""
+        """The step was begun: the same id is a replay from now on."""
         if plan.step_id:
             self.last_step_id = plan.step_id
 
     def replay(self, plan: StepPlan) -> StepResult | None:
-        """The stored reply if this step was done before, None if it is the next one.
+        """The stored reply if the step is a replay, None if it is the next step.
 
         Raises RequestRefused when it is neither. All steps before it are done: a replay of one that is in
         flight waits for it first.
@@ -114,7 +114,7 @@ class ClientSession:
         return result
 
     def remember(self, plan: StepPlan, result: StepResult, window: int) -> None:
-        """Store the reply of a done step, and forget the oldest beyond `window`."""
+        """Store the reply of a step, and drop the oldest if there are more than `window`."""
         if plan.step_id == 0:
             return
         self._replies[plan.step_id] = (plan.digest, result)
@@ -123,9 +123,9 @@ class ClientSession:
 
 
 class Quota:
-    """What the session 0s of all callers may hold together, so that sessions find room beside them.
+    """Bounds on what the session 0s of all callers hold together, so that there is room for other sessions.
 
-    A page counts once for each cache that uses it. 0: any number.
+    A page counts once for each cache that uses it. 0: no bound.
     """
 
     def __init__(self, max_pages: int, max_caches: int) -> None:
@@ -144,22 +144,22 @@ class Quota:
         return self.max_caches - sum(len(one.caches) for one in self.sessions.values())
 
     def no_page(self, needed: int, left: int) -> str:
-        """Why a row is refused that needs so many more pages than are left."""
+        """The error message of a row that needs more pages than are left."""
         return (
             f"needs {needed} pages, {max(left, 0)} are left of the {self.max_pages} that callers without "
             "a session share; open a session"
         )
 
     def no_cache(self) -> str:
-        """Why an opening or a fork is refused."""
+        """The error message of an opening or a fork when no cache is left."""
         return f"callers without a session share {self.max_caches} caches, all in use; open a session"
 
 
 class Sessions:
-    """All live sessions, and the replaced ones that are fenced off.
+    """All sessions, and the ids of replaced ones, whose late steps are refused as fenced.
 
-    A caller finds its own sessions only: another's is as unknown to it as one that never was, so that
-    trying ids tells nothing. "" is the caller of a service that knows no callers.
+    A caller finds only its own sessions: the id of another's is as unknown as one that was never given out,
+    so that guessing ids reveals nothing. In a service without identities every caller is "".
     """
 
     def __init__(
@@ -180,11 +180,14 @@ class Sessions:
         return iter((*self._quota.sessions.values(), *self._live.values()))
 
     def __len__(self) -> int:
-        """Live sessions; a session 0 counts while it holds caches."""
+        """Number of sessions; a session 0 counts while it holds caches."""
         return len(self._live) + sum(bool(one.caches) for one in tuple(self._quota.sessions.values()))
 
     def get(self, session_id: int, caller: str = "") -> ClientSession:
-        """The caller's session, its lease renewed. Raises RequestRefused. Any thread; 0: the worker's."""
+        """The caller's session, with its lease renewed. Raises RequestRefused.
+
+        Any thread for sessions other than 0.
+        """
         session = self.find(session_id, caller) if session_id else self._shared(caller)
         if session is None:
             if self._fenced.get(session_id) == caller:
@@ -194,12 +197,12 @@ class Sessions:
         return session
 
     def owned_by(self, owner: str, caller: str = "") -> ClientSession | None:
-        """The caller's live session that was opened for this owner."""
+        """The caller's session that was opened for this owner."""
         mine = (session for session in self._live.values() if session.caller == caller)
         return next((session for session in mine if session.owner == owner), None)
 
     def open(self, lease_s: float, label: str, owner: str = "", caller: str = "") -> ClientSession:
-        """A new session under a random id, so that no id of another process means anything here."""
+        """A new session. Its id is random, so that ids of another process are unknown here."""
         mine = sum(session.caller == caller for session in self._live.values())
         if mine >= self._limit_per_caller:
             raise RequestRefused(
@@ -215,17 +218,17 @@ class Sessions:
         return self._live[session_id]
 
     def find(self, session_id: int, caller: str = "") -> ClientSession | None:
-        """The caller's session if it lives, never session 0; its lease is not renewed."""
+        """The caller's session, without renewing its lease; None if it is unknown or session 0."""
         session = self._live.get(session_id)
         return session if session is not None and session.caller == caller else None
 
     def touch(self, session_id: int) -> None:
-        """Renew a session's lease, whoever owns it, if it lives."""
+        """Renew the lease of a session, if it exists, whoever its caller is."""
         if (session := self._live.get(session_id)) is not None:
             session.renewed_s = self._clock()
 
     def remove(self, session: ClientSession, *, fence: bool) -> None:
-        """Forget a session whose caches were released; with `fence`, say so to its late steps."""
+        """Forget a session whose caches were released. `fence`: refuse its later steps as fenced."""
         del self._live[session.id]
         if fence:
             self._fenced[session.id] = session.caller
@@ -233,7 +236,7 @@ class Sessions:
                 self._fenced.popitem(last=False)
 
     def _shared(self, caller: str) -> ClientSession:
-        """The caller's session 0. One that holds nothing is forgotten if there are too many."""
+        """The caller's session 0. An empty one is dropped if there are MAX_CALLERS."""
         every = self._quota.sessions
         session = every.get(caller)
         if session is None:

@@ -1,1 +1,1 @@
-"""What a step is, whatever carries it: plans and results, limits, the sampling noise."""
+"""Steps independent of any transport: plans, results and limits; and the sampling noise."""

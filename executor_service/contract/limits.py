@@ -1,4 +1,4 @@
-"""The bounds that GetInfo publishes and that every request is checked against before allocation."""
+"""The limits that GetInfo publishes. Every request is checked against them before anything is allocated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Limits:
     max_rows: int
     max_step_tokens: int  # at least max_rows
     max_in_flight: int = 4
-    max_piece_tokens: int = 2048  # fed in one forward: a longer step takes several
+    max_piece_tokens: int = 2048  # fed in one forward; a longer step takes several
     max_drafts: int = 64
     max_steps: int = 64
     max_logprobs: int = 20
@@ -34,5 +34,5 @@ class Limits:
     max_queued_steps: int = 1024
     min_lease_ms: int = 500
     max_lease_ms: int = 3_600_000
-    max_default_pages: int = 0  # of all callers' session 0s together; 0: any number
+    max_default_pages: int = 0  # of the session 0s of all callers together; 0: no bound
     max_default_sequences: int = 0

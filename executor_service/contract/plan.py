@@ -1,12 +1,12 @@
-"""What every token RPC becomes: a `StepPlan` in, a `StepResult` out.
+"""Steps as the engine sees them: a `StepPlan` in, a `StepResult` out.
 
-The border between the service (protobuf, asyncio) and the engine (one thread, no I/O). Standard
-library and numpy only. Everything here has already passed the shape and range checks of
-`rpc/codec`, and what did not pass is a `Refusal` in its own place; what depends on the state of a
-cache is checked when its pages are reserved (`steps/reservation.py`).
+This is the border between the service (protobuf, asyncio) and the engine (one thread, no I/O). Standard
+library and numpy only. `rpc/codec` has checked shapes and ranges; a row or op that failed is a `Refusal` in
+its place. What depends on the state of a sequence is checked when its pages are reserved
+(`steps/reservation.py`).
 
-Terms: the *KV length* n of a sequence is the number of tokens whose keys and values are cached.
-*Pending* tokens are known but not cached yet: the rest of a prompt, or the token sampled last.
+Terms: the *KV length* n of a sequence is the number of tokens whose keys and values are cached. *Pending*
+tokens are known but not cached yet: the rest of a prompt, or the token sampled last.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ NO_TOKENS: TokenIds = np.zeros(0, np.int32)
 
 
 class OutputMode(enum.IntEnum):
-    """What a row brings back for each of its output positions."""
+    """What a row returns for each of its output positions."""
 
-    SAMPLE = 0  # token ids chosen by the executor's sampler (and logprobs, if the sampling asks)
+    SAMPLE = 0  # token ids chosen by the executor's sampler, and logprobs if its `Sampling` asks for them
     TOP_K = 1  # the k most likely ids with their logprobs; nothing is sampled
     FULL = 2  # raw fp32 logits; nothing is sampled
-    NONE = 3  # nothing; the row only fills the cache
+    NONE = 3  # nothing; the row only extends the cache
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters of one sequence; they cross the wire once, when it is opened.
+    """Sampling parameters of one sequence; sent once, when it is opened.
 
     Applied in this order: repetition, presence and frequency penalties and logit bias; stop ids
     masked until `min_tokens` tokens were output; temperature; top-k, top-p, min-p; then
@@ -46,9 +46,9 @@ class Sampling:
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
     min_p: float = 0.0  # 0: off
-    repetition_penalty: float = 1.0  # sees prompt and output; 1: off
-    presence_penalty: float = 0.0  # sees the output alone
-    frequency_penalty: float = 0.0  # sees the output alone
+    repetition_penalty: float = 1.0  # over prompt and output; 1: off
+    presence_penalty: float = 0.0  # over the output only
+    frequency_penalty: float = 0.0  # over the output only
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0  # uint64
     logprobs: int | None = None  # None: none; k: of the chosen token and of the k most likely
@@ -57,7 +57,7 @@ class Sampling:
 
     @property
     def looks_back(self) -> bool:
-        """Whether the next token depends on which tokens were there before, beyond the model's logits."""
+        """Whether a penalty makes the choice of a token depend on the tokens before it."""
         return bool(
             self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         )
@@ -65,7 +65,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A row that opens a sequence. The engine starts at the prefix hit h <= len(tokens) - 1."""
+    """A row that opens a sequence. Its forward starts at the prefix hit h <= len(tokens) - 1."""
 
     cache_id: int
     tokens: TokenIds  # the whole prompt (and earlier output, after a preemption)
@@ -83,25 +83,25 @@ class Row:
 
     cache_id: int
     kv_length: int  # the KV length the client expects, or an upper bound of it
-    tokens: TokenIds  # empty: go on with the pending tokens; else these replace the sampled one
+    tokens: TokenIds  # empty: feed the pending tokens; otherwise these replace the token sampled last
     drafts: TokenIds  # tokens to verify after the pending ones
     limit: int = 0  # compute at most this many pending tokens; 0: all
-    steps: int = 1  # sample this many tokens, feeding each back
+    steps: int = 1  # tokens to sample, each fed back for the next
     output: OutputMode = OutputMode.SAMPLE
     top_k: int = 0
-    is_bound: bool = False  # `kv_length` is an upper bound: the row begins at the length that there is
+    is_bound: bool = False  # `kv_length` is an upper bound; the row starts at the sequence's KV length
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Forget these caches and free their pages. Unknown ids are no error."""
+    """Release these caches and their pages. Unknown ids are no error."""
 
     cache_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Cut a cache to `length` tokens (0 <= length <= n); drops all pending tokens."""
+    """Shorten a cache to `length` tokens (0 <= length <= n), without pending tokens."""
 
     cache_id: int
     length: int
@@ -122,12 +122,12 @@ Op = Release | Truncate | Fork
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: ops in order, then all rows in one forward; rows before openings."""
+    """One step: ops in order, then all rows side by side; rows before openings."""
 
     session_id: int = 0  # 0: the default session
     step_id: int = 0  # 0: no replay protection
     epoch: int = 0  # 0: any
-    digest: bytes = b""  # of the request's bytes, to tell a replay from a reused step_id
+    digest: bytes = b""  # of the request's content; tells a replay from a reused step_id
     ops: tuple[Op | Refusal, ...] = ()
     rows: tuple[Row | Refusal, ...] = ()
     openings: tuple[Opening | Refusal, ...] = ()
@@ -145,7 +145,7 @@ class Reason(enum.Enum):
     EPOCH = "epoch"  # the executor was restarted
     FENCED = "fenced"  # the session was replaced
     STEP_GAP = "step_gap"  # steps before this one are missing
-    STEP_FORGOTTEN = "step_forgotten"  # done, but its reply is no longer kept
+    STEP_FORGOTTEN = "step_forgotten"  # done, but its reply is not stored any more
     STEP_CONTENT = "step_content"  # done with other content
     PAGES = "pages"
     SEQUENCES = "sequences"
@@ -164,11 +164,11 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error that is a value: of one op or row, while its neighbours go on."""
+    """The error of one op or row, whose neighbours are not affected."""
 
     reason: Reason
     message: str
-    kv_length: int | None = None  # with Reason.KV_LENGTH: what it is
+    kv_length: int | None = None  # with Reason.KV_LENGTH: the sequence's
 
 
 class RequestRefused(Exception):
@@ -180,19 +180,18 @@ class RequestRefused(Exception):
 
 
 class Abandoned(Exception):
-    """Nobody waits for it any more: it was undone, and nothing has changed."""
+    """The client has left: the step was undone, and nothing has changed."""
 
 
 Wanted = Callable[[], bool]
-"""Asked before each forward of what takes several: whether anybody still waits for it."""
+"""Called before each of several forwards: whether a client still waits for the result."""
 
 
 @dataclass(slots=True)
 class RowResult:
-    """One row's answer. With `refusal` set nothing has changed and the rest is empty.
+    """The result of one row. With a `refusal` nothing has changed, and the other fields are empty.
 
-    Arrays have one entry per output position; for OutputMode.SAMPLE with drafts only the
-    accepted positions and the one after them are there.
+    Arrays have one entry for each output position; with drafts, for each accepted one and the one after.
     """
 
     kv_length: int = 0
@@ -207,7 +206,7 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class CacheView:
-    """What GetCaches tells of one cache."""
+    """The state of one cache, for GetCaches."""
 
     cache_id: int
     kv_length: int
@@ -218,7 +217,7 @@ class CacheView:
 
 @dataclass(slots=True)
 class OpResult:
-    """One op's answer: the KV length it left (truncate, fork) or the caches it released."""
+    """The result of one op: the KV length after a truncate or fork, or the number of caches released."""
 
     kv_length: int = 0
     released: int = 0
@@ -227,11 +226,11 @@ class OpResult:
 
 @dataclass(slots=True)
 class StepResult:
-    """A step's answer; `rows` holds the rows' results, then the openings'."""
+    """The result of a step; `rows` has the results of the rows, then those of the openings."""
 
     ops: list[OpResult]
     rows: list[RowResult]
     free_pages: int
     evictable_pages: int
-    queue_us: int = 0  # from arrival to having the device
-    compute_us: int = 0  # in the worker
+    queue_us: int = 0  # from its arrival until it had the device
+    compute_us: int = 0  # for which it had the device

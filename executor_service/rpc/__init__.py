@@ -1,1 +1,1 @@
-"""The gRPC surface: requests decoded and checked, answers encoded, health and metrics told."""
+"""The gRPC service: decodes and checks requests, encodes results, reports health and metrics."""

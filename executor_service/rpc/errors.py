@@ -1,4 +1,4 @@
-"""One table from a reason to a gRPC status, and the interceptor that lets no other one out."""
+"""The gRPC status of each reason, and the interceptor through which every error of an RPC passes."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ WIRE_REASON: dict[Reason, pb.ErrorReason.ValueType] = {
 }
 
 _RETRY_AFTER_S = {Reason.QUEUE: 0.1, Reason.LOADING: 1.0}
-"""Where a status says when to try again."""
+"""The reasons whose status carries a RetryInfo, with its delay."""
 
 
 def status_of(refusal: Refusal) -> grpc.Status:
-    """A refusal as an RPC's status."""
+    """The gRPC status of a refusal."""
     metadata = {} if refusal.kv_length is None else {"kv_length": str(refusal.kv_length)}
     return rich_status(
         STATUS_OF[refusal.reason],
@@ -75,7 +75,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """A handler's RequestRefused becomes its status, anything else INTERNAL: that text stays in our log."""
+    """Turns RequestRefused into its status. Any other exception is logged, and the status is INTERNAL."""
 
     def __init__(self, credentials: Credentials, audit: Audit) -> None:
         self._credentials, self._audit = credentials, audit

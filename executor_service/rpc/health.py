@@ -1,4 +1,4 @@
-"""grpc.health.v1, fed by step progress: serving means that a step sent now would be computed."""
+"""grpc.health.v1: SERVING means that a step sent now would be computed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PERIOD_S = 0.1
 
 
 class Health:
-    """Keeps the health servicer's status in step with the runtime's."""
+    """Copies the runtime's state to the health servicer."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.servicer = HealthServicer()
@@ -26,13 +26,13 @@ class Health:
         self._serving: bool | None = None
 
     async def watch(self) -> None:
-        """Run until cancelled."""
+        """Update again and again, until cancelled."""
         while True:
             await self.update()
             await asyncio.sleep(_PERIOD_S)
 
     async def update(self) -> None:
-        """Publish the present status, and log a step that is stuck."""
+        """Publish the status if it has changed. Logs a step that is stuck."""
         stuck = self._runtime.stuck
         serving = self._runtime.state is RuntimeState.SERVING and not stuck
         if serving == self._serving:

@@ -1,4 +1,4 @@
-"""What GetInfo, GetTokenizer and GetStatus say."""
+"""The replies of GetInfo, GetTokenizer and GetStatus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from executor_service.contract.noise import SAMPLER_VERSION
 from executor_service.runtime.runtime import Loaded, Runtime, RuntimeState
 
 CONTRACT_REVISION = 1
-"""Of executor.proto: rises whenever it grows."""
+"""Revision of executor.proto; raised whenever something is added to it."""
 
 TOKENIZER_PIECE_BYTES = 1 << 20
 
@@ -25,7 +25,7 @@ _STATES = {
 
 
 def version() -> str:
-    """Paceline's version; "dev" when it runs from a source tree that is not installed."""
+    """Paceline's version; "dev" in a source tree that is not installed."""
     try:
         return metadata.version("paceline")
     except metadata.PackageNotFoundError:
@@ -33,7 +33,7 @@ def version() -> str:
 
 
 def capabilities(info: ModelInfo) -> list[pb.Capability.ValueType]:
-    """What works here: the engine's own on every backend, the rest by what the model has."""
+    """What the executor can do: the engine's capabilities, and those that depend on the model."""
     offered = [
         pb.CAPABILITY_NATIVE_UNIFIED_DECODE,
         pb.CAPABILITY_PREFIX_CACHE,
@@ -51,7 +51,7 @@ def capabilities(info: ModelInfo) -> list[pb.Capability.ValueType]:
 
 
 def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
-    """GetInfo's reply."""
+    """The reply of GetInfo."""
     info, limits = loaded.info, loaded.limits
     return pb.GetInfoResponse(
         epoch=runtime.epoch,
@@ -112,7 +112,7 @@ def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
 
 
 def encode_tokenizer(files: TokenizerBundle, info: ModelInfo) -> Iterator[pb.GetTokenizerResponse]:
-    """GetTokenizer's replies: the first has all but the rest of tokenizer.json."""
+    """The replies of GetTokenizer: everything in the first, but for the rest of a long tokenizer.json."""
     json = files.tokenizer_json
     yield pb.GetTokenizerResponse(
         tokenizer_json=json[:TOKENIZER_PIECE_BYTES],
@@ -128,7 +128,7 @@ def encode_tokenizer(files: TokenizerBundle, info: ModelInfo) -> Iterator[pb.Get
 
 
 def encode_status(runtime: Runtime, loaded: Loaded | None) -> pb.GetStatusResponse:
-    """GetStatus's reply, also while loading."""
+    """The reply of GetStatus, also while the model is loading."""
     worker = runtime.worker
     response = pb.GetStatusResponse(
         epoch=runtime.epoch,
@@ -159,7 +159,8 @@ def encode_status(runtime: Runtime, loaded: Loaded | None) -> pb.GetStatusRespon
     response.prefill_rows = counters.prefill_rows
     response.decode_rows = counters.decode_rows
     response.steps_abandoned = counters.steps_abandoned
-    free, cached = cache.free, cache.cached  # the worker may be at it: the sum must hold all the same
+    # Read once, because the device thread may change them meanwhile and their sum must hold.
+    free, cached = cache.free, cache.cached
     response.cache.CopyFrom(
         pb.CacheStatus(
             total_pages=cache.total,

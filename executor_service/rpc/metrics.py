@@ -1,4 +1,4 @@
-"""Prometheus metrics on a port of their own. Counters are read when scraped, not pushed."""
+"""Prometheus metrics on a port of their own. Counters are read when they are scraped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Metrics:
-    """What a scrape says; `observe` is told of every step."""
+    """The metrics of one executor."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.registry = CollectorRegistry()
@@ -46,7 +46,7 @@ class Metrics:
         self.registry.register(_RuntimeCollector(runtime))
 
     def observe(self, result: StepResult) -> None:
-        """Count one step."""
+        """Add a step to the histograms."""
         self._step_s.observe(result.compute_us * 1e-6)
         self._queue_s.observe(result.queue_us * 1e-6)
         self._rows.observe(len(result.rows))
@@ -56,7 +56,10 @@ class Metrics:
         self._call_errors.labels(method, reason).inc()
 
     def serve(self, host: str, port: int) -> int:
-        """Answer scrapes on a thread; the bound port. Call it in the event loop. Raises OSError."""
+        """Answer scrapes on a thread of their own; returns the bound port. Call it in the event loop.
+
+        Raises OSError.
+        """
         loop = asyncio.get_running_loop()
         self._tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
         server, _ = start_http_server(port, host, self.registry)
@@ -64,17 +67,17 @@ class Metrics:
 
 
 class _RuntimeCollector(Collector):
-    """Reads the engine's counters; a scrape may see a step half counted, never wrong for long."""
+    """Reads the engine's counters. A scrape may see a step partly counted; the next one is right."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     def describe(self) -> list[Metric]:
-        """Nothing up front: the engine may not be loaded yet."""
+        """No metrics yet: the model may still be loading."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All figures but the histograms."""
+        """All metrics except the histograms."""
         runtime = self._runtime
         yield _gauge("serving", "1 while steps are computed", float(runtime.state is RuntimeState.SERVING))
         yield _gauge("queued_steps", "Jobs waiting for the device", runtime.worker.queued)

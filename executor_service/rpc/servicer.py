@@ -1,6 +1,6 @@
-"""Every RPC: decode, await the worker, encode. The event loop never waits for the device.
+"""The RPCs: decode, await the device thread, encode. The event loop never waits for the device.
 
-A refusal is raised as RequestRefused; the interceptor of `errors.py` turns it into the RPC's status.
+The interceptor of `errors.py` turns RequestRefused into the status of the RPC.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ class _HasResult(Protocol):
 R = TypeVar("R", bound=_HasResult)
 Answer = tuple[StepPlan, StepResult]
 
-_DEADLINE_MARGIN_S = 0.05  # an answer at the very deadline would come too late
+_DEADLINE_MARGIN_S = 0.05  # of Drain, which replies before the deadline of its RPC
 
 
 class ExecutorServicer(rpc.ExecutorServiceServicer):
-    """paceline.executor.v1.ExecutorService on a runtime."""
+    """paceline.executor.v1.ExecutorService."""
 
     def __init__(self, runtime: Runtime, metrics: Metrics, credentials: Credentials, audit: Audit) -> None:
         self._runtime, self._metrics, self._credentials = runtime, metrics, credentials
         self._audit = audit
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
-        """A new session, after the end of the one it replaces."""
+        """Open a session, after ending those that it replaces."""
         loaded = self._runtime.loaded
-        most, caller = loaded.limits.max_label_bytes, self._caller(context)
+        max_bytes, caller = loaded.limits.max_label_bytes, self._caller(context)
         for name, text in (("label", request.label), ("owner", request.owner)):
-            if len(text.encode()) > most:
-                raise RequestRefused(Reason.TOO_LARGE, f"{name}: at most {most} bytes (max_label_bytes)")
+            if len(text.encode()) > max_bytes:
+                raise RequestRefused(Reason.TOO_LARGE, f"{name}: at most {max_bytes} bytes (max_label_bytes)")
         session = await self._runtime.worker.submit(
             lambda: loaded.engine.open_session(
                 request.replaces, request.lease_ms, request.label, request.owner, caller
@@ -83,7 +83,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
     async def CloseSession(
         self, request: pb.CloseSessionRequest, context: Context
     ) -> pb.CloseSessionResponse:
-        """End a session behind its queued steps, also for a client that does not wait for it."""
+        """End a session after its queued steps, even if the client does not wait for the reply."""
         engine, caller = self._runtime.loaded.engine, self._caller(context)
         released = await self._runtime.worker.submit(
             lambda: engine.close_session(request.session_id, caller), kept=True
@@ -91,13 +91,13 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         return pb.CloseSessionResponse(released=released)
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.GetInfoResponse:
-        """What the executor is and can do."""
+        """Describe the model, the limits and the capabilities."""
         return encode_info(self._runtime, self._runtime.loaded)
 
     async def GetTokenizer(  # type: ignore[override]  # writes; a generator may never be closed
         self, request: pb.GetTokenizerRequest, context: Context
     ) -> None:
-        """The tokenizer's files, in pieces."""
+        """Send the tokenizer's files, in pieces."""
         loaded = self._runtime.loaded
         if loaded.tokenizer is None:
             raise RequestRefused(Reason.TOKENIZER, "the model has no tokenizer")
@@ -105,7 +105,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
             await context.write(piece)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        """Live counters, at once, whatever the device does; renews the session's lease."""
+        """Report state and counters without waiting for the device; renews the session's lease."""
         loaded = self._runtime.loaded_or_none
         if request.epoch not in (0, self._runtime.epoch):
             raise RequestRefused(Reason.EPOCH, f"epoch: {request.epoch} is over, it is {self._runtime.epoch}")
@@ -114,19 +114,19 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         return encode_status(self._runtime, loaded)
 
     async def GetCaches(self, request: pb.GetCachesRequest, context: Context) -> pb.GetCachesResponse:
-        """Lengths and pending tokens, behind the queued steps."""
+        """Report lengths and pending tokens of caches, after the queued steps."""
         loaded = self._runtime.loaded
-        ids, most = tuple(request.cache_ids), loaded.limits.max_released_ids
-        if len(ids) > most:
+        ids, max_ids = tuple(request.cache_ids), loaded.limits.max_released_ids
+        if len(ids) > max_ids:
             raise RequestRefused(
-                Reason.TOO_LARGE, f"cache_ids: at most {most} (max_released_ids), has {len(ids)}"
+                Reason.TOO_LARGE, f"cache_ids: at most {max_ids} (max_released_ids), has {len(ids)}"
             )
         look = partial(loaded.engine.look, request.session_id, request.epoch, ids, self._caller(context))
         last_step_id, views = await self._runtime.worker.submit(look)
         return encode_caches(views, last_step_id, self._runtime.epoch)
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.PrefillResponse:
-        """One opening or chunk."""
+        """Compute one opening or chunk."""
         return self._encode_single(
             pb.PrefillResponse(), await self._step(request.step, PREFILL, self._caller(context))
         )
@@ -134,20 +134,20 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
     async def BatchPrefill(
         self, request: pb.BatchPrefillRequest, context: Context
     ) -> pb.BatchPrefillResponse:
-        """Openings and chunks."""
+        """Compute openings and chunks."""
         return self._encode(
             pb.BatchPrefillResponse(),
             await self._step(request.step, BATCH_PREFILL, self._caller(context)),
         )
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.DecodeResponse:
-        """One row without drafts."""
+        """Compute one row without drafts."""
         return self._encode_single(
             pb.DecodeResponse(), await self._step(request.step, DECODE, self._caller(context))
         )
 
     async def BatchDecode(self, request: pb.BatchDecodeRequest, context: Context) -> pb.BatchDecodeResponse:
-        """Rows without drafts."""
+        """Compute rows without drafts."""
         return self._encode(
             pb.BatchDecodeResponse(),
             await self._step(request.step, BATCH_DECODE, self._caller(context)),
@@ -156,7 +156,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
     async def UnifiedDecode(
         self, request: pb.UnifiedDecodeRequest, context: Context
     ) -> pb.UnifiedDecodeResponse:
-        """Any rows."""
+        """Compute any rows."""
         return self._encode(
             pb.UnifiedDecodeResponse(), await self._step(request.step, UNIFIED, self._caller(context))
         )
@@ -164,29 +164,29 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
     async def ForwardVerify(
         self, request: pb.ForwardVerifyRequest, context: Context
     ) -> pb.ForwardVerifyResponse:
-        """Rows with drafts."""
+        """Compute rows with drafts."""
         return self._encode(
             pb.ForwardVerifyResponse(), await self._step(request.step, VERIFY, self._caller(context))
         )
 
     async def TruncateKv(self, request: pb.TruncateKvRequest, context: Context) -> pb.TruncateKvResponse:
-        """One truncate op."""
+        """Shorten one cache."""
         return self._encode_single(pb.TruncateKvResponse(), await self._op(request, context))
 
     async def ReleaseCache(
         self, request: pb.ReleaseCacheRequest, context: Context
     ) -> pb.ReleaseCacheResponse:
-        """One release op."""
+        """Release caches."""
         return self._encode_single(pb.ReleaseCacheResponse(), await self._op(request, context))
 
     async def ForkCache(self, request: pb.ForkCacheRequest, context: Context) -> pb.ForkCacheResponse:
-        """One fork op."""
+        """Copy one cache."""
         return self._encode_single(pb.ForkCacheResponse(), await self._op(request, context))
 
     async def StreamUnifiedDecode(  # type: ignore[override]  # writes; a generator may never be closed
         self, request_iterator: AsyncIterator[pb.StreamUnifiedDecodeRequest], context: Context
     ) -> None:
-        """Steps in order; a reader runs at most `max_in_flight` steps ahead of the answers."""
+        """Compute steps in order. At most `max_in_flight` of them are read ahead of their replies."""
         caller = self._caller(context)
         slots = asyncio.Semaphore(self._runtime.config.max_in_flight)
         answers: asyncio.Queue[tuple[int, asyncio.Future[Answer] | RequestRefused] | None] = asyncio.Queue()
@@ -218,15 +218,15 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
                     response.error.CopyFrom(encode_error(error.refusal))
                 await context.write(response)
                 slots.release()
-            await reader  # raises what ended it, if that was not the client
+            await reader  # raises whatever ended it early
         finally:
             reader.cancel()
-            while not answers.empty():  # their steps are done all the same; nobody reads the answers
+            while not answers.empty():  # their steps are done, but nobody reads the answers
                 if (item := answers.get_nowait()) is not None and isinstance(item[1], asyncio.Future):
                     item[1].cancel()
 
     async def Forward(self, request: pb.ForwardRequest, context: Context) -> pb.ForwardResponse:
-        """Whole inputs, no cache."""
+        """Compute whole inputs without a cache."""
         loaded = self._runtime.loaded
         if not loaded.info.can_forward:
             raise RequestRefused(Reason.UNSUPPORTED, "this executor does not offer Forward")
@@ -242,7 +242,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         return response
 
     async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupResponse:
-        """Run the lazy shapes."""
+        """Run the shapes that compile or allocate lazily."""
         self._check_admin(context, "Warmup")
         loaded, began = self._runtime.loaded, time.monotonic()
         worker = self._runtime.worker
@@ -250,7 +250,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         return pb.WarmupResponse(elapsed_ms=int(1000 * (time.monotonic() - began)))
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        """Open nothing more, and wait for what is open."""
+        """Refuse new sequences, and wait until the present ones are released."""
         self._check_admin(context, "Drain")
         self._runtime.drain()
         remaining = context.time_remaining()
@@ -260,11 +260,11 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         return pb.DrainResponse(sequences=await self._runtime.drained(timeout_s))
 
     def _caller(self, context: Context) -> str:
-        """Whose sessions the call may name."""
+        """The name of the caller's identity: the call reaches the sessions of that identity only."""
         return self._credentials.identify(context).name
 
     def _check_admin(self, context: Context, method: str) -> None:
-        """Raises RequestRefused for a call that would touch all callers, by one that may not."""
+        """Raises RequestRefused unless the caller is an administrator."""
         caller = self._credentials.identify(context)
         if not caller.admin:
             raise RequestRefused(Reason.PERMISSION, f"{caller.name} is no administrator of this executor")
@@ -273,7 +273,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
     def _step(
         self, step: pb.Step, takes: Takes, caller: str, *, kept: bool = False
     ) -> asyncio.Future[Answer]:
-        """Queue a token RPC's step, at once and in order; `kept`: it is done whether or not anybody waits."""
+        """Queue the step of a token RPC. `kept`: it is done even if the client leaves."""
         plan = decode_step(step, self._runtime.loaded.limits, takes)
         return self._runtime.worker.submit_step(plan, caller, kept=kept)
 
@@ -284,16 +284,16 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         return self._runtime.worker.submit_step(plan, self._caller(context), kept=False)
 
     def _encode(self, response: R, answer: Answer) -> R:
-        """Fill a response's `result`."""
+        """Fill in the `result` of a response."""
         plan, result = answer
         self._metrics.observe(result)
         encode_result(response.result, result, plan, self._runtime.epoch)
         return response
 
     def _encode_single(self, response: R, answer: Answer) -> R:
-        """The same for an RPC whose only row's or op's error is its status."""
+        """The same for an RPC of one row or op, whose refusal becomes the status of the RPC."""
         result = answer[1]
-        # A token RPC's own row comes first; the ops that ride along report in the reply.
+        # A step with a row may have ops as well; their refusals are in the reply.
         only = result.rows[0] if result.rows else result.ops[0]
         if only.refusal is not None:
             raise RequestRefused(only.refusal.reason, only.refusal.message)

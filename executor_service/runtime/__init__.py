@@ -1,1 +1,1 @@
-"""The loaded model beside its worker, and the state in which the service is."""
+"""The loaded model, its device thread, and the state of the service."""

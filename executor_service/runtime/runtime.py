@@ -1,6 +1,6 @@
-"""The executor's life: what it is loading, whether it serves, and the figures that say so.
+"""`Runtime`: loads the model, drains, and knows what state the service is in.
 
-Made and read on the event loop; `load` runs on the worker thread.
+Made and read on the event loop; `load` runs on the device thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_PAGES = (1 << 31) - 2  # page numbers are int32, and page 0 is scratch
 
 
 class RuntimeState(enum.Enum):
-    """Loading, then serving, then draining; there is no way back."""
+    """Loading, then serving, then draining, in this order only."""
 
     LOADING = "loading"
     SERVING = "serving"
@@ -41,7 +41,7 @@ class RuntimeState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What there is once the model is loaded."""
+    """What exists once the model is loaded."""
 
     engine: Engine
     info: ModelInfo
@@ -51,7 +51,7 @@ class Loaded:
 
 
 class Runtime:
-    """One process's model, engine and worker."""
+    """The model, engine and device thread of a process."""
 
     def __init__(self, config: ExecutorConfig, backend: Backend) -> None:
         self.config = config
@@ -71,19 +71,19 @@ class Runtime:
 
     @property
     def state(self) -> RuntimeState:
-        """Where in its life the process is."""
+        """The state of the service."""
         if self._draining:
             return RuntimeState.DRAINING
         return RuntimeState.LOADING if self._loaded is None else RuntimeState.SERVING
 
     @property
     def stuck(self) -> bool:
-        """Whether a step has been running for longer than any should."""
+        """Whether a step has had the device for longer than `stuck_after_s`."""
         return self._loaded is not None and self.worker.busy_s > self.config.stuck_after_s
 
     @property
     def loaded(self) -> Loaded:
-        """Raises RequestRefused (UNAVAILABLE) while loading."""
+        """The loaded model. Raises RequestRefused (UNAVAILABLE) while it is loading."""
         if self._loaded is None:
             raise RequestRefused(
                 Reason.LOADING, f"not ready: {self.loading} ({self.load_fraction:.0%}); try again later"
@@ -92,11 +92,11 @@ class Runtime:
 
     @property
     def loaded_or_none(self) -> Loaded | None:
-        """What is loaded, if it is."""
+        """The loaded model; None while it is loading."""
         return self._loaded
 
     async def load(self) -> None:
-        """Load the model on the worker thread. A model that can't be served ends the process."""
+        """Load the model on the device thread. A model that can't be served ends the process."""
         began = time.monotonic()
         engine = await self.worker.start(self._load)
         engine.store.draining = self._draining
@@ -109,41 +109,41 @@ class Runtime:
         )
 
     def drain(self) -> None:
-        """Open no more sequences. Can't be taken back."""
+        """Refuse to open sequences from now on."""
         self._draining = True
         if self._loaded is not None:
             self._loaded.engine.store.draining = True
 
     async def drained(self, timeout_s: float) -> int:
-        """Wait until no sequence is live, or for `timeout_s`; how many still are."""
+        """Wait until there are no sequences, at most `timeout_s`; returns how many are left."""
         deadline = time.monotonic() + timeout_s
         while self.sequences and time.monotonic() < deadline:  # noqa: ASYNC110  # changed by a thread
             await asyncio.sleep(_DRAIN_POLL_S)
         return self.sequences
 
     def close(self) -> None:
-        """End the worker behind what is queued; a step that hangs is left to the process's end."""
+        """End the device thread after its queue. A step that hangs ends with the process."""
         if self._loaded is not None and self.worker.stop(timeout_s=_STOP_S):
             self.backend.close()
 
     @property
     def sequences(self) -> int:
-        """Live caches."""
+        """Number of sequences."""
         return 0 if self._loaded is None else self._loaded.engine.store.count
 
     @property
     def weight_bytes(self) -> int:
-        """Memory that the weights take as loaded."""
+        """Memory that the loaded weights take."""
         return self._memory_bytes.get("weights", 0)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the backend's storage, as of the end of loading, and of the whole process now."""
+        """Bytes by use: the backend's storage after loading, and the resident memory of the process now."""
         with open("/proc/self/statm") as statm:
             resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return {**self._memory_bytes, "process": resident}
 
     def _load(self) -> Engine:
-        """On the worker thread."""
+        """Load the model and make the engine; device thread."""
         backend, config = self.backend, self.config
         backend.load(self._progress)
         info = backend.info
@@ -179,7 +179,7 @@ class Runtime:
         self.loading, self.load_fraction = what, min(max(fraction, 0.0), 1.0)
 
     def _pages(self) -> int:
-        """Pages that the memory budget pays for."""
+        """Number of KV pages that fit in the memory for them. Raises ModelError if there is none."""
         config = self.config
         if config.pages is not None:
             return min(config.pages, _MAX_PAGES)

@@ -1,4 +1,4 @@
-"""What two models must share so that one's tokens mean the same to the other: their ids' texts."""
+"""The fingerprint of a vocabulary: two models with the same one agree on the text of every token id."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import json
 def vocabulary_fingerprint(tokenizer_json: bytes) -> bytes:
     """SHA-256 over the tokens of a tokenizer.json and their ids.
 
-    How text is split, and how the file is written, is left out: a GGUF file and a directory of the
-    same model agree. So is filler that GGUF converters write: a token `[PADn]` whose id is n.
+    It covers neither how text is split nor how the file is formatted, so that a GGUF file and a directory of
+    the same model have the same one, nor the padding that GGUF converters add: a token `[PADn]` with id n.
     """
     tokenizer = json.loads(tokenizer_json)
     tokens = tokenizer["model"]["vocab"]

@@ -1,4 +1,4 @@
-"""Runs the shapes that compile or allocate lazily, on the scratch page: nobody's KV is touched."""
+"""Runs the shapes that compile or allocate lazily. They use the scratch page, so no KV changes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LARGEST_BATCH = 64
 
 
 def warm_up(backend: Backend, limits: Limits, wanted: Wanted = lambda: True) -> None:
-    """One forward per batch size 1, 2, 4, ... and sampling path, and a prompt chunk with decodes.
+    """One forward for each batch size 1, 2, 4, ... and sampling path, and a prompt chunk with decodes.
 
-    Raises Abandoned when nobody wants the rest any more.
+    Raises Abandoned when `wanted` returns False before one of them.
     """
     for rows in _forwards(limits):
         if not wanted():

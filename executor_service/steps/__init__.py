@@ -1,1 +1,1 @@
-"""A step's walk: begun, waited for, committed, answered."""
+"""Steps on the device: begun, waited for, committed, answered."""

@@ -140,11 +140,11 @@ class DeviceWorker:
             self._do(self._jobs.take())
         elif forward is None:
             self._check(engine)
-        elif job is None and not (pipeline.is_full or self._jobs.is_closed or self._watcher.is_done(forward)):
-            self._watcher.watch(forward)
-        else:
+        elif job is not None or pipeline.is_full or self._jobs.is_closed or self._watcher.is_done(forward):
             pipeline.finish_oldest()
             self._send_answers()
+        else:
+            self._watcher.watch(forward)
         return self._jobs.first is not None or len(pipeline) > 0 or not self._jobs.is_closed
 
     def _has_work(self) -> bool:

@@ -219,7 +219,7 @@ def test_a_reservation_of_nothing_takes_nothing() -> None:
 def test_wrong_books_are_noticed() -> None:
     cache = KvCache(TOTAL, PAGE)
     table = opened(cache, [1] * 8)
-    with pytest.raises(LedgerError, match="the books say 1"):
+    with pytest.raises(LedgerError, match="1 references are counted"):
         cache.check([])
     cache.check([table])
     cache._free.append(table.at(0))
