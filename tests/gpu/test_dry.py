@@ -42,7 +42,7 @@ def test_prefill_floor() -> None:
 
 
 def test_a_dry_run_writes_results_and_plots(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.gpu", "--dry", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.gpu", "--dry", "--minutes", "60", "--out", str(tmp_path)]
     path = os.pathsep.join([str(ROOT), str(ROOT / "clients" / "python")])
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
