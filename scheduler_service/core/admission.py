@@ -25,8 +25,8 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import NoRoom, QuotaUsed, TooLate
 from scheduler_service.core.forecast import Forecast
 from scheduler_service.core.policy import Limits
-from scheduler_service.core.roster import Roster
 from scheduler_service.core.sequence import LiveRequest, Sequence
+from scheduler_service.core.sequence_pool import SequencePool
 
 QUEUE_SHARE = 0.2
 """Of its time until the deadline, what a request may spend in the queue if steps are slow."""
@@ -57,9 +57,9 @@ class Start(enum.Enum):
 class Admission:
     """Counts what is queued and not started, and knows what is to be expected of it."""
 
-    def __init__(self, config: CoreConfig, roster: Roster, forecast: Forecast) -> None:
+    def __init__(self, config: CoreConfig, pool: SequencePool, forecast: Forecast) -> None:
         self._config = config
-        self._roster = roster
+        self._pool = pool
         self._forecast = forecast
         self._queued: dict[str, Account] = {}  # those with something queued
         self._weights: dict[str, float] = {}  # theirs, when they came
@@ -110,8 +110,8 @@ class Admission:
         """Predicted, until a request that comes now is started."""
         if not self.requests:
             return 0.0
-        roster = self._roster
-        if roster.waiting.is_below_share(identity, weight, len(roster.running)):
+        pool = self._pool
+        if pool.queue.is_below_share(identity, weight, len(pool.running)):
             return 0.0
         looked_at = list(islice(self._queued.values(), SAMPLE))
         wait_s = self._forecast.wait_s(self._queued.get(identity), weight, looked_at)
@@ -158,16 +158,16 @@ class Admission:
 
         True if it is to be a trial: it would be refused otherwise.
         """
-        forecast, running = self._forecast, len(self._roster.running)
+        forecast, running = self._forecast, len(self._pool.running)
         if deadline is None or not running or not forecast.step_s:
             return False  # on an idle executor it is tried
         wait_s = self.wait_s(identity, weight)
         first_at = now + wait_s + self._prompt_s(prompt_tokens, limits)
         late, what = first_at, "first token"
-        length = forecast.length(self._roster.waiting.account(identity), max_tokens)
-        if length is not None and (self.requests or running >= limits.seats):
+        length = forecast.length(self._pool.queue.account(identity), max_tokens)
+        if length is not None and (self.requests or running >= limits.max_sequences):
             kept_short = (1 - QUEUE_SHARE) * (deadline - now) / (length * MARGIN * CAUTION)
-            pace_s = max(forecast.pace_s(running), min(kept_short, forecast.pace_s(limits.seats)))
+            pace_s = max(forecast.pace_s(running), min(kept_short, forecast.pace_s(limits.max_sequences)))
             late, what = first_at + (length - 1) * pace_s * MARGIN, "end"
         if now + (late - now) * CAUTION <= deadline:
             return False
@@ -179,9 +179,9 @@ class Admission:
 
     def _may_try(self, identity: str, left_s: float, now: float) -> bool:
         """Whether the identity may have a trial that is due in so many seconds."""
-        if self.trials >= max(1, len(self._roster.running) // TRIAL_SEATS):
+        if self.trials >= max(1, len(self._pool.running) // TRIAL_SEATS):
             return False
-        account = self._roster.waiting.account(identity)
+        account = self._pool.queue.account(identity)
         if account is None or account.requests:
             return account is None
         return not account.lengths.known or now - account.taken_at >= TRIAL_INTERVAL * left_s
@@ -197,7 +197,7 @@ class Admission:
 
     def spare_pace_s(self, now: float) -> float:
         """Seconds per token that the running requests can do with; inf if they have no deadlines."""
-        running = self._roster.running
+        running = self._pool.running
         if not any(sequence.live.request.deadline is not None for sequence in running):
             return float("inf")
         return self._forecast.spare_pace_s(running, now)
@@ -207,7 +207,7 @@ class Admission:
         forecast, live = self._forecast, sequence.live
         if live.request.deadline is None and spare_pace_s == float("inf"):
             return Start.NOW
-        pace_s = forecast.pace_s(len(self._roster.running) + 1)
+        pace_s = forecast.pace_s(len(self._pool.running) + 1)
         deadline = live.request.deadline
         if deadline is not None and not live.emitted:
             late = now + self._prompt_s(len(sequence.tokens), limits)
@@ -216,7 +216,7 @@ class Admission:
                 late += (length - 1) * pace_s * MARGIN
             if late > deadline:
                 return Start.NEVER
-        if pace_s <= spare_pace_s or pace_s < STEEP * forecast.pace_s(len(self._roster.running) // 2):
+        if pace_s <= spare_pace_s or pace_s < STEEP * forecast.pace_s(len(self._pool.running) // 2):
             return Start.NOW
         return Start.LATER
 

@@ -1,4 +1,4 @@
-"""One step in the making: who computes what, within seats, tokens and pages.
+"""One step in the making: who computes what, within the bounds on sequences, tokens and pages.
 
 The page arithmetic is conservative: a row's need is known from its KV length and the page size, a
 prefix hit only makes it cheaper, and pages on their way back count once the executor has said so.
@@ -14,9 +14,9 @@ from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.in_flight import StepsInFlight
 from scheduler_service.core.policy import Limits, can_go_ahead, pages_back, victims
 from scheduler_service.core.queue import SequenceQueue
-from scheduler_service.core.roster import Roster
 from scheduler_service.core.schedule import Schedule, ScheduledFork, ScheduledOpening, ScheduledRow
 from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.states import State
 
 
@@ -25,7 +25,7 @@ class StepBuilder:
 
     def __init__(
         self,
-        roster: Roster,
+        pool: SequencePool,
         limits: Limits,
         pages: int,
         in_flight: StepsInFlight,
@@ -39,30 +39,30 @@ class StepBuilder:
         which can't meet its deadline any more. may_ask: the executor takes openings and was not short of
         anything just now.
         """
-        self._roster = roster
+        self._pool = pool
         self._limits = limits
         self._in_flight = in_flight
         self._may_ask = may_ask
         self._admission = admission
         self._give_up = give_up
         self._now = now
-        self._prefilling: list[Sequence] = []  # have a cache, and chunks of their prompts to come
+        self._prefilling: list[Sequence] = []  # hold a cache, and part of their tokens is not computed
         self._spare_pace_s: float | None = None
-        self._drafts_to_come = False  # somebody waits for some, and will be in a step without being forced
+        self._drafts_to_come = False  # some sequence has no row because its drafts are being made
         self.schedule = Schedule(limits.step_tokens, pages)
-        self._reserve = 0  # pages that those who hold a cache will want soon
-        self.stalled: list[Sequence] = []  # hold a cache and want pages that are not there
+        self._reserve = 0  # pages that running sequences will need soon
+        self.stalled: list[Sequence] = []  # hold a cache, and there are no pages for their next row
 
     def fill(self) -> None:
-        """Feed those that hold a cache, make room if they lack pages, else admit from the queue.
+        """Schedule the running sequences; then preempt if they lack pages, or else admit from the queue.
 
-        Nobody is preempted for pages while some are on their way back.
+        No sequence is preempted while the answers of steps in flight will bring pages.
         """
-        roster = self._roster
-        self._feed(roster.running)
+        pool = self._pool
+        self._feed(pool.running)
         chunks = self._prefilling
-        if roster.waiting.contested:
-            roster.waiting.settle(roster.running)
+        if pool.queue.contested:
+            pool.queue.settle(pool.running)
             chunks = self._feed_in_turn(chunks)
         for sequence in chunks:
             self._feed_chunk(sequence)
@@ -70,36 +70,36 @@ class StepBuilder:
             self._make_room()
         if not self._may_ask:
             return
-        nothing_comes = not (self._in_flight or self.schedule.rows or roster.releases or self._drafts_to_come)
+        nothing_comes = not (self._in_flight or self.schedule.rows or pool.releases or self._drafts_to_come)
         if not self.stalled:
             self._admit(force=nothing_comes)
         elif nothing_comes:
             self._force(self.stalled[0])
 
     def attach_drafts(self, speculator: Speculator) -> None:
-        """What tokens and pages are left go to drafts; none while somebody lacks pages."""
+        """Give the tokens and pages that are left to drafts; none while a sequence lacks pages."""
         if self.stalled:
             return
         speculator.attach(self.schedule, self._reserve, self._limits.page_size)
 
-    def fill_alone(self, suspect: Sequence) -> None:
-        """Nobody but `suspect`; the others keep their caches as long as it has room beside them."""
-        roster = self._roster
-        others = len(roster.running) - (suspect.cache_id > 0)
-        last_hope = not others and not roster.releases
-        if suspect.cache_id:
-            self._feed([suspect])
+    def fill_alone(self, isolated: Sequence) -> None:
+        """Compute one sequence alone; the others keep their caches as long as it has room beside them."""
+        pool = self._pool
+        others = len(pool.running) - (isolated.cache_id > 0)
+        last_hope = not others and not pool.releases
+        if isolated.cache_id:
+            self._feed([isolated])
             for sequence in self._prefilling:
                 self._feed_chunk(sequence)
             if self.stalled and last_hope and self._may_ask:
-                self._force(suspect)
-        elif self._may_ask and len(roster.running) < self._limits.seats:
-            self._start(suspect, force=last_hope)  # even if it may come late: it waits for nobody
-        if self.schedule.empty and others and self._may_ask and not roster.releases:
-            roster.preempt(roster.last_in_turn())  # one a step, until it has room
+                self._force(isolated)
+        elif self._may_ask and len(pool.running) < self._limits.max_sequences:
+            self._start(isolated, force=last_hope)  # even if it may miss its deadline
+        if self.schedule.empty and others and self._may_ask and not pool.releases:
+            pool.preempt(pool.last_in_turn())  # one in each step, until there is room
 
     def _feed(self, running: SequenceQueue | list[Sequence]) -> None:
-        """Decodes, in order; those whose prompts are on their way are `_prefilling` then."""
+        """Schedule a decode of each sequence that can have one; those with prompt left: `_prefilling`."""
         page_size = self._limits.page_size
         schedule = self.schedule
         rows, pages = schedule.rows, schedule.pages_left
@@ -111,7 +111,7 @@ class StepBuilder:
                 if not can_go_ahead(sequence):
                     continue
                 kv += sequence.in_flight
-            elif sequence.waiting:
+            elif sequence.awaits_drafts:
                 self._drafts_to_come = True
                 continue
             elif sequence.state is not decoding:
@@ -132,12 +132,12 @@ class StepBuilder:
             self._reserve += limits.pages(len(sequence.tokens)) - limits.pages(sequence.kv)
 
     def _feed_in_turn(self, prefilling: list[Sequence]) -> list[Sequence]:
-        """Feed chunks and admit in the order of turns, as long as both are there; returns who is left.
+        """Schedule chunks and admit in the order of turns, while there are both; returns the chunks left.
 
         So a prompt of an identity that was served more takes no tokens from a request whose turn it is. The
         first of the running sequences has half of the tokens to itself, so that it gets on, whoever comes.
         """
-        first = self._roster.running[0] if prefilling else None
+        first = self._pool.running[0] if prefilling else None
         prefilling.sort(key=lambda s: (s is not first, s.live.account.counter, s.key))
         for at, sequence in enumerate(prefilling):
             if self._may_ask and not self.stalled:
@@ -166,23 +166,23 @@ class StepBuilder:
             self._reserve -= pages
 
     def _make_room(self) -> None:
-        """Preempt for those who are stalled: the pages come with the next reply."""
-        ordered = self._roster.waiting.in_turn(self._roster.running)
+        """Preempt for stalled sequences; the executor's next answer says which pages came free."""
+        ordered = self._pool.queue.in_turn(self._pool.running)
         needy = self.stalled[0]
-        if self._roster.waiting.contested:
+        if self._pool.queue.contested:
             needy = next(sequence for sequence in ordered if sequence in self.stalled)
             ordered = [sequence for sequence in ordered if not self.schedule.opens_or_copies(sequence)]
         self._preempt(list(victims(ordered, needy, len(self.stalled), self._limits)))
 
     def _make_way(self, account: Account, pages: int = 0) -> bool:
-        """Preempt for an identity below its share of the seats, whose turn it is, from those above theirs.
+        """Preempt for an identity below its share of the running sequences, from identities above theirs.
 
-        For `pages`, or one seat. True if there are victims. An identity keeps its share, and the first of the
-        running sequences is left alone: so it ends, even if identities come and go.
+        For `pages`, or to run one more sequence. True if there are victims. An identity keeps its share, and
+        the first of the running sequences is left alone: so it ends, even if identities come and go.
         """
-        queue, running = self._roster.waiting, self._roster.running
-        seats = min(self._limits.seats, len(running) + 1)  # fewer than there could be if pages are short
-        if not queue.contested or account.running >= queue.share(account, seats):
+        queue, running = self._pool.queue, self._pool.running
+        places = min(self._limits.max_sequences, len(running) + 1)  # fewer if pages are short
+        if not queue.contested or account.running >= queue.share(account, places):
             return False
         victims: list[Sequence] = []
         left: dict[str, int] = {}
@@ -191,7 +191,7 @@ class StepBuilder:
             if other.counter < account.counter or (victims and pages <= 0):
                 break
             running_there = left.get(other.identity, other.running)
-            if running_there <= queue.share(other, seats) or sequence in self._roster.suspects:
+            if running_there <= queue.share(other, places) or sequence in self._pool.isolated:
                 continue
             if self.schedule.opens_or_copies(sequence):
                 continue
@@ -206,30 +206,30 @@ class StepBuilder:
     def _preempt(self, sequences: list[Sequence]) -> None:
         self.schedule.drop(set(sequences))
         for sequence in sequences:
-            self._roster.preempt(sequence)
+            self._pool.preempt(sequence)
 
     def _force(self, sequence: Sequence) -> None:
-        """Ask the executor all the same: it may have more pages than it last said."""
+        """Schedule a row for which no pages are known to be free: the executor may have some by now."""
         pending = len(sequence.tokens) - sequence.kv
         limit = 0 if sequence.state is State.RUNNING else min(pending, self._limits.chunk_tokens)
         self.schedule.add_row(ScheduledRow(sequence, sequence.kv, 0, limit=limit))
 
     def _admit(self, *, force: bool, ahead_of: Account | None = None) -> None:
-        """Open caches in the order of turns, until one does not fit: nobody overtakes it.
+        """Open caches in the order of turns, until one does not fit; those behind it wait as well.
 
-        With `force` the first is tried whatever the page count says: nothing else could free pages. Who was
-        served more than `ahead_of` waits.
+        With `force` the first is tried whatever the page count says: nothing else could free pages.
+        Identities that were served more than `ahead_of` are left out.
         """
-        roster = self._roster
-        while (account := roster.waiting.first()) is not None:
+        pool = self._pool
+        while (account := pool.queue.first()) is not None:
             if ahead_of is not None and (account is ahead_of or account.counter > ahead_of.counter):
                 return
             if self.schedule.tokens_left < 1:
                 return
-            if len(roster.running) >= self._limits.seats and not self._make_way(account):
+            if len(pool.running) >= self._limits.max_sequences and not self._make_way(account):
                 return
             sequence = account.waiting[0]
-            if len(roster.running):
+            if len(pool.running):
                 start = self._may_start(sequence)
                 if start is Start.NEVER:
                     self._give_up(sequence)
@@ -237,7 +237,7 @@ class StepBuilder:
                 if start is Start.LATER:
                     return
             if not self._start(sequence, force=force):
-                if not self._in_flight.bring_pages and not roster.releases:
+                if not self._in_flight.bring_pages and not pool.releases:
                     need = self._limits.pages(len(sequence.tokens) + 1)
                     self._make_way(account, need - max(0, self.schedule.pages_left - self._reserve))
                 return
@@ -249,7 +249,7 @@ class StepBuilder:
         return self._admission.may_start(sequence, self._limits, self._spare_pace_s, self._now)
 
     def _start(self, sequence: Sequence, *, force: bool) -> bool:
-        """Give it a cache; False if it does not fit."""
+        """Schedule its opening, or a fork of its request's first completion. False if it does not fit."""
         source = sequence.source
         return self._fork(sequence, source) if source else self._open(sequence, force=force)
 
@@ -261,7 +261,7 @@ class StepBuilder:
             return False
         request = sequence.live.request
         opening = ScheduledOpening(
-            cache_id=self._roster.open(sequence, self._now),
+            cache_id=self._pool.open(sequence, self._now),
             tokens=tuple(sequence.tokens),
             prompt_length=sequence.prompt_length,
             limit=min(len(sequence.tokens), self._limits.chunk_tokens, schedule.tokens_left),
@@ -288,7 +288,7 @@ class StepBuilder:
         if need > self.schedule.pages_left - self._reserve:
             return False
         self._reserve += 1
-        cache_id = self._roster.open(sequence, self._now)
+        cache_id = self._pool.open(sequence, self._now)
         sequence.fork(source, length, shares_tail=shares_tail)
         fork = ScheduledFork(
             source_id=source.cache_id,

@@ -1,4 +1,4 @@
-"""The choices: what fits, whom to preempt, who goes ahead. Pure functions."""
+"""Choices as pure functions: what fits, which sequences are preempted, which may run ahead of answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler_service.core.step import Capacity
 class Limits:
     """What the configuration and the executor allow together."""
 
-    seats: int  # sequences with a cache: each can decode in every step
+    max_sequences: int  # that hold a cache: each can decode in every step
     step_tokens: int
     chunk_tokens: int
     page_size: int
@@ -28,7 +28,7 @@ class Limits:
         """The smaller of each."""
         step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)
         return cls(
-            seats=min(config.max_running, capacity.max_sequences, capacity.max_rows, step_tokens),
+            max_sequences=min(config.max_running, capacity.max_sequences, capacity.max_rows, step_tokens),
             step_tokens=step_tokens,
             chunk_tokens=min(config.prefill_chunk_tokens, step_tokens),
             page_size=capacity.page_size,
@@ -68,6 +68,6 @@ def can_go_ahead(sequence: Sequence) -> bool:
     drafts. Should it turn out to have ended, the row is computed in vain.
     """
     length = len(sequence.tokens) + sequence.in_flight
-    if not sequence.foreseen or length >= sequence.end_length:
+    if not sequence.is_predictable or length >= sequence.end_length:
         return False
     return sequence.draft_state is None or length < sequence.draft_state.plain_until

@@ -13,8 +13,8 @@ from scheduler_service.core.events import Event, Failed, Failure, Finished, Fini
 from scheduler_service.core.forecast import Forecast
 from scheduler_service.core.policy import Limits
 from scheduler_service.core.request import Request
-from scheduler_service.core.roster import Roster
 from scheduler_service.core.sequence import LiveRequest, Sequence
+from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.snapshot import Counters
 from scheduler_service.core.states import State
 
@@ -25,14 +25,14 @@ class Registry:
     def __init__(
         self,
         config: CoreConfig,
-        roster: Roster,
+        pool: SequencePool,
         speculator: Speculator,
         admission: Admission,
         forecast: Forecast,
         counters: Counters,
     ) -> None:
         self._config = config
-        self._roster = roster
+        self._pool = pool
         self._admission = admission
         self._forecast = forecast
         self._speculator = speculator
@@ -87,7 +87,7 @@ class Registry:
         """Take it; `check` has passed."""
         self._serial += 1
         predicted_wait_s = self._admission.wait_s(request.identity, request.weight)
-        account = self._roster.waiting.enter(request, self._roster.running)
+        account = self._pool.queue.enter(request, self._pool.running)
         live = LiveRequest(request, account, self._serial, max_tokens(request, limits), now)
         live.predicted_wait_s = predicted_wait_s
         live.is_trial = is_trial
@@ -96,7 +96,7 @@ class Registry:
             heappush(self._deadlines, (request.deadline, live.serial, live))
         self._admission.queue(live)
         self._speculator.enlist(live)
-        self._roster.enlist(live)
+        self._pool.enlist(live)
         return live
 
     def take_over(self, live: LiveRequest, now: float) -> list[Event]:
@@ -104,7 +104,7 @@ class Registry:
         events: list[Event] = []
         for one in live.request.continued:
             if one.finished:
-                self._roster.end(live.sequences[one.index])
+                self._pool.end(live.sequences[one.index])
         for one in live.request.continued:
             sequence = live.sequences[one.index]
             if one.ids and not one.finished and (verdict := sequence.verdict()) is not None:
@@ -123,7 +123,7 @@ class Registry:
     def finish(self, sequence: Sequence, reason: FinishReason, matched: int | None, now: float) -> Finished:
         """End one completion well."""
         live = sequence.live
-        self._roster.end(sequence)
+        self._pool.end(sequence)
         self._forecast.ended(sequence, cut_off=False)
         if live.ended:
             self._counters.finished += 1
@@ -134,7 +134,7 @@ class Registry:
         """End a whole request badly."""
         for sequence in reversed(live.sequences):
             if sequence.state is not State.ENDED:
-                self._roster.end(sequence)
+                self._pool.end(sequence)
                 self._forecast.ended(sequence, cut_off=failure is Failure.DEADLINE)
         if failure is Failure.CANCELLED:
             self._counters.cancelled += 1
@@ -145,7 +145,7 @@ class Registry:
 
     def _forget(self, live: LiveRequest, now: float) -> None:
         del self._live[live.request.id]
-        self._roster.waiting.leave(live.account)
+        self._pool.queue.leave(live.account)
         self._admission.ended(live, now)
         if len(self._deadlines) > 2 * len(self._live) + 64:  # far deadlines must not keep ended requests
             self._deadlines = [entry for entry in self._deadlines if self._is_live(entry[2])]
@@ -181,7 +181,7 @@ class Registry:
         for live in self:
             held = any(s.state is State.HELD for s in live.sequences)
             assert not (held and live.sequences[0].state is State.ENDED), "siblings are held for nothing"
-        self._roster.check_integrity(sequences)
+        self._pool.check_integrity(sequences)
 
 
 def max_tokens(request: Request, limits: Limits) -> int:

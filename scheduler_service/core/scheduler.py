@@ -20,7 +20,6 @@ from dataclasses import replace
 from heapq import nlargest
 
 from scheduler_service.core.admission import Admission
-from scheduler_service.core.answers import Answers
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.errors import AdmissionError, IllegalEvent, NotReady
@@ -32,9 +31,10 @@ from scheduler_service.core.planner import StepBuilder
 from scheduler_service.core.policy import Limits
 from scheduler_service.core.registry import Registry, max_tokens, misfit
 from scheduler_service.core.request import Request
-from scheduler_service.core.roster import SUSPECT_LOSSES, Roster
+from scheduler_service.core.result_reader import ResultReader
 from scheduler_service.core.schedule import Schedule
 from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.sequence_pool import ISOLATION_LOSSES, SequencePool
 from scheduler_service.core.snapshot import Counters, Share, Snapshot
 from scheduler_service.core.states import State
 from scheduler_service.core.step import Capacity, Plan, Result
@@ -49,14 +49,14 @@ class Scheduler:
     def __init__(self, config: CoreConfig) -> None:
         self._config = config
         self._counters = Counters()
-        self._roster = Roster()
+        self._pool = SequencePool()
         self._speculator = Speculator(config)
         self._forecast = Forecast(self._speculator.step_time)
-        self._admission = Admission(config, self._roster, self._forecast)
+        self._admission = Admission(config, self._pool, self._forecast)
         self._registry = Registry(
-            config, self._roster, self._speculator, self._admission, self._forecast, self._counters
+            config, self._pool, self._speculator, self._admission, self._forecast, self._counters
         )
-        self._answers = Answers(config, self._registry, self._roster, self._speculator, self._counters)
+        self._reader = ResultReader(config, self._registry, self._pool, self._speculator, self._counters)
         self._capacity: Capacity | None = None
         self._limits: Limits | None = None
         self._connected = False
@@ -84,7 +84,7 @@ class Scheduler:
     @property
     def holds_caches(self) -> bool:
         """Some sequence has a cache on the executor."""
-        return len(self._roster.running) > 0
+        return len(self._pool.running) > 0
 
     @property
     def max_request_tokens(self) -> int:
@@ -97,17 +97,17 @@ class Scheduler:
 
     def snapshot(self) -> Snapshot:
         """Live figures and counters."""
-        roster = self._roster
-        self._counters.preemptions = roster.preemptions
-        waiting_tokens = roster.waiting.waiting_tokens + roster.held_tokens
+        pool = self._pool
+        self._counters.preemptions = pool.preemptions
+        waiting_tokens = pool.queue.waiting_tokens + pool.held_tokens
         return Snapshot(
             executor=self._connected,
-            running=len(roster.running),
-            waiting=len(roster.waiting) + roster.held,
+            running=len(pool.running),
+            waiting=len(pool.queue) + pool.held,
             waiting_tokens=waiting_tokens,
-            uncomputed_tokens=waiting_tokens + sum(len(s.tokens) - s.kv for s in roster.running),
+            uncomputed_tokens=waiting_tokens + sum(len(s.tokens) - s.kv for s in pool.running),
             page_size=self._limits.page_size if self._limits else 0,
-            seats=self._limits.seats if self._limits else 0,
+            max_sequences=self._limits.max_sequences if self._limits else 0,
             in_flight=len(self._in_flight),
             total_pages=self._limits.total_pages if self._limits else 0,
             free_pages=self._free_pages,
@@ -123,14 +123,14 @@ class Scheduler:
         """What the identities that were served most have and had, at most so many."""
         return [
             Share(a.identity, a.taken, a.refused, a.tokens, a.running, a.queued_requests)
-            for a in nlargest(most, self._roster.waiting.accounts, key=lambda a: (a.tokens, a.identity))
+            for a in nlargest(most, self._pool.queue.accounts, key=lambda a: (a.tokens, a.identity))
         ]
 
     def check_integrity(self) -> None:
         """Compare all bookkeeping with itself. Raises AssertionError naming what is wrong."""
         self._registry.check_integrity()
-        self._speculator.check_integrity(self._roster.running)
-        for sequence in self._roster.running:
+        self._speculator.check_integrity(self._pool.running)
+        for sequence in self._pool.running:
             rows = self._in_flight.rows_of(sequence.cache_id)
             assert sequence.in_flight == rows, f"{sequence.key} awaits {sequence.in_flight} of {rows} answers"
         assert self._connected or not self._in_flight, "a step is in flight to nobody"
@@ -193,7 +193,7 @@ class Scheduler:
 
     def _refused(self, identity: str) -> None:
         self._counters.refused += 1
-        if (account := self._roster.waiting.account(identity)) is not None:
+        if (account := self._pool.queue.account(identity)) is not None:
             account.refused += 1
 
     def cancel(self, request_id: str, now: float, message: str = "cancelled") -> Failed | None:
@@ -257,19 +257,19 @@ class Scheduler:
             self._patience.strand(live, now)
         self._forecast.interrupted()
         self._counters.executor_losses += 1
-        present = [sequence for sequence in self._roster.running if sequence.in_flight]
+        present = [sequence for sequence in self._pool.running if sequence.in_flight]
         self._in_flight.clear()
-        self._roster.lose_all()
+        self._pool.lose_all()
         events: list[Event] = []
         for sequence in present:
             if sequence.state is State.ENDED:
                 continue  # with a sibling
             losses = sequence.lose_executor()
-            if losses > SUSPECT_LOSSES:
+            if losses > ISOLATION_LOSSES:
                 message = f"{losses} executors were lost while they computed it"
                 events.append(self._registry.fail(sequence.live, Failure.POISON, message, now))
-            elif losses == SUSPECT_LOSSES:
-                self._roster.suspect(sequence)
+            elif losses == ISOLATION_LOSSES:
+                self._pool.isolate(sequence)
         return events
 
     # -- the draft executor ----------------------------------------------------------------------
@@ -294,7 +294,7 @@ class Scheduler:
         if not self._speculator.connected:
             return None
         self._decide(now)
-        return self._speculator.plan_draft(self._roster.running, bool(self._roster.suspects), now)
+        return self._speculator.plan_draft(self._pool.running, bool(self._pool.isolated), now)
 
     def apply_draft(self, result: Result, now: float) -> None:
         """Take the draft step's answer; ask `plan` afterwards.
@@ -304,11 +304,11 @@ class Scheduler:
         self._speculator.apply_draft(result, now)
 
     def _decide(self, now: float) -> None:
-        if self._roster.suspects or not self._roster.speculating:
+        if self._pool.isolated or not self._pool.speculating:
             return
         if self._connected and self._limits and self._capacity:
             self._speculator.decide(
-                self._roster.running,
+                self._pool.running,
                 self._capacity.max_drafts,
                 self._forecast.step_s,
                 now,
@@ -365,12 +365,12 @@ class Scheduler:
         self._expire(now)
         if not self._connected or self._limits is None or len(self._in_flight) >= self._limits.in_flight:
             return None
-        alone = bool(self._roster.suspects)
+        alone = bool(self._pool.isolated)
         if alone and self._in_flight:
             return None
         pages = max(0, self._free_pages + self._evictable_pages - self._in_flight.pages)
         builder = StepBuilder(
-            self._roster,
+            self._pool,
             self._limits,
             pages,
             self._in_flight,
@@ -380,8 +380,8 @@ class Scheduler:
             may_ask=now >= self._retry_at and not self._retiring,
         )
         if alone:
-            builder.fill_alone(self._roster.suspects[0])
-        elif not self._roster.speculating:
+            builder.fill_alone(self._pool.isolated[0])
+        elif not self._pool.speculating:
             builder.fill()
         else:
             self._speculate(builder, now)
@@ -395,13 +395,13 @@ class Scheduler:
     def _speculate(self, builder: StepBuilder, now: float) -> None:
         """Fill a step in which some want drafts; leave it empty if it is better made with them."""
         self._decide(now)
-        if self._speculator.holds(self._roster.running, self._forecast.step_s, now):
+        if self._speculator.holds(self._pool.running, self._forecast.step_s, now):
             return
         builder.fill()
         builder.attach_drafts(self._speculator)
 
     def _send(self, schedule: Schedule, pages: int, now: float) -> Plan | None:
-        releases = self._roster.take_releases()
+        releases = self._pool.take_releases()
         if schedule.empty and not releases:
             return None
         for opening in schedule.openings:
@@ -425,10 +425,10 @@ class Scheduler:
             self._forecast.stepped(took, rows)
         self._applied_at = now
         work = None
-        if rows and (self._roster.speculating or self._registry.deadlines):
+        if rows and (self._pool.speculating or self._registry.deadlines):
             work = self._speculator.timed(step.plan, took)
         emitted = self._counters.completion_tokens
-        events, short = self._answers.read(step, result, now)
+        events, short = self._reader.read(step, result, now)
         if work is not None:
             emitted = self._counters.completion_tokens - emitted
             self._forecast.worked(work, len(step.plan.openings), emitted)

@@ -75,6 +75,7 @@ class Sequence:
     """One completion. Its *known* tokens are prompt and output; `kv` of them are computed."""
 
     __slots__ = (
+        "awaits_drafts",
         "cache_id",
         "cached",
         "charged",
@@ -82,10 +83,10 @@ class Sequence:
         "end_length",
         "evictions",
         "first_token_at",
-        "foreseen",
         "in_flight",
         "index",
         "input_length",
+        "is_predictable",
         "key",
         "kv",
         "live",
@@ -99,7 +100,6 @@ class Sequence:
         "state",
         "tail_shared",
         "tokens",
-        "waiting",
     )
 
     def __init__(self, live: LiveRequest, index: int, known: list[int], max_tokens: int) -> None:
@@ -117,12 +117,12 @@ class Sequence:
         self.cache_id = 0  # 0: none
         self.kv = 0
         self.in_flight = 0  # unanswered rows
-        self.foreseen = False  # each of them adds one token, if it does not fail
+        self.is_predictable = False  # each unanswered row adds one token, if it does not fail
         self.shared_tokens = 0  # on pages that others may hold too: its prefix hit, or where it was forked
         self.tail_shared = False  # a fork shares its last page: the next write copies it
         # speculation
         self.draft_state: DraftState | None = None  # None: off
-        self.waiting = False  # for drafts of the draft executor: it gets no row meanwhile
+        self.awaits_drafts = False  # for drafts of the draft executor: it gets no row meanwhile
         # faults
         self.losses = 0  # executors lost while it was in flight, since it last got on
         self.lost_at = 0  # tokens known then
@@ -158,17 +158,17 @@ class Sequence:
     def send_decode(self) -> None:
         """A row is on its way that adds one token, if it does not fail."""
         self.in_flight += 1
-        self.foreseen = True
+        self.is_predictable = True
 
     def send_row(self) -> None:
         """A row is on its way of which only the answer tells how many tokens it adds."""
         self.in_flight += 1
-        self.foreseen = False
+        self.is_predictable = False
 
     def refuse_row(self) -> None:
         """A row was refused: those that were sent after it will be as well."""
         self.in_flight -= 1
-        self.foreseen = False
+        self.is_predictable = False
 
     def advance(self, kv_length: int) -> None:
         """A row computed a part of the known tokens. Raises IllegalEvent."""
@@ -210,8 +210,16 @@ class Sequence:
         self.shared_tokens = 0
         self.tail_shared = False
         self.in_flight = 0
-        self.foreseen = False
-        self.waiting = False
+        self.is_predictable = False
+        self.awaits_drafts = False
+
+    def wait_for_drafts(self) -> None:
+        """The draft executor makes drafts of it: it gets no row until they are there."""
+        self.awaits_drafts = True
+
+    def stop_waiting_for_drafts(self) -> None:
+        """It may have a row again, with drafts or without."""
+        self.awaits_drafts = False
 
     def lose_executor(self) -> int:
         """The executor was lost with a row of it; returns how often that was so since it last got on."""

@@ -10,7 +10,7 @@ class Counters:
     """Totals since the start. They only rise."""
 
     requests: int = 0  # taken
-    refused: int = 0  # at the door
+    refused: int = 0  # before they were queued
     finished: int = 0  # requests of which every completion finished
     cancelled: int = 0
     failed: int = 0  # cancelled ones not counted
@@ -51,7 +51,7 @@ class Snapshot:
     waiting_tokens: int  # their known tokens
     uncomputed_tokens: int  # known tokens of all sequences that are not computed yet
     page_size: int  # tokens
-    seats: int  # sequences that can run at once
+    max_sequences: int  # that can run at once
     in_flight: int  # steps
     total_pages: int
     free_pages: int  # from the last reply; evictable ones not counted

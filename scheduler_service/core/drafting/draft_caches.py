@@ -132,7 +132,7 @@ class DraftCaches:
     def _open(self, sequence: Sequence, builder: DraftStepBuilder, budget: int) -> None:
         assert self._limits is not None
         known, barred = len(sequence.tokens), self._barred.get(sequence)
-        if len(self._caches) >= self._limits.seats or known >= self._limits.request_tokens:
+        if len(self._caches) >= self._limits.max_sequences or known >= self._limits.request_tokens:
             return
         if barred is not None and known < barred[1]:
             return

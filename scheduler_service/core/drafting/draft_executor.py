@@ -89,13 +89,13 @@ class DraftExecutor:
     def ask(self, sequence: Sequence, state: DraftState, drafts: int, promise: float, now: float) -> None:
         """Let a sequence wait for `drafts` drafts; verifying them is expected to emit `promise` tokens."""
         state.wanted, state.since, state.promise = drafts, now, promise
-        sequence.waiting = True
+        sequence.wait_for_drafts()
         self._waiting[sequence] = None
 
     @property
     def is_awaited(self) -> bool:
         """Some sequence waits for drafts."""
-        return any(sequence.waiting for sequence in self._waiting)
+        return any(sequence.awaits_drafts for sequence in self._waiting)
 
     def promised(self) -> float:
         """Tokens that the verifications of all awaited drafts are expected to emit."""
@@ -122,7 +122,7 @@ class DraftExecutor:
         wanting = [(s, s.draft_state.wanted) for s in self._waiting if s.draft_state is not None]
         if self.cohorts > 1 and not any(_is_verifying(s) for s in running):
             wanting = wanting[: -(-len(wanting) // 2)]
-        following = (s for s in running if not s.waiting and _may_draft(s))
+        following = (s for s in running if not s.awaits_drafts and _may_draft(s))
         self._late = False
         plan = self._caches.plan(wanting, following, now)
         turned_away = [s for s, _ in wanting if not self._caches.has(s)]
@@ -151,7 +151,7 @@ class DraftExecutor:
             state.losses = 0
             if made.drafts:
                 state.offer(tuple(made.drafts), made.known, Drafter.EXECUTOR)
-            if sequence.waiting and (not made.drafts or made.known == len(sequence.tokens)):
+            if sequence.awaits_drafts and (not made.drafts or made.known == len(sequence.tokens)):
                 self._stop_waiting([sequence])
 
     def _took(self, seconds: float) -> None:
@@ -175,20 +175,20 @@ class DraftExecutor:
         """Let the next decision be about these again."""
         for sequence in sequences:
             self._waiting.pop(sequence, None)
-            if sequence.waiting and sequence.draft_state is not None:
-                sequence.waiting = False
+            if sequence.awaits_drafts and sequence.draft_state is not None:
+                sequence.stop_waiting_for_drafts()
                 sequence.draft_state.decided_at = -1
 
     def _forget_gone(self) -> None:
         """Drop those that have lost their target cache, which ended their waiting."""
-        for sequence in [s for s in self._waiting if not s.waiting]:
+        for sequence in [s for s in self._waiting if not s.awaits_drafts]:
             del self._waiting[sequence]
 
     def check_integrity(self, running: SequenceQueue) -> None:
         """Compare the bookkeeping with itself and with the sequences. Raises AssertionError."""
         self._caches.check_integrity()
         self._forget_gone()
-        waiting = {s for s in running if s.waiting}
+        waiting = {s for s in running if s.awaits_drafts}
         assert waiting == set(self._waiting), "a sequence waits for drafts that nobody makes"
         assert not any(s.in_flight for s in waiting), "a sequence waits for drafts and for an answer"
 

@@ -38,7 +38,7 @@ class DraftStepBuilder:
     @property
     def full(self) -> bool:
         """The step can take no further row or no further token."""
-        return self.tokens_left < 1 or len(self.rows) + len(self.openings) >= self._limits.seats
+        return self.tokens_left < 1 or len(self.rows) + len(self.openings) >= self._limits.max_sequences
 
     def feed(self, cache: DraftCache, drafts: int, budget: int) -> bool:
         """Add a row that feeds at most `budget` known tokens and then makes `drafts` drafts.

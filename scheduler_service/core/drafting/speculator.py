@@ -98,7 +98,7 @@ class Speculator:
                 if state is not None and state.ngram is not None and index_budget > 0:
                     index_budget -= state.ngram.update(index_budget)  # while the prompt is computed
                 continue
-            if state is None or sequence.in_flight or sequence.waiting:
+            if state is None or sequence.in_flight or sequence.awaits_drafts:
                 continue
             known = len(sequence.tokens)
             if state.decided_at == known:
@@ -139,7 +139,7 @@ class Speculator:
         """Let those that were decided about and got no drafts run ahead, without drafts, for a while."""
         for sequence in running:
             state = sequence.draft_state
-            if state is None or sequence.in_flight or sequence.waiting or state.length is not None:
+            if state is None or sequence.in_flight or sequence.awaits_drafts or state.length is not None:
                 continue
             if state.decided_at == len(sequence.tokens) >= state.plain_until and not state.drafts:
                 state.plain_until = state.decided_at + PLAIN_RUN
@@ -190,7 +190,7 @@ class Speculator:
         executor = self._draft_executor
         if not executor.is_awaited or executor.cohorts > 1:
             return False
-        plain = sum(1 for s in running if not s.waiting and not s.in_flight)
+        plain = sum(1 for s in running if not s.awaits_drafts and not s.in_flight)
         expected = executor.promised()
         return step_s * expected >= executor.step_s * (2 * plain + expected)
 

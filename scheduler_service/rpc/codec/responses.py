@@ -161,7 +161,7 @@ def service_status(
         page_size=snapshot.page_size,
         total_pages=snapshot.total_pages,
         available_pages=snapshot.free_pages + snapshot.evictable_pages,
-        seats=snapshot.seats,
+        seats=snapshot.max_sequences,
         uncomputed_tokens=snapshot.uncomputed_tokens,
         prompt_tokens_per_s=rates.prompt_tokens_per_s,
         completion_tokens_per_s=rates.completion_tokens_per_s,

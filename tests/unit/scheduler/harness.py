@@ -283,7 +283,7 @@ class Harness:
                 leads_to[part.cache_id] = part.kv_length + 1 if isinstance(part, Row) and plain else None
 
     def _who(self, cache_id: int) -> tuple[str, int]:
-        for sequence in self.core._roster.running:
+        for sequence in self.core._pool.running:
             if sequence.cache_id == cache_id:
                 return sequence.live.request.id, sequence.index
         raise AssertionError(f"nobody holds cache {cache_id}")

@@ -104,7 +104,7 @@ def test_room_is_looked_at_before_the_prompt_is_known() -> None:
 def test_refusals_count_for_the_identity() -> None:
     harness = Harness(FakeExecutor(CAPACITY), BOUNDED)
     fill(harness, "flood")
-    account = harness.core._roster.waiting.account("flood")
+    account = harness.core._pool.queue.account("flood")
     assert account is not None
     assert (account.taken, account.refused) == (8, 1)
     assert harness.core.snapshot().counters.refused == 1

@@ -107,7 +107,7 @@ def test_its_cache_goes_with_the_targets(how: str) -> None:
     elif how == "lose":
         run.lose()
     else:
-        run.core._roster.preempt(run.core._roster.running[0])
+        run.core._pool.preempt(run.core._pool.running[0])
     plan = run.plan_draft()
     assert plan is not None
     assert plan.releases == (cache_id,)

@@ -24,7 +24,7 @@ def finished(harness: Harness) -> list[str]:
 
 
 def counter(harness: Harness, identity: str) -> float:
-    account = harness.core._roster.waiting.account(identity)
+    account = harness.core._pool.queue.account(identity)
     assert account is not None
     return account.counter
 
@@ -74,7 +74,7 @@ def test_cached_prompt_tokens_are_given_back() -> None:
     queue, running = FairQueue(), SequenceQueue()
     harness = Harness(FakeExecutor(CAPACITY))
     harness.add(make_request("a", range(20), identity="a"))
-    (sequence,) = harness.core._roster.waiting
+    (sequence,) = harness.core._pool.queue
     queue._active["a"] = account = sequence.live.account
     queue.settle([sequence])
     assert account.counter == 20
@@ -127,7 +127,7 @@ def test_an_identity_below_its_share_of_the_seats_gets_one_at_once() -> None:
         harness.add(make_request(f"b{i}", identity="b", max_tokens=40))
     harness.step()  # until then both were served alike
     harness.step()
-    holders = [sequence.live.request.id for sequence in harness.core._roster.running]
+    holders = [sequence.live.request.id for sequence in harness.core._pool.running]
     assert holders == ["a0", "a1", "b0", "b1"]  # half each, and the oldest stay
     harness.run()
     assert len(harness.finished) == 11

@@ -68,8 +68,8 @@ def test_nobody_is_preempted_for_one_behind_or_for_itself() -> None:
 def test_the_smaller_of_configuration_and_executor_holds() -> None:
     limits = Limits.of(CoreConfig(max_step_tokens=8, prefill_chunk_tokens=99, max_running=99), CAPACITY)
     assert (limits.step_tokens, limits.chunk_tokens) == (8, 8)
-    assert limits.seats == 8  # everybody with a cache can decode in every step
-    assert Limits.of(CoreConfig(), CAPACITY).seats == CAPACITY.max_rows
+    assert limits.max_sequences == 8  # everybody with a cache can decode in every step
+    assert Limits.of(CoreConfig(), CAPACITY).max_sequences == CAPACITY.max_rows
     assert limits.request_tokens == CAPACITY.context_length
     assert Limits.of(CoreConfig(), replace(CAPACITY, total_pages=5)).request_tokens == 20
 

@@ -32,11 +32,11 @@ def fill(rows: list[tuple[Sequence, tuple[int, int, int, bool]]]) -> Schedule:
 @given(_rows)
 def test_a_dropped_row_leaves_no_trace(drawn: list[tuple[int, int, int, bool]]) -> None:
     rows = [(sequence(number), row) for number, row in enumerate(drawn)]
-    before = [(s.in_flight, s.foreseen, s.kv, s.state) for s, _ in rows]
+    before = [(s.in_flight, s.is_predictable, s.kv, s.state) for s, _ in rows]
     schedule = fill(rows)
     schedule.drop({owner for owner, (*_, dropped) in rows if dropped})
     without = fill([(owner, row) for owner, row in rows if not row[-1]])
     assert schedule.tokens_left == without.tokens_left
     assert schedule.pages_left == without.pages_left
     assert [row.sequence for row in schedule.rows] == [row.sequence for row in without.rows]
-    assert [(s.in_flight, s.foreseen, s.kv, s.state) for s, _ in rows] == before
+    assert [(s.in_flight, s.is_predictable, s.kv, s.state) for s, _ in rows] == before

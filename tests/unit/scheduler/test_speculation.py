@@ -228,7 +228,7 @@ def test_long_prompts_are_indexed_without_stalling_a_step() -> None:
     )
     run.step()
     run.step()
-    drafts = run.core._roster.running[0].draft_state
+    drafts = run.core._pool.running[0].draft_state
     assert drafts is not None
     assert drafts.ngram is not None
     assert 9000 - 2 * 2048 <= drafts.ngram.index.behind < 9000
@@ -243,8 +243,8 @@ def test_a_suspect_runs_alone_and_without_drafts() -> None:
             run.step()
         run.lose()
         run.ready()
-    assert run.core._roster.suspects
-    while run.core._roster.suspects:
+    assert run.core._pool.isolated
+    while run.core._pool.isolated:
         assert run.plan_draft() is None or not run.drafting or run.drafting.rows == ()
         if run.drafting is not None:
             run.answer_draft()

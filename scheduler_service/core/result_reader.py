@@ -10,32 +10,32 @@ from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.events import Event, Failure, Tokens
 from scheduler_service.core.in_flight import SentStep
 from scheduler_service.core.registry import Registry
-from scheduler_service.core.roster import Roster
 from scheduler_service.core.schedule import ScheduledOpening, ScheduledRow
 from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.snapshot import Counters
 from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.states import State
 from scheduler_service.core.step import Code, Result, RowResult
 
 _STALE = frozenset({Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION})
-"""Answers that say: our view of the cache is wrong. Opening it again mends that."""
+"""ResultReader that say: our view of the cache is wrong. Opening it again mends that."""
 
 
-class Answers:
-    """Applies one result to registry and roster."""
+class ResultReader:
+    """Applies one result to registry and pool."""
 
     def __init__(
         self,
         config: CoreConfig,
         registry: Registry,
-        roster: Roster,
+        pool: SequencePool,
         speculator: Speculator,
         counters: Counters,
     ) -> None:
         self._config = config
         self._registry = registry
-        self._roster = roster
+        self._pool = pool
         self._speculator = speculator
         self._counters = counters
 
@@ -58,8 +58,8 @@ class Answers:
             elif self._refused_row(item, answer, events, now):
                 short = True
                 starved |= item.sequence.cache_id > 0 and not item.drafts
-        if starved and self._roster.running:
-            self._roster.preempt(self._roster.last_in_turn())
+        if starved and self._pool.running:
+            self._pool.preempt(self._pool.last_in_turn())
         return events, short
 
     def _sampled(
@@ -91,7 +91,7 @@ class Answers:
         if end is not None:
             events.append(self._registry.finish(sequence, *end, now))
         elif sequence.losses and sequence.got_on:
-            self._roster.clear(sequence)
+            self._pool.end_isolation(sequence)
 
     def _verified(self, drafts: DraftState, drafted: int, accepted: int) -> None:
         counters = self._counters
@@ -118,7 +118,7 @@ class Answers:
         self._counters.prefilled_tokens += answer.kv_length - max(sequence.kv, answer.cached_length)
         sequence.prefill(now)
         if sequence.index == 0:
-            self._roster.unhold(sequence.live)
+            self._pool.unhold(sequence.live)
 
     def _advanced(self, sequence: Sequence, answer: RowResult, events: list[Event], now: float) -> None:
         if not sequence.kv < answer.kv_length < len(sequence.tokens):
@@ -139,7 +139,7 @@ class Answers:
         code, opening = answer.code, sequence.state is State.OPENING
         if code is Code.RESOURCE_EXHAUSTED or (code is Code.UNAVAILABLE and opening):
             if opening:
-                self._roster.requeue(sequence)
+                self._pool.requeue(sequence)
             return True
         if code in _STALE:
             self._stale(sequence, answer.message, events, now)
@@ -154,4 +154,4 @@ class Answers:
         if sequence.count_refusal() > self._config.max_refusals:
             events.append(self._registry.fail(sequence.live, Failure.REFUSED, message, now))
         else:
-            self._roster.preempt(sequence)
+            self._pool.preempt(sequence)
