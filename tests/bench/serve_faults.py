@@ -30,6 +30,7 @@ from pathlib import Path
 from paceline import aio
 from paceline.channel import Security
 from paceline.errors import PacelineError
+from paceline.failover import FAILOVER_TIMEOUT_S
 from paceline.types import Completion
 
 from tests.model.default_model import default_model
@@ -145,7 +146,13 @@ async def strike(
             for name in VICTIMS[outcome.victims]:
                 os.kill(children[name], number)
 
-        reads = await held([serve.address], fault, workload.streams, workload.tokens)
+        reads = await held(
+            [serve.address],
+            fault,
+            workload.streams,
+            workload.tokens,
+            failover_timeout_s=FAILOVER_TIMEOUT_S + load_s,  # whatever loads must have the time to
+        )
         struck = sum(not read.ended_before(struck_at) for read in reads)
         if struck:
             outcome.struck += struck

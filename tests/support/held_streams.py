@@ -11,6 +11,7 @@ from itertools import pairwise
 import paceline
 from paceline import aio
 from paceline.errors import PacelineError
+from paceline.failover import FAILOVER_TIMEOUT_S
 from paceline.types import Completion, Delta, Event, Usage
 
 END_S = 300.0  # of anything here: machines stand still
@@ -79,6 +80,7 @@ async def held(
     *,
     after_tokens: int = 1,
     end_s: float = END_S,
+    failover_timeout_s: float = FAILOVER_TIMEOUT_S,
 ) -> list[HeldStream]:
     """All streams, disturbed when each has had so many tokens; an error of one ends that one alone."""
     begun = [asyncio.Event() for _ in range(streams)]
@@ -97,7 +99,7 @@ async def held(
         begun[seed].set()
         return one
 
-    async with aio.Client(addresses) as client:
+    async with aio.Client(addresses, failover_timeout_s=failover_timeout_s) as client:
         reads = [asyncio.create_task(read(client, seed)) for seed in range(streams)]
         for one in begun:
             await one.wait()

@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import secrets
 import sys
@@ -43,7 +44,7 @@ from tests.bench.soak.tally import MAX_ERRAND_S, Tally
 from tests.support.ports import kept_port
 from tests.support.serve import Serve, serving
 
-STALL_TIMEOUT_S = 6.0
+STALL_TIMEOUT_S = 12.0
 FAILOVER_TIMEOUT_S = 120.0  # of the clients: several faults may strike one stream in a row
 WARM_UP_S = 15.0  # of load without faults
 HOSTILE_FIRST = 4
@@ -165,7 +166,10 @@ class Soak:
     def _tell(self, census: Census, faults: Faults, serve: Serve) -> bool:
         tally, growth = self.tally, census.growth()
         lost = [f"{name} for {time.monotonic() - began:.0f} s" for name, began in tally.live.values()]
-        print(f"\nseed {self._arguments.seed}; faults: {sum(faults.counts.values())}")
+        load = os.getloadavg()[1]
+        print(
+            f"\nseed {self._arguments.seed}; load average {load:.1f}; faults: {sum(faults.counts.values())}"
+        )
         for name, count in sorted(faults.counts.items()):
             print(f"  {count:4d} {name}")
         print(f"\n{tally.table()}\n")
