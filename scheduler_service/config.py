@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.request import Drafter, Speculation
+from scheduler_service.core.request import DraftingWish, DraftSource
 from scheduler_service.link.executor import Timing
 from scheduler_service.model import DraftingOffer, RequestAllowance
 from scheduler_service.text.process import TextLimits
@@ -177,11 +177,13 @@ class SchedulerSettings(ServiceSettings):
     @property
     def drafting(self) -> DraftingOffer:
         """What requests may choose from, and what those get that say nothing."""
-        drafters = frozenset({Drafter.NGRAM, Drafter.EXECUTOR} if self.draft_executor else {Drafter.NGRAM})
+        drafters = frozenset(
+            {DraftSource.NGRAM, DraftSource.EXECUTOR} if self.draft_executor else {DraftSource.NGRAM}
+        )
         if self.speculation == "off":
-            return DraftingOffer(drafters, Speculation())
+            return DraftingOffer(drafters, DraftingWish())
         length = None if self.speculation == "auto" else int(self.speculation)
-        return DraftingOffer(drafters, Speculation(drafters, length))
+        return DraftingOffer(drafters, DraftingWish(drafters, length))
 
     @property
     def request_limits(self) -> RequestAllowance:

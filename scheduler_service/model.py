@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scheduler_service.core.request import Drafter, Speculation
+from scheduler_service.core.request import DraftingWish, DraftSource
 
 
 class ServiceState(enum.Enum):
@@ -42,8 +42,8 @@ class TokenSpace:
 class DraftingOffer:
     """What this server offers of speculative decoding."""
 
-    drafters: frozenset[Drafter] = frozenset({Drafter.NGRAM})
-    default: Speculation = field(default_factory=lambda: Speculation(frozenset({Drafter.NGRAM})))
+    drafters: frozenset[DraftSource] = frozenset({DraftSource.NGRAM})
+    default: DraftingWish = field(default_factory=lambda: DraftingWish(frozenset({DraftSource.NGRAM})))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from paceline.service.identity import Identity
 from paceline.service.logs import Log
 
 from scheduler_service.config import SchedulerSettings
-from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.pool import ExecutorPool, Served
@@ -37,7 +37,7 @@ class SchedulerService:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self.metrics = Telemetry()
-        self.core = Scheduler(settings.core)
+        self.core = StepScheduler(settings.core)
         self.draining = False
         self.started_at = time.monotonic()
         self.rates = Rates(self.started_at)

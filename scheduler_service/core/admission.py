@@ -24,8 +24,8 @@ from scheduler_service.core.account import Account
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import NoRoom, QuotaUsed, TooLate
 from scheduler_service.core.forecast import Forecast
-from scheduler_service.core.policy import Limits
-from scheduler_service.core.sequence import LiveRequest, Sequence
+from scheduler_service.core.policy import JointLimits
+from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from scheduler_service.core.sequence_pool import SequencePool
 
 QUEUE_SHARE = 0.2
@@ -151,7 +151,7 @@ class Admission:
         prompt_tokens: int,
         deadline: float | None,
         max_tokens: int | None,
-        limits: Limits,
+        limits: JointLimits,
         now: float,
     ) -> bool:
         """Raise TooLate if such a request can't meet its deadline, as far as can be told.
@@ -190,7 +190,7 @@ class Admission:
         """When a refused client may try again: when what is queued before it has been started."""
         return _retry(self.wait_s(identity, weight))
 
-    def _prompt_s(self, tokens: int, limits: Limits) -> float:
+    def _prompt_s(self, tokens: int, limits: JointLimits) -> float:
         return -(-tokens // limits.chunk_tokens) * self._forecast.step_s
 
     # -- the start -------------------------------------------------------------------------------
@@ -202,7 +202,9 @@ class Admission:
             return float("inf")
         return self._forecast.spare_pace_s(running, now)
 
-    def may_start(self, sequence: Sequence, limits: Limits, spare_pace_s: float, now: float) -> Start:
+    def may_start(
+        self, sequence: LiveSequence, limits: JointLimits, spare_pace_s: float, now: float
+    ) -> Start:
         """Whether to start it beside those that run, which need `spare_pace_s` (see `Forecast`)."""
         forecast, live = self._forecast, sequence.live
         if live.request.deadline is None and spare_pace_s == float("inf"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from scheduler_service.core.step import TopLogprobs
 
 
-class FinishReason(enum.Enum):
+class EndReason(enum.Enum):
     """Why a sequence ended well."""
 
     EOS = "eos"  # one of the model's end tokens
@@ -29,7 +29,7 @@ class Failure(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class CompletionUsage:
     """What one completion took; times in seconds since the request's arrival."""
 
     prompt_tokens: int
@@ -61,14 +61,14 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class CompletionEnded:
     """The one good end of a completion."""
 
     request_id: str
     index: int
-    reason: FinishReason
+    reason: EndReason
     matched_id: int | None  # the eos or stop token id
-    usage: Usage
+    usage: CompletionUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +81,4 @@ class Failed:
     emitted: bool  # tokens had been emitted before
 
 
-Event = Tokens | Finished | Failed
+Event = Tokens | CompletionEnded | Failed

@@ -22,7 +22,7 @@ from heapq import heappop, heappush, heapreplace
 from scheduler_service.core.account import Account
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.request import Request
-from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.sequence import LiveSequence
 
 OUTPUT_COST = 2
 """Prompt tokens that an output token is worth, as in the paper."""
@@ -127,7 +127,7 @@ class FairQueue:
                 return account
         return None
 
-    def admitted(self, sequence: Sequence) -> None:
+    def admitted(self, sequence: LiveSequence) -> None:
         """It was given a cache: it leaves the queue, and its prompt is charged."""
         account = sequence.live.account
         self._floor = max(self._floor, account.counter)
@@ -135,7 +135,7 @@ class FairQueue:
         self.remove(sequence)
         self.settle((sequence,))
 
-    def settle(self, sequences: Iterable[Sequence]) -> None:
+    def settle(self, sequences: Iterable[LiveSequence]) -> None:
         """Charge what they have cost since they were last charged."""
         for sequence in sequences:
             cost = OUTPUT_COST * len(sequence.tokens) - (OUTPUT_COST - 1) * sequence.input_length
@@ -150,7 +150,7 @@ class FairQueue:
             if added < 0 and account.waiting:
                 self._queue(account)
 
-    def in_turn(self, running: SequenceQueue) -> list[Sequence]:
+    def in_turn(self, running: SequenceQueue) -> list[LiveSequence]:
         """The running sequences, who gives way first last: by counter, then by key.
 
         The first of `running` stays the first: its place does not depend on counters, so somebody always
@@ -164,7 +164,7 @@ class FairQueue:
 
     # -- the queue -------------------------------------------------------------------------------
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: LiveSequence) -> None:
         """It waits."""
         account = sequence.live.account
         account.waiting.add(sequence)
@@ -173,7 +173,7 @@ class FairQueue:
         if len(account.waiting) == 1:
             self._queue(account)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: LiveSequence) -> None:
         """It waits no more. Raises KeyError if it did not."""
         account = sequence.live.account
         account.waiting.remove(sequence)
@@ -185,7 +185,7 @@ class FairQueue:
     def __len__(self) -> int:
         return self._waiting
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[LiveSequence]:
         for account in self._active.values():
             yield from account.waiting
 

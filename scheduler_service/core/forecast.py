@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from scheduler_service.core.account import Account
 from scheduler_service.core.lengths import LENGTH_QUANTILE, MEDIAN, Lengths
-from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.speculation.step_time import StepTime, Work
 
 ALL_LENGTHS = 128
@@ -80,7 +80,7 @@ class Forecast:
         """Nobody is queued any more, or there is no executor: the time until the next start says nothing."""
         self._started_at = None
 
-    def ended(self, sequence: Sequence, *, cut_off: bool) -> None:
+    def ended(self, sequence: LiveSequence, *, cut_off: bool) -> None:
         """A completion ended, well or by its client; or it was cut off by its deadline.
 
         What it had then is only a lower bound: it counts as if half had been missing. A server that lets
@@ -122,7 +122,7 @@ class Forecast:
     def _of(self, account: Account | None) -> Lengths:
         return account.lengths if account is not None and account.lengths.known else self._lengths
 
-    def spare_pace_s(self, running: Iterable[Sequence], now: float) -> float:
+    def spare_pace_s(self, running: Iterable[LiveSequence], now: float) -> float:
         """Seconds per token at which all but a few of the running requests meet their deadlines; inf: any.
 
         What they still have to generate is the median of completions longer than they are already. Those

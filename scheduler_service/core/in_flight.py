@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from scheduler_service.core.errors import UnknownStep
 from scheduler_service.core.schedule import Schedule, ScheduledFork, ScheduledOpening, ScheduledRow
-from scheduler_service.core.step import Plan, Result
+from scheduler_service.core.step import PlannedStep, StepAnswer
 
 
 @dataclass(slots=True)
@@ -17,7 +17,7 @@ class SentStep:
     concerned any more.
     """
 
-    plan: Plan
+    plan: PlannedStep
     rows: list[ScheduledRow]  # those of the plan
     openings: list[ScheduledOpening]
     forks: list[ScheduledFork]
@@ -48,7 +48,7 @@ class StepsInFlight:
         """Their answers will tell of pages that were released."""
         return any(step.plan.releases for step in self._steps)
 
-    def send(self, schedule: Schedule, releases: tuple[int, ...], pages: int, now: float) -> Plan:
+    def send(self, schedule: Schedule, releases: tuple[int, ...], pages: int, now: float) -> PlannedStep:
         """Send what is scheduled: from now on its sequences await answers."""
         rows, openings, forks = schedule.rows, schedule.openings, schedule.forks
         for row in rows:
@@ -59,11 +59,11 @@ class StepsInFlight:
         for opening in openings:
             opening.sequence.send_row()
         self._number += 1
-        plan = Plan(self._number, releases, tuple(forks), tuple(rows), tuple(openings))
+        plan = PlannedStep(self._number, releases, tuple(forks), tuple(rows), tuple(openings))
         self._steps.append(SentStep(plan, rows, openings, forks, pages, now))
         return plan
 
-    def take(self, result: Result) -> SentStep:
+    def take(self, result: StepAnswer) -> SentStep:
         """The step that this answers. Raises UnknownStep, and has changed nothing then."""
         if not self._steps or self._steps[0].plan.number != result.number:
             raise UnknownStep(f"no step in flight is answered by {result.number}")

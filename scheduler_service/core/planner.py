@@ -12,12 +12,12 @@ from scheduler_service.core.account import Account
 from scheduler_service.core.admission import Admission, Start
 from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.in_flight import StepsInFlight
-from scheduler_service.core.policy import Limits, can_go_ahead, pages_back, victims
+from scheduler_service.core.policy import JointLimits, can_go_ahead, pages_back, victims
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.schedule import Schedule, ScheduledFork, ScheduledOpening, ScheduledRow
-from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.sequence_pool import SequencePool
-from scheduler_service.core.states import State
+from scheduler_service.core.states import SequenceState
 
 
 class StepBuilder:
@@ -26,11 +26,11 @@ class StepBuilder:
     def __init__(
         self,
         pool: SequencePool,
-        limits: Limits,
+        limits: JointLimits,
         pages: int,
         in_flight: StepsInFlight,
         admission: Admission,
-        give_up: Callable[[Sequence], None],
+        give_up: Callable[[LiveSequence], None],
         now: float,
         *,
         may_ask: bool,
@@ -46,12 +46,12 @@ class StepBuilder:
         self._admission = admission
         self._give_up = give_up
         self._now = now
-        self._prefilling: list[Sequence] = []  # hold a cache, and part of their tokens is not computed
+        self._prefilling: list[LiveSequence] = []  # hold a cache, and part of their tokens is not computed
         self._spare_pace_s: float | None = None
         self._drafts_to_come = False  # some sequence has no row because its drafts are being made
         self.schedule = Schedule(limits.step_tokens, pages)
         self._reserve = 0  # pages that running sequences will need soon
-        self.stalled: list[Sequence] = []  # hold a cache, and there are no pages for their next row
+        self.stalled: list[LiveSequence] = []  # hold a cache, and there are no pages for their next row
 
     def fill(self) -> None:
         """Schedule the running sequences; then preempt if they lack pages, or else admit from the queue.
@@ -82,7 +82,7 @@ class StepBuilder:
             return
         speculator.attach(self.schedule, self._reserve, self._limits.page_size)
 
-    def fill_alone(self, isolated: Sequence) -> None:
+    def fill_alone(self, isolated: LiveSequence) -> None:
         """Compute one sequence alone; the others keep their caches as long as it has room beside them."""
         pool = self._pool
         others = len(pool.running) - (isolated.cache_id > 0)
@@ -98,13 +98,13 @@ class StepBuilder:
         if self.schedule.empty and others and self._may_ask and not pool.releases:
             pool.preempt(pool.last_in_turn())  # one in each step, until there is room
 
-    def _feed(self, running: SequenceQueue | list[Sequence]) -> None:
+    def _feed(self, running: SequenceQueue | list[LiveSequence]) -> None:
         """Schedule a decode of each sequence that can have one; those with prompt left: `_prefilling`."""
         page_size = self._limits.page_size
         schedule = self.schedule
         rows, pages = schedule.rows, schedule.pages_left
         prefilling = self._prefilling
-        decoding = State.RUNNING
+        decoding = SequenceState.RUNNING
         for sequence in running:
             kv = sequence.kv
             if sequence.in_flight:
@@ -131,7 +131,7 @@ class StepBuilder:
         for sequence in prefilling:
             self._reserve += limits.pages(len(sequence.tokens)) - limits.pages(sequence.kv)
 
-    def _feed_in_turn(self, prefilling: list[Sequence]) -> list[Sequence]:
+    def _feed_in_turn(self, prefilling: list[LiveSequence]) -> list[LiveSequence]:
         """Schedule chunks and admit in the order of turns, while there are both; returns the chunks left.
 
         So a prompt of an identity that was served more takes no tokens from a request whose turn it is. The
@@ -151,7 +151,7 @@ class StepBuilder:
                 return [s for s in prefilling[at + 1 :] if s.cache_id]
         return []
 
-    def _feed_chunk(self, sequence: Sequence) -> None:
+    def _feed_chunk(self, sequence: LiveSequence) -> None:
         limits, schedule = self._limits, self.schedule
         kv, known = sequence.kv, len(sequence.tokens)
         held = limits.pages(kv)
@@ -184,7 +184,7 @@ class StepBuilder:
         places = min(self._limits.max_sequences, len(running) + 1)  # fewer if pages are short
         if not queue.contested or account.running >= queue.share(account, places):
             return False
-        victims: list[Sequence] = []
+        victims: list[LiveSequence] = []
         left: dict[str, int] = {}
         for sequence in reversed(queue.in_turn(running)[1:]):
             other = sequence.live.account
@@ -203,15 +203,15 @@ class StepBuilder:
         self._preempt(victims)
         return bool(victims)
 
-    def _preempt(self, sequences: list[Sequence]) -> None:
+    def _preempt(self, sequences: list[LiveSequence]) -> None:
         self.schedule.drop(set(sequences))
         for sequence in sequences:
             self._pool.preempt(sequence)
 
-    def _force(self, sequence: Sequence) -> None:
+    def _force(self, sequence: LiveSequence) -> None:
         """Schedule a row for which no pages are known to be free: the executor may have some by now."""
         pending = len(sequence.tokens) - sequence.kv
-        limit = 0 if sequence.state is State.RUNNING else min(pending, self._limits.chunk_tokens)
+        limit = 0 if sequence.state is SequenceState.RUNNING else min(pending, self._limits.chunk_tokens)
         self.schedule.add_row(ScheduledRow(sequence, sequence.kv, 0, limit=limit))
 
     def _admit(self, *, force: bool, ahead_of: Account | None = None) -> None:
@@ -243,17 +243,17 @@ class StepBuilder:
                 return
             force = False
 
-    def _may_start(self, sequence: Sequence) -> Start:
+    def _may_start(self, sequence: LiveSequence) -> Start:
         if self._spare_pace_s is None:
             self._spare_pace_s = self._admission.spare_pace_s(self._now)
         return self._admission.may_start(sequence, self._limits, self._spare_pace_s, self._now)
 
-    def _start(self, sequence: Sequence, *, force: bool) -> bool:
+    def _start(self, sequence: LiveSequence, *, force: bool) -> bool:
         """Schedule its opening, or a fork of its request's first completion. False if it does not fit."""
         source = sequence.source
         return self._fork(sequence, source) if source else self._open(sequence, force=force)
 
-    def _open(self, sequence: Sequence, *, force: bool) -> bool:
+    def _open(self, sequence: LiveSequence, *, force: bool) -> bool:
         """Open with all known tokens; room for them and the next is set aside at once."""
         schedule = self.schedule
         need = self._limits.pages(len(sequence.tokens) + 1)
@@ -274,7 +274,7 @@ class StepBuilder:
         schedule.add_opening(opening, need)
         return True
 
-    def _fork(self, sequence: Sequence, source: Sequence) -> bool:
+    def _fork(self, sequence: LiveSequence, source: LiveSequence) -> bool:
         """Copy the prompt but its last token from `source`, and feed that one under its own seed.
 
         Its first write takes a page: a new one, or a copy of the partial page that it shares. The

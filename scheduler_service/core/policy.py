@@ -7,12 +7,12 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.step import Capacity
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class JointLimits:
     """What the configuration and the executor allow together."""
 
     max_sequences: int  # that hold a cache: each can decode in every step
@@ -24,7 +24,7 @@ class Limits:
     in_flight: int  # steps
 
     @classmethod
-    def of(cls, config: CoreConfig, capacity: Capacity) -> Limits:
+    def of(cls, config: CoreConfig, capacity: Capacity) -> JointLimits:
         """The smaller of each."""
         step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)
         return cls(
@@ -42,7 +42,9 @@ class Limits:
         return -(-tokens // self.page_size)
 
 
-def victims(running: Items[Sequence], needy: Sequence, shortage: int, limits: Limits) -> Iterator[Sequence]:
+def victims(
+    running: Items[LiveSequence], needy: LiveSequence, shortage: int, limits: JointLimits
+) -> Iterator[LiveSequence]:
     """Whom to preempt for `shortage` pages: the last of `running`, which is in the order of turns, first.
 
     Only those behind `needy`, the first that lacks pages: those before it get on, and it can wait for
@@ -56,12 +58,12 @@ def victims(running: Items[Sequence], needy: Sequence, shortage: int, limits: Li
         yield sequence
 
 
-def pages_back(sequence: Sequence, limits: Limits) -> int:
+def pages_back(sequence: LiveSequence, limits: JointLimits) -> int:
     """Pages that preempting it brings: an estimate, at least 1."""
     return max(1, limits.pages(sequence.kv) - sequence.shared_tokens // limits.page_size)
 
 
-def can_go_ahead(sequence: Sequence) -> bool:
+def can_go_ahead(sequence: LiveSequence) -> bool:
     """Whether a sequence with unanswered rows gets another one, to continue from what they will sample.
 
     It does if their lengths are known before the answer, and it neither has its end there nor could have

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scheduler_service.core.sequence import Sequence
+    from scheduler_service.core.sequence import LiveSequence
 
 _key = attrgetter("key")
 
@@ -19,36 +19,36 @@ class SequenceQueue:
     __slots__ = ("_items",)
 
     def __init__(self) -> None:
-        self._items: list[Sequence] = []
+        self._items: list[LiveSequence] = []
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: LiveSequence) -> None:
         """Put it in its place; it must not be here already."""
         insort(self._items, sequence, key=_key)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: LiveSequence) -> None:
         """Take it out. Raises KeyError if it is not here."""
         at = bisect_left(self._items, sequence.key, key=_key)
         if at == len(self._items) or self._items[at] is not sequence:
             raise KeyError(sequence.key)
         del self._items[at]
 
-    def discard(self, sequence: Sequence) -> None:
+    def discard(self, sequence: LiveSequence) -> None:
         """Take it out if it is here."""
         if sequence in self:
             self.remove(sequence)
 
-    def __contains__(self, sequence: Sequence) -> bool:
+    def __contains__(self, sequence: LiveSequence) -> bool:
         at = bisect_left(self._items, sequence.key, key=_key)
         return at < len(self._items) and self._items[at] is sequence
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[LiveSequence]:
         return iter(self._items)
 
-    def __reversed__(self) -> Iterator[Sequence]:
+    def __reversed__(self) -> Iterator[LiveSequence]:
         return reversed(self._items)
 
-    def __getitem__(self, at: int) -> Sequence:
+    def __getitem__(self, at: int) -> LiveSequence:
         return self._items[at]

@@ -9,14 +9,14 @@ from scheduler_service.core.admission import Admission
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.errors import IdInUse, NeverFits
-from scheduler_service.core.events import Event, Failed, Failure, Finished, FinishReason
+from scheduler_service.core.events import CompletionEnded, EndReason, Event, Failed, Failure
 from scheduler_service.core.forecast import Forecast
-from scheduler_service.core.policy import Limits
+from scheduler_service.core.policy import JointLimits
 from scheduler_service.core.request import Request
-from scheduler_service.core.sequence import LiveRequest, Sequence
+from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from scheduler_service.core.sequence_pool import SequencePool
-from scheduler_service.core.snapshot import Counters
-from scheduler_service.core.states import State
+from scheduler_service.core.snapshot import Totals
+from scheduler_service.core.states import SequenceState
 
 
 class Registry:
@@ -29,7 +29,7 @@ class Registry:
         speculator: Speculator,
         admission: Admission,
         forecast: Forecast,
-        counters: Counters,
+        counters: Totals,
     ) -> None:
         self._config = config
         self._pool = pool
@@ -54,7 +54,7 @@ class Registry:
     def check(
         self,
         request: Request,
-        limits: Limits,
+        limits: JointLimits,
         now: float,
         *,
         connected: bool,
@@ -83,7 +83,7 @@ class Registry:
             now,
         )
 
-    def add(self, request: Request, limits: Limits, now: float, *, is_trial: bool) -> LiveRequest:
+    def add(self, request: Request, limits: JointLimits, now: float, *, is_trial: bool) -> LiveRequest:
         """Take it; `check` has passed."""
         self._serial += 1
         predicted_wait_s = self._admission.wait_s(request.identity, request.weight)
@@ -120,7 +120,9 @@ class Registry:
         self._counters.predicted_wait_s += live.predicted_wait_s
         self._counters.wait_s += now - live.added_at
 
-    def finish(self, sequence: Sequence, reason: FinishReason, matched: int | None, now: float) -> Finished:
+    def finish(
+        self, sequence: LiveSequence, reason: EndReason, matched: int | None, now: float
+    ) -> CompletionEnded:
         """End one completion well."""
         live = sequence.live
         self._pool.end(sequence)
@@ -128,12 +130,12 @@ class Registry:
         if live.ended:
             self._counters.finished += 1
             self._forget(live, now)
-        return Finished(live.request.id, sequence.index, reason, matched, sequence.usage(now))
+        return CompletionEnded(live.request.id, sequence.index, reason, matched, sequence.usage(now))
 
     def fail(self, live: LiveRequest, failure: Failure, message: str, now: float) -> Failed:
         """End a whole request badly."""
         for sequence in reversed(live.sequences):
-            if sequence.state is not State.ENDED:
+            if sequence.state is not SequenceState.ENDED:
                 self._pool.end(sequence)
                 self._forecast.ended(sequence, cut_off=failure is Failure.DEADLINE)
         if failure is Failure.CANCELLED:
@@ -179,19 +181,19 @@ class Registry:
         self._admission.check_integrity(queued)
         sequences = [s for live in self for s in live.sequences]
         for live in self:
-            held = any(s.state is State.HELD for s in live.sequences)
-            assert not (held and live.sequences[0].state is State.ENDED), "siblings are held for nothing"
+            held = any(s.state is SequenceState.HELD for s in live.sequences)
+            assert not (held and live.sequences[0].state is SequenceState.ENDED), "held for nothing"
         self._pool.check_integrity(sequences)
 
 
-def max_tokens(request: Request, limits: Limits) -> int:
+def max_tokens(request: Request, limits: JointLimits) -> int:
     """Most output tokens of each completion."""
     if request.max_tokens is not None:
         return request.max_tokens
     return limits.request_tokens - len(request.prompt)
 
 
-def misfit(request: Request, limits: Limits) -> tuple[str, str] | None:
+def misfit(request: Request, limits: JointLimits) -> tuple[str, str] | None:
     """The field and what is wrong with it, if one completion could not even run alone."""
     if not request.prompt:
         return "prompt", "is empty"

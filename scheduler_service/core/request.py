@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """Sampling parameters of a sequence. The core reads none of them but `seed` and passes them on."""
+class SamplingSettings:
+    """How a sequence is sampled. The core reads none of them but `seed` and passes them on."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -22,12 +22,12 @@ class Sampling:
     seed: int = 0  # uint64, always drawn by then
     logprobs: int | None = None
 
-    def with_seed(self, seed: int) -> Sampling:
+    def with_seed(self, seed: int) -> SamplingSettings:
         """The same parameters under another seed."""
         return replace(self, seed=seed)
 
 
-class Drafter(enum.Enum):
+class DraftSource(enum.Enum):
     """Who proposes the tokens that a verification checks."""
 
     NGRAM = "ngram"  # the longest suffix match in the sequence itself; no model
@@ -35,10 +35,10 @@ class Drafter(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class DraftingWish:
     """How a request wants its tokens drafted. It never changes which tokens come out."""
 
-    drafters: frozenset[Drafter] = frozenset()  # empty: off; several: the one that promises more
+    drafters: frozenset[DraftSource] = frozenset()  # empty: off; several: the one that promises more
     length: int | None = None  # drafts per verification, at least 1; None: the controller decides
 
 
@@ -57,7 +57,7 @@ class Request:
 
     id: str  # unique among live requests
     prompt: Sequence[int]  # token ids; never changed
-    sampling: Sampling
+    sampling: SamplingSettings
     max_tokens: int | None = None  # None: what fits
     min_tokens: int = 0
     eos_token_ids: frozenset[int] = frozenset()  # empty with ignore_eos
@@ -67,7 +67,7 @@ class Request:
     arrival: float = 0.0
     deadline: float | None = None
     salt: bytes = b""
-    speculation: Speculation = Speculation()
+    speculation: DraftingWish = DraftingWish()
     identity: str = ""  # whose it is: the unit of fairness and of the queue's bounds
     weight: float = 1.0  # of that identity: its share of service beside others
     continued: tuple[Continued, ...] = ()  # at most one for each index

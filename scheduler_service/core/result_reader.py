@@ -11,12 +11,12 @@ from scheduler_service.core.events import Event, Failure, Tokens
 from scheduler_service.core.in_flight import SentStep
 from scheduler_service.core.registry import Registry
 from scheduler_service.core.schedule import ScheduledOpening, ScheduledRow
-from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.sequence_pool import SequencePool
-from scheduler_service.core.snapshot import Counters
+from scheduler_service.core.snapshot import Totals
 from scheduler_service.core.speculation.draft_state import DraftState
-from scheduler_service.core.states import State
-from scheduler_service.core.step import Code, Result, RowResult
+from scheduler_service.core.states import SequenceState
+from scheduler_service.core.step import Code, RowAnswer, StepAnswer
 
 _STALE = frozenset({Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION})
 """ResultReader that say: our view of the cache is wrong. Opening it again mends that."""
@@ -31,7 +31,7 @@ class ResultReader:
         registry: Registry,
         pool: SequencePool,
         speculator: Speculator,
-        counters: Counters,
+        counters: Totals,
     ) -> None:
         self._config = config
         self._registry = registry
@@ -39,7 +39,7 @@ class ResultReader:
         self._speculator = speculator
         self._counters = counters
 
-    def read(self, step: SentStep, result: Result, now: float) -> tuple[list[Event], bool]:
+    def read(self, step: SentStep, result: StepAnswer, now: float) -> tuple[list[Event], bool]:
         """The events, and whether the executor was short of something: then do not ask at once for more."""
         events: list[Event] = []
         short = starved = False
@@ -63,14 +63,14 @@ class ResultReader:
         return events, short
 
     def _sampled(
-        self, item: ScheduledRow | ScheduledOpening, answer: RowResult, events: list[Event], now: float
+        self, item: ScheduledRow | ScheduledOpening, answer: RowAnswer, events: list[Event], now: float
     ) -> None:
         sequence, tokens = item.sequence, answer.tokens
         before = len(sequence.tokens)
         if answer.kv_length != before + len(tokens) - 1:
             self._stale(sequence, f"its KV length is {answer.kv_length}, which does not add up", events, now)
             return
-        if sequence.state is not State.RUNNING:
+        if sequence.state is not SequenceState.RUNNING:
             self._prefilled(sequence, answer, now)
         end = sequence.extend(tokens, answer.kv_length)
         count = len(sequence.tokens) - before
@@ -101,7 +101,7 @@ class ResultReader:
         drafts.verified(drafted, accepted)
 
     def _refused_row(
-        self, row: ScheduledRow | ScheduledOpening, answer: RowResult, events: list[Event], now: float
+        self, row: ScheduledRow | ScheduledOpening, answer: RowAnswer, events: list[Event], now: float
     ) -> bool:
         """True if the executor was short of something."""
         sequence = row.sequence
@@ -113,14 +113,14 @@ class ResultReader:
             return answer.code is Code.RESOURCE_EXHAUSTED
         return self._refused(sequence, answer, events, now)
 
-    def _prefilled(self, sequence: Sequence, answer: RowResult, now: float) -> None:
+    def _prefilled(self, sequence: LiveSequence, answer: RowAnswer, now: float) -> None:
         self._note_hit(sequence, answer)
         self._counters.prefilled_tokens += answer.kv_length - max(sequence.kv, answer.cached_length)
         sequence.prefill(now)
         if sequence.index == 0:
             self._pool.unhold(sequence.live)
 
-    def _advanced(self, sequence: Sequence, answer: RowResult, events: list[Event], now: float) -> None:
+    def _advanced(self, sequence: LiveSequence, answer: RowAnswer, events: list[Event], now: float) -> None:
         if not sequence.kv < answer.kv_length < len(sequence.tokens):
             self._stale(sequence, f"its KV length is {answer.kv_length} and it sampled nothing", events, now)
             return
@@ -128,15 +128,15 @@ class ResultReader:
         self._counters.prefilled_tokens += answer.kv_length - max(sequence.kv, answer.cached_length)
         sequence.advance(answer.kv_length)
 
-    def _note_hit(self, sequence: Sequence, answer: RowResult) -> None:
-        if sequence.state is not State.OPENING:
+    def _note_hit(self, sequence: LiveSequence, answer: RowAnswer) -> None:
+        if sequence.state is not SequenceState.OPENING:
             return
         # A fork's row has no prefix hit, but starts where it was forked.
         self._counters.cached_tokens += sequence.note_prefix_hit(answer.cached_length or sequence.kv)
 
-    def _refused(self, sequence: Sequence, answer: RowResult, events: list[Event], now: float) -> bool:
+    def _refused(self, sequence: LiveSequence, answer: RowAnswer, events: list[Event], now: float) -> bool:
         """True if the executor was short of something, which is no fault of the sequence."""
-        code, opening = answer.code, sequence.state is State.OPENING
+        code, opening = answer.code, sequence.state is SequenceState.OPENING
         if code is Code.RESOURCE_EXHAUSTED or (code is Code.UNAVAILABLE and opening):
             if opening:
                 self._pool.requeue(sequence)
@@ -149,7 +149,7 @@ class ResultReader:
             events.append(self._registry.fail(sequence.live, Failure.REFUSED, answer.message, now))
         return False
 
-    def _stale(self, sequence: Sequence, message: str, events: list[Event], now: float) -> None:
+    def _stale(self, sequence: LiveSequence, message: str, events: list[Event], now: float) -> None:
         """Our view of its cache is wrong: open it again, unless that keeps happening."""
         if sequence.count_refusal() > self._config.max_refusals:
             events.append(self._registry.fail(sequence.live, Failure.REFUSED, message, now))

@@ -10,17 +10,17 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scheduler_service.core.sequence import Sequence
-from scheduler_service.core.step import Fork, Opening, Row
+from scheduler_service.core.sequence import LiveSequence
+from scheduler_service.core.step import CacheFork, CacheOpening, CacheRow
 
 
-class ScheduledRow(Row):
+class ScheduledRow(CacheRow):
     """A row of this step."""
 
     __slots__ = ("pages", "sequence")
 
     def __init__(
-        self, sequence: Sequence, kv_length: int, pages: int, limit: int = 0, tokens: tuple[int, ...] = ()
+        self, sequence: LiveSequence, kv_length: int, pages: int, limit: int = 0, tokens: tuple[int, ...] = ()
     ) -> None:
         self.sequence = sequence
         self.cache_id = sequence.cache_id
@@ -38,20 +38,20 @@ class ScheduledRow(Row):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ScheduledOpening(Opening):
+class ScheduledOpening(CacheOpening):
     """A cache that this step opens."""
 
     kv_length: ClassVar[int] = 0
     drafts: ClassVar[tuple[int, ...]] = ()
 
-    sequence: Sequence
+    sequence: LiveSequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ScheduledFork(Fork):
+class ScheduledFork(CacheFork):
     """A cache that this step copies; the copy has a row as well."""
 
-    sequence: Sequence
+    sequence: LiveSequence
 
 
 class Schedule:
@@ -64,7 +64,7 @@ class Schedule:
         self.rows: list[ScheduledRow] = []
         self.openings: list[ScheduledOpening] = []
         self.forks: list[ScheduledFork] = []
-        self._new_or_copied: set[Sequence] = set()
+        self._new_or_copied: set[LiveSequence] = set()
 
     @property
     def empty(self) -> bool:
@@ -84,7 +84,7 @@ class Schedule:
         self.tokens_left -= opening.limit
         self.pages_left -= pages
 
-    def add_fork(self, fork: ScheduledFork, source: Sequence, row: ScheduledRow) -> None:
+    def add_fork(self, fork: ScheduledFork, source: LiveSequence, row: ScheduledRow) -> None:
         """Schedule a copy of the source's cache, and the copy's first row."""
         self.forks.append(fork)
         self._new_or_copied |= {fork.sequence, source}
@@ -97,11 +97,11 @@ class Schedule:
         self.tokens_left -= len(drafts)
         self.pages_left -= pages
 
-    def opens_or_copies(self, sequence: Sequence) -> bool:
+    def opens_or_copies(self, sequence: LiveSequence) -> bool:
         """The sequence's cache is opened by this step, or copied by it: it can't be taken away in it."""
         return sequence in self._new_or_copied
 
-    def drop(self, sequences: Container[Sequence]) -> None:
+    def drop(self, sequences: Container[LiveSequence]) -> None:
         """Take the rows of these out again, and have their tokens and pages back."""
         kept = []
         for row in self.rows:

@@ -1,6 +1,6 @@
 """The scheduler core's whole surface: what happens goes in, plans and events come out.
 
-    scheduler = Scheduler(CoreConfig())
+    scheduler = StepScheduler(CoreConfig())
     scheduler.executor_ready(capacity, now)
     scheduler.add(request, now)
     while True:
@@ -11,7 +11,7 @@
 
 Not thread-safe; one caller. `now` is the caller's clock in seconds and never runs backwards.
 Everything here returns at once; a method that raises has changed nothing. Each request ends once:
-with a `Finished` for each completion, or with one `Failed`; nothing is emitted for it afterwards.
+with a `CompletionEnded` for each completion, or with one `Failed`; nothing is emitted for it afterwards.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from scheduler_service.core.admission import Admission
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.errors import AdmissionError, IllegalEvent, NotReady
-from scheduler_service.core.events import Event, Failed, Failure, Finished, FinishReason
+from scheduler_service.core.events import CompletionEnded, EndReason, Event, Failed, Failure
 from scheduler_service.core.forecast import Forecast
 from scheduler_service.core.in_flight import StepsInFlight
 from scheduler_service.core.patience import Patience
 from scheduler_service.core.planner import StepBuilder
-from scheduler_service.core.policy import Limits
+from scheduler_service.core.policy import JointLimits
 from scheduler_service.core.registry import Registry, max_tokens, misfit
 from scheduler_service.core.request import Request
 from scheduler_service.core.result_reader import ResultReader
 from scheduler_service.core.schedule import Schedule
-from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.sequence_pool import ISOLATION_LOSSES, SequencePool
-from scheduler_service.core.snapshot import Counters, Share, Snapshot
-from scheduler_service.core.states import State
-from scheduler_service.core.step import Capacity, Plan, Result
+from scheduler_service.core.snapshot import Share, Snapshot, Totals
+from scheduler_service.core.states import SequenceState
+from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 
 RETRY_S = 0.02
 """After an executor was short of pages or sequences: how long until more is asked of it."""
 
 
-class Scheduler:
+class StepScheduler:
     """Decides which sequence computes which tokens in which step."""
 
     def __init__(self, config: CoreConfig) -> None:
         self._config = config
-        self._counters = Counters()
+        self._counters = Totals()
         self._pool = SequencePool()
         self._speculator = Speculator(config)
         self._forecast = Forecast(self._speculator.step_time)
@@ -58,7 +58,7 @@ class Scheduler:
         )
         self._reader = ResultReader(config, self._registry, self._pool, self._speculator, self._counters)
         self._capacity: Capacity | None = None
-        self._limits: Limits | None = None
+        self._limits: JointLimits | None = None
         self._connected = False
         self._retiring = False  # connected, and takes no openings any more
         self._patience = Patience(config.failover_timeout_s)
@@ -201,15 +201,15 @@ class Scheduler:
         live = self._registry.get(request_id)
         return None if live is None else self._registry.fail(live, Failure.CANCELLED, message, now)
 
-    def stop(self, request_id: str, index: int, now: float) -> Finished | None:
+    def stop(self, request_id: str, index: int, now: float) -> CompletionEnded | None:
         """End a completion well: the front end found a stop string. None if it is not live."""
         live = self._registry.get(request_id)
         if live is None or not 0 <= index < len(live.sequences):
             return None
         sequence = live.sequences[index]
-        if sequence.state is State.ENDED:
+        if sequence.state is SequenceState.ENDED:
             return None
-        return self._registry.finish(sequence, FinishReason.STOP_STRING, None, now)
+        return self._registry.finish(sequence, EndReason.STOP_STRING, None, now)
 
     # -- executors -------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Scheduler:
         if self._connected:
             raise IllegalEvent("an executor is connected: it must be lost before another is ready")
         self._capacity = capacity
-        self._limits = limits = Limits.of(self._config, capacity)
+        self._limits = limits = JointLimits.of(self._config, capacity)
         self._connected = True
         self._patience.relieve()
         self._free_pages, self._evictable_pages = capacity.total_pages, 0
@@ -233,8 +233,8 @@ class Scheduler:
                 continue
             live.set_max_tokens(max_tokens(live.request, limits))
             for sequence in live.sequences:
-                if sequence.state is not State.ENDED and len(sequence.tokens) >= sequence.end_length:
-                    events.append(self._registry.finish(sequence, FinishReason.LENGTH, None, now))
+                if sequence.state is not SequenceState.ENDED and len(sequence.tokens) >= sequence.end_length:
+                    events.append(self._registry.finish(sequence, EndReason.LENGTH, None, now))
         return events
 
     def executor_retires(self, now: float) -> None:
@@ -262,7 +262,7 @@ class Scheduler:
         self._pool.lose_all()
         events: list[Event] = []
         for sequence in present:
-            if sequence.state is State.ENDED:
+            if sequence.state is SequenceState.ENDED:
                 continue  # with a sibling
             losses = sequence.lose_executor()
             if losses > ISOLATION_LOSSES:
@@ -285,7 +285,7 @@ class Scheduler:
         """
         self._speculator.lost()
 
-    def plan_draft(self, now: float) -> Plan | None:
+    def plan_draft(self, now: float) -> PlannedStep | None:
         """The draft executor's next step, which the caller must send; None: nothing to send now.
 
         At most one is in flight. Ask after every `plan` or right before it, and after `apply_draft`. Both
@@ -296,7 +296,7 @@ class Scheduler:
         self._decide(now)
         return self._speculator.plan_draft(self._pool.running, bool(self._pool.isolated), now)
 
-    def apply_draft(self, result: Result, now: float) -> None:
+    def apply_draft(self, result: StepAnswer, now: float) -> None:
         """Take the draft step's answer; ask `plan` afterwards.
 
         Raises UnknownStep when it answers no step: such an executor is to be lost.
@@ -356,7 +356,7 @@ class Scheduler:
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def plan(self, now: float) -> Plan | None:
+    def plan(self, now: float) -> PlannedStep | None:
         """The next step, which the caller must send; None if there is nothing to send now.
 
         After None, ask again when anything has happened, or at `next_wakeup`. With
@@ -387,7 +387,7 @@ class Scheduler:
             self._speculate(builder, now)
         return self._send(builder.schedule, pages, now)
 
-    def _give_up(self, late: Sequence, now: float) -> None:
+    def _give_up(self, late: LiveSequence, now: float) -> None:
         """Its turn has come, but it can't meet its deadline any more: end it rather than compute in vain."""
         message = "it could not have been done by its deadline"
         self._outbox.append(self._registry.fail(late.live, Failure.DEADLINE, message, now))
@@ -400,7 +400,7 @@ class Scheduler:
         builder.fill()
         builder.attach_drafts(self._speculator)
 
-    def _send(self, schedule: Schedule, pages: int, now: float) -> Plan | None:
+    def _send(self, schedule: Schedule, pages: int, now: float) -> PlannedStep | None:
         releases = self._pool.take_releases()
         if schedule.empty and not releases:
             return None
@@ -408,12 +408,12 @@ class Scheduler:
             self._registry.start(opening.sequence.live, now)
         return self._in_flight.send(schedule, releases, pages - schedule.pages_left, now)
 
-    def apply(self, result: Result, now: float) -> list[Event]:
+    def apply(self, result: StepAnswer, now: float) -> list[Event]:
         """Take a step's answer; steps are answered in order.
 
         Raises UnknownStep when it answers no step, or another one: such an executor is to be lost.
         A token that ends a completion (eos or a stop token) is in `Tokens.ids`, counts as a
-        completion token, and is `Finished.matched_id`: front ends leave it out of the text.
+        completion token, and is `CompletionEnded.matched_id`: front ends leave it out of the text.
         """
         step = self._in_flight.take(result)
         rows = len(result.rows)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from scheduler_service.core.account import Account
-from scheduler_service.core.events import FinishReason, Usage
+from scheduler_service.core.events import CompletionUsage, EndReason
 from scheduler_service.core.request import Request
 from scheduler_service.core.seeds import index_seed
 from scheduler_service.core.speculation.draft_state import DraftState
-from scheduler_service.core.states import State, Trigger, after
+from scheduler_service.core.states import SequenceState, Trigger, after
 
-Ending = tuple[FinishReason, int | None]
+Ending = tuple[EndReason, int | None]
 """Why a completion ends well, and the token id that does it, if one does."""
 
 Key = tuple[int, int, float, int, int]
@@ -46,7 +46,7 @@ class LiveRequest:
         self.stops = request.eos_token_ids | request.stop_token_ids
         self.stop_token_ids = tuple(sorted(self.stops))  # as executors take them
         known = list(request.prompt)
-        self.sequences = [Sequence(self, i, known, max_tokens) for i in range(request.n)]
+        self.sequences = [LiveSequence(self, i, known, max_tokens) for i in range(request.n)]
         for one in request.continued:
             self.sequences[one.index].tokens += one.ids
             self.sequences[one.index].input_length += len(one.ids)
@@ -54,7 +54,7 @@ class LiveRequest:
     @property
     def ended(self) -> bool:
         """All sequences have ended."""
-        return all(s.state is State.ENDED for s in self.sequences)
+        return all(s.state is SequenceState.ENDED for s in self.sequences)
 
     def holds_room_for(self, request: Request) -> bool:
         """Whether it is queued, and `request` fits the room that it has in the queue's bounds."""
@@ -71,7 +71,7 @@ class LiveRequest:
             sequence.end_length = sequence.prompt_length + max_tokens
 
 
-class Sequence:
+class LiveSequence:
     """One completion. Its *known* tokens are prompt and output; `kv` of them are computed."""
 
     __slots__ = (
@@ -112,7 +112,7 @@ class Sequence:
         self.prompt_length = len(known)
         self.input_length = self.prompt_length  # with output that was produced elsewhere
         self.end_length = self.prompt_length + max_tokens  # LENGTH when so many are known
-        self.state = State.WAITING if index == 0 else State.HELD
+        self.state = SequenceState.WAITING if index == 0 else SequenceState.HELD
         # the cache
         self.cache_id = 0  # 0: none
         self.kv = 0
@@ -147,7 +147,7 @@ class Sequence:
         if self.started_at is None:
             self.started_at = now
 
-    def fork(self, source: Sequence, length: int, *, shares_tail: bool) -> None:
+    def fork(self, source: LiveSequence, length: int, *, shares_tail: bool) -> None:
         """Its new cache begins as a copy of the first `length` tokens of the source's.
 
         shares_tail: both will write to the page that is shared last, and whoever does copies it.
@@ -253,10 +253,10 @@ class Sequence:
         return len(self.tokens) - self.prompt_length
 
     @property
-    def source(self) -> Sequence | None:
+    def source(self) -> LiveSequence | None:
         """The sequence to fork this one from: the first completion, if this one is still all prompt."""
         first = self.live.sequences[0]
-        if first is self or first.state is not State.RUNNING or len(self.tokens) > self.prompt_length:
+        if first is self or first.state is not SequenceState.RUNNING or len(self.tokens) > self.prompt_length:
             return None
         return first
 
@@ -268,17 +268,17 @@ class Sequence:
         last = self.tokens[-1]
         if last in self.live.stops and self.generated > self.live.request.min_tokens:
             is_eos = last in self.live.request.eos_token_ids
-            return (FinishReason.EOS if is_eos else FinishReason.STOP_TOKEN), last
+            return (EndReason.EOS if is_eos else EndReason.STOP_TOKEN), last
         if len(self.tokens) >= self.end_length:
-            return FinishReason.LENGTH, None
+            return EndReason.LENGTH, None
         return None
 
-    def usage(self, now: float) -> Usage:
+    def usage(self, now: float) -> CompletionUsage:
         """What it took."""
         arrival, drafts = self.live.request.arrival, self.draft_state
         drafted = drafts.drafted_by_position if drafts else ()
         accepted = drafts.accepted_by_position if drafts else ()
-        return Usage(
+        return CompletionUsage(
             prompt_tokens=self.prompt_length,
             cached_tokens=self.cached or 0,
             completion_tokens=self.generated,

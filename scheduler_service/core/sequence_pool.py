@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from scheduler_service.core.fairness import FairQueue
 from scheduler_service.core.queue import SequenceQueue
-from scheduler_service.core.sequence import LiveRequest, Sequence
-from scheduler_service.core.states import WITH_CACHE, State, Trigger
+from scheduler_service.core.sequence import LiveRequest, LiveSequence
+from scheduler_service.core.states import WITH_CACHE, SequenceState, Trigger
 
 ISOLATION_LOSSES = 2
 """A sequence runs alone after so many executor losses with a row of it in flight and no new token between."""
@@ -32,7 +32,7 @@ class SequencePool:
         self.held_tokens += sum(len(s.tokens) for s in live.sequences[1:])
         self.speculating += sum(s.draft_state is not None for s in live.sequences)
 
-    def open(self, sequence: Sequence, now: float) -> int:
+    def open(self, sequence: LiveSequence, now: float) -> int:
         """Give it a new cache id."""
         sequence.open(self._last_cache_id + 1, now)
         self._last_cache_id += 1
@@ -40,27 +40,27 @@ class SequencePool:
         self.running.add(sequence)
         return sequence.cache_id
 
-    def requeue(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: LiveSequence) -> None:
         """Take its cache away; it returns to its place in the queue with all its tokens."""
         sequence.happen(Trigger.EVICT)
         self._drop_cache(sequence)
         self.queue.add(sequence)
 
-    def preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: LiveSequence) -> None:
         """Requeue it to give its pages to others."""
         self.requeue(sequence)
         sequence.count_eviction()
         self.preemptions += 1
 
-    def end(self, sequence: Sequence) -> None:
+    def end(self, sequence: LiveSequence) -> None:
         """End it, in whatever state. Completions that were held for it are queued."""
-        if sequence.state is State.ENDED:
+        if sequence.state is SequenceState.ENDED:
             return
         if sequence.cache_id:
             self._drop_cache(sequence)
-        elif sequence.state is State.WAITING:
+        elif sequence.state is SequenceState.WAITING:
             self.queue.remove(sequence)
-        elif sequence.state is State.HELD:
+        elif sequence.state is SequenceState.HELD:
             self._let_go(sequence)
         self.isolated.discard(sequence)
         if sequence.draft_state is not None:
@@ -73,7 +73,7 @@ class SequencePool:
     def unhold(self, live: LiveRequest) -> None:
         """Queue the other completions: the first has computed their prompt, or has ended."""
         for sequence in live.sequences[1:]:
-            if sequence.state is State.HELD:
+            if sequence.state is SequenceState.HELD:
                 self._let_go(sequence)
                 sequence.happen(Trigger.QUEUE)
                 self.queue.add(sequence)
@@ -85,17 +85,17 @@ class SequencePool:
             sequence.count_eviction()
         self.releases.clear()
 
-    def isolate(self, sequence: Sequence) -> None:
+    def isolate(self, sequence: LiveSequence) -> None:
         """From now on it runs alone, until `clear`."""
         if sequence not in self.isolated:
             self.isolated.add(sequence)
 
-    def end_isolation(self, sequence: Sequence) -> None:
+    def end_isolation(self, sequence: LiveSequence) -> None:
         """It has a new token: the losses are not held against it."""
         sequence.forget_losses()
         self.isolated.discard(sequence)
 
-    def last_in_turn(self) -> Sequence:
+    def last_in_turn(self) -> LiveSequence:
         """The sequence to preempt first: the last of the most served identity, isolated ones last."""
         ordered = self.queue.in_turn(self.running)
         others = (s for s in reversed(ordered) if s not in self.isolated)
@@ -107,39 +107,39 @@ class SequencePool:
         self.releases.clear()
         return releases
 
-    def _let_go(self, sequence: Sequence) -> None:
+    def _let_go(self, sequence: LiveSequence) -> None:
         self.held -= 1
         self.held_tokens -= len(sequence.tokens)
 
-    def _drop_cache(self, sequence: Sequence) -> None:
+    def _drop_cache(self, sequence: LiveSequence) -> None:
         self.queue.settle((sequence,))
         sequence.live.account.running -= 1
         self.running.remove(sequence)
         self.releases.append(sequence.cache_id)
         sequence.drop_cache()
 
-    def check_integrity(self, sequences: list[Sequence]) -> None:
+    def check_integrity(self, sequences: list[LiveSequence]) -> None:
         """Compare with all sequences of all live requests. Raises AssertionError."""
         waiting, running = set(self.queue), set(self.running)
         assert len(waiting) == len(self.queue), "a sequence waits twice"
         assert len(running) == len(self.running), "a sequence runs twice"
         self.queue.check_integrity(self.running)
-        held = [s for s in sequences if s.state is State.HELD]
+        held = [s for s in sequences if s.state is SequenceState.HELD]
         assert self.held == len(held), "held siblings are miscounted"
         assert self.held_tokens == sum(len(s.tokens) for s in held), "held tokens are miscounted"
         for queue in (self.running, self.isolated):
             keys = [s.key for s in queue]
             assert keys == sorted(set(keys)), "a queue is out of order"
         for s in sequences:
-            assert (s in waiting) == (s.state is State.WAITING), f"{s.key} waits, or should"
+            assert (s in waiting) == (s.state is SequenceState.WAITING), f"{s.key} waits, or should"
             assert (s in running) == (s.state in WITH_CACHE) == (s.cache_id > 0), f"{s.key} runs, or should"
-            isolated = s.state is not State.ENDED and s.losses >= ISOLATION_LOSSES
+            isolated = s.state is not SequenceState.ENDED and s.losses >= ISOLATION_LOSSES
             assert (s in self.isolated) == isolated, f"{s.key} is isolated, or should be"
             assert s.kv < len(s.tokens), f"{s.key} has computed more than it knows"
             assert s.cache_id or not s.kv, f"{s.key} has computed something and holds no cache"
-            if s.state is State.RUNNING:
+            if s.state is SequenceState.RUNNING:
                 assert s.kv == len(s.tokens) - 1, f"{s.key} runs with more than one token to compute"
-        live = {s for s in sequences if s.state is not State.ENDED}
+        live = {s for s in sequences if s.state is not SequenceState.ENDED}
         speculating = sum(s.draft_state is not None for s in live)
         assert self.speculating == speculating, "those who want drafts are miscounted"
         assert waiting | running | set(self.isolated) <= live, "an ended sequence is still queued"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Counters:
+class Totals:
     """Totals since the start. They only rise."""
 
     requests: int = 0  # taken
@@ -60,4 +60,4 @@ class Snapshot:
     step_rows: float  # moving average
     draft_executor: bool = False  # one is connected
     draft_step_s: float = 0.0  # moving average of a draft executor's step; 0 before the first
-    counters: Counters = field(default_factory=Counters)
+    counters: Totals = field(default_factory=Totals)

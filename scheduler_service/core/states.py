@@ -13,7 +13,7 @@ import enum
 from scheduler_service.core.errors import IllegalEvent
 
 
-class State(enum.Enum):
+class SequenceState(enum.Enum):
     """Where a sequence is."""
 
     HELD = "held"  # one of n > 1 completions, until the first has computed their prompt
@@ -35,28 +35,28 @@ class Trigger(enum.Enum):
     END = "end"  # well or badly
 
 
-TABLE: dict[tuple[State, Trigger], State] = {
-    (State.HELD, Trigger.QUEUE): State.WAITING,
-    (State.WAITING, Trigger.OPEN): State.OPENING,
-    (State.OPENING, Trigger.CHUNK): State.PREFILLING,
-    (State.PREFILLING, Trigger.CHUNK): State.PREFILLING,
-    (State.OPENING, Trigger.SAMPLE): State.RUNNING,
-    (State.PREFILLING, Trigger.SAMPLE): State.RUNNING,
-    (State.RUNNING, Trigger.SAMPLE): State.RUNNING,
-    (State.OPENING, Trigger.EVICT): State.WAITING,
-    (State.PREFILLING, Trigger.EVICT): State.WAITING,
-    (State.RUNNING, Trigger.EVICT): State.WAITING,
-    (State.HELD, Trigger.END): State.ENDED,
-    (State.WAITING, Trigger.END): State.ENDED,
-    (State.OPENING, Trigger.END): State.ENDED,
-    (State.PREFILLING, Trigger.END): State.ENDED,
-    (State.RUNNING, Trigger.END): State.ENDED,
+TABLE: dict[tuple[SequenceState, Trigger], SequenceState] = {
+    (SequenceState.HELD, Trigger.QUEUE): SequenceState.WAITING,
+    (SequenceState.WAITING, Trigger.OPEN): SequenceState.OPENING,
+    (SequenceState.OPENING, Trigger.CHUNK): SequenceState.PREFILLING,
+    (SequenceState.PREFILLING, Trigger.CHUNK): SequenceState.PREFILLING,
+    (SequenceState.OPENING, Trigger.SAMPLE): SequenceState.RUNNING,
+    (SequenceState.PREFILLING, Trigger.SAMPLE): SequenceState.RUNNING,
+    (SequenceState.RUNNING, Trigger.SAMPLE): SequenceState.RUNNING,
+    (SequenceState.OPENING, Trigger.EVICT): SequenceState.WAITING,
+    (SequenceState.PREFILLING, Trigger.EVICT): SequenceState.WAITING,
+    (SequenceState.RUNNING, Trigger.EVICT): SequenceState.WAITING,
+    (SequenceState.HELD, Trigger.END): SequenceState.ENDED,
+    (SequenceState.WAITING, Trigger.END): SequenceState.ENDED,
+    (SequenceState.OPENING, Trigger.END): SequenceState.ENDED,
+    (SequenceState.PREFILLING, Trigger.END): SequenceState.ENDED,
+    (SequenceState.RUNNING, Trigger.END): SequenceState.ENDED,
 }
 
-WITH_CACHE = frozenset({State.OPENING, State.PREFILLING, State.RUNNING})
+WITH_CACHE = frozenset({SequenceState.OPENING, SequenceState.PREFILLING, SequenceState.RUNNING})
 
 
-def after(state: State, trigger: Trigger) -> State:
+def after(state: SequenceState, trigger: Trigger) -> SequenceState:
     """The state that follows. Raises IllegalEvent."""
     try:
         return TABLE[state, trigger]

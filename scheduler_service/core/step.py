@@ -1,4 +1,4 @@
-"""What crosses between the core and an executor: a `Plan` out, a `Result` back.
+"""What crosses between the core and an executor: a `PlannedStep` out, a `StepAnswer` back.
 
 The scheduler's own view of the step contract; `link/codec` turns it into paceline.executor.v1.
 """
@@ -9,7 +9,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scheduler_service.core.request import Sampling
+from scheduler_service.core.request import SamplingSettings
 
 
 class Code(enum.IntEnum):
@@ -43,21 +43,21 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class CacheOpening:
     """Opens a cache with all known tokens; computes at most `limit` of them in this step."""
 
     cache_id: int
     tokens: tuple[int, ...]
     prompt_length: int
     limit: int
-    sampling: Sampling
+    sampling: SamplingSettings
     stop_token_ids: tuple[int, ...]  # masked until min_tokens
     min_tokens: int
     salt: bytes
 
 
 @dataclass(slots=True)
-class Row:
+class CacheRow:
     """Continues a cache: a prompt chunk of `limit` tokens, a decode, a verification, or `steps` decodes.
 
     Never changed once made; not frozen, because that would make it four times as slow to make.
@@ -72,7 +72,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Truncate:
+class CacheTruncation:
     """Cuts a cache to `length` tokens and forgets what is pending: its next row carries its tokens.
 
     That it failed shows in that row's own error.
@@ -83,27 +83,27 @@ class Truncate:
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
+class CacheFork:
     """Opens `cache_id` as a copy of the first `length` tokens of `source_id`."""
 
     source_id: int
     cache_id: int
     length: int
-    sampling: Sampling
+    sampling: SamplingSettings
     stop_token_ids: tuple[int, ...]
     min_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlannedStep:
     """One step: releases, truncates and forks first (in this order), then rows, then openings."""
 
     number: int  # rises by one per plan; the result carries it back
     releases: tuple[int, ...] = ()
-    forks: tuple[Fork, ...] = ()
-    rows: tuple[Row, ...] = ()
-    openings: tuple[Opening, ...] = ()
-    truncates: tuple[Truncate, ...] = ()
+    forks: tuple[CacheFork, ...] = ()
+    rows: tuple[CacheRow, ...] = ()
+    openings: tuple[CacheOpening, ...] = ()
+    truncates: tuple[CacheTruncation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class TopLogprobs:
 
 
 @dataclass(slots=True)
-class RowResult:
+class RowAnswer:
     """One row's (or opening's) answer."""
 
     kv_length: int = 0
@@ -128,12 +128,12 @@ class RowResult:
 
 
 @dataclass(slots=True)
-class Result:
+class StepAnswer:
     """A step's answer: rows, then openings, in the plan's order; forks likewise."""
 
     number: int
-    rows: list[RowResult]
-    forks: list[RowResult]
+    rows: list[RowAnswer]
+    forks: list[RowAnswer]
     free_pages: int
     evictable_pages: int
     compute_s: float = 0.0

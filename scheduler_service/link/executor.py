@@ -30,7 +30,7 @@ from paceline.channel import Security
 from paceline.service.logs import Log
 from paceline.session import Session
 
-from scheduler_service.core.step import Capacity, Plan, Result
+from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 from scheduler_service.link.codec.foreign import brief
 from scheduler_service.link.codec.handshake import decode_facts, decode_heartbeat, decode_tokenizer
 from scheduler_service.link.codec.steps import decode_result, encode_step
@@ -77,7 +77,7 @@ class Doorkeeper(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    plan: Plan
+    plan: PlannedStep
     step_id: int
     at: float  # time.monotonic()
 
@@ -284,7 +284,7 @@ class ExecutorLink:
         if self._stream is None:
             raise ExecutorLostError(self.detail)
 
-    async def send(self, plan: Plan) -> None:
+    async def send(self, plan: PlannedStep) -> None:
         """Send one step; returns when it is on its way. Raises ExecutorLostError."""
         stream, session = self._stream, self._session
         if stream is None or session is None:
@@ -297,7 +297,7 @@ class ExecutorLink:
         except errors.PacelineError as error:
             self._fail(stream, f"the stream broke: {error}")
 
-    async def receive(self) -> Result:
+    async def receive(self) -> StepAnswer:
         """The answer to the oldest unanswered step. Raises ExecutorLostError."""
         stream, session, bounds = self._stream, self._session, self._bounds
         if stream is None or session is None or bounds is None:

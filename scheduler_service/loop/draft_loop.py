@@ -16,8 +16,8 @@ from collections.abc import Callable
 from paceline.service.logs import Log
 
 from scheduler_service.core.errors import UnknownStep
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.core.step import Plan
+from scheduler_service.core.scheduler import StepScheduler
+from scheduler_service.core.step import PlannedStep
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.executor import ExecutorLink, ExecutorLostError
 from scheduler_service.loop.wake import Wake
@@ -35,7 +35,7 @@ class DraftLoop:
 
     def __init__(
         self,
-        core: Scheduler,
+        core: StepScheduler,
         pool: DraftPool,
         metrics: Telemetry,
         wake: Wake,
@@ -48,7 +48,7 @@ class DraftLoop:
         self._wake = wake
         self._wake_main = wake_main
         self._clock = clock
-        self._planned: Plan | None = None  # not sent yet
+        self._planned: PlannedStep | None = None  # not sent yet
 
     def plan(self, now: float) -> bool:
         """Ask the core for a draft step; True if there is one, which goes out at this task's next turn."""
@@ -91,7 +91,7 @@ class DraftLoop:
             assert plan is not None
             await self._step(link, plan)
 
-    async def _step(self, link: ExecutorLink, plan: Plan) -> None:
+    async def _step(self, link: ExecutorLink, plan: PlannedStep) -> None:
         sent_at = self._clock()
         await link.send(plan)
         result = await link.receive()

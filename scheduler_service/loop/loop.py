@@ -19,7 +19,7 @@ from collections.abc import Callable
 from paceline.service.logs import Log
 
 from scheduler_service.core.errors import UnknownStep
-from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.link.executor import ExecutorLink, ExecutorLostError
 from scheduler_service.link.pool import ExecutorPool
 from scheduler_service.loop.draft_loop import DraftLoop
@@ -35,7 +35,7 @@ class Loop:
 
     def __init__(
         self,
-        core: Scheduler,
+        core: StepScheduler,
         pool: ExecutorPool,
         drafts: DraftLoop,
         live: LiveRequests,

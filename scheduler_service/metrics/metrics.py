@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from scheduler_service.core.events import Usage
+from scheduler_service.core.events import CompletionUsage
 from scheduler_service.core.snapshot import Share, Snapshot
 from scheduler_service.errors import ServiceError
 from scheduler_service.metrics.distribution import Distribution
@@ -95,7 +95,7 @@ class Telemetry(Collector):
         """Position 1 is the first draft of a verification."""
         return Counter(f"{_PREFIX}_{name}", text, ["position"], registry=self.registry)
 
-    def finished(self, usage: Usage) -> None:
+    def finished(self, usage: CompletionUsage) -> None:
         """A completion has ended well."""
         counts = zip(usage.drafted_by_position, usage.accepted_by_position, strict=True)
         for position, (drafted, accepted) in enumerate(counts, start=1):

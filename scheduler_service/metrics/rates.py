@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scheduler_service.core.snapshot import Counters
+from scheduler_service.core.snapshot import Totals
 
 HALF_LIFE_S = 3.0
 
@@ -17,7 +17,7 @@ class Rates:
         self.completion_tokens_per_s = 0.0
         self._last = (now, 0, 0)
 
-    def observe(self, counters: Counters, now: float) -> None:
+    def observe(self, counters: Totals, now: float) -> None:
         """Take the counters as they are now; `now` never goes back."""
         then, prompt, completion = self._last
         elapsed_s = now - then

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler_service.core.events import Finished
+from scheduler_service.core.events import CompletionEnded
 from scheduler_service.core.request import Request
 from scheduler_service.core.step import TopLogprobs
 from scheduler_service.model import ServedModel
@@ -44,7 +44,7 @@ class OutputEnd:
     """The good end of one completion."""
 
     index: int
-    finished: Finished
+    finished: CompletionEnded
     stop_string: str | None  # found in its text
 
 

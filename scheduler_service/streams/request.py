@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from paceline.service.identity import Identity
 
-from scheduler_service.core.request import Request, Sampling, Speculation
+from scheduler_service.core.request import DraftingWish, Request, SamplingSettings
 from scheduler_service.streams.continuation import Continuation
 
 
@@ -53,7 +53,7 @@ class CheckedRequest:
 
     id: str
     prompt: Prompt
-    sampling: Sampling
+    sampling: SamplingSettings
     max_tokens: int | None
     min_tokens: int
     eos_token_ids: frozenset[int]
@@ -62,7 +62,7 @@ class CheckedRequest:
     n: int
     priority: int
     salt: bytes
-    speculation: Speculation
+    speculation: DraftingWish
     returns: Returns
     include_stop_string: bool
     continuation: Continuation | None

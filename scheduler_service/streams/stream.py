@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler_service.core.events import Finished, Tokens
+from scheduler_service.core.events import CompletionEnded, Tokens
 from scheduler_service.core.step import TopLogprobs
 from scheduler_service.errors import ServiceError, mismatch
 from scheduler_service.streams.continuation import Continuation
@@ -48,7 +48,7 @@ class CompletionBuffer:
         self.index = index
         self.tokens_at: float | None = None  # when it last got tokens, whoever has taken them
         self._options = options
-        self.finished: Finished | None = None
+        self.finished: CompletionEnded | None = None
         self.is_over = False  # it was finished before this stream: nothing is sent for it
         self.stop_string: str | None = None
         self._detokenizer = detokenizer
@@ -103,7 +103,7 @@ class CompletionBuffer:
     def _with_stop_string(self, text: str) -> str:
         return text + self.stop_string if self.stop_string and self._options.include_stop_string else text
 
-    def finish(self, event: Finished) -> None:
+    def finish(self, event: CompletionEnded) -> None:
         """Nothing follows: let go of what was held back."""
         self.finished = event
         self._let_go()
@@ -247,7 +247,7 @@ class RequestStream:
                 self._changed[one.index] = completion
         return stopped
 
-    def finish(self, event: Finished) -> None:
+    def finish(self, event: CompletionEnded) -> None:
         """One completion has ended well."""
         completion = self.completions[event.index]
         if self.error is None and completion.finished is None and not completion.is_over:

@@ -8,9 +8,9 @@ from functools import partial
 from paceline.service.identity import Identity
 
 from scheduler_service.core.errors import AdmissionError
-from scheduler_service.core.events import Event, Failed, Finished, Tokens
+from scheduler_service.core.events import CompletionEnded, Event, Failed, Tokens
 from scheduler_service.core.request import Request
-from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.errors import ErrorReason, ServiceError, of_admission, of_failure
 from scheduler_service.link.pool import Served
 from scheduler_service.metrics.metrics import Telemetry
@@ -31,7 +31,9 @@ class LiveRequests:
     may use one at once.
     """
 
-    def __init__(self, core: Scheduler, metrics: Telemetry, clock: Clock, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, core: StepScheduler, metrics: Telemetry, clock: Clock, wake: Callable[[], None]
+    ) -> None:
         self._core = core
         self._metrics = metrics
         self._clock = clock
@@ -149,7 +151,7 @@ class LiveRequests:
                         stream.cached_tokens = event.cached_tokens
                     if stream.push(event) is not None:
                         self._stop(stream, event.index)
-                case Finished():
+                case CompletionEnded():
                     self._finish(stream, event)
                 case Failed():
                     self._end(stream, of_failure(event))
@@ -202,7 +204,7 @@ class LiveRequests:
         self._end(stream, error)
         self._wake()
 
-    def _finish(self, stream: RequestStream, event: Finished) -> None:
+    def _finish(self, stream: RequestStream, event: CompletionEnded) -> None:
         stream.finish(event)
         self._metrics.finished(event.usage)
         if stream.ended:

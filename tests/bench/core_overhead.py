@@ -17,10 +17,10 @@ import sys
 import time
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.request import Drafter, Request, Sampling, Speculation
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.core.snapshot import Counters
-from scheduler_service.core.step import Capacity, Plan, Result, RowResult
+from scheduler_service.core.request import DraftingWish, DraftSource, Request, SamplingSettings
+from scheduler_service.core.scheduler import StepScheduler
+from scheduler_service.core.snapshot import Totals
+from scheduler_service.core.step import Capacity, PlannedStep, RowAnswer, StepAnswer
 
 PAGE_SIZE = 16
 END = frozenset({2})
@@ -32,7 +32,7 @@ def text(sequence: int, position: int, edits: int) -> int:
     return 1000 + changed % 5000 if changed % edits == 0 else 100 + position % 61
 
 
-def answer(plan: Plan, free_pages: int, edits: int) -> Result:
+def answer(plan: PlannedStep, free_pages: int, edits: int) -> StepAnswer:
     """Every row gets what its sequence writes: one token, and those drafts that foresaw it."""
     rows = []
     for row in plan.rows:
@@ -41,16 +41,16 @@ def answer(plan: Plan, free_pages: int, edits: int) -> Result:
             if draft != tokens[-1]:
                 break
             tokens.append(text(row.cache_id, row.kv_length + 1 + len(tokens), edits))
-        rows.append(RowResult(row.kv_length + len(tokens), tokens))
+        rows.append(RowAnswer(row.kv_length + len(tokens), tokens))
     for opening in plan.openings:
         known = len(opening.tokens)
-        rows.append(RowResult(known, [text(opening.cache_id, known, edits)]))
-    return Result(plan.number, rows, [], free_pages, 0)
+        rows.append(RowAnswer(known, [text(opening.cache_id, known, edits)]))
+    return StepAnswer(plan.number, rows, [], free_pages, 0)
 
 
 def measure(
     sequences: int, steps: int, prompt_tokens: int, *, speculate: bool, edits: int = 8
-) -> tuple[list[float], list[float], Counters]:
+) -> tuple[list[float], list[float], Totals]:
     """Seconds of each plan and of each apply, while all sequences decode; and what was counted."""
     pages = sequences * (prompt_tokens + 10 * steps) // PAGE_SIZE
     most = sequences * prompt_tokens + (1 << 16)
@@ -61,14 +61,18 @@ def measure(
         max_running=sequences,
         max_queued_tokens=most,
     )
-    core = Scheduler(config)
+    core = StepScheduler(config)
     core.executor_ready(capacity, 0.0)
-    speculation = Speculation(frozenset({Drafter.NGRAM} if speculate else ()))
+    speculation = DraftingWish(frozenset({DraftSource.NGRAM} if speculate else ()))
     for i in range(sequences):
         prompt = tuple(text(i + 1, position, edits) for position in range(prompt_tokens))
         core.add(
             Request(
-                f"request-{i}", prompt, Sampling(), eos_token_ids=frozenset({2}), speculation=speculation
+                f"request-{i}",
+                prompt,
+                SamplingSettings(),
+                eos_token_ids=frozenset({2}),
+                speculation=speculation,
             ),
             0.0,
         )

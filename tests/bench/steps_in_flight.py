@@ -31,8 +31,8 @@ from paceline.channel import PLAINTEXT
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.events import Event, Tokens
-from scheduler_service.core.request import Request, Sampling
-from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.request import Request, SamplingSettings
+from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.pool import ExecutorPool
 from scheduler_service.loop.draft_loop import DraftLoop
@@ -90,7 +90,7 @@ async def at_the_loop(
 ) -> Outcome:
     """Drive the executor by the loop alone."""
     settings = SchedulerSettings(executor=(address,), steps_in_flight=depth, max_step_tokens=step_tokens)
-    core, wake, sink = Scheduler(settings.core), Wake(), Sink()
+    core, wake, sink = StepScheduler(settings.core), Wake(), Sink()
     text = TextPool(settings.text_limits)
     pool = ExecutorPool(
         settings.executor, PLAINTEXT, settings.timing, settings.request_limits, text, changed=wake.set
@@ -106,7 +106,9 @@ async def at_the_loop(
             await asyncio.sleep(0.01)
         for i in range(sequences):
             ids = tuple((i + j) % 250 for j in range(prompt))
-            core.add(Request(f"r{i}", ids, Sampling(temperature=temperature, seed=i)), time.monotonic())
+            core.add(
+                Request(f"r{i}", ids, SamplingSettings(temperature=temperature, seed=i)), time.monotonic()
+            )
         wake.set()
         await asyncio.sleep(seconds)
         await pool.leave()

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.sequence import LiveSequence
 
 
 @dataclass(slots=True, eq=False)
 class DraftCache:
     """A cache on the draft executor that belongs to one target cache and is released with it."""
 
-    sequence: Sequence
+    sequence: LiveSequence
     target_id: int  # cache id on the target
     cache_id: int  # cache id on the draft executor
     given: int  # known tokens in its opening; those beyond `kv` are pending there

@@ -9,9 +9,9 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.draft_cache import DraftCache
 from scheduler_service.core.drafting.draft_step import DraftStep, DraftStepBuilder
 from scheduler_service.core.errors import UnknownStep
-from scheduler_service.core.policy import Limits
-from scheduler_service.core.sequence import Sequence
-from scheduler_service.core.step import Capacity, Plan, Result, RowResult
+from scheduler_service.core.policy import JointLimits
+from scheduler_service.core.sequence import LiveSequence
+from scheduler_service.core.step import Capacity, PlannedStep, RowAnswer, StepAnswer
 
 BACKOFF_TOKENS = 16
 """After the draft executor refused a sequence: so many tokens are decoded without it, doubled each time."""
@@ -21,7 +21,7 @@ BACKOFF_TOKENS = 16
 class Drafted:
     """What one sequence got: drafts that follow its first `known` tokens; none if it was refused."""
 
-    sequence: Sequence
+    sequence: LiveSequence
     known: int
     drafts: list[int]
 
@@ -31,11 +31,11 @@ class DraftCaches:
 
     def __init__(self, config: CoreConfig) -> None:
         self._config = config
-        self._limits: Limits | None = None
+        self._limits: JointLimits | None = None
         self._max_steps = 1
-        self._caches: dict[Sequence, DraftCache] = {}
+        self._caches: dict[LiveSequence, DraftCache] = {}
         self._releases: list[int] = []
-        self._barred: dict[Sequence, tuple[int, int]] = {}  # refused how often, and until how many tokens
+        self._barred: dict[LiveSequence, tuple[int, int]] = {}  # refused how often, and until how many tokens
         self._number = 0
         self._last_cache_id = 0  # never used twice, whatever the session
         self._pages = 0  # available as of the last reply
@@ -48,7 +48,7 @@ class DraftCaches:
 
     def ready(self, capacity: Capacity) -> None:
         """A draft executor that holds nothing of ours is there."""
-        self._limits = Limits.of(self._config, capacity)
+        self._limits = JointLimits.of(self._config, capacity)
         self._max_steps = capacity.max_steps
         self._pages = capacity.total_pages
 
@@ -60,15 +60,15 @@ class DraftCaches:
         self._releases.clear()
         self.step = None
 
-    def in_flight(self) -> list[Sequence]:
+    def in_flight(self) -> list[LiveSequence]:
         """Whom the step in flight computes."""
         return [cache.sequence for cache, _ in self.step.parts] if self.step else []
 
-    def has(self, sequence: Sequence) -> bool:
+    def has(self, sequence: LiveSequence) -> bool:
         """It holds a cache of this sequence."""
         return sequence in self._caches
 
-    def most_drafts(self, sequence: Sequence) -> int:
+    def most_drafts(self, sequence: LiveSequence) -> int:
         """Drafts that it could make of this sequence in a step; 0 while it is behind or full."""
         cache, limits = self._caches.get(sequence), self._limits
         if cache is None or limits is None or cache.target_id != sequence.cache_id:
@@ -79,15 +79,15 @@ class DraftCaches:
         room = limits.request_tokens - len(sequence.tokens) + 1  # the last draft is not cached
         return max(0, min(self._max_steps, room, limits.step_tokens - lag + 1))
 
-    def pending(self, sequence: Sequence) -> int:
+    def pending(self, sequence: LiveSequence) -> int:
         """Known tokens that its next row has to feed."""
         return self._caches[sequence].lag
 
     # -- planning --------------------------------------------------------------------------------
 
     def plan(
-        self, wanting: Iterable[tuple[Sequence, int]], following: Iterable[Sequence], now: float
-    ) -> Plan | None:
+        self, wanting: Iterable[tuple[LiveSequence, int]], following: Iterable[LiveSequence], now: float
+    ) -> PlannedStep | None:
         """The next step: drafts for `wanting` (sequence, how many), and what else of `following` it still
         has to learn, as far as seats, tokens and pages go. None while one is in flight or without need.
 
@@ -114,11 +114,11 @@ class DraftCaches:
                 break
         return self._send(builder, now)
 
-    def _send(self, builder: DraftStepBuilder, now: float) -> Plan | None:
+    def _send(self, builder: DraftStepBuilder, now: float) -> PlannedStep | None:
         if not (builder.rows or builder.openings or self._releases):
             return None
         self._number += 1
-        plan = Plan(
+        plan = PlannedStep(
             self._number,
             tuple(self._releases),
             rows=tuple(builder.rows),
@@ -129,7 +129,7 @@ class DraftCaches:
         self.step = DraftStep(plan, builder.fed + builder.opened, builder.work, now)
         return plan
 
-    def _open(self, sequence: Sequence, builder: DraftStepBuilder, budget: int) -> None:
+    def _open(self, sequence: LiveSequence, builder: DraftStepBuilder, budget: int) -> None:
         assert self._limits is not None
         known, barred = len(sequence.tokens), self._barred.get(sequence)
         if len(self._caches) >= self._limits.max_sequences or known >= self._limits.request_tokens:
@@ -149,10 +149,10 @@ class DraftCaches:
         for sequence in [s for s in self._barred if not s.cache_id]:
             del self._barred[sequence]
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: LiveSequence) -> None:
         self._releases.append(self._caches.pop(sequence).cache_id)
 
-    def _bar(self, sequence: Sequence) -> None:
+    def _bar(self, sequence: LiveSequence) -> None:
         """There is no room for it, or it was refused: it goes without for a while."""
         self._release(sequence)
         times = self._barred.get(sequence, (0, 0))[0] + 1
@@ -160,7 +160,7 @@ class DraftCaches:
 
     # -- answers ---------------------------------------------------------------------------------
 
-    def apply(self, result: Result) -> list[Drafted]:
+    def apply(self, result: StepAnswer) -> list[Drafted]:
         """Take the answer of the step in flight. Raises UnknownStep, and has changed nothing then."""
         step = self.step
         if step is None or step.plan.number != result.number:
@@ -174,7 +174,7 @@ class DraftCaches:
             for (cache, end), answer in zip(step.parts, result.rows, strict=True)
         ]
 
-    def _answered(self, cache: DraftCache, end: int, answer: RowResult) -> Drafted:
+    def _answered(self, cache: DraftCache, end: int, answer: RowAnswer) -> Drafted:
         sequence, tokens = cache.sequence, answer.tokens
         drafted = Drafted(sequence, end, [])
         whole = answer.kv_length == end + len(tokens) - 1 if tokens else cache.kv < answer.kv_length <= end

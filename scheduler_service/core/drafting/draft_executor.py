@@ -12,12 +12,12 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.draft_caches import DraftCaches
 from scheduler_service.core.errors import IllegalEvent
 from scheduler_service.core.queue import SequenceQueue
-from scheduler_service.core.request import Drafter
-from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.request import DraftSource
+from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.speculation.controller import Candidate
 from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.speculation.step_time import StepTime
-from scheduler_service.core.step import Capacity, Plan, Result
+from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 
 PATIENCE_STEPS = 4
 MIN_PATIENCE_S, MAX_PATIENCE_S = 0.05, 1.0
@@ -38,7 +38,7 @@ class DraftExecutor:
         """step_time: learns from each of its steps."""
         self._caches = DraftCaches(config)
         self._step_time = step_time
-        self._waiting: dict[Sequence, None] = {}  # in the order of their waiting, longest first
+        self._waiting: dict[LiveSequence, None] = {}  # in the order of their waiting, longest first
         self._late = False  # a sequence stopped waiting in vain, and no answer has come since
         self._turned_away = False  # the last step had no room for a sequence, which is to be decided again
         self.cohorts = 1  # 2: one half of the sequences drafts while the other half is verified
@@ -76,17 +76,17 @@ class DraftExecutor:
 
     # -- asking for drafts -----------------------------------------------------------------------
 
-    def candidate(self, sequence: Sequence, state: DraftState, most: int) -> Candidate | None:
+    def candidate(self, sequence: LiveSequence, state: DraftState, most: int) -> Candidate | None:
         """What the controller needs to know for up to `most` drafts; None if it can make none."""
         if state.executor is None or state.losses >= MAX_DRAFT_LOSSES:
             return None
         return state.executor.candidate(min(most, self._caches.most_drafts(sequence)))
 
-    def pending(self, sequence: Sequence) -> int:
+    def pending(self, sequence: LiveSequence) -> int:
         """Known tokens that the next row of its draft cache has to feed; it must have one."""
         return self._caches.pending(sequence)
 
-    def ask(self, sequence: Sequence, state: DraftState, drafts: int, promise: float, now: float) -> None:
+    def ask(self, sequence: LiveSequence, state: DraftState, drafts: int, promise: float, now: float) -> None:
         """Let a sequence wait for `drafts` drafts; verifying them is expected to emit `promise` tokens."""
         state.wanted, state.since, state.promise = drafts, now, promise
         sequence.wait_for_drafts()
@@ -114,7 +114,7 @@ class DraftExecutor:
 
     # -- its steps -------------------------------------------------------------------------------
 
-    def plan(self, running: SequenceQueue, now: float) -> Plan | None:
+    def plan(self, running: SequenceQueue, now: float) -> PlannedStep | None:
         """The next step, after a decision; None while one is in flight or without need."""
         if not self._caches.connected or self._caches.step is not None:
             return None
@@ -130,13 +130,13 @@ class DraftExecutor:
         self._turned_away |= bool(turned_away)
         return plan
 
-    def plan_releases(self, now: float) -> Plan | None:
+    def plan_releases(self, now: float) -> PlannedStep | None:
         """A step with nothing but releases; None while one is in flight or without need."""
         if not self._caches.connected or self._caches.step is not None:
             return None
         return self._caches.plan((), (), now)
 
-    def apply(self, result: Result, now: float) -> None:
+    def apply(self, result: StepAnswer, now: float) -> None:
         """Take the answer of the step in flight. Raises UnknownStep."""
         step = self._caches.step
         drafted = self._caches.apply(result)
@@ -150,7 +150,7 @@ class DraftExecutor:
             assert state is not None
             state.losses = 0
             if made.drafts:
-                state.offer(tuple(made.drafts), made.known, Drafter.EXECUTOR)
+                state.offer(tuple(made.drafts), made.known, DraftSource.EXECUTOR)
             if sequence.awaits_drafts and (not made.drafts or made.known == len(sequence.tokens)):
                 self._stop_waiting([sequence])
 
@@ -171,7 +171,7 @@ class DraftExecutor:
             return None
         return state.since + max(MIN_PATIENCE_S, min(MAX_PATIENCE_S, PATIENCE_STEPS * self.step_s))
 
-    def _stop_waiting(self, sequences: Iterable[Sequence]) -> None:
+    def _stop_waiting(self, sequences: Iterable[LiveSequence]) -> None:
         """Let the next decision be about these again."""
         for sequence in sequences:
             self._waiting.pop(sequence, None)
@@ -193,17 +193,17 @@ class DraftExecutor:
         assert not any(s.in_flight for s in waiting), "a sequence waits for drafts and for an answer"
 
 
-def _may_draft(sequence: Sequence) -> bool:
+def _may_draft(sequence: LiveSequence) -> bool:
     """The draft executor is to follow this sequence."""
     state = sequence.draft_state
     return state is not None and state.executor is not None and state.losses < MAX_DRAFT_LOSSES
 
 
-def _is_verifying(sequence: Sequence) -> bool:
+def _is_verifying(sequence: LiveSequence) -> bool:
     """It has drafts of the draft executor that the target has not answered yet."""
     state = sequence.draft_state
     if state is None:
         return False
     if sequence.in_flight:
-        return state.sent is Drafter.EXECUTOR
-    return bool(state.drafts) and state.maker is Drafter.EXECUTOR
+        return state.sent is DraftSource.EXECUTOR
+    return bool(state.drafts) and state.maker is DraftSource.EXECUTOR

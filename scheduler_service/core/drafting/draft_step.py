@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from scheduler_service.core.drafting.draft_cache import DraftCache
-from scheduler_service.core.policy import Limits
+from scheduler_service.core.policy import JointLimits
 from scheduler_service.core.speculation.step_time import Work
-from scheduler_service.core.step import Opening, Plan, Row, Truncate
+from scheduler_service.core.step import CacheOpening, CacheRow, CacheTruncation, PlannedStep
 
 
 @dataclass(slots=True)
 class DraftStep:
     """A step that was sent and is not answered yet."""
 
-    plan: Plan
+    plan: PlannedStep
     parts: list[tuple[DraftCache, int]]  # rows, then openings: the known tokens that each covers
     work: Work
     sent_at: float  # seconds, on the caller's clock
@@ -23,14 +23,14 @@ class DraftStep:
 class DraftStepBuilder:
     """Collects rows, openings and truncates of one step, within its rows, tokens and pages."""
 
-    def __init__(self, limits: Limits, pages: int) -> None:
+    def __init__(self, limits: JointLimits, pages: int) -> None:
         """pages: those that the draft executor has available."""
         self._limits = limits
         self._pages = pages
         self.tokens_left = limits.step_tokens
-        self.rows: list[Row] = []
-        self.openings: list[Opening] = []
-        self.truncates: list[Truncate] = []
+        self.rows: list[CacheRow] = []
+        self.openings: list[CacheOpening] = []
+        self.truncates: list[CacheTruncation] = []
         self.fed: list[tuple[DraftCache, int]] = []  # of `rows`, as in `DraftStep.parts`
         self.opened: list[tuple[DraftCache, int]] = []  # of `openings`
         self.work = Work(0, 0)
@@ -59,12 +59,12 @@ class DraftStepBuilder:
             return False
         pending = max(0, cache.given - cache.kv)
         if pending and (end < cache.given or end == cache.given == known):
-            row = Row(cache.cache_id, valid, limit=end - valid if end < cache.given else 0, steps=steps)
+            row = CacheRow(cache.cache_id, valid, limit=end - valid if end < cache.given else 0, steps=steps)
         else:
             if valid < cache.kv or pending:
-                self.truncates.append(Truncate(cache.cache_id, valid))
+                self.truncates.append(CacheTruncation(cache.cache_id, valid))
                 cache.given = 0
-            row = Row(cache.cache_id, valid, tokens=tuple(tokens[valid:end]), steps=steps)
+            row = CacheRow(cache.cache_id, valid, tokens=tuple(tokens[valid:end]), steps=steps)
         self.rows.append(row)
         self.fed.append((cache, end))
         self._note(end - valid, computed, steps)
@@ -82,7 +82,7 @@ class DraftStepBuilder:
         fed = min(known, budget, self.tokens_left)
         live = sequence.live
         self.openings.append(
-            Opening(
+            CacheOpening(
                 cache_id=cache.cache_id,
                 tokens=tuple(sequence.tokens),
                 prompt_length=sequence.prompt_length,

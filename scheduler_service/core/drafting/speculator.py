@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.draft_executor import DraftExecutor
 from scheduler_service.core.queue import SequenceQueue
-from scheduler_service.core.request import Drafter
+from scheduler_service.core.request import DraftSource
 from scheduler_service.core.schedule import Schedule
-from scheduler_service.core.sequence import LiveRequest, Sequence
+from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from scheduler_service.core.speculation.controller import Candidate, Controller, DraftCandidate
 from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.speculation.drafters import (
@@ -25,8 +25,8 @@ from scheduler_service.core.speculation.drafters import (
     ngram_populations,
 )
 from scheduler_service.core.speculation.step_time import StepTime, Work
-from scheduler_service.core.states import State
-from scheduler_service.core.step import Capacity, Plan, Result
+from scheduler_service.core.states import SequenceState
+from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 
 INDEX_BUDGET = 2048
 """Tokens that one decision adds to n-gram indexes, over all sequences: a long prompt takes several."""
@@ -58,9 +58,9 @@ class Speculator:
             return
         for sequence in live.sequences:
             ngram = executor = None
-            if Drafter.NGRAM in wish.drafters:
+            if DraftSource.NGRAM in wish.drafters:
                 ngram = NgramDrafter(sequence.tokens, self._ngram_populations)
-            if Drafter.EXECUTOR in wish.drafters:
+            if DraftSource.EXECUTOR in wish.drafters:
                 executor = ExecutorDrafter(self._executor_population)
             sequence.draft_state = DraftState(wish.length, ngram, executor)
 
@@ -83,13 +83,13 @@ class Speculator:
         """
         executor = self._draft_executor
         executor.expire(now)
-        at_once: list[tuple[Sequence, DraftState, Candidate]] = []  # n-grams, or drafts that were made before
-        to_ask: list[tuple[Sequence, DraftState, DraftCandidate]] = []
+        at_once: list[tuple[LiveSequence, DraftState, Candidate]] = []  # n-grams, or drafts made before
+        to_ask: list[tuple[LiveSequence, DraftState, DraftCandidate]] = []
         index_budget = INDEX_BUDGET
         too_late = now + DEADLINE_STEPS * step_s
         automatic = min(self._config.max_draft_tokens, max_drafts)
         may_ask = executor.responsive
-        decoding = State.RUNNING
+        decoding = SequenceState.RUNNING
         context = 0
         for sequence in running:
             context += sequence.kv
@@ -145,10 +145,10 @@ class Speculator:
                 state.plain_until = state.decided_at + PLAIN_RUN
 
     def _ask(
-        self, to_ask: list[tuple[Sequence, DraftState, DraftCandidate]], base: Work, now: float
-    ) -> list[tuple[Sequence, DraftState, Candidate]]:
+        self, to_ask: list[tuple[LiveSequence, DraftState, DraftCandidate]], base: Work, now: float
+    ) -> list[tuple[LiveSequence, DraftState, Candidate]]:
         """Ask the draft executor for the sequences whom its drafts serve best; returns the rest's n-grams."""
-        others: list[tuple[Sequence, DraftState, Candidate]] = []
+        others: list[tuple[LiveSequence, DraftState, Candidate]] = []
         automatic = [candidate for _, state, candidate in to_ask if state.length is None]
         lengths: Iterator[int] = iter(())
         if automatic:
@@ -169,7 +169,7 @@ class Speculator:
                 others.append((sequence, state, ngram))
         return others
 
-    def _propose(self, at_once: list[tuple[Sequence, DraftState, Candidate]], base: Work) -> None:
+    def _propose(self, at_once: list[tuple[LiveSequence, DraftState, Candidate]], base: Work) -> None:
         """Choose how many of the drafts that are there are to be verified."""
         automatic = [candidate for _, state, candidate in at_once if state.length is None]
         lengths = iter(self._controller.lengths(base, automatic) if automatic else ())
@@ -178,7 +178,7 @@ class Speculator:
             if state.drafts:
                 state.drafts = state.drafts[:count]
             elif count and state.ngram is not None:
-                state.offer(state.ngram.drafts(count), len(sequence.tokens), Drafter.NGRAM)
+                state.offer(state.ngram.drafts(count), len(sequence.tokens), DraftSource.NGRAM)
 
     def holds(self, running: SequenceQueue, step_s: float, now: float) -> bool:
         """Whether the next target step is better sent after those that wait have their drafts.
@@ -203,7 +203,7 @@ class Speculator:
         """
         tokens_left = schedule.tokens_left
         pages_left = max(0, schedule.pages_left - reserve)
-        decoding = State.RUNNING
+        decoding = SequenceState.RUNNING
         for row in schedule.rows:
             sequence = row.sequence
             state = sequence.draft_state
@@ -223,7 +223,7 @@ class Speculator:
             tokens_left -= count
             pages_left -= pages
 
-    def refused(self, sequence: Sequence) -> None:
+    def refused(self, sequence: LiveSequence) -> None:
         """The target refused a row with drafts: its next one has none."""
         if sequence.draft_state is not None:
             sequence.draft_state.plain_until = len(sequence.tokens) + 1
@@ -234,7 +234,7 @@ class Speculator:
         """The target's."""
         return self._controller.target
 
-    def timed(self, plan: Plan, seconds: float) -> Work:
+    def timed(self, plan: PlannedStep, seconds: float) -> Work:
         """Learn that the target took so long for a step; returns what the step computed."""
         chunks = [row.limit for row in plan.rows if row.limit]
         prompt = sum(chunks) + sum([opening.limit for opening in plan.openings])
@@ -265,13 +265,13 @@ class Speculator:
         """The draft executor is gone: those that wait decode plainly."""
         self._draft_executor.lost()
 
-    def plan_draft(self, running: SequenceQueue, alone: bool, now: float) -> Plan | None:
+    def plan_draft(self, running: SequenceQueue, alone: bool, now: float) -> PlannedStep | None:
         """The draft executor's next step, after `decide`; only releases while a suspect runs `alone`."""
         if alone:
             return self._draft_executor.plan_releases(now)
         return self._draft_executor.plan(running, now)
 
-    def apply_draft(self, result: Result, now: float) -> None:
+    def apply_draft(self, result: StepAnswer, now: float) -> None:
         """Take the answer of the draft step. Raises UnknownStep."""
         self._draft_executor.apply(result, now)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_service.core.request import Drafter
+from scheduler_service.core.request import DraftSource
 from scheduler_service.core.speculation.drafters import ExecutorDrafter, NgramDrafter
 
 
@@ -43,8 +43,8 @@ class DraftState:
         # there to be verified
         self.drafts: tuple[int, ...] = ()
         self.known = 0  # they follow so many known tokens
-        self.maker = Drafter.NGRAM
-        self.sent: Drafter | None = None  # who made those of the row in flight
+        self.maker = DraftSource.NGRAM
+        self.sent: DraftSource | None = None  # who made those of the row in flight
         # verifications, by the number of drafts and by how many of them were accepted
         self._drafted: list[int] = []
         self._accepted: list[int] = []
@@ -57,14 +57,14 @@ class DraftState:
         self.ngram = self.executor = None
         self.drafts = ()
 
-    def offer(self, drafts: tuple[int, ...], known: int, maker: Drafter) -> None:
+    def offer(self, drafts: tuple[int, ...], known: int, maker: DraftSource) -> None:
         """These drafts follow the first `known` tokens."""
         self.drafts, self.known, self.maker = drafts, known, maker
 
     def keep(self, tokens: list[int]) -> None:
         """Of the draft executor's drafts keep those that may still follow `tokens`."""
         passed = len(tokens) - self.known
-        if self.maker is Drafter.EXECUTOR and tuple(tokens[self.known :]) == self.drafts[:passed]:
+        if self.maker is DraftSource.EXECUTOR and tuple(tokens[self.known :]) == self.drafts[:passed]:
             self.offer(self.drafts[passed:], len(tokens), self.maker)
         else:
             self.drafts = ()
@@ -73,7 +73,7 @@ class DraftState:
         """A verification of `drafted` drafts accepted the first `accepted`."""
         _count(self._drafted, drafted)
         _count(self._accepted, accepted)
-        if self.sent is Drafter.EXECUTOR and self.executor is not None:
+        if self.sent is DraftSource.EXECUTOR and self.executor is not None:
             self.executor.verified(drafted, accepted)
 
     @property

@@ -1,4 +1,4 @@
-"""`Plan` to paceline.executor.v1.Step and back to `Result`.
+"""`PlannedStep` to paceline.executor.v1.Step and back to `StepAnswer`.
 
 On the hot path: 256 decode rows cost a few comprehensions, as rows are parallel packed arrays and
 an array that holds nothing but defaults is left out.
@@ -12,15 +12,23 @@ from collections.abc import Sequence
 from paceline.executor.v1 import executor_pb2 as pb
 
 from scheduler_service.core.packed import packed_ids
-from scheduler_service.core.request import Sampling
-from scheduler_service.core.step import Code, Opening, Plan, Result, Row, RowResult, TopLogprobs
+from scheduler_service.core.request import SamplingSettings
+from scheduler_service.core.step import (
+    CacheOpening,
+    CacheRow,
+    Code,
+    PlannedStep,
+    RowAnswer,
+    StepAnswer,
+    TopLogprobs,
+)
 from scheduler_service.link.codec.foreign import brief
 from scheduler_service.link.facts import Bounds
 
-_DEFAULT = Sampling()
+_DEFAULT = SamplingSettings()
 
 
-def encode_step(plan: Plan, header: pb.StepHeader) -> pb.Step:
+def encode_step(plan: PlannedStep, header: pb.StepHeader) -> pb.Step:
     """The step that this plan asks for."""
     ops = [pb.Op(release=pb.Release(cache_ids=plan.releases))] if plan.releases else []
     ops += [pb.Op(truncate=pb.Truncate(cache_id=cut.cache_id, length=cut.length)) for cut in plan.truncates]
@@ -51,7 +59,7 @@ def encode_step(plan: Plan, header: pb.StepHeader) -> pb.Step:
     )
 
 
-def _rows(rows: tuple[Row, ...]) -> pb.Rows:
+def _rows(rows: tuple[CacheRow, ...]) -> pb.Rows:
     message = pb.Rows(cache_ids=[row.cache_id for row in rows], kv_lengths=[row.kv_length for row in rows])
     token_counts = [len(row.tokens) for row in rows]
     if any(token_counts):
@@ -70,7 +78,7 @@ def _rows(rows: tuple[Row, ...]) -> pb.Rows:
     return message
 
 
-def _sampling(sampling: Sampling, stop_token_ids: tuple[int, ...], min_tokens: int) -> pb.Sampling:
+def _sampling(sampling: SamplingSettings, stop_token_ids: tuple[int, ...], min_tokens: int) -> pb.Sampling:
     message = pb.Sampling(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -90,7 +98,7 @@ def _sampling(sampling: Sampling, stop_token_ids: tuple[int, ...], min_tokens: i
     return message
 
 
-def decode_result(plan: Plan, message: pb.StepResult, bounds: Bounds) -> Result:
+def decode_result(plan: PlannedStep, message: pb.StepResult, bounds: Bounds) -> StepAnswer:
     """The answer to this plan. Raises ValueError or IndexError if it can't be an answer to it."""
     rows = message.rows
     expected = len(plan.rows) + len(plan.openings)
@@ -105,7 +113,7 @@ def decode_result(plan: Plan, message: pb.StepResult, bounds: Bounds) -> Result:
     start = 0
     for length, count in zip(lengths, counts, strict=True):
         end = start + count
-        results.append(RowResult(length, tokens[start:end]))
+        results.append(RowAnswer(length, tokens[start:end]))
         start = end
     for error in rows.errors:
         _refuse(results[error.index], error)
@@ -120,7 +128,7 @@ def decode_result(plan: Plan, message: pb.StepResult, bounds: Bounds) -> Result:
     for detail in rows.details:
         answer = results[detail.row]
         answer.logprobs = _logprobs(detail, len(answer.tokens))
-    return Result(
+    return StepAnswer(
         number=plan.number,
         rows=results,
         forks=_forks(plan, message),
@@ -130,26 +138,26 @@ def decode_result(plan: Plan, message: pb.StepResult, bounds: Bounds) -> Result:
     )
 
 
-def _forks(plan: Plan, message: pb.StepResult) -> list[RowResult]:
+def _forks(plan: PlannedStep, message: pb.StepResult) -> list[RowAnswer]:
     # A truncation that failed shows as its row's own error: the KV length is another.
     first = (1 if plan.releases else 0) + len(plan.truncates)
     if len(message.ops) != first + len(plan.forks):
         raise ValueError(f"a step of {first + len(plan.forks)} ops was answered with {len(message.ops)}")
-    forks = [RowResult(kv_length=op.kv_length) for op in message.ops[first:]]
+    forks = [RowAnswer(kv_length=op.kv_length) for op in message.ops[first:]]
     for error in message.op_errors:
         if error.index >= first:
             _refuse(forks[error.index - first], error)
     return forks
 
 
-def _refuse(refused: RowResult, error: pb.Error) -> None:
+def _refuse(refused: RowAnswer, error: pb.Error) -> None:
     if not error.code:
         raise ValueError(f"row or op {error.index} has the error OK")
     refused.code, refused.message = _code(error.code), brief(error.message)
 
 
 def _check_openings(
-    openings: Sequence[Opening], answers: Sequence[RowResult], cached_lengths: Sequence[int]
+    openings: Sequence[CacheOpening], answers: Sequence[RowAnswer], cached_lengths: Sequence[int]
 ) -> None:
     for opening, answer, cached in zip(openings, answers, cached_lengths, strict=True):
         answer.cached_length = cached

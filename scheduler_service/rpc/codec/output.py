@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.core.events import FinishReason
+from scheduler_service.core.events import EndReason
 from scheduler_service.core.step import TopLogprobs
 from scheduler_service.streams.continuation import prompt_digest
 from scheduler_service.streams.output import Output, OutputDelta, OutputEnd, OutputStart
@@ -71,7 +71,7 @@ def _finished(end: OutputEnd) -> pb.Finished:
     message = pb.Finished(
         reason=(
             pb.FINISH_REASON_LENGTH
-            if event.reason is FinishReason.LENGTH and stop_string is None
+            if event.reason is EndReason.LENGTH and stop_string is None
             else pb.FINISH_REASON_STOP
         ),
         usage=pb.Usage(
@@ -91,7 +91,7 @@ def _finished(end: OutputEnd) -> pb.Finished:
     )
     if stop_string is not None:
         message.stop_string = stop_string
-    elif event.matched_id is not None and event.reason is FinishReason.EOS:
+    elif event.matched_id is not None and event.reason is EndReason.EOS:
         message.eos_token_id = event.matched_id
     elif event.matched_id is not None:
         message.stop_token_id = event.matched_id

@@ -17,7 +17,7 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.service.identity import Identity
 
 from scheduler_service.core.ranges import RANGES
-from scheduler_service.core.request import Drafter, Sampling, Speculation
+from scheduler_service.core.request import DraftingWish, DraftSource, SamplingSettings
 from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsupported
 from scheduler_service.model import DraftingOffer, ServedModel
 from scheduler_service.rpc.codec.chat import check_chat
@@ -38,7 +38,7 @@ _RETURNS = {
     pb.RETURNS_TEXT: Returns.TEXT,
     pb.RETURNS_TOKEN_IDS: Returns.TOKEN_IDS,
 }
-DRAFTERS = {pb.DRAFTER_NGRAM: Drafter.NGRAM, pb.DRAFTER_DRAFT_EXECUTOR: Drafter.EXECUTOR}
+DRAFTERS = {pb.DRAFTER_NGRAM: DraftSource.NGRAM, pb.DRAFTER_DRAFT_EXECUTOR: DraftSource.EXECUTOR}
 """The proto's names of them."""
 
 
@@ -171,7 +171,7 @@ def _request_id(given: str) -> str:
     return given
 
 
-def _sampling(message: pb.SamplingParams, model: ServedModel) -> Sampling:
+def _sampling(message: pb.SamplingParams, model: ServedModel) -> SamplingSettings:
     def value(name: str, otherwise: float) -> float:
         if message.HasField(name):  # type: ignore[arg-type]  # every name below is an optional field
             given: float = getattr(message, name)
@@ -187,7 +187,7 @@ def _sampling(message: pb.SamplingParams, model: ServedModel) -> Sampling:
     if message.HasField("logprobs"):
         check_range("sampling.logprobs", message.logprobs, 0, model.limits.max_logprobs)
     top_k = int(value("top_k", 0))
-    return Sampling(
+    return SamplingSettings(
         temperature=within("temperature", 1.0),
         top_k=top_k if 0 < top_k < model.vocab_size else 0,  # the whole vocabulary is no filter
         top_p=within("top_p", 1.0),
@@ -212,7 +212,7 @@ def _logit_bias(message: pb.SamplingParams, model: ServedModel) -> tuple[tuple[i
     return bias
 
 
-def _speculation(message: pb.Speculation, model: ServedModel, drafting: DraftingOffer) -> Speculation:
+def _speculation(message: pb.Speculation, model: ServedModel, drafting: DraftingOffer) -> DraftingWish:
     drafters = drafting.drafters
     if message.drafter:
         drafter = DRAFTERS.get(message.drafter)
@@ -227,16 +227,16 @@ def _speculation(message: pb.Speculation, model: ServedModel, drafting: Drafting
             if not most:
                 raise invalid("speculation.mode", "the executor verifies no drafts")
             check_range("speculation.draft_tokens", message.draft_tokens, 1, most)
-            return Speculation(drafters, message.draft_tokens)
+            return DraftingWish(drafters, message.draft_tokens)
         case _ if message.draft_tokens:
             raise invalid("speculation.draft_tokens", "only with SPECULATION_MODE_FIXED")
         case pb.SPECULATION_MODE_OFF:
-            return Speculation()
+            return DraftingWish()
         case pb.SPECULATION_MODE_AUTO:
-            return Speculation(drafters)
+            return DraftingWish(drafters)
         case pb.SPECULATION_MODE_UNSPECIFIED:
             default = drafting.default
-            return Speculation(drafters, default.length) if default.drafters else default
+            return DraftingWish(drafters, default.length) if default.drafters else default
     raise invalid("speculation.mode", f"unknown mode {message.mode}")
 
 

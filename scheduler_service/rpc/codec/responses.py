@@ -8,7 +8,7 @@ from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.request import Speculation
+from scheduler_service.core.request import DraftingWish
 from scheduler_service.core.snapshot import Snapshot
 from scheduler_service.metrics.rates import Rates
 from scheduler_service.model import DraftingOffer, ExecutorView, ServedModel, ServiceState, TokenizerSource
@@ -85,7 +85,7 @@ def _capabilities(
     return [capability for capability, is_offered in offered.items() if is_offered]
 
 
-def _speculation(default: Speculation) -> pb.Speculation:
+def _speculation(default: DraftingWish) -> pb.Speculation:
     if not default.drafters:
         return pb.Speculation(mode=pb.SPECULATION_MODE_OFF)
     if default.length is None:

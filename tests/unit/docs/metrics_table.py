@@ -15,7 +15,7 @@ from executor_service.contract.plan import Reason
 from executor_service.rpc.metrics import Metrics as ExecutorMetrics
 from executor_service.runtime.runtime import Runtime
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.core.snapshot import Share
 from scheduler_service.metrics.metrics import Telemetry
 
@@ -38,7 +38,7 @@ def _line(family: Metric) -> str:
 
 def scheduler_table() -> str:
     """Of a scheduler to which everything has happened once."""
-    metrics, core = Telemetry(), Scheduler(CoreConfig())
+    metrics, core = Telemetry(), StepScheduler(CoreConfig())
     metrics.show(core.snapshot(), [Share("alice", requests=1, refused=0, tokens=1, running=0, queued=0)])
     metrics.rejections.labels("QUEUE_FULL").inc()
     metrics.call_failed("Generate", "QUEUE_FULL")

@@ -15,7 +15,7 @@ from executor_service.rpc.codec.results import encode_result
 from executor_service.rpc.codec.rows import UNIFIED
 from executor_service.rpc.codec.steps import decode_step
 from executor_service.steps.engine import Engine
-from scheduler_service.core.step import Capacity, Plan, Result
+from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 from scheduler_service.link.codec.steps import decode_result, encode_step
 from scheduler_service.link.facts import Bounds
 from tests.support.engine_steps import execute
@@ -64,7 +64,7 @@ class EngineExecutor:
         self._session_id = self.engine.open_session(self._session_id, 0, "test").id
         self._step_id = 0
 
-    def execute(self, plan: Plan) -> Result:
+    def execute(self, plan: PlannedStep) -> StepAnswer:
         """One step over the wire's bytes."""
         self._step_id += 1
         header = pb.StepHeader(session_id=self._session_id, step_id=self._step_id, epoch=EPOCH)

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scheduler_service.core.step import Capacity, Code, Fork, Opening, Plan, Result, Row, RowResult
+from scheduler_service.core.step import (
+    CacheFork,
+    CacheOpening,
+    CacheRow,
+    Capacity,
+    Code,
+    PlannedStep,
+    RowAnswer,
+    StepAnswer,
+)
 
 VOCABULARY = 1000
 
@@ -48,7 +57,7 @@ class FakeExecutor:
         self.used_ids.clear()
         self.free = self.capacity.total_pages
 
-    def execute(self, plan: Plan) -> Result:
+    def execute(self, plan: PlannedStep) -> StepAnswer:
         for cache_id in plan.releases:
             if (cache := self.caches.pop(cache_id, None)) is not None:
                 for page in cache.pages:
@@ -56,7 +65,7 @@ class FakeExecutor:
         forks = [self._fork(fork) for fork in plan.forks]
         rows = [self._row(row) for row in plan.rows]
         rows += [self._open(opening) for opening in plan.openings]
-        return Result(plan.number, rows, forks, free_pages=self.free, evictable_pages=0)
+        return StepAnswer(plan.number, rows, forks, free_pages=self.free, evictable_pages=0)
 
     def check(self) -> None:
         """The ledger balances."""
@@ -67,27 +76,27 @@ class FakeExecutor:
         page.references -= 1
         self.free += page.references == 0
 
-    def _fork(self, fork: Fork) -> RowResult:
+    def _fork(self, fork: CacheFork) -> RowAnswer:
         source = self.caches.get(fork.source_id)
         if source is None:
-            return RowResult(code=Code.NOT_FOUND)
+            return RowAnswer(code=Code.NOT_FOUND)
         assert fork.cache_id not in self.used_ids
         assert fork.length <= len(source.content)
         if len(self.caches) >= self.capacity.max_sequences:
-            return RowResult(code=Code.RESOURCE_EXHAUSTED)
+            return RowAnswer(code=Code.RESOURCE_EXHAUSTED)
         pages = source.pages[: -(-fork.length // self.capacity.page_size)]
         for page in pages:
             page.references += 1
         content = source.content[: fork.length]
         self.caches[fork.cache_id] = Cache(content, [], fork.sampling.seed, list(pages))
         self.used_ids.add(fork.cache_id)
-        return RowResult(kv_length=fork.length)
+        return RowAnswer(kv_length=fork.length)
 
-    def _open(self, opening: Opening) -> RowResult:
+    def _open(self, opening: CacheOpening) -> RowAnswer:
         if opening.cache_id in self.used_ids:
-            return RowResult(code=Code.ALREADY_EXISTS)
+            return RowAnswer(code=Code.ALREADY_EXISTS)
         if len(self.caches) >= self.capacity.max_sequences:
-            return RowResult(code=Code.RESOURCE_EXHAUSTED)
+            return RowAnswer(code=Code.RESOURCE_EXHAUSTED)
         self.caches[opening.cache_id] = Cache([], list(opening.tokens), opening.sampling.seed)
         answer = self._feed(opening.cache_id, opening.limit)
         if answer.code:
@@ -96,30 +105,30 @@ class FakeExecutor:
             self.used_ids.add(opening.cache_id)
         return answer
 
-    def _row(self, row: Row) -> RowResult:
+    def _row(self, row: CacheRow) -> RowAnswer:
         cache = self.caches.get(row.cache_id)
         if cache is None:
-            return RowResult(code=Code.NOT_FOUND, message="unknown cache")
+            return RowAnswer(code=Code.NOT_FOUND, message="unknown cache")
         if row.kv_length != len(cache.content):
-            return RowResult(code=Code.FAILED_PRECONDITION, message=f"n is {len(cache.content)}")
+            return RowAnswer(code=Code.FAILED_PRECONDITION, message=f"n is {len(cache.content)}")
         if row.tokens:
             cache.pending = list(row.tokens)
         return self._feed(row.cache_id, row.limit)
 
-    def _feed(self, cache_id: int, limit: int) -> RowResult:
+    def _feed(self, cache_id: int, limit: int) -> RowAnswer:
         if cache_id in self.refuse:
-            return RowResult(code=self.refuse.pop(cache_id), message="as the test asked")
+            return RowAnswer(code=self.refuse.pop(cache_id), message="as the test asked")
         cache = self.caches[cache_id]
         page_size = self.capacity.page_size
         fed = cache.pending[: limit or None]
         if not fed:
-            return RowResult(code=Code.INVALID_ARGUMENT, message="nothing is pending")
+            return RowAnswer(code=Code.INVALID_ARGUMENT, message="nothing is pending")
         start, end = len(cache.content), len(cache.content) + len(fed)
         missing = -(-end // page_size) - len(cache.pages)
         tail = start // page_size
         shared = tail < len(cache.pages) and cache.pages[tail].references > 1
         if missing + shared > self.free:
-            return RowResult(code=Code.RESOURCE_EXHAUSTED, message="no pages")
+            return RowAnswer(code=Code.RESOURCE_EXHAUSTED, message="no pages")
         if shared:
             cache.pages[tail].references -= 1
             cache.pages[tail] = Page()
@@ -131,4 +140,4 @@ class FakeExecutor:
         if not cache.pending:
             tokens = [next_token(cache.seed, cache.content)]
             cache.pending = list(tokens)
-        return RowResult(kv_length=len(cache.content), tokens=tokens)
+        return RowAnswer(kv_length=len(cache.content), tokens=tokens)

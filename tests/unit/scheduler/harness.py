@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.events import Event, Failed, Finished, Tokens
-from scheduler_service.core.request import Request, Sampling
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.core.step import Capacity, Fork, Opening, Plan, Result, Row
+from scheduler_service.core.events import CompletionEnded, Event, Failed, Tokens
+from scheduler_service.core.request import Request, SamplingSettings
+from scheduler_service.core.scheduler import StepScheduler
+from scheduler_service.core.step import CacheFork, CacheOpening, CacheRow, Capacity, PlannedStep, StepAnswer
 
 CAPACITY = Capacity(
     total_pages=64, page_size=4, context_length=128, max_sequences=16, max_rows=16, max_step_tokens=64
@@ -21,7 +21,7 @@ STEP_S = 0.01
 class Executor(Protocol):
     capacity: Capacity
 
-    def execute(self, plan: Plan) -> Result: ...
+    def execute(self, plan: PlannedStep) -> StepAnswer: ...
 
     def restart(self) -> None: ...
 
@@ -39,13 +39,13 @@ def make_request(
     return Request(
         id=request_id,
         prompt=tuple(prompt),
-        sampling=Sampling(temperature=1.0, seed=seed),
+        sampling=SamplingSettings(temperature=1.0, seed=seed),
         max_tokens=max_tokens,
         **other,  # type: ignore[arg-type]
     )
 
 
-def parts(plan: Plan) -> list[Row | Opening]:
+def parts(plan: PlannedStep) -> list[CacheRow | CacheOpening]:
     """Who is computed by it."""
     return [*plan.rows, *plan.openings]
 
@@ -66,18 +66,18 @@ class Harness:
     ) -> None:
         self.executor = executor
         self.draft = draft
-        self.drafting: Plan | None = None  # unanswered
+        self.drafting: PlannedStep | None = None  # unanswered
         self.drafted_caches: set[int] = set()  # that the draft executor may hold
         self._last_draft_id = 0
         self.config = config or CoreConfig(max_step_tokens=32, prefill_chunk_tokens=16)
-        self.core = Scheduler(self.config)
+        self.core = StepScheduler(self.config)
         self.now = 0.0
         self.tokens: dict[tuple[str, int], list[int]] = {}
-        self.finished: dict[tuple[str, int], Finished] = {}
+        self.finished: dict[tuple[str, int], CompletionEnded] = {}
         self.failed: dict[str, Failed] = {}
         self.requests: dict[str, Request] = {}
         self.owner: dict[int, tuple[str, int]] = {}  # of each cache that the executor may hold
-        self.unanswered: deque[Plan] = deque()
+        self.unanswered: deque[PlannedStep] = deque()
         self._last_cache_id = 0
         if connect:
             self.ready()
@@ -108,7 +108,7 @@ class Harness:
         if finished is not None:
             self._take([finished])
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> PlannedStep | None:
         self._take(self.core.expire(self.now))
         plan = self.core.plan(self.now)
         if plan is not None:
@@ -118,7 +118,7 @@ class Harness:
         self.core.check_integrity()
         return plan
 
-    def answer(self, result: Result | None = None) -> list[Event]:
+    def answer(self, result: StepAnswer | None = None) -> list[Event]:
         """The oldest step's answer comes in; here the executor computes it only now."""
         result = result or self.executor.execute(self.unanswered[0])
         self.executor.check()
@@ -163,7 +163,7 @@ class Harness:
 
     # -- the draft executor ----------------------------------------------------------------------
 
-    def plan_draft(self) -> Plan | None:
+    def plan_draft(self) -> PlannedStep | None:
         """Before `plan`, as the shell does."""
         if self.draft is None:
             return None
@@ -175,7 +175,7 @@ class Harness:
         self.core.check_integrity()
         return plan
 
-    def answer_draft(self, result: Result | None = None) -> None:
+    def answer_draft(self, result: StepAnswer | None = None) -> None:
         assert self.draft is not None
         assert self.drafting is not None
         result = result or self.draft.execute(self.drafting)
@@ -192,7 +192,7 @@ class Harness:
         self.drafted_caches.clear()
         self.core.check_integrity()
 
-    def _check_draft(self, plan: Plan) -> None:
+    def _check_draft(self, plan: PlannedStep) -> None:
         """The draft executor can take the plan, and each of its caches is opened and released once."""
         assert self.draft is not None
         capacity = self.draft.capacity
@@ -242,14 +242,14 @@ class Harness:
     def ended(self, key: tuple[str, int]) -> bool:
         return key in self.finished or key[0] in self.failed
 
-    def _check(self, plan: Plan) -> None:
+    def _check(self, plan: PlannedStep) -> None:
         """The plan is one the executor can take, and has nobody who has ended."""
         capacity = self.executor.capacity
         for cache_id in plan.releases:
             del self.owner[cache_id]  # every cache that was opened is released once
         if len(self.unanswered) > 1:
             self._check_ahead()
-        opened: list[Fork | Opening] = [*plan.forks, *plan.openings]
+        opened: list[CacheFork | CacheOpening] = [*plan.forks, *plan.openings]
         for cache_id in sorted(part.cache_id for part in opened):
             assert cache_id > self._last_cache_id, "cache ids rise and are never used again"
             self._last_cache_id = cache_id
@@ -276,11 +276,11 @@ class Harness:
         for plan in self.unanswered:
             for part in parts(plan):
                 if part.cache_id in leads_to:
-                    assert isinstance(part, Row)
+                    assert isinstance(part, CacheRow)
                     assert part.kv_length == leads_to[part.cache_id]
                     assert not part.drafts
-                plain = isinstance(part, Row) and not (part.limit or part.tokens or part.drafts)
-                leads_to[part.cache_id] = part.kv_length + 1 if isinstance(part, Row) and plain else None
+                plain = isinstance(part, CacheRow) and not (part.limit or part.tokens or part.drafts)
+                leads_to[part.cache_id] = part.kv_length + 1 if isinstance(part, CacheRow) and plain else None
 
     def _who(self, cache_id: int) -> tuple[str, int]:
         for sequence in self.core._pool.running:

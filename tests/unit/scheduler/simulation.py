@@ -13,10 +13,10 @@ from heapq import heapify, heappop, heappush
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import NoRoom
-from scheduler_service.core.events import Event, Failed, Finished, Tokens
-from scheduler_service.core.request import Request, Sampling
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.core.step import Capacity, Plan, Result, RowResult
+from scheduler_service.core.events import CompletionEnded, Event, Failed, Tokens
+from scheduler_service.core.request import Request, SamplingSettings
+from scheduler_service.core.scheduler import StepScheduler
+from scheduler_service.core.step import Capacity, PlannedStep, RowAnswer, StepAnswer
 
 EOS = 2
 
@@ -74,7 +74,7 @@ class Simulation:
     page_size: int = 16
 
     def __post_init__(self) -> None:
-        self.core = Scheduler(self.config)
+        self.core = StepScheduler(self.config)
         capacity = Capacity(self.pages, self.page_size, 1 << 20, self.seats, self.seats, 1 << 16)
         self.core.executor_ready(capacity, 0.0)
         self.calls: list[Call] = []
@@ -115,7 +115,7 @@ class Simulation:
         request = Request(
             str(number),
             (7,) * call.prompt,
-            Sampling(seed=number),
+            SamplingSettings(seed=number),
             max_tokens=call.max_tokens,
             eos_token_ids=frozenset({EOS}),
             arrival=call.at,
@@ -139,14 +139,14 @@ class Simulation:
             call = self.calls[int(event.request_id)]
             if isinstance(event, Tokens):
                 call.first_token_at = call.first_token_at or self.now
-            elif isinstance(event, Finished):
+            elif isinstance(event, CompletionEnded):
                 call.finished_at = self.now
                 self._end(call)
             elif isinstance(event, Failed):
                 call.failed_at = self.now
                 self._end(call)
 
-    def _execute(self, plan: Plan) -> tuple[Result, int]:
+    def _execute(self, plan: PlannedStep) -> tuple[StepAnswer, int]:
         for cache_id in plan.releases:
             if cache_id in self._caches:
                 self._free += self._held(self._caches.pop(cache_id))
@@ -160,20 +160,20 @@ class Simulation:
             self._caches[opening.cache_id] = cache
             answers.append(self._feed(cache, opening.limit))
         assert self._free >= 0, "more pages than there are"
-        return Result(plan.number, answers, [], self._free, 0), tokens
+        return StepAnswer(plan.number, answers, [], self._free, 0), tokens
 
     def _held(self, cache: _Cache) -> int:
         return -(-cache.kv // self.page_size)
 
-    def _feed(self, cache: _Cache, limit: int) -> RowResult:
+    def _feed(self, cache: _Cache, limit: int) -> RowAnswer:
         before = self._held(cache)
         cache.kv = min(cache.known, cache.kv + (limit or cache.known))
         self._free -= self._held(cache) - before
         if cache.kv < cache.known:
-            return RowResult(cache.kv)
+            return RowAnswer(cache.kv)
         cache.known += 1
         ends = cache.known - cache.prompt >= self.calls[cache.number].length
-        return RowResult(cache.kv, [EOS if ends else 5])
+        return RowAnswer(cache.kv, [EOS if ends else 5])
 
 
 def poisson(rate: float, until: float, seed: int, **fields: object) -> Iterator[Call]:

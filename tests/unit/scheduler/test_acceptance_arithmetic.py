@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.request import Drafter, Request, Sampling, Speculation
+from scheduler_service.core.request import DraftingWish, DraftSource, Request, SamplingSettings
 from scheduler_service.core.step import Capacity
 from tests.unit.scheduler.engine_executor import EngineExecutor, oracle
 from tests.unit.scheduler.harness import Harness
@@ -50,8 +50,8 @@ def count(agreement: float, drafts: int, at_least: int) -> Count:
         for _ in range(SEQUENCES):
             serial += 1
             prompt = (serial % VOCABULARY, serial // VOCABULARY, drafts)
-            speculation = Speculation(frozenset({Drafter.EXECUTOR}), drafts)
-            run.add(Request(str(serial), prompt, Sampling(), MAX_TOKENS, speculation=speculation))
+            speculation = DraftingWish(frozenset({DraftSource.EXECUTOR}), drafts)
+            run.add(Request(str(serial), prompt, SamplingSettings(), MAX_TOKENS, speculation=speculation))
         while not run.idle:
             while run.plan_draft() is not None:
                 run.answer_draft()

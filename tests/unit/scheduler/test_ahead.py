@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.events import FinishReason
-from scheduler_service.core.request import Drafter, Speculation
-from scheduler_service.core.step import Code, Plan
+from scheduler_service.core.events import EndReason
+from scheduler_service.core.request import DraftingWish, DraftSource
+from scheduler_service.core.step import Code, PlannedStep
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request, solo
 
@@ -17,7 +17,7 @@ def ahead(depth: int = 2) -> Harness:
     return Harness(FakeExecutor(CAPACITY), CoreConfig(max_in_flight=depth))
 
 
-def sent(harness: Harness) -> list[Plan]:
+def sent(harness: Harness) -> list[PlannedStep]:
     """Send all that there is to send."""
     plans = []
     while (plan := harness.plan()) is not None:
@@ -64,7 +64,7 @@ def test_an_end_that_is_known_late_costs_one_row() -> None:
         harness.answer()
     end = harness.finished["a", 0]
     assert harness.tokens["a", 0] == output[:5]
-    assert (end.reason, end.matched_id) == (FinishReason.STOP_TOKEN, output[4])
+    assert (end.reason, end.matched_id) == (EndReason.STOP_TOKEN, output[4])
     assert rows == 5  # four decodes, and the one that was on its way
 
 
@@ -99,7 +99,7 @@ def test_a_row_that_was_sent_after_one_that_is_refused_counts_for_nothing() -> N
 @pytest.mark.parametrize("length", [None, 4])
 def test_drafts_wait_for_the_answer_and_do_without_it_when_there_are_none(length: int | None) -> None:
     harness = ahead()
-    speculation = Speculation(frozenset({Drafter.NGRAM}), length)
+    speculation = DraftingWish(frozenset({DraftSource.NGRAM}), length)
     harness.add(make_request("a", range(10, 20), max_tokens=40, speculation=speculation))
     depths = []
     while not harness.idle:

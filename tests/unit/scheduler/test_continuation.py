@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import NeverFits, NoRoom
-from scheduler_service.core.events import FinishReason
+from scheduler_service.core.events import EndReason
 from scheduler_service.core.request import Continued, Request
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request
@@ -68,7 +68,7 @@ def test_what_already_ended_is_told_at_once_and_computes_nothing() -> None:
     request = make_request("a", max_tokens=2, continued=(Continued(0, (5, 6)),))
     harness = Harness(FakeExecutor(CAPACITY))
     harness.add(request)
-    assert harness.finished["a", 0].reason is FinishReason.LENGTH
+    assert harness.finished["a", 0].reason is EndReason.LENGTH
     assert harness.plan() is None
 
 

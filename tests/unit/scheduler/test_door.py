@@ -8,7 +8,7 @@ import pytest
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import IdInUse, NeverFits, NoRoom, NotReady
-from scheduler_service.core.events import FinishReason
+from scheduler_service.core.events import EndReason
 from scheduler_service.core.request import Request
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request
@@ -52,7 +52,7 @@ def test_unset_max_tokens_means_what_fits() -> None:
     harness.add(make_request("a", range(10), max_tokens=None))
     harness.run()
     assert len(harness.tokens["a", 0]) == 6
-    assert harness.finished["a", 0].reason is FinishReason.LENGTH
+    assert harness.finished["a", 0].reason is EndReason.LENGTH
 
 
 def test_a_live_duplicate_is_refused_and_a_later_one_is_not() -> None:

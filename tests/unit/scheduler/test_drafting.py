@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from scheduler_service.core.errors import UnknownStep
-from scheduler_service.core.request import Drafter, Speculation
-from scheduler_service.core.step import Capacity, Code, Plan, Result, RowResult, Truncate
+from scheduler_service.core.request import DraftingWish, DraftSource
+from scheduler_service.core.step import CacheTruncation, Capacity, Code, PlannedStep, RowAnswer, StepAnswer
 from tests.unit.scheduler.engine_executor import EngineExecutor, oracle
 from tests.unit.scheduler.harness import Harness, make_request, parts, solo
 
 CAPACITY = Capacity(256, 4, 256, 16, 16, 64)
-FOUR = Speculation(frozenset({Drafter.EXECUTOR}), 4)
+FOUR = DraftingWish(frozenset({DraftSource.EXECUTOR}), 4)
 
 
 def harness(agreement: float = 1.0, **draft_capacity: int) -> Harness:
@@ -22,9 +22,9 @@ def harness(agreement: float = 1.0, **draft_capacity: int) -> Harness:
     return Harness(EngineExecutor(CAPACITY), draft=draft)
 
 
-def draft_steps(run: Harness, steps: int = 200) -> list[Plan]:
+def draft_steps(run: Harness, steps: int = 200) -> list[PlannedStep]:
     """Run to the end; all the draft executor's plans."""
-    plans: list[Plan] = []
+    plans: list[PlannedStep] = []
     for _ in range(steps):
         while (plan := run.plan_draft()) is not None:
             plans.append(plan)
@@ -45,7 +45,7 @@ def known(run: Harness, request_id: str = "a") -> list[int]:
 
 def check_output(run: Harness) -> None:
     for request in run.requests.values():
-        expected = solo(EngineExecutor(CAPACITY), replace(request, speculation=Speculation()))
+        expected = solo(EngineExecutor(CAPACITY), replace(request, speculation=DraftingWish()))
         for index in range(request.n):
             assert run.tokens[request.id, index] == expected[index]
     assert isinstance(run.draft, EngineExecutor)
@@ -76,7 +76,7 @@ def test_after_a_rejection_it_is_cut_to_what_was_accepted() -> None:
         for row in plan.rows:
             assert row.tokens == tuple(tokens[row.kv_length : row.kv_length + len(row.tokens)])
             if plan.truncates:
-                assert plan.truncates == (Truncate(row.cache_id, row.kv_length),)
+                assert plan.truncates == (CacheTruncation(row.cache_id, row.kv_length),)
                 assert len(row.tokens) == 1
                 cuts += 1
     assert cuts > 5
@@ -130,7 +130,7 @@ def test_an_answer_that_ends_elsewhere_releases_the_cache_and_decodes_plainly_fo
     plan = run.plan_draft()
     assert plan is not None
     assert plan.rows[0].steps == 4
-    run.answer_draft(Result(plan.number, [RowResult(99, [1, 2, 3, 4])], [], 200, 0))
+    run.answer_draft(StepAnswer(plan.number, [RowAnswer(99, [1, 2, 3, 4])], [], 200, 0))
     assert run.plan() is not None  # at once
     run.answer()
     plan = run.plan_draft()
@@ -155,7 +155,7 @@ def test_whatever_the_draft_executor_refuses_harms_nobody(code: Code) -> None:
         run.step()
     while (plan := run.plan_draft()) is None or not plan.rows:
         run.step()
-    run.answer_draft(Result(plan.number, [RowResult(code=code) for _ in parts(plan)], [], 0, 0))
+    run.answer_draft(StepAnswer(plan.number, [RowAnswer(code=code) for _ in parts(plan)], [], 0, 0))
     run.run()
     check_output(run)
 
@@ -196,12 +196,12 @@ def test_an_answer_to_another_draft_step_changes_nothing() -> None:
     run.add(make_request("a", max_tokens=20, speculation=FOUR))
     run.step()
     with pytest.raises(UnknownStep):
-        run.core.apply_draft(Result(5, [], [], 0, 0), run.now)
+        run.core.apply_draft(StepAnswer(5, [], [], 0, 0), run.now)
     while run.plan_draft() is None:
         run.step()
     assert run.drafting is not None
     with pytest.raises(UnknownStep, match="rows"):
-        run.core.apply_draft(Result(run.drafting.number, [], [], 0, 0), run.now)
+        run.core.apply_draft(StepAnswer(run.drafting.number, [], [], 0, 0), run.now)
     run.answer_draft()
     run.run()
     check_output(run)

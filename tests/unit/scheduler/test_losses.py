@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.events import Failure, FinishReason
-from scheduler_service.core.step import Plan
+from scheduler_service.core.events import EndReason, Failure
+from scheduler_service.core.step import PlannedStep
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request, parts, solo
 
 POISON = 666
 
 
-def kills(plan: Plan, harness: Harness) -> bool:
+def kills(plan: PlannedStep, harness: Harness) -> bool:
     """An executor dies of any step that computes the poisoned prompt."""
     owners = {harness.owner[part.cache_id][0] for part in parts(plan)}
     return any(POISON in harness.requests[name].prompt for name in owners)
@@ -172,7 +172,7 @@ def test_another_executor_may_be_smaller() -> None:
     harness.run()
     assert len(harness.tokens["open", 0]) == 10  # what fits now
     assert len(harness.tokens["small", 0]) == 10
-    assert harness.finished["open", 0].reason is FinishReason.LENGTH
+    assert harness.finished["open", 0].reason is EndReason.LENGTH
 
 
 def test_what_already_has_more_than_fits_now_ends_at_its_length() -> None:
@@ -183,4 +183,4 @@ def test_what_already_has_more_than_fits_now_ends_at_its_length() -> None:
     harness.lose()
     harness.executor = FakeExecutor(replace(CAPACITY, total_pages=5))
     harness.ready()
-    assert harness.finished["a", 0].reason is FinishReason.LENGTH
+    assert harness.finished["a", 0].reason is EndReason.LENGTH

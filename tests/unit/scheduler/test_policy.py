@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 from scheduler_service.core.account import Account
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.policy import Limits, victims
+from scheduler_service.core.policy import JointLimits, victims
 from scheduler_service.core.queue import SequenceQueue
-from scheduler_service.core.sequence import LiveRequest, Sequence
+from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from tests.unit.scheduler.harness import CAPACITY, make_request
 
-LIMITS = Limits.of(CoreConfig(max_step_tokens=32, prefill_chunk_tokens=16), CAPACITY)
+LIMITS = JointLimits.of(CoreConfig(max_step_tokens=32, prefill_chunk_tokens=16), CAPACITY)
 
 
-def sequence(name: str = "a", serial: int = 1, *, pages: int = 1, **fields: Any) -> Sequence:
+def sequence(name: str = "a", serial: int = 1, *, pages: int = 1, **fields: Any) -> LiveSequence:
     made = LiveRequest(make_request(name, **fields), Account(""), serial, 4, 0.0).sequences[0]
     made.kv = pages * LIMITS.page_size
     return made
 
 
-def queue(*sequences: Sequence) -> SequenceQueue:
+def queue(*sequences: LiveSequence) -> SequenceQueue:
     made = SequenceQueue()
     for one in sequences:
         made.add(one)
@@ -66,12 +66,12 @@ def test_nobody_is_preempted_for_one_behind_or_for_itself() -> None:
 
 
 def test_the_smaller_of_configuration_and_executor_holds() -> None:
-    limits = Limits.of(CoreConfig(max_step_tokens=8, prefill_chunk_tokens=99, max_running=99), CAPACITY)
+    limits = JointLimits.of(CoreConfig(max_step_tokens=8, prefill_chunk_tokens=99, max_running=99), CAPACITY)
     assert (limits.step_tokens, limits.chunk_tokens) == (8, 8)
     assert limits.max_sequences == 8  # everybody with a cache can decode in every step
-    assert Limits.of(CoreConfig(), CAPACITY).max_sequences == CAPACITY.max_rows
+    assert JointLimits.of(CoreConfig(), CAPACITY).max_sequences == CAPACITY.max_rows
     assert limits.request_tokens == CAPACITY.context_length
-    assert Limits.of(CoreConfig(), replace(CAPACITY, total_pages=5)).request_tokens == 20
+    assert JointLimits.of(CoreConfig(), replace(CAPACITY, total_pages=5)).request_tokens == 20
 
 
 @given(st.integers(0, 200))

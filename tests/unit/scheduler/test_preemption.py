@@ -10,7 +10,7 @@ import pytest
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import Failure
 from scheduler_service.core.request import Request
-from scheduler_service.core.step import Code, Result, RowResult
+from scheduler_service.core.step import Code, RowAnswer, StepAnswer
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request, parts, solo
 
@@ -222,7 +222,7 @@ def test_pages_promised_to_the_step_in_flight_and_gone_since_are_not_counted_bel
     harness.add(make_request("b", range(24)))
     assert first is not None
     assert harness.plan() is not None  # seven pages are promised to it
-    harness.answer(Result(first.number, [RowResult(8)], [], free_pages=2, evictable_pages=0))
+    harness.answer(StepAnswer(first.number, [RowAnswer(8)], [], free_pages=2, evictable_pages=0))
     plan = harness.plan()
     assert plan is not None
     assert (plan.rows, len(plan.releases)) == ((), 1)  # the younger one gives way

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from executor_service.backends.base import Backend
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import TooLate
-from scheduler_service.core.events import Failure, FinishReason
-from scheduler_service.core.request import Continued, Drafter, Request, Sampling, Speculation
+from scheduler_service.core.events import EndReason, Failure
+from scheduler_service.core.request import Continued, DraftingWish, DraftSource, Request, SamplingSettings
 from scheduler_service.core.step import Capacity
 from tests.unit.scheduler.engine_executor import VOCABULARY, EngineExecutor, oracle, paged_attention
 from tests.unit.scheduler.harness import STEP_S, Harness, parts
@@ -73,22 +73,22 @@ class Schedule:
 
 
 _speculations = st.builds(
-    Speculation,
+    DraftingWish,
     st.sampled_from(
-        [frozenset(), *(frozenset({d}) for d in Drafter), frozenset(Drafter), frozenset(Drafter)]
+        [frozenset(), *(frozenset({d}) for d in DraftSource), frozenset(DraftSource), frozenset(DraftSource)]
     ),
     st.sampled_from([None, None, *range(1, 9)]),
 )
 
 
 @st.composite
-def requests(draw: st.DrawFn, number: int, speculation: st.SearchStrategy[Speculation]) -> Request:
+def requests(draw: st.DrawFn, number: int, speculation: st.SearchStrategy[DraftingWish]) -> Request:
     """One request; few prompts, so that prefixes are shared."""
     max_tokens = draw(st.none() | st.integers(1, 24))
     return Request(
         id=f"r{number}",
         prompt=draw(_prefixes) + draw(_tails),
-        sampling=Sampling(
+        sampling=SamplingSettings(
             temperature=draw(st.sampled_from([0.0, 1.0])),
             top_k=draw(st.sampled_from([0, 5])),
             repetition_penalty=draw(st.sampled_from([1.0, 1.5])),
@@ -136,7 +136,7 @@ def schedules(
 ) -> Schedule:
     """A pool that holds the largest request and hardly more; `depths`: steps in flight."""
     count = draw(st.integers(2, 8))
-    speculation = _speculations if speculate else st.just(Speculation())
+    speculation = _speculations if speculate else st.just(DraftingWish())
     wanted = tuple(draw(requests(number, speculation)) for number in range(count))
     page_size = draw(st.sampled_from([1, 2, 4, 8]))
     largest = max(len(r.prompt) + (r.max_tokens or 1) for r in wanted)
@@ -243,7 +243,7 @@ class Run:
         """Its completions when it is alone, plain, and not begun elsewhere."""
         capacity = self.schedule.capacity
         limit = min(CONTEXT, capacity.total_pages * capacity.page_size)
-        plain = replace(request, deadline=None, identity="", weight=1.0, speculation=Speculation())
+        plain = replace(request, deadline=None, identity="", weight=1.0, speculation=DraftingWish())
         return solo(plain, limit, self.schedule.backend)
 
     def continued(self, request: Request, begun: tuple[float, ...]) -> tuple[Continued, ...]:
@@ -379,7 +379,7 @@ class Run:
                 else:
                     assert tokens == expected[index]
                 if key in harness.finished:
-                    stopped = harness.finished[key].reason is FinishReason.STOP_STRING
+                    stopped = harness.finished[key].reason is EndReason.STOP_STRING
                     assert stopped == (key in self.stopped)
                 else:
                     ended = failed is not None or key in self.ended_elsewhere

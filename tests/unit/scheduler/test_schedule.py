@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from scheduler_service.core.account import Account
 from scheduler_service.core.schedule import Schedule, ScheduledRow
-from scheduler_service.core.sequence import LiveRequest, Sequence
+from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from tests.unit.scheduler.harness import make_request
 
 _rows = st.lists(
@@ -15,11 +15,11 @@ _rows = st.lists(
 )
 
 
-def sequence(number: int) -> Sequence:
+def sequence(number: int) -> LiveSequence:
     return LiveRequest(make_request(f"r{number}"), Account(""), number, 4, 0.0).sequences[0]
 
 
-def fill(rows: list[tuple[Sequence, tuple[int, int, int, bool]]]) -> Schedule:
+def fill(rows: list[tuple[LiveSequence, tuple[int, int, int, bool]]]) -> Schedule:
     schedule = Schedule(100, 50)
     for owner, (pages, limit, drafts, _) in rows:
         row = ScheduledRow(owner, 3, pages, limit=limit)

@@ -8,15 +8,15 @@ import pytest
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import IllegalEvent, UnknownStep
-from scheduler_service.core.events import Failure, FinishReason
-from scheduler_service.core.request import Drafter, Sampling, Speculation
-from scheduler_service.core.step import Capacity, Code, Result, RowResult
+from scheduler_service.core.events import EndReason, Failure
+from scheduler_service.core.request import DraftingWish, DraftSource, SamplingSettings
+from scheduler_service.core.step import Capacity, Code, RowAnswer, StepAnswer
 from tests.unit.scheduler.engine_executor import EngineExecutor, oracle
 from tests.unit.scheduler.harness import STEP_S, Harness, make_request, solo
 
 CAPACITY = Capacity(256, 4, 256, 16, 16, 64)
-NGRAM, EXECUTOR = frozenset({Drafter.NGRAM}), frozenset({Drafter.EXECUTOR})
-REPEATING = Sampling(temperature=1.0, seed=3, logit_bias=((1, 50.0), (2, 50.0)))  # two tokens: n-grams match
+NGRAM, EXECUTOR = frozenset({DraftSource.NGRAM}), frozenset({DraftSource.EXECUTOR})
+REPEATING = SamplingSettings(temperature=1.0, seed=3, logit_bias=((1, 50.0), (2, 50.0)))  # n-grams match
 
 
 def harness(
@@ -35,11 +35,11 @@ def plain(request_id: str, **other: object) -> list[int]:
 
 @pytest.mark.parametrize("length", [None, 1, 3, 8])
 @pytest.mark.parametrize("drafters", [NGRAM, EXECUTOR, NGRAM | EXECUTOR])
-def test_drafts_save_steps_and_change_no_token(drafters: frozenset[Drafter], length: int | None) -> None:
+def test_drafts_save_steps_and_change_no_token(drafters: frozenset[DraftSource], length: int | None) -> None:
     run = harness()
     request = replace(make_request("a", max_tokens=80), sampling=REPEATING)
     expected = solo(EngineExecutor(CAPACITY), request)[0]
-    run.add(replace(request, speculation=Speculation(drafters, length)))
+    run.add(replace(request, speculation=DraftingWish(drafters, length)))
     run.run()
     assert run.tokens["a", 0] == expected
     usage = run.finished["a", 0].usage
@@ -67,7 +67,7 @@ def test_without_a_wish_nothing_is_drafted() -> None:
 
 def test_a_perfect_draft_fills_every_row_and_never_passes_the_end() -> None:
     run = harness(1.0)
-    run.add(make_request("a", max_tokens=21, speculation=Speculation(EXECUTOR, 4)))
+    run.add(make_request("a", max_tokens=21, speculation=DraftingWish(EXECUTOR, 4)))
     run.run()
     usage = run.finished["a", 0].usage
     assert run.tokens["a", 0] == plain("a", max_tokens=21)
@@ -80,17 +80,17 @@ def test_a_stop_token_inside_an_accepted_run_ends_the_output_there() -> None:
     at = next(i for i in range(7, 40) if expected[i] not in expected[:i])
     request = make_request("a", max_tokens=40, stop_token_ids=frozenset({expected[at]}))
     run = harness(1.0)
-    run.add(replace(request, speculation=Speculation(EXECUTOR, 8)))
+    run.add(replace(request, speculation=DraftingWish(EXECUTOR, 8)))
     run.run()
     assert run.tokens["a", 0] == expected[: at + 1]
-    assert run.finished["a", 0].reason is FinishReason.STOP_TOKEN
+    assert run.finished["a", 0].reason is EndReason.STOP_TOKEN
     assert run.finished["a", 0].usage.completion_tokens == at + 1
 
 
 def test_n_completions_draft_each_for_itself() -> None:
     run = harness()
     request = make_request("a", max_tokens=30, n=3)
-    run.add(replace(request, speculation=Speculation(EXECUTOR, 4)))
+    run.add(replace(request, speculation=DraftingWish(EXECUTOR, 4)))
     run.run()
     expected = solo(EngineExecutor(CAPACITY), request)
     for index in range(3):
@@ -100,7 +100,7 @@ def test_n_completions_draft_each_for_itself() -> None:
 
 def test_a_frozen_draft_executor_costs_one_pause() -> None:
     run = harness(1.0)
-    run.add(make_request("a", max_tokens=60, speculation=Speculation(EXECUTOR, 4)))
+    run.add(make_request("a", max_tokens=60, speculation=DraftingWish(EXECUTOR, 4)))
     while not run.core.snapshot().counters.verifications:
         run.step()
     began, known = run.now, len(run.tokens["a", 0])
@@ -120,7 +120,7 @@ def test_a_frozen_draft_executor_costs_one_pause() -> None:
 
 def test_a_late_draft_counts_as_far_as_it_fits() -> None:
     run = harness(1.0)
-    run.add(make_request("a", max_tokens=60, speculation=Speculation(EXECUTOR, 6)))
+    run.add(make_request("a", max_tokens=60, speculation=DraftingWish(EXECUTOR, 6)))
     while not run.core.snapshot().counters.verifications:
         run.step()
     assert run.plan_draft() is not None
@@ -137,7 +137,7 @@ def test_a_late_draft_counts_as_far_as_it_fits() -> None:
 
 def test_a_lost_draft_executor_means_plain_decoding_until_one_returns() -> None:
     run = harness(1.0)
-    run.add(make_request("a", max_tokens=60, speculation=Speculation(EXECUTOR, 3)))
+    run.add(make_request("a", max_tokens=60, speculation=DraftingWish(EXECUTOR, 3)))
     for _ in range(6):
         run.step()
     stale = run.plan_draft()
@@ -145,7 +145,7 @@ def test_a_lost_draft_executor_means_plain_decoding_until_one_returns() -> None:
     assert not run.core.snapshot().draft_executor
     if stale is not None:
         with pytest.raises(UnknownStep):
-            run.core.apply_draft(Result(stale.number, [], [], 0, 0), run.now)
+            run.core.apply_draft(StepAnswer(stale.number, [], [], 0, 0), run.now)
     verifications = run.core.snapshot().counters.verifications
     for _ in range(5):
         assert len(run.step()) == 1
@@ -166,7 +166,7 @@ def test_a_second_draft_executor_is_an_illegal_event() -> None:
 @pytest.mark.parametrize("code", [Code.INTERNAL, Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED])
 def test_a_refused_verification_is_retried_without_drafts(code: Code) -> None:
     run = harness(1.0)
-    run.add(make_request("a", max_tokens=30, speculation=Speculation(EXECUTOR, 4)))
+    run.add(make_request("a", max_tokens=30, speculation=DraftingWish(EXECUTOR, 4)))
     while True:
         while run.plan_draft() is not None:
             run.answer_draft()
@@ -175,7 +175,7 @@ def test_a_refused_verification_is_retried_without_drafts(code: Code) -> None:
         if plan.rows and plan.rows[0].drafts:
             break
         run.answer()
-    run.answer(Result(plan.number, [RowResult(code=code, message="no")], [], 200, 0))
+    run.answer(StepAnswer(plan.number, [RowAnswer(code=code, message="no")], [], 200, 0))
     run.plan_draft()
     again = run.plan()
     assert again is not None
@@ -186,17 +186,17 @@ def test_a_refused_verification_is_retried_without_drafts(code: Code) -> None:
 
 def test_poisonous_logits_without_drafts_still_fail_the_request() -> None:
     run = harness(None)
-    run.add(make_request("a", max_tokens=30, speculation=Speculation(NGRAM)))
+    run.add(make_request("a", max_tokens=30, speculation=DraftingWish(NGRAM)))
     run.step()
     plan = run.plan()
     assert plan is not None
-    run.answer(Result(plan.number, [RowResult(code=Code.INTERNAL)], [], 200, 0))
+    run.answer(StepAnswer(plan.number, [RowAnswer(code=Code.INTERNAL)], [], 200, 0))
     assert run.failed["a"].failure is Failure.NOT_FINITE
 
 
 def test_one_near_its_deadline_gets_no_drafts() -> None:
     run = harness(1.0)
-    run.add(make_request("a", max_tokens=40, deadline=0.1, speculation=Speculation(EXECUTOR, 4)))
+    run.add(make_request("a", max_tokens=40, deadline=0.1, speculation=DraftingWish(EXECUTOR, 4)))
     drafted_late = False
     while not run.idle:
         while run.plan_draft() is not None:
@@ -212,7 +212,7 @@ def test_one_near_its_deadline_gets_no_drafts() -> None:
 def test_drafts_take_only_what_tokens_others_leave() -> None:
     run = harness(1.0, CoreConfig(max_step_tokens=8, prefill_chunk_tokens=8))
     for i in range(4):
-        run.add(make_request(f"r{i}", max_tokens=30, speculation=Speculation(EXECUTOR, 8)))
+        run.add(make_request(f"r{i}", max_tokens=30, speculation=DraftingWish(EXECUTOR, 8)))
     run.add(make_request("late", prompt=range(30), max_tokens=5))
     run.run()  # the harness holds every step to its budget
     for i in range(4):
@@ -224,7 +224,7 @@ def test_long_prompts_are_indexed_without_stalling_a_step() -> None:
     capacity = Capacity(4096, 16, 16384, 4, 4, 16384)
     run = Harness(EngineExecutor(capacity), CoreConfig(max_step_tokens=16384, prefill_chunk_tokens=16384))
     run.add(
-        make_request("a", prompt=[i % 41 for i in range(9000)], max_tokens=6, speculation=Speculation(NGRAM))
+        make_request("a", prompt=[i % 41 for i in range(9000)], max_tokens=6, speculation=DraftingWish(NGRAM))
     )
     run.step()
     run.step()
@@ -237,7 +237,7 @@ def test_long_prompts_are_indexed_without_stalling_a_step() -> None:
 
 def test_a_suspect_runs_alone_and_without_drafts() -> None:
     run = harness(1.0)
-    run.add(make_request("a", max_tokens=40, speculation=Speculation(EXECUTOR, 4)))
+    run.add(make_request("a", max_tokens=40, speculation=DraftingWish(EXECUTOR, 4)))
     for _ in range(2):
         while run.plan() is None:
             run.step()

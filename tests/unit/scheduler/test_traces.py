@@ -22,7 +22,7 @@ import pytest
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import AdmissionError
 from scheduler_service.core.events import Event, Failed, Tokens
-from scheduler_service.core.step import Capacity, Plan
+from scheduler_service.core.step import Capacity, PlannedStep
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request
 
@@ -43,7 +43,7 @@ class Recorder(Harness):
         self.lines: list[str] = []
         super().__init__(executor, config)
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> PlannedStep | None:
         plan = super().plan()
         if plan is not None:
             self.lines += [f"    {line}" for line in describe_plan(plan, self)]
@@ -54,7 +54,7 @@ class Recorder(Harness):
         self.lines += [f"    {describe_event(event)}" for event in events]
 
 
-def describe_plan(plan: Plan, harness: Harness) -> list[str]:
+def describe_plan(plan: PlannedStep, harness: Harness) -> list[str]:
     def name(cache_id: int) -> str:
         return ".".join(map(str, harness.owner[cache_id])) + f"#{cache_id}"
 

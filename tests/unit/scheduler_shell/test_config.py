@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from scheduler_service.config import MAX_INSTANCE, SchedulerSettings
-from scheduler_service.core.request import Drafter, Speculation
+from scheduler_service.core.request import DraftingWish, DraftSource
 from scheduler_service.model import DraftingOffer
 
-NGRAM, BOTH = frozenset({Drafter.NGRAM}), frozenset(Drafter)
+NGRAM, BOTH = frozenset({DraftSource.NGRAM}), frozenset(DraftSource)
 
 
 def load(*arguments: str) -> SchedulerSettings:
@@ -67,11 +67,11 @@ def test_a_mistake_is_told_by_name(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], DraftingOffer(NGRAM, Speculation(NGRAM))),
-        (["--speculation", "off"], DraftingOffer(NGRAM, Speculation())),
-        (["--speculation", "5"], DraftingOffer(NGRAM, Speculation(NGRAM, 5))),
-        (["--draft-executor", "d:1"], DraftingOffer(BOTH, Speculation(BOTH))),
-        (["--draft-executor", "d:1", "--speculation", "off"], DraftingOffer(BOTH, Speculation())),
+        ([], DraftingOffer(NGRAM, DraftingWish(NGRAM))),
+        (["--speculation", "off"], DraftingOffer(NGRAM, DraftingWish())),
+        (["--speculation", "5"], DraftingOffer(NGRAM, DraftingWish(NGRAM, 5))),
+        (["--draft-executor", "d:1"], DraftingOffer(BOTH, DraftingWish(BOTH))),
+        (["--draft-executor", "d:1", "--speculation", "off"], DraftingOffer(BOTH, DraftingWish())),
     ],
 )
 def test_speculation_is_on_unless_told_otherwise(arguments: list[str], expected: DraftingOffer) -> None:
@@ -83,7 +83,7 @@ def test_speculation_in_the_file_is_what_it_says(tmp_path: Path, written: str, l
     file = tmp_path / "settings.yaml"
     file.write_text(f"speculation: {written}\n")  # YAML reads `off` as false and 4 as a number
     default = load("--config", str(file)).drafting.default
-    assert default == (Speculation() if written == "off" else Speculation(NGRAM, length))
+    assert default == (DraftingWish() if written == "off" else DraftingWish(NGRAM, length))
 
 
 def test_an_unknown_setting_in_the_file_is_a_mistake(

@@ -12,8 +12,8 @@ import pytest
 from paceline.channel import PLAINTEXT
 
 from scheduler_service.core.errors import UnknownStep
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.core.step import Capacity, Plan, Result, Row
+from scheduler_service.core.scheduler import StepScheduler
+from scheduler_service.core.step import CacheRow, Capacity, PlannedStep, StepAnswer
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.executor import Timing
 from scheduler_service.loop.draft_loop import DraftLoop
@@ -32,7 +32,7 @@ class FakeCore:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.rows: list[tuple[Row, ...]] = []
+        self.rows: list[tuple[CacheRow, ...]] = []
         self.capacity: Capacity | None = None
         self.refuse = False
         self._number = 0
@@ -44,13 +44,13 @@ class FakeCore:
     def draft_lost(self, now: float) -> None:
         self.calls.append("lost")
 
-    def plan_draft(self, now: float) -> Plan | None:
+    def plan_draft(self, now: float) -> PlannedStep | None:
         if not self.rows:
             return None
         self._number += 1
-        return Plan(self._number, rows=self.rows.pop(0))
+        return PlannedStep(self._number, rows=self.rows.pop(0))
 
-    def apply_draft(self, result: Result, now: float) -> None:
+    def apply_draft(self, result: StepAnswer, now: float) -> None:
         if self.refuse:
             raise UnknownStep("not mine")
         self.calls.append(f"answer {result.number} {[row.tokens for row in result.rows]}")
@@ -72,10 +72,10 @@ class Drafting:
             self._woken.set()
 
         self.pool = DraftPool(addresses, PLAINTEXT, timing, served, changed)
-        core = cast(Scheduler, self.core)
+        core = cast(StepScheduler, self.core)
         self.loop = DraftLoop(core, self.pool, Telemetry(), wake, self._woken.set)
 
-    def step(self, *rows: Row) -> None:
+    def step(self, *rows: CacheRow) -> None:
         """As the main loop does after its own plan."""
         self.core.rows.append(rows)
         self.loop.plan(0.0)
@@ -107,9 +107,9 @@ async def test_a_draft_step_is_sent_answered_and_told() -> None:
         await made.until(lambda: made.core.calls == ["ready"])
         assert made.core.capacity is not None
         assert (made.core.capacity.max_drafts, made.core.capacity.max_steps) == (8, 6)
-        made.step(Row(1, 4), Row(2, 5))
+        made.step(CacheRow(1, 4), CacheRow(2, 5))
         await made.until(lambda: "answer 1 [[7], [7]]" in made.core.calls)
-        made.step(Row(1, 5))
+        made.step(CacheRow(1, 5))
         await made.until(lambda: "answer 2 [[7]]" in made.core.calls)
 
 
@@ -118,8 +118,8 @@ async def test_a_step_planned_while_one_is_out_waits_for_its_answer() -> None:
     async with serving(fake) as port, drafting(port) as made:
         await made.until(lambda: made.core.calls == ["ready"])
         fake.steps.clear()
-        made.step(Row(1, 4))
-        made.step(Row(2, 5))
+        made.step(CacheRow(1, 4))
+        made.step(CacheRow(2, 5))
         fake.steps.set()
         await made.until(lambda: len(made.core.calls) == 3)
         assert made.core.calls == ["ready", "answer 1 [[7]]", "answer 2 [[7]]"]
@@ -130,14 +130,14 @@ async def test_a_lost_draft_executor_is_told_and_taken_back_with_nothing_of_the_
     async with serving(fake) as port, drafting(port, timing=MISSES_HEARTBEATS) as made:
         await made.until(lambda: made.core.calls == ["ready"])
         fake.steps.clear()
-        made.step(Row(1, 4))
+        made.step(CacheRow(1, 4))
         await asyncio.sleep(0)
         fake.heartbeats.clear()  # it hangs
         await made.until(lambda: "lost" in made.core.calls)
         fake.heartbeats.set()
         fake.steps.set()
         await made.until(lambda: made.core.calls == ["ready", "lost", "ready"])
-        made.step(Row(2, 1))
+        made.step(CacheRow(2, 1))
         await made.until(lambda: "answer 2 [[7]]" in made.core.calls)
 
 
@@ -145,7 +145,7 @@ async def test_an_answer_that_the_core_does_not_know_loses_the_draft_executor() 
     async with serving(FakeExecutor()) as port, drafting(port) as made:
         await made.until(lambda: made.core.calls == ["ready"])
         made.core.refuse = True
-        made.step(Row(1, 4))
+        made.step(CacheRow(1, 4))
         await made.until(lambda: made.core.calls == ["ready", "lost", "ready"])
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from prometheus_client import generate_latest
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.metrics.metrics import MAX_IDENTITIES, Telemetry
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request
 
 
-def shown(metrics: Telemetry, core: Scheduler) -> dict[str, float]:
+def shown(metrics: Telemetry, core: StepScheduler) -> dict[str, float]:
     metrics.show(core.snapshot(), core.shares(MAX_IDENTITIES))
     lines = generate_latest(metrics.registry).decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if line.startswith("paceline_scheduler_"))

@@ -13,7 +13,7 @@ from paceline.channel import PLAINTEXT
 from paceline.errors import Unavailable
 from paceline.executor.v1 import executor_pb2 as pb
 
-from scheduler_service.core.step import Plan, Row
+from scheduler_service.core.step import CacheRow, PlannedStep
 from scheduler_service.link.executor import ExecutorLink, ExecutorLostError, Timing
 from scheduler_service.link.pool import ExecutorPool
 from scheduler_service.text.pool import TextPool
@@ -27,7 +27,7 @@ TIMING = Timing(
 )
 MISSES_HEARTBEATS = replace(TIMING, heartbeat_timeout_s=0.3)
 MISSES_STEPS = replace(TIMING, step_timeout_s=0.3)
-PLAN = Plan(1, rows=(Row(1, 1),))
+PLAN = PlannedStep(1, rows=(CacheRow(1, 1),))
 
 
 class Pool:

@@ -13,9 +13,9 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.service.identity import Identity
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.request import Speculation
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.core.step import Capacity, Plan, Result, RowResult, TopLogprobs
+from scheduler_service.core.request import DraftingWish
+from scheduler_service.core.scheduler import StepScheduler
+from scheduler_service.core.step import Capacity, PlannedStep, RowAnswer, StepAnswer, TopLogprobs
 from scheduler_service.errors import ErrorReason, ServiceError
 from scheduler_service.link.pool import Served
 from scheduler_service.metrics.metrics import Telemetry
@@ -51,7 +51,7 @@ class Shop:
 
     def __init__(self, config: CoreConfig | None = None) -> None:
         self.now = 0.0
-        self.core = Scheduler(config or CoreConfig())
+        self.core = StepScheduler(config or CoreConfig())
         self.core.executor_ready(CAPACITY, 0.0)
         self.metrics = Telemetry()
         self.live = LiveRequests(self.core, self.metrics, lambda: self.now, lambda: None)
@@ -77,21 +77,21 @@ class Shop:
             message.continuation.prompt_digest = prompt_digest([1, 2])
             message.continuation.model_fingerprint = MODEL.fingerprints.model
             message.continuation.sampler = MODEL.fingerprints.sampler
-        checked = check_request(message, MODEL, DraftingOffer(default=Speculation()))
+        checked = check_request(message, MODEL, DraftingOffer(default=DraftingWish()))
         served = Served(MODEL, self.text if text else None)
         return self.live.admit(checked, [1, 2], caller, arrival=self.now, deadline=None, served=served)
 
-    def step(self, tokens: Sequence[int] | None = None, *, deliver: bool = True) -> Plan | None:
+    def step(self, tokens: Sequence[int] | None = None, *, deliver: bool = True) -> PlannedStep | None:
         """One step, in which each sampling row gets the next of `tokens` (7 without)."""
         plan = self.core.plan(self.now)
         if plan is None:
             return None
         feed = iter(tokens or ())
-        rows = [RowResult(row.kv_length + max(1, len(row.tokens)), [next(feed, 7)]) for row in plan.rows] + [
-            RowResult(len(opening.tokens), [next(feed, 7)]) for opening in plan.openings
+        rows = [RowAnswer(row.kv_length + max(1, len(row.tokens)), [next(feed, 7)]) for row in plan.rows] + [
+            RowAnswer(len(opening.tokens), [next(feed, 7)]) for opening in plan.openings
         ]
-        forks = [RowResult(fork.length) for fork in plan.forks]
-        self.live.post(self.core.apply(Result(plan.number, rows, forks, 900, 0), self.now))
+        forks = [RowAnswer(fork.length) for fork in plan.forks]
+        self.live.post(self.core.apply(StepAnswer(plan.number, rows, forks, 900, 0), self.now))
         if deliver:
             self.live.deliver()
         return plan
@@ -99,7 +99,7 @@ class Shop:
 
 def checked(id_: str) -> CheckedRequest:
     message = pb.GenerateRequest(request_id=id_, token_ids=pb.TokenIds(ids=[1, 2]))
-    return check_request(message, MODEL, DraftingOffer(default=Speculation()))
+    return check_request(message, MODEL, DraftingOffer(default=DraftingWish()))
 
 
 async def read(stream: RequestStream) -> list[pb.GenerateResponse]:

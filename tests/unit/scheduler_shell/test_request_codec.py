@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.service.identity import Identity
 
-from scheduler_service.core.request import Drafter, Speculation
+from scheduler_service.core.request import DraftingWish, DraftSource
 from scheduler_service.errors import ErrorReason, ServiceError
 from scheduler_service.model import DraftingOffer
 from scheduler_service.rpc.codec.requests import (
@@ -59,8 +59,8 @@ def speculation(**fields: Any) -> pb.GenerateRequest:
 
 
 FIXED = pb.SPECULATION_MODE_FIXED
-NGRAM, EXECUTOR = frozenset({Drafter.NGRAM}), frozenset({Drafter.EXECUTOR})
-BOTH = DraftingOffer(NGRAM | EXECUTOR, Speculation(NGRAM | EXECUTOR, 5))
+NGRAM, EXECUTOR = frozenset({DraftSource.NGRAM}), frozenset({DraftSource.EXECUTOR})
+BOTH = DraftingOffer(NGRAM | EXECUTOR, DraftingWish(NGRAM | EXECUTOR, 5))
 
 BAD: list[tuple[str, pb.GenerateRequest]] = [
     ("prompt", pb.GenerateRequest()),
@@ -147,24 +147,24 @@ def test_what_is_set_to_zero_is_not_unset() -> None:
 @pytest.mark.parametrize(
     ("fields", "drafting", "expected"),
     [
-        ({}, DRAFTING, Speculation(NGRAM)),
-        ({}, BOTH, Speculation(NGRAM | EXECUTOR, 5)),
-        ({}, DraftingOffer(default=Speculation()), Speculation()),
-        ({"drafter": pb.DRAFTER_DRAFT_EXECUTOR}, BOTH, Speculation(EXECUTOR, 5)),
-        ({"drafter": pb.DRAFTER_NGRAM}, DraftingOffer(default=Speculation()), Speculation()),
-        ({"mode": pb.SPECULATION_MODE_OFF}, BOTH, Speculation()),
-        ({"mode": pb.SPECULATION_MODE_AUTO}, BOTH, Speculation(NGRAM | EXECUTOR)),
-        ({"mode": pb.SPECULATION_MODE_AUTO, "drafter": pb.DRAFTER_NGRAM}, BOTH, Speculation(NGRAM)),
-        ({"mode": FIXED, "draft_tokens": 16}, DraftingOffer(default=Speculation()), Speculation(NGRAM, 16)),
+        ({}, DRAFTING, DraftingWish(NGRAM)),
+        ({}, BOTH, DraftingWish(NGRAM | EXECUTOR, 5)),
+        ({}, DraftingOffer(default=DraftingWish()), DraftingWish()),
+        ({"drafter": pb.DRAFTER_DRAFT_EXECUTOR}, BOTH, DraftingWish(EXECUTOR, 5)),
+        ({"drafter": pb.DRAFTER_NGRAM}, DraftingOffer(default=DraftingWish()), DraftingWish()),
+        ({"mode": pb.SPECULATION_MODE_OFF}, BOTH, DraftingWish()),
+        ({"mode": pb.SPECULATION_MODE_AUTO}, BOTH, DraftingWish(NGRAM | EXECUTOR)),
+        ({"mode": pb.SPECULATION_MODE_AUTO, "drafter": pb.DRAFTER_NGRAM}, BOTH, DraftingWish(NGRAM)),
+        ({"mode": FIXED, "draft_tokens": 16}, DraftingOffer(default=DraftingWish()), DraftingWish(NGRAM, 16)),
         (
             {"mode": FIXED, "draft_tokens": 1, "drafter": pb.DRAFTER_DRAFT_EXECUTOR},
             BOTH,
-            Speculation(EXECUTOR, 1),
+            DraftingWish(EXECUTOR, 1),
         ),
     ],
 )
 def test_speculation_is_the_requests_choice_of_what_the_server_has(
-    fields: dict[str, Any], drafting: DraftingOffer, expected: Speculation
+    fields: dict[str, Any], drafting: DraftingOffer, expected: DraftingWish
 ) -> None:
     assert check_request(speculation(**fields), MODEL, drafting).speculation == expected
 

@@ -8,9 +8,9 @@ import pytest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.events import Finished, FinishReason, Usage
-from scheduler_service.core.request import Drafter, Speculation
-from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.events import CompletionEnded, CompletionUsage, EndReason
+from scheduler_service.core.request import DraftingWish, DraftSource
+from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.metrics.metrics import Telemetry
 from scheduler_service.metrics.rates import Rates
 from scheduler_service.model import DraftingOffer, ExecutorView, ServiceState
@@ -25,12 +25,12 @@ from scheduler_service.rpc.codec.responses import (
 from scheduler_service.streams.output import OutputEnd
 from tests.unit.scheduler_shell.models_made_here import MODEL
 
-USAGE = Usage(5, 1, 9, 6, 4, 0, 0.1, 0.2, 0.3, 2, (2, 2, 2), (2, 1, 1))
-BOTH = frozenset(Drafter)
+USAGE = CompletionUsage(5, 1, 9, 6, 4, 0, 0.1, 0.2, 0.3, 2, (2, 2, 2), (2, 1, 1))
+BOTH = frozenset(DraftSource)
 
 
 def test_usage_has_drafts_by_position() -> None:
-    end = OutputEnd(0, Finished("r", 0, FinishReason.LENGTH, None, USAGE), None)
+    end = OutputEnd(0, CompletionEnded("r", 0, EndReason.LENGTH, None, USAGE), None)
     usage = output_message(end).finished.usage
     assert (usage.drafted_tokens, usage.accepted_tokens, usage.verifications) == (6, 4, 2)
     assert (list(usage.drafted_by_position), list(usage.accepted_by_position)) == ([2, 2, 2], [2, 1, 1])
@@ -39,13 +39,13 @@ def test_usage_has_drafts_by_position() -> None:
 @pytest.mark.parametrize(
     ("default", "expected"),
     [
-        (Speculation(), pb.Speculation(mode=pb.SPECULATION_MODE_OFF)),
-        (Speculation(BOTH), pb.Speculation(mode=pb.SPECULATION_MODE_AUTO)),
-        (Speculation(BOTH, 3), pb.Speculation(mode=pb.SPECULATION_MODE_FIXED, draft_tokens=3)),
+        (DraftingWish(), pb.Speculation(mode=pb.SPECULATION_MODE_OFF)),
+        (DraftingWish(BOTH), pb.Speculation(mode=pb.SPECULATION_MODE_AUTO)),
+        (DraftingWish(BOTH, 3), pb.Speculation(mode=pb.SPECULATION_MODE_FIXED, draft_tokens=3)),
     ],
 )
 def test_the_model_says_who_drafts_and_what_is_done_unasked(
-    default: Speculation, expected: pb.Speculation
+    default: DraftingWish, expected: pb.Speculation
 ) -> None:
     told = model_info(
         MODEL,
@@ -73,7 +73,7 @@ def test_status_has_every_state(state: ServiceState) -> None:
         state=state,
         uptime_s=1.0,
         ready_executors=1,
-        snapshot=Scheduler(CoreConfig()).snapshot(),
+        snapshot=StepScheduler(CoreConfig()).snapshot(),
         rates=Rates(0.0),
     )
     assert pb.SchedulerState.Name(status.state) == f"SCHEDULER_STATE_{state.name}"

@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 from paceline.executor.v1 import executor_pb2 as pb
 
-from scheduler_service.core.request import Sampling
-from scheduler_service.core.step import Code, Fork, Opening, Plan, Row, TopLogprobs, Truncate
+from scheduler_service.core.request import SamplingSettings
+from scheduler_service.core.step import (
+    CacheFork,
+    CacheOpening,
+    CacheRow,
+    CacheTruncation,
+    Code,
+    PlannedStep,
+    TopLogprobs,
+)
 from scheduler_service.link.codec.foreign import MAX_CHARACTERS
 from scheduler_service.link.codec.handshake import decode_facts
 from scheduler_service.link.codec.steps import decode_result, encode_step
@@ -19,12 +27,12 @@ from tests.unit.scheduler_shell import fake_executor
 from tests.unit.scheduler_shell.models_made_here import LIMITS
 
 HEADER = pb.StepHeader(session_id=3, step_id=9, epoch=77)
-OPENING = Opening(
+OPENING = CacheOpening(
     cache_id=5,
     tokens=(1, 2, 3),
     prompt_length=2,
     limit=2,
-    sampling=Sampling(temperature=0.5, top_p=0.9, logit_bias=((4, 1.5),), seed=2**64 - 1, logprobs=2),
+    sampling=SamplingSettings(temperature=0.5, top_p=0.9, logit_bias=((4, 1.5),), seed=2**64 - 1, logprobs=2),
     stop_token_ids=(0,),
     min_tokens=4,
     salt=b"s",
@@ -36,12 +44,17 @@ BOUNDS = Bounds(VOCABULARY, CONTEXT, PAGES)
 
 
 def test_a_plan_becomes_packed_rows_openings_and_ordered_ops() -> None:
-    fork = Fork(5, 6, 2, Sampling(seed=1), (0,), 0)
-    plan = Plan(
+    fork = CacheFork(5, 6, 2, SamplingSettings(seed=1), (0,), 0)
+    plan = PlannedStep(
         1,
         releases=(8, 9),
         forks=(fork,),
-        rows=(Row(10, 7), Row(11, 4, limit=2), Row(12, 3, tokens=(40, 41)), Row(13, 9, drafts=(50,))),
+        rows=(
+            CacheRow(10, 7),
+            CacheRow(11, 4, limit=2),
+            CacheRow(12, 3, tokens=(40, 41)),
+            CacheRow(13, 9, drafts=(50,)),
+        ),
         openings=(OPENING,),
     )
     step = encode_step(plan, HEADER)
@@ -67,12 +80,12 @@ def test_a_plan_becomes_packed_rows_openings_and_ordered_ops() -> None:
 
 
 def test_a_draft_executors_step_truncates_and_samples_several_tokens_in_a_row() -> None:
-    plan = Plan(
+    plan = PlannedStep(
         1,
         releases=(8,),
-        truncates=(Truncate(10, 5), Truncate(11, 6)),
-        forks=(Fork(5, 6, 2, Sampling(), (), 0),),
-        rows=(Row(10, 5, tokens=(40,), steps=4), Row(11, 6, tokens=(41, 42))),
+        truncates=(CacheTruncation(10, 5), CacheTruncation(11, 6)),
+        forks=(CacheFork(5, 6, 2, SamplingSettings(), (), 0),),
+        rows=(CacheRow(10, 5, tokens=(40,), steps=4), CacheRow(11, 6, tokens=(41, 42))),
     )
     step = encode_step(plan, HEADER)
     assert [op.WhichOneof("op") for op in step.ops] == ["release", "truncate", "truncate", "fork"]
@@ -91,7 +104,7 @@ def test_a_draft_executors_step_truncates_and_samples_several_tokens_in_a_row() 
 
 
 def test_plain_decode_rows_carry_ids_and_lengths_alone() -> None:
-    step = encode_step(Plan(1, rows=(Row(10, 7), Row(11, 4))), HEADER)
+    step = encode_step(PlannedStep(1, rows=(CacheRow(10, 7), CacheRow(11, 4))), HEADER)
     assert {field.name for field, _ in step.rows.ListFields()} == {"cache_ids", "kv_lengths"}
 
 
@@ -109,8 +122,13 @@ def test_what_an_executor_does_not_advertise_it_is_not_asked_for() -> None:
 
 
 def test_an_answer_becomes_one_result_per_row_then_per_opening() -> None:
-    plan = Plan(4, releases=(1,), forks=(Fork(5, 6, 2, Sampling(), (), 0),), rows=(Row(1, 2), Row(2, 3)))
-    plan = Plan(4, plan.releases, plan.forks, plan.rows, (OPENING,))
+    plan = PlannedStep(
+        4,
+        releases=(1,),
+        forks=(CacheFork(5, 6, 2, SamplingSettings(), (), 0),),
+        rows=(CacheRow(1, 2), CacheRow(2, 3)),
+    )
+    plan = PlannedStep(4, plan.releases, plan.forks, plan.rows, (OPENING,))
     message = pb.StepResult(
         rows=pb.RowResults(
             kv_lengths=[3, 0, 2],
@@ -142,7 +160,7 @@ def answer(**fields: Any) -> pb.RowResults:
     return pb.RowResults(**right | fields)
 
 
-GOING_ON = Plan(1, rows=(Row(1, 2),))
+GOING_ON = PlannedStep(1, rows=(CacheRow(1, 2),))
 LOGPROBS = pb.RowDetail(logprobs=[-1], k=1, top_ids=[7], top_logprobs=[-1])
 
 
@@ -193,7 +211,7 @@ def test_an_answer_that_cannot_be_one_is_none(rows: pb.RowResults) -> None:
 def test_a_prefix_hit_beyond_what_was_computed_is_no_answer(cached: int) -> None:
     rows = pb.RowResults(kv_lengths=[2], token_counts=[1], tokens=[7], cached_lengths=[cached])
     with pytest.raises(ValueError, match="KV length"):
-        decode_result(Plan(1, openings=(OPENING,)), pb.StepResult(rows=rows), BOUNDS)
+        decode_result(PlannedStep(1, openings=(OPENING,)), pb.StepResult(rows=rows), BOUNDS)
 
 
 def test_more_pages_than_there_are_is_no_answer() -> None:
