@@ -7,7 +7,7 @@ import asyncio
 import grpc.aio
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
-from paceline.channel import Link, server_options
+from paceline.channel import MAX_CONNECTION_STREAMS, Link, server_options
 from paceline.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from paceline.service.audit import Audit
 from paceline.service.gate import Gate
@@ -29,8 +29,19 @@ ADMIN_SERVICE = "paceline.scheduler.v1.AdminService"
 RECEIVE_BYTES = 16 << 20
 """Above the 4 MiB of public messages, so that a prompt far too large is refused by name."""
 _PUBLIC_OPTIONS = dict(server_options(Link.PUBLIC)) | {"grpc.max_receive_message_length": RECEIVE_BYTES}
+SPARE_STREAMS = 64
 GRACE_S = 1.0
 """For answers that are already on their way when the server stops."""
+
+
+def max_streams(settings: SchedulerSettings) -> int:
+    """Calls of one connection that are taken at once: all that can be live, and some to be refused by name.
+
+    Calls that have arrived are taken one by one, 0.1 ms each, whoever made them: a connection's further ones
+    wait at its client instead of before everybody's.
+    """
+    live = settings.max_running + settings.max_queued_requests
+    return min(live + SPARE_STREAMS, MAX_CONNECTION_STREAMS)
 
 
 class Server:
@@ -43,17 +54,17 @@ class Server:
             (scheduler_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR),
             self.service.metrics.call_failed,
         )
+        servicer = SchedulerServicer(self.service, settings.credentials)
+        options = _PUBLIC_OPTIONS | {"grpc.max_concurrent_streams": max_streams(settings)}
         self._server = grpc.aio.server(
             interceptors=[
                 Gate(settings.credentials, audit),
-                StatusInterceptor(settings.credentials, audit),
+                StatusInterceptor(settings.credentials, audit, servicer.admit),
             ],
-            options=list(_PUBLIC_OPTIONS.items()),
+            options=list(options.items()),
         )
         self._health = PublishedHealth(self._server)
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-            SchedulerServicer(self.service, settings.credentials), self._server
-        )
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminServicer(self.service, settings.credentials, audit), self._server
         )

@@ -106,16 +106,20 @@ class Admission:
         if not live.started:
             self.unqueue(live, now)
 
-    def wait_s(self, identity: str, weight: float) -> float:
-        """Predicted, until a request that comes now is started."""
+    def wait_s(self, identity: str, weight: float, max_sequences: int = 0) -> float:
+        """Predicted, until a request that comes now is started; `max_sequences`: how many run at once, if known."""
         if not self.requests:
             return 0.0
-        pool = self._pool
-        if pool.queue.is_below_share(identity, weight, len(pool.running)):
+        pool, forecast = self._pool, self._forecast
+        running = len(pool.running)
+        if pool.queue.is_below_share(identity, weight, running):
             return 0.0
         looked_at = list(islice(self._queued.values(), SAMPLE))
-        wait_s = self._forecast.wait_s(self._queued.get(identity), weight, looked_at)
-        return wait_s * len(self._queued) / len(looked_at)
+        ahead = forecast.ahead(self._queued.get(identity), weight, looked_at)
+        ahead *= len(self._queued) / len(looked_at)
+        if not running:  # they have come since the last step: all places are free
+            ahead -= max_sequences
+        return forecast.wait_s(ahead)
 
     # -- the door --------------------------------------------------------------------------------
 
@@ -159,9 +163,9 @@ class Admission:
         True if it is to be a trial: it would be refused otherwise.
         """
         forecast, running = self._forecast, len(self._pool.running)
-        if deadline is None or not running or not forecast.step_s:
+        if deadline is None or not forecast.step_s or not (running or self.requests):
             return False  # on an idle executor it is tried
-        wait_s = self.wait_s(identity, weight)
+        wait_s = self.wait_s(identity, weight, limits.max_sequences)
         first_at = now + wait_s + self._prompt_s(prompt_tokens, limits)
         late, what = first_at, "first token"
         length = forecast.length(self._pool.queue.account(identity), max_tokens)

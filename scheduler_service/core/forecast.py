@@ -152,10 +152,10 @@ class Forecast:
         length = self._lengths.quantile(MEDIAN) or 1
         return length * self.step_s / max(1.0, self.step_rows * self._tokens_per_row)
 
-    def wait_s(self, account: Account | None, weight: float, queued: Iterable[Account]) -> float:
-        """Until a request that is queued now is started, if anybody is queued.
+    def ahead(self, account: Account | None, weight: float, queued: Iterable[Account]) -> float:
+        """Requests that are started before one of this account that is queued now.
 
-        Ahead of it are its identity's own, and of each other identity as many as get their turns meanwhile.
+        Its identity's own, and of each other identity as many as get their turns meanwhile.
         """
         own = account.queued_requests if account is not None else 0
         rounds = (own + 1) / weight
@@ -163,4 +163,8 @@ class Forecast:
         for other in queued:
             if other is not account:
                 ahead += min(other.queued_requests, rounds * other.weight)
-        return (ahead + 1) * self._interval_s()
+        return ahead
+
+    def wait_s(self, ahead: float) -> float:
+        """Until a request is started behind so many that wait for each other; at once below 0."""
+        return max(0.0, ahead + 1) * self._interval_s()

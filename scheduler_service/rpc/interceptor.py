@@ -23,13 +23,20 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _OURS = "/paceline."
+_GENERATING = ("/Generate", "/GenerateUnary")
+
+Admit: TypeAlias = Callable[[_Context], Awaitable[None]]
+"""Raises a ServiceError if a call is refused of whose message nothing is known yet."""
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
-    """Maps what our handlers raise. They are coroutines, so that no message pays for this."""
+    """Maps what our handlers raise. They are coroutines, so that no message pays for this.
 
-    def __init__(self, credentials: Credentials, audit: Audit) -> None:
-        self._credentials, self._audit = credentials, audit
+    With `admit`, calls of Generate and GenerateUnary are asked about there, and read afterwards.
+    """
+
+    def __init__(self, credentials: Credentials, audit: Audit, admit: Admit | None = None) -> None:
+        self._credentials, self._audit, self._admit = credentials, audit, admit
 
     async def intercept_service(
         self,
@@ -41,6 +48,12 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or not handler_call_details.method.startswith(_OURS):
             return handler
         method = handler_call_details.method
+        if self._admit is not None and method.endswith(_GENERATING):
+            return grpc.stream_stream_rpc_method_handler(
+                self._guarded(_reading(handler, self._admit), method),
+                lenient(handler.request_deserializer),
+                handler.response_serializer,
+            )
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
                 self._guarded(handler.unary_stream, method),
@@ -77,6 +90,24 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             return await end_call(context, status_of(failure))
 
         return guarded
+
+
+def _reading(handler: _Handler, admit: Admit) -> Any:
+    """The handler of one message as one of a stream, which gRPC does not read by itself."""
+    behaviour: Any = handler.unary_stream or handler.unary_unary
+
+    async def read(_requests: object, context: _Context) -> None:
+        await admit(context)
+        request = await context.read()
+        if request is grpc.aio.EOF:
+            raise invalid("request", "is missing")
+        if isinstance(request, Malformed):
+            raise invalid("request", request.message)
+        response = await behaviour(request, context)
+        if response is not None:
+            await context.write(response)
+
+    return read
 
 
 def _unless_encoded(serializer: Any) -> Any:

@@ -15,6 +15,7 @@ from paceline.service.identity import Identity
 
 from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError, invalid
 from scheduler_service.link.pool import Served
+from scheduler_service.rpc.arrivals import ArrivalQueue, RefusalPace
 from scheduler_service.rpc.codec.output import UnaryAnswer, output_message
 from scheduler_service.rpc.codec.requests import (
     check_aborts,
@@ -44,6 +45,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         self._service, self._credentials = service, credentials
         self._metrics = service.metrics
         self._drafting = service.settings.drafting
+        self._arrivals, self._refusals = ArrivalQueue(), RefusalPace(time.monotonic)
 
     async def Generate(  # type: ignore[override]  # writes, and so is no iterator
         self, request: pb.GenerateRequest, context: _Context
@@ -155,15 +157,36 @@ class SchedulerServicer(SchedulerServiceServicer):
             rates=service.rates,
         )
 
+    async def admit(self, context: _Context) -> None:
+        """Let a call of Generate or GenerateUnary begin when it is its caller's turn.
+
+        Raises a ServiceError if its caller has sent many at once and there is no room for another request,
+        whatever that is: nothing of it was read. A resend among them may be refused too.
+        """
+        caller = self._credentials.identify(context)
+        if not await self._arrivals.turn(caller.name):
+            return
+        try:
+            self._service.door(caller)
+            self._service.live.check_any_room(caller, _deadline(context))
+        except ServiceError as error:
+            await self._refused(caller, error)
+            raise
+
+    async def _refused(self, caller: Identity, error: ServiceError) -> None:
+        """Count it; wait if the caller's refusals come too fast."""
+        self._metrics.ended_badly(error)
+        if error.reason in _REFUSALS and (delay_s := self._refusals.delay_s(caller.name)):
+            await asyncio.sleep(delay_s)
+
     async def _admitted(self, request: pb.GenerateRequest, context: _Context) -> RequestStream:
         arrival, caller = time.monotonic(), self._credentials.identify(context)
-        remaining = context.time_remaining()
+        deadline = _deadline(context)
         try:
             served = self._service.door(caller)
             checked = check_request(request, served.model, self._drafting)
             check_priority(checked.priority, caller)
             self._service.live.check_id(caller, checked)
-            deadline = None if remaining is None else arrival + remaining
             known = len(checked.prompt.ids) if isinstance(checked.prompt, TokenPrompt) else 1
             self._service.live.check_room(caller, checked, known, deadline)  # before the work of tokenizing
             ids = await _token_ids(checked.prompt, served, caller)
@@ -176,11 +199,20 @@ class SchedulerServicer(SchedulerServiceServicer):
                 served=served,
             )
         except ServiceError as error:
-            self._metrics.ended_badly(error)
+            await self._refused(caller, error)
             raise
 
     def _served(self, context: _Context) -> Served:
         return self._service.served(self._credentials.identify(context))
+
+
+_REFUSALS = (ErrorReason.QUEUE_FULL, ErrorReason.QUOTA, ErrorReason.TOO_LATE)
+
+
+def _deadline(context: _Context) -> float | None:
+    """On the clock of time.monotonic."""
+    remaining = context.time_remaining()
+    return None if remaining is None else time.monotonic() + remaining
 
 
 async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequence[int]:

@@ -61,8 +61,14 @@ class LiveRequests:
 
         A resend is not judged here: it may have the queue's room that the call before it holds.
         """
-        if scoped_id(caller.name, checked.id) in self._streams:
-            return
+        if scoped_id(caller.name, checked.id) not in self._streams:
+            self._check_room(caller, prompt_tokens, deadline)
+
+    def check_any_room(self, caller: Identity, deadline: float | None) -> None:
+        """Raises a ServiceError if no request of the caller, whatever it is, would be taken now."""
+        self._check_room(caller, 1, deadline)
+
+    def _check_room(self, caller: Identity, prompt_tokens: int, deadline: float | None) -> None:
         now = self._clock()
         try:
             self._core.check_room(caller.name, now, prompt_tokens, deadline, caller.weight)

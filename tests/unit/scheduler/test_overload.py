@@ -70,6 +70,25 @@ def test_goodput_stays_at_its_peak_however_much_is_offered(
     assert by_load[1] >= 0.85 * capacity(cost, deadline_s), by_load
 
 
+def burst(count: int, running: int = 0) -> list[Call]:
+    """So many calls at once, due in 2 s, on an executor with 32 seats that has served some before."""
+    simulation = Simulation(FLAT, seats=32, config=CoreConfig(max_running=32))
+    simulation.run([Call(at=0.01 * i, length=LENGTH, timeout_s=10.0) for i in range(200)])
+    at = simulation.now + 5.0
+    calls = [Call(at=at, length=LENGTH, timeout_s=2.0) for _ in range(count)]
+    simulation.run([*(Call(at=at - 0.1, length=LENGTH) for _ in range(running)), *calls])
+    return calls
+
+
+@pytest.mark.parametrize("running", [0, 4])
+def test_of_a_burst_on_free_seats_as_many_are_taken_as_can_be_done_in_time(running: int) -> None:
+    assert not any(call.refused for call in burst(32 - running, running))
+    calls = burst(1000, running)
+    taken = [call for call in calls if call.refused is None]
+    assert 32 < len(taken) < 130  # in 2 s there are three rounds on 32 seats
+    assert sum(call.finished_at is not None for call in taken) >= 0.9 * len(taken)
+
+
 def test_hardly_anything_is_computed_in_vain() -> None:
     calls = run(STEEP, 5, 2.0)
     begun = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.step import Capacity
 from scheduler_service.errors import ErrorReason, ServiceError
 from scheduler_service.link.pool import Served
+from scheduler_service.rpc.arrivals import AT_ONCE
 from scheduler_service.rpc.codec.requests import check_request
 from scheduler_service.rpc.servicer import SchedulerServicer
 from scheduler_service.rpc.statuses import CODES
@@ -79,6 +81,18 @@ async def test_a_full_queue_refuses_before_the_prompt_is_tokenized() -> None:
     assert tokenizer.asked == 1
     assert caught.value.retry_after_s
     assert service.core.snapshot().counters.refused == 1
+
+
+async def test_of_many_calls_at_once_those_without_room_are_refused_unread() -> None:
+    service = scheduler(Tokenizer(PromptError("asked")), max_queued_requests=1)
+    servicer = SchedulerServicer(service, Credentials())
+    request, caller = check_request(ids(1, 2), MODEL, DRAFTING), Credentials().identify(CONTEXT)
+    service.live.admit(request, [1, 2], caller, arrival=0.0, deadline=None, served=Served(MODEL, None, None))
+    await servicer.admit(CONTEXT)  # one call may be a resend: it is read
+    ends = await asyncio.gather(*(servicer.admit(CONTEXT) for _ in range(20)), return_exceptions=True)
+    refused = [end for end in ends if isinstance(end, ServiceError)]
+    assert len(refused) >= 20 - AT_ONCE
+    assert all(end.reason is ErrorReason.QUEUE_FULL and end.retry_after_s for end in refused)
 
 
 @pytest.mark.parametrize(

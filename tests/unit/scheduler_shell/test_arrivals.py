@@ -1,0 +1,183 @@
+"""Calls that have arrived take turns among callers, and who is refused is not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from paceline.channel import MAX_CONNECTION_STREAMS
+from paceline.service.audit import Audit
+from paceline.service.credentials import Credentials
+
+from scheduler_service.config import SchedulerSettings
+from scheduler_service.errors import ErrorReason, ServiceError
+from scheduler_service.rpc.arrivals import (
+    AT_ONCE,
+    MAX_REFUSED_CALLERS,
+    MAX_TURNS,
+    REFUSALS_AT_ONCE,
+    REFUSALS_PER_S,
+    ArrivalQueue,
+    RefusalPace,
+)
+from scheduler_service.rpc.interceptor import StatusInterceptor
+from scheduler_service.server import SPARE_STREAMS, max_streams
+
+NO_AUDIT = Audit((), lambda method, reason: None)
+
+
+class Calls:
+    """Calls of an ArrivalQueue, and the order in which they begin."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self._queue = ArrivalQueue()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def arrive(self, *callers: str) -> None:
+        self._tasks += [asyncio.create_task(self._call(caller)) for caller in callers]
+
+    async def _call(self, caller: str) -> None:
+        await self._queue.turn(caller)
+        self.begun.append(caller)
+
+    async def end(self) -> None:
+        await asyncio.gather(*self._tasks)
+
+    def cancel(self, number: int) -> None:
+        self._tasks[number].cancel()
+
+
+async def test_a_call_beside_thousands_of_another_caller_begins_as_soon_as_it_has_arrived() -> None:
+    calls = Calls()
+    calls.arrive(*["flood"] * 2000, "polite")
+    await asyncio.sleep(0)
+    assert "polite" not in calls.begun[:AT_ONCE]
+    assert calls.begun == ["flood"] * AT_ONCE + ["polite"]
+    await calls.end()
+    assert len(calls.begun) == 2001
+
+
+async def test_waiting_calls_begin_in_turns_of_their_callers() -> None:
+    calls = Calls()
+    calls.arrive(*["a"] * 12, *["b"] * 12, *["c"] * 6)
+    await calls.end()
+    rest = calls.begun[3 * AT_ONCE :]
+    assert rest == ["a", "b", "c"] * 2 + ["a", "b"] * 6
+
+
+async def test_arrivals_without_end_do_not_keep_calls_from_beginning() -> None:
+    calls = Calls()
+    calls.arrive(*["flood"] * 10)
+    for _ in range(3 * MAX_TURNS):
+        calls.arrive("flood")
+        await asyncio.sleep(0)
+    assert len(calls.begun) >= 3 * AT_ONCE
+    await calls.end()
+
+
+async def test_a_call_that_was_cancelled_takes_nobodys_turn() -> None:
+    calls = Calls()
+    calls.arrive(*["a"] * 10)
+    await asyncio.sleep(0)
+    for number in range(AT_ONCE, 9):
+        calls.cancel(number)
+    with pytest.raises(asyncio.CancelledError):
+        await calls.end()
+    await asyncio.wait_for(calls._tasks[9], 60)
+    assert len(calls.begun) == AT_ONCE + 1
+
+
+def test_refusals_of_one_caller_are_paced_and_nobody_elses() -> None:
+    now = 100.0
+    pace = RefusalPace(lambda: now)
+    assert not any(pace.delay_s("flood") for _ in range(REFUSALS_AT_ONCE))
+    delays = [pace.delay_s("flood") for _ in range(100)]
+    assert delays == pytest.approx([i / REFUSALS_PER_S for i in range(100)])
+    assert pace.delay_s("polite") == 0.0
+    now += 100.0
+    assert pace.delay_s("flood") == 0.0
+
+
+def test_the_pace_of_callers_long_gone_is_forgotten() -> None:
+    now = 0.0
+    pace = RefusalPace(lambda: now)
+    for number in range(10 * MAX_REFUSED_CALLERS):
+        now += 1.0
+        pace.delay_s(str(number))
+    assert len(pace._due) <= MAX_REFUSED_CALLERS
+
+
+def test_calls_of_one_connection_beyond_what_can_be_live_wait_at_their_client() -> None:
+    settings = SchedulerSettings(max_running=8, max_queued_requests=100)
+    assert max_streams(settings) == 108 + SPARE_STREAMS
+    assert max_streams(SchedulerSettings(max_queued_requests=1 << 20)) == MAX_CONNECTION_STREAMS
+
+
+class Door:
+    """Refuses calls while it is shut; counts the messages that were read."""
+
+    def __init__(self) -> None:
+        self.shut, self.read = False, 0
+
+    async def admit(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        if self.shut:
+            raise ServiceError(ErrorReason.QUEUE_FULL, "full", retry_after_s=2.0)
+
+    def parse(self, data: bytes) -> bytes:
+        self.read += 1
+        return data
+
+
+async def echo(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+    return request
+
+
+async def echo_twice(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    await context.write(request)
+    await context.write(request)
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[tuple[Door, grpc.aio.Channel]]:
+    door = Door()
+    server = grpc.aio.server(interceptors=[StatusInterceptor(Credentials(), NO_AUDIT, door.admit)])
+    handlers = {
+        "GenerateUnary": grpc.unary_unary_rpc_method_handler(echo, door.parse),
+        "Generate": grpc.unary_stream_rpc_method_handler(echo_twice, door.parse),
+    }
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("paceline.test", handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield door, channel
+    await server.stop(None)
+
+
+async def test_who_is_refused_is_not_read(door: tuple[Door, grpc.aio.Channel]) -> None:
+    counts, channel = door
+    unary, stream = (
+        channel.unary_unary("/paceline.test/GenerateUnary"),
+        channel.unary_stream("/paceline.test/Generate"),
+    )
+    assert await unary(b"x") == b"x"
+    assert [message async for message in stream(b"y")] == [b"y", b"y"]
+    assert counts.read == 2
+    counts.shut = True
+    for call in (unary(b"x"), stream(b"x").read()):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert counts.read == 2
+
+
+async def test_a_call_without_a_message_is_invalid(door: tuple[Door, grpc.aio.Channel]) -> None:
+    call = door[1].stream_stream("/paceline.test/Generate")()
+    await call.done_writing()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
