@@ -30,37 +30,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.bench.figures import Line
+from tests.bench.overload_client import Row
+from tests.bench.overload_report import all_lines
 from tests.support.processes import ROOT
 
-MIN_GOODPUT, MIN_GOODPUT_AT_CAPACITY = 0.90, 0.85
-MAX_REFUSAL_MS = 50.0
-MAX_REFUSAL_IN_HEALTH = 3.0  # times health's p99, on a model
-MAX_RETRY_RATIO = 2.0
 INTERRUPT_S = 20.0
-
-
-@dataclass(frozen=True)
-class Line:
-    """One figure. `least` and `most` are its bounds, where it has them."""
-
-    scenario: str
-    name: str
-    value: float
-    least: float | None = None
-    most: float | None = None
-
-    @property
-    def good(self) -> bool:
-        """Within its bounds."""
-        return (self.least is None or self.value >= self.least) and (
-            self.most is None or self.value <= self.most
-        )
-
-    def __str__(self) -> str:
-        bounds = [f"≥ {self.least:.2f}"] if self.least is not None else []
-        bounds += [f"≤ {self.most:.2f}"] if self.most is not None else []
-        verdict = "held" if self.good else "NOT HELD"
-        return f"{self.scenario:15s} {self.name:52s} {self.value:9.2f}  {', '.join(bounds):18s} {verdict}"
 
 
 @dataclass(frozen=True)
@@ -84,25 +59,7 @@ def text_lines(scenario: str, found: Any) -> Iterator[Line]:
 
 def overload_lines(scenario: str, found: Any) -> Iterator[Line]:
     """Of `overload`'s JSON."""
-    rows = found["rows"]
-    for row in rows:
-        best = max(other["goodput"] for other in rows if other["deadline_s"] == row["deadline_s"])
-        name = f"{row['load']:g}x, deadline {row['deadline_s']:g} s: "
-        if row["load"] <= 1:
-            share = row["goodput"] / row["offered"] if row["offered"] else 0.0
-            yield Line(scenario, name + "goodput / offered", share, MIN_GOODPUT_AT_CAPACITY)
-        else:
-            yield Line(scenario, name + "goodput / best", row["goodput"] / best if best else 0.0, MIN_GOODPUT)
-        if row["refused"]:
-            on_model = MAX_REFUSAL_IN_HEALTH * row["health_p99"]
-            most = on_model if scenario == "overload-model" else MAX_REFUSAL_MS
-            yield Line(scenario, name + "refusals p99, ms", row["refusal_p99"], most=most)
-        if row["retry_ratio"]:
-            ratio = row["retry_ratio"]
-            yield Line(
-                scenario, name + "RetryInfo / the wait, median", ratio, 1 / MAX_RETRY_RATIO, MAX_RETRY_RATIO
-            )
-        yield Line(scenario, name + "CPU of the client, of one core", row["client_cpu"])
+    yield from all_lines(scenario, found["backend"], [Row(**row) for row in found["rows"]])
 
 
 def auth_lines(scenario: str, found: Any) -> Iterator[Line]:
@@ -118,8 +75,8 @@ SCENARIOS = {
     "overload": Scenario("overload", ("--seconds", "20"), ("--short",), 480, 30, overload_lines),
     "overload-model": Scenario(
         "overload",
-        ("--torch", "--seats", "8", "--deadlines", "5", "--seconds", "20"),
-        ("--torch", "--seats", "8", "--deadlines", "5", "--loads", "1,5", "--seconds", "8"),
+        ("--backend", "model", "--deadlines", "5", "--seconds", "20"),
+        ("--backend", "model", "--deadlines", "5", "--loads", "1,5", "--seconds", "8"),
         180,
         65,
         overload_lines,
