@@ -42,6 +42,8 @@ TRIAL_INTERVAL = 10.0
 """Between two trials of an identity whose lengths are known, in times until the deadline."""
 TRIAL_SEATS = 16
 """One in so many seats may be taken by trials."""
+SURPLUS_TOKENS = 64
+"""Prompt tokens that identities above their share may start in one step, beside others."""
 SAMPLE = 64
 """Identities that are looked at, at most, to predict a wait."""
 
@@ -67,6 +69,9 @@ class Admission:
         self.requests = 0  # not started yet
         self.tokens = 0  # of their prompts
         self.trials = 0  # live requests that are trials
+        self._plan_at = 0.0  # the step being made, while several identities are active
+        self._started_tokens = 0  # in it, of those that hold more than their share
+        self._started_fairly = False  # in it, one of those that hold less
 
     # -- the queue -------------------------------------------------------------------------------
 
@@ -211,6 +216,8 @@ class Admission:
     ) -> Start:
         """Whether to start it beside those that run, which need `spare_pace_s` (see `Forecast`)."""
         forecast, live = self._forecast, sequence.live
+        if self._roster.waiting.contested and not self._fits_beside(sequence, limits, now):
+            return Start.LATER
         if live.request.deadline is None and spare_pace_s == float("inf"):
             return Start.NOW
         pace_s = forecast.pace_s(len(self._pool.running) + 1)
@@ -225,6 +232,23 @@ class Admission:
         if pace_s <= spare_pace_s or pace_s < STEEP * forecast.pace_s(len(self._pool.running) // 2):
             return Start.NOW
         return Start.LATER
+
+    def _fits_beside(self, sequence: Sequence, limits: Limits, now: float) -> bool:
+        """Whether the step may have this prompt too, for the sake of others' steps and first tokens.
+
+        Identities that hold no more than their share of the seats may start whatever fits; the others few
+        prompt tokens a step, and none in a step that has the first token of one that holds less.
+        """
+        if now != self._plan_at:
+            self._plan_at, self._started_tokens, self._started_fairly = now, 0, False
+        account, tokens = sequence.live.account, len(sequence.tokens)
+        if account.running < self._roster.waiting.share(account, limits.seats):
+            self._started_fairly = True
+            return True
+        if self._started_fairly or (self._started_tokens and self._started_tokens + tokens > SURPLUS_TOKENS):
+            return False
+        self._started_tokens += tokens
+        return True
 
     def check_integrity(self, queued: list[LiveRequest]) -> None:
         """Compare with those that are live and not started. Raises AssertionError."""

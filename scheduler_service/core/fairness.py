@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush, heapreplace
+from typing import TypeAlias
 
 from scheduler_service.core.account import Account
 from scheduler_service.core.queue import SequenceQueue
@@ -30,15 +31,24 @@ MAX_IDLE = 4096
 """Accounts kept of identities without a live request; the one idle for longest is forgotten first."""
 
 
+_Turn: TypeAlias = tuple[float, bool, int, int, Account]
+"""Counter; whether it runs something; rank, version, account. Who is lifted to another's counter, and has
+nothing that runs, goes before that one if it has."""
+
+
+def _turn(account: Account) -> _Turn:
+    return account.counter, account.running > 0, account.rank, account.version, account
+
+
 class FairQueue:
     """All accounts, and the sequences that wait in them."""
 
     def __init__(self) -> None:
         self._active: dict[str, Account] = {}
         self._idle: dict[str, Account] = {}  # in the order of becoming idle
-        self._turns: list[tuple[float, int, int, Account]] = []
-        """A heap of (counter, rank, version, account). An entry of another version is void; a counter that
-        has risen since is corrected when the entry surfaces."""
+        self._turns: list[_Turn] = []
+        """A heap. An entry of another version is void; a counter that has risen since is corrected when the
+        entry surfaces."""
         self._ranks = 0
         self._floor = 0.0  # counter of the last account that was admitted from
         self._weight = 0.0  # of the active ones
@@ -118,11 +128,11 @@ class FairQueue:
         """Whose turn it is; None: nobody waits."""
         turns = self._turns
         while turns:
-            counter, _, version, account = turns[0]
+            counter, _, _, version, account = turns[0]
             if version != account.version:
                 heappop(turns)
             elif counter < account.counter:
-                heapreplace(turns, (account.counter, account.rank, version, account))
+                heapreplace(turns, _turn(account))
             else:
                 return account
         return None
@@ -191,14 +201,14 @@ class FairQueue:
 
     def _queue(self, account: Account) -> None:
         account.version += 1
-        heappush(self._turns, (account.counter, account.rank, account.version, account))
+        heappush(self._turns, _turn(account))
 
     def check_integrity(self, running: SequenceQueue) -> None:
         """Raises AssertionError."""
         waiting = list(self)
         assert self._waiting == len(waiting), "waiting sequences are miscounted"
         assert self.waiting_tokens == sum(len(s.tokens) for s in waiting), "waiting tokens are miscounted"
-        queued = [a for _, _, version, a in self._turns if version == a.version and a.waiting]
+        queued = [a for _, _, _, version, a in self._turns if version == a.version and a.waiting]
         assert len(queued) == len(set(queued)), "an identity has two turns"
         for account in self.active:
             assert bool(account.waiting) == (account in queued), f"{account.identity!r} has no turn"

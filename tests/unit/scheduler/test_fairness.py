@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler_service.core.account import Account
+from scheduler_service.core.admission import SURPLUS_TOKENS
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import NoRoom
 from scheduler_service.core.fairness import MAX_IDLE, FairQueue
@@ -198,6 +199,20 @@ def test_a_plan_does_not_look_at_all_who_wait(monkeypatch: pytest.MonkeyPatch) -
     assert seen <= 6
 
 
+def test_who_comes_with_nothing_running_goes_before_whom_it_is_lifted_to() -> None:
+    harness = Harness(FakeExecutor(CAPACITY), CoreConfig(max_running=2))
+    for i in range(4):
+        harness.add(make_request(f"flood {i}", identity="flood"))
+    harness.step()
+    harness.add(make_request("polite", identity="polite"))
+    assert counter(harness, "polite") == counter(harness, "flood")
+    plan = harness.core.plan(harness.now)
+    assert plan is not None
+    polite = harness.core._roster.waiting.account("polite")
+    assert polite is not None
+    assert polite.running == 1  # in the very next step: a request of the flood has given way
+
+
 class Polite(Simulation):
     """Closed-loop clients: each sends its next request a while after its last one has ended."""
 
@@ -207,17 +222,13 @@ class Polite(Simulation):
         return replace(call, at=self.now + 0.3, first_token_at=None, finished_at=None, refused=None)
 
 
-STREAMS = 5
-"""Of each polite client: eleven of them keep most of the seats."""
-
-
-def polite_p99(clients: int, flood: int) -> float:
+def polite_p99(clients: int, flood: int, streams: int) -> float:
     """p99 of the polite clients' times to the first token, beside one who sends `flood` requests at once."""
     config = CoreConfig(max_running=64)
     simulation = Polite(cost=StepCost(0.02, 1e-4), config=config)
     calls = [
         Call(at=0.01 * i, length=80 + 7 * i % 40, prompt=64, identity=f"polite {i % clients}")
-        for i in range(STREAMS * clients)
+        for i in range(streams * clients)
     ]
     calls += [Call(at=0.5, length=100, prompt=64, identity="flood") for _ in range(flood)]
     simulation.run(sorted(calls, key=lambda call: call.at), until=45.0)
@@ -231,9 +242,25 @@ def polite_p99(clients: int, flood: int) -> float:
     return quantile(waits, 0.99)
 
 
-def test_who_floods_with_ten_thousand_requests_does_not_delay_ten_polite_ones() -> None:
-    alone, beside = polite_p99(11, 0), polite_p99(10, 10_000)
+@pytest.mark.parametrize("streams", [1, 5], ids=["one stream each", "most of the seats"])
+def test_who_floods_with_ten_thousand_requests_does_not_delay_ten_polite_ones(streams: int) -> None:
+    alone, beside = polite_p99(11, 0, streams), polite_p99(10, 10_000, streams)
     assert beside <= 1.5 * alone
+
+
+def test_beside_others_who_holds_more_than_its_share_starts_few_tokens_a_step() -> None:
+    roomy = replace(CAPACITY, total_pages=500, max_step_tokens=1000)
+    harness = Harness(FakeExecutor(roomy), CoreConfig(max_step_tokens=1000, max_running=8))
+    harness.add(make_request("polite", identity="polite", max_tokens=50))
+    harness.step()
+    for i in range(8):
+        harness.add(make_request(f"flood {i}", range(SURPLUS_TOKENS // 2), identity="flood", max_tokens=50))
+    started = []
+    for _ in range(4):
+        before = harness.core.snapshot().running
+        harness.step()
+        started.append(harness.core.snapshot().running - before)
+    assert started == [4, 2, 1, 0]  # its share of the seats at once, the others little by little
 
 
 def test_who_floods_leaves_room_in_the_queue_for_others() -> None:
