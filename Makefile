@@ -57,7 +57,7 @@ freeze: $(STAMP) ## Freeze v1 of the contract: from then on it only grows (once)
 bench: $(STAMP) $(MODEL) ## Measure the default model on this machine (ARGS="-c 1,8,32" ...)
 	@$(BIN)/paceline bench --serve torch $(ARGS)
 
-bench-hostile: $(STAMP) $(MODEL) ## Measure what hostile clients cost, in 20 minutes (ARGS="--short": in three)
+bench-hostile: $(STAMP) $(MODEL) ## Measure what hostile clients cost, in 25 minutes (ARGS="--short": in four)
 	@$(BIN)/python -m tests.bench.hostile $(ARGS)
 
 soak: $(STAMP) ## Mixed load while faults strike, for 30 minutes (ARGS="--minutes 5 --seed 7")

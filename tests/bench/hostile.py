@@ -1,13 +1,14 @@
 """What hostile clients cost the others: every figure beside its bound.
 
-    python -m tests.bench.hostile                      # all scenarios, at most 20 minutes
-    python -m tests.bench.hostile --short              # at most 3 minutes
+    python -m tests.bench.hostile                      # all scenarios, at most 25 minutes
+    python -m tests.bench.hostile --short              # at most 4 minutes
     python -m tests.bench.hostile text auth            # some of them
     python -m tests.bench.hostile overload --seconds 60 --json out.json
 
     text            twelve tokenizations of 1 MiB and twelve endless templates beside a canary stream
     overload        open-loop load at multiples of the capacity of an oracle with a step time
     overload-model  the same with the default model
+    fairness        ten polite callers beside one that floods with 10,000 requests
     auth            a gigabyte of calls without a valid token, to every method of both services
 
 Each scenario is a benchmark of its own (`tests.bench.hostile_text`, `overload`, `hostile_auth`), which has
@@ -21,6 +22,7 @@ import argparse
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -62,6 +64,15 @@ def overload_lines(scenario: str, found: Any) -> Iterator[Line]:
     yield from all_lines(scenario, found["backend"], [Row(**row) for row in found["rows"]])
 
 
+def fairness_lines(scenario: str, found: Any) -> Iterator[Line]:
+    """Of `fairness`'s JSON."""
+    for streams in dict.fromkeys(run["streams"] for run in found):
+        runs = [run for run in found if run["streams"] == streams]
+        name = f"{streams} streams each: p99 beside a flood / among polite ones"
+        ratio = statistics.median(run["ratio"] for run in runs)
+        yield Line(scenario, name, ratio, most=runs[0]["max_ratio"])
+
+
 def auth_lines(scenario: str, found: Any) -> Iterator[Line]:
     """Of `hostile_auth`'s JSON."""
     for one in found:
@@ -81,9 +92,12 @@ SCENARIOS = {
         65,
         overload_lines,
     ),
+    "fairness": Scenario(
+        "fairness", ("--runs", "3"), ("--runs", "1", "--streams", "1"), 300, 60, fairness_lines
+    ),
     "auth": Scenario("hostile_auth", (), ("--gigabytes", "0.1", "--connections", "50"), 120, 25, auth_lines),
 }
-"""Their limits add up to 20 minutes, and to three."""
+"""Their limits add up to 25 minutes, and to four."""
 
 
 def run(name: str, arguments: argparse.Namespace) -> list[Line]:
