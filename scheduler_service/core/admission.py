@@ -112,7 +112,10 @@ class Admission:
             self.unqueue(live, now)
 
     def wait_s(self, identity: str, weight: float, max_sequences: int = 0) -> float:
-        """Predicted, until a request that comes now is started; `max_sequences`: how many run at once, if known."""
+        """Predicted seconds until a request that arrives now is started.
+
+        `max_sequences`: how many run at once; 0: unknown.
+        """
         if not self.requests:
             return 0.0
         pool, forecast = self._pool, self._forecast
@@ -216,7 +219,7 @@ class Admission:
     ) -> Start:
         """Whether to start it beside those that run, which need `spare_pace_s` (see `Forecast`)."""
         forecast, live = self._forecast, sequence.live
-        if self._roster.waiting.contested and not self._fits_beside(sequence, limits, now):
+        if self._pool.queue.contested and not self._fits_beside(sequence, limits, now):
             return Start.LATER
         if live.request.deadline is None and spare_pace_s == float("inf"):
             return Start.NOW
@@ -233,7 +236,7 @@ class Admission:
             return Start.NOW
         return Start.LATER
 
-    def _fits_beside(self, sequence: Sequence, limits: Limits, now: float) -> bool:
+    def _fits_beside(self, sequence: LiveSequence, limits: JointLimits, now: float) -> bool:
         """Whether the step may have this prompt too, for the sake of others' steps and first tokens.
 
         Identities that hold no more than their share of the seats may start whatever fits; the others few
@@ -242,7 +245,7 @@ class Admission:
         if now != self._plan_at:
             self._plan_at, self._started_tokens, self._started_fairly = now, 0, False
         account, tokens = sequence.live.account, len(sequence.tokens)
-        if account.running < self._roster.waiting.share(account, limits.seats):
+        if account.running < self._pool.queue.share(account, limits.max_sequences):
             self._started_fairly = True
             return True
         if self._started_fairly or (self._started_tokens and self._started_tokens + tokens > SURPLUS_TOKENS):

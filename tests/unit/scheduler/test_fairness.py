@@ -208,7 +208,7 @@ def test_who_comes_with_nothing_running_goes_before_whom_it_is_lifted_to() -> No
     assert counter(harness, "polite") == counter(harness, "flood")
     plan = harness.core.plan(harness.now)
     assert plan is not None
-    polite = harness.core._roster.waiting.account("polite")
+    polite = harness.core._pool.queue.account("polite")
     assert polite is not None
     assert polite.running == 1  # in the very next step: a request of the flood has given way
 

@@ -26,6 +26,7 @@ from scheduler_service.rpc.arrivals import (
 )
 from scheduler_service.rpc.interceptor import StatusInterceptor
 from scheduler_service.server import SPARE_STREAMS, max_streams
+from tests.support.untyped import raw
 
 NO_AUDIT = Audit((), lambda method, reason: None)
 
@@ -146,7 +147,7 @@ async def echo_twice(request: bytes, context: grpc.aio.ServicerContext[Any, Any]
 async def door() -> AsyncIterator[tuple[Door, grpc.aio.Channel]]:
     door = Door()
     server = grpc.aio.server(interceptors=[StatusInterceptor(Credentials(), NO_AUDIT, door.admit)])
-    handlers = {
+    handlers: dict[str, Any] = {
         "GenerateUnary": grpc.unary_unary_rpc_method_handler(echo, door.parse),
         "Generate": grpc.unary_stream_rpc_method_handler(echo_twice, door.parse),
     }
@@ -159,11 +160,9 @@ async def door() -> AsyncIterator[tuple[Door, grpc.aio.Channel]]:
 
 
 async def test_who_is_refused_is_not_read(door: tuple[Door, grpc.aio.Channel]) -> None:
-    counts, channel = door
-    unary, stream = (
-        channel.unary_unary("/paceline.test/GenerateUnary"),
-        channel.unary_stream("/paceline.test/Generate"),
-    )
+    counts, channel = door[0], raw(door[1])
+    unary = channel.unary_unary("/paceline.test/GenerateUnary")
+    stream = channel.unary_stream("/paceline.test/Generate")
     assert await unary(b"x") == b"x"
     assert [message async for message in stream(b"y")] == [b"y", b"y"]
     assert counts.read == 2
@@ -176,7 +175,7 @@ async def test_who_is_refused_is_not_read(door: tuple[Door, grpc.aio.Channel]) -
 
 
 async def test_a_call_without_a_message_is_invalid(door: tuple[Door, grpc.aio.Channel]) -> None:
-    call = door[1].stream_stream("/paceline.test/Generate")()
+    call = raw(door[1]).stream_stream("/paceline.test/Generate")()
     await call.done_writing()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
