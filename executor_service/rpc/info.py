@@ -7,15 +7,11 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from paceline.executor.v1 import executor_pb2 as pb
+from paceline.service.contract import EXECUTOR_REVISION, in_pieces
 
 from executor_service.backends.base import ModelInfo, TokenizerBundle
 from executor_service.contract.noise import SAMPLER_VERSION
 from executor_service.runtime.runtime import Loaded, Runtime, RuntimeState
-
-CONTRACT_REVISION = 1
-"""Revision of executor.proto; raised whenever something is added to it."""
-
-TOKENIZER_PIECE_BYTES = 1 << 20
 
 _STATES = {
     RuntimeState.LOADING: pb.EXECUTOR_STATE_LOADING,
@@ -107,15 +103,14 @@ def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
         ),
         version=version(),
         backend=runtime.config.backend,
-        contract_revision=CONTRACT_REVISION,
+        contract_revision=EXECUTOR_REVISION,
     )
 
 
 def encode_tokenizer(files: TokenizerBundle, info: ModelInfo) -> Iterator[pb.GetTokenizerResponse]:
     """The replies of GetTokenizer: everything in the first, but for the rest of a long tokenizer.json."""
-    json = files.tokenizer_json
-    yield pb.GetTokenizerResponse(
-        tokenizer_json=json[:TOKENIZER_PIECE_BYTES],
+    reply = pb.GetTokenizerResponse(
+        tokenizer_json=files.tokenizer_json,
         chat_template=files.chat_template,
         bos_token=files.bos_token,
         eos_token=files.eos_token,
@@ -123,8 +118,7 @@ def encode_tokenizer(files: TokenizerBundle, info: ModelInfo) -> Iterator[pb.Get
         eos_token_ids=info.eos_token_ids,
         generation_defaults=files.generation_defaults,
     )
-    for start in range(TOKENIZER_PIECE_BYTES, len(json), TOKENIZER_PIECE_BYTES):
-        yield pb.GetTokenizerResponse(tokenizer_json=json[start : start + TOKENIZER_PIECE_BYTES])
+    return in_pieces(reply)
 
 
 def encode_status(runtime: Runtime, loaded: Loaded | None) -> pb.GetStatusResponse:

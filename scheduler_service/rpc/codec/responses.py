@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.service.contract import SCHEDULER_REVISION, in_pieces
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import DraftingWish
@@ -13,11 +14,6 @@ from scheduler_service.core.snapshot import Snapshot
 from scheduler_service.metrics.rates import Rates
 from scheduler_service.model import DraftingOffer, ExecutorView, ServedModel, ServiceState, TokenizerSource
 from scheduler_service.rpc.codec.requests import DRAFTERS
-
-CONTRACT_REVISION = 1
-"""Of scheduler.proto: rises whenever it grows."""
-
-TOKENIZER_PIECE_BYTES = 1 << 20
 
 TOKEN_IDS_AT_ONCE = 1 << 14
 """Of a TokenizeResponse; they take less than a millisecond to encode."""
@@ -65,7 +61,7 @@ def model_info(
         dtype=model.dtype,
         drafters=[number for number, drafter in DRAFTERS.items() if drafter in drafting.drafters],
         speculation=_speculation(drafting.default),
-        contract_revision=CONTRACT_REVISION,
+        contract_revision=SCHEDULER_REVISION,
         capabilities=_capabilities(model, has_text=has_text, has_chat_template=has_chat_template),
         sampler=model.fingerprints.sampler,
     )
@@ -96,18 +92,16 @@ def _speculation(default: DraftingWish) -> pb.Speculation:
 def tokenizer_pieces(
     files: TokenizerSource, eos_token_ids: Iterable[int]
 ) -> Iterator[pb.GetTokenizerResponse]:
-    """GetTokenizer's replies: the first has all but the rest of tokenizer.json."""
-    json = files.tokenizer_json
-    yield pb.GetTokenizerResponse(
-        tokenizer_json=json[:TOKENIZER_PIECE_BYTES],
+    """GetTokenizer's replies."""
+    reply = pb.GetTokenizerResponse(
+        tokenizer_json=files.tokenizer_json,
         chat_template=files.chat_template,
         bos_token=files.bos_token,
         eos_token=files.eos_token,
         add_bos=files.add_bos,
         eos_token_ids=sorted(eos_token_ids),
     )
-    for start in range(TOKENIZER_PIECE_BYTES, len(json), TOKENIZER_PIECE_BYTES):
-        yield pb.GetTokenizerResponse(tokenizer_json=json[start : start + TOKENIZER_PIECE_BYTES])
+    return in_pieces(reply)
 
 
 def executor_list(executors: Sequence[ExecutorView]) -> admin_pb2.ListExecutorsResponse:
