@@ -10,7 +10,7 @@ STUBS ?= clients/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-node test-triton lint format protos freeze bench bench-hostile soak bench-gpu model install clean
+.PHONY: help demo serve test test-slow test-commands test-node test-triton lint format protos freeze bench bench-hostile soak bench-gpu docs model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test: $(STAMP) $(MODEL) ## Run the default test suite, two files at a time (ARGS
 
 test-slow: $(STAMP) $(MODEL) ## Run the tests that take minutes each, and print what they found
 	$(BIN)/python -m pytest -m slow -s $(ARGS)
+
+test-commands: $(STAMP) $(MODEL) ## Run the commands and the Python of README and docs, against real services
+	$(BIN)/python -m pytest tests/commands -m commands $(ARGS)
 
 test-node: $(STAMP) ## Run the Node client's tests against a live service
 	cd clients/node && npm ci --no-audit --no-fund && npm test
@@ -53,6 +56,10 @@ protos: $(STAMP) ## Write the Python stubs anew (STUBS=directory)
 freeze: $(STAMP) ## Freeze v1 of the contract: from then on it only grows (once)
 	@test ! -e protos/v1.binpb || { echo "protos/v1.binpb exists: v1 is frozen" >&2; exit 1; }
 	$(BIN)/buf build protos --exclude-source-info --output protos/v1.binpb
+
+docs: $(STAMP) ## Build the site of docs/ into build/docs; a warning is an error
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m sphinx -W --keep-going -b html docs build/docs
 
 bench: $(STAMP) $(MODEL) ## Measure the default model on this machine (ARGS="-c 1,8,32" ...)
 	@$(BIN)/paceline bench --serve torch $(ARGS)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -21,18 +21,21 @@ _ASSIGNMENT = re.compile(r"[A-Z_]+=")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page: its prose without fenced blocks, and the blocks that a shell could read."""
+    """One page: its prose without fenced blocks, and the blocks that a shell or Python could read."""
 
     path: Path
     prose: str
     shell: tuple[str, ...]
+    python: tuple[str, ...]
 
     @classmethod
     def read(cls, path: Path) -> Page:
         """The page at a path."""
         text = path.read_text()
-        blocks = tuple(block for language, block in _FENCE.findall(text) if language in _SHELL)
-        return cls(path, _FENCE.sub("", text), blocks)
+        fences = _FENCE.findall(text)
+        shell = tuple(block for language, block in fences if language in _SHELL)
+        python = tuple(block for language, block in fences if language == "python")
+        return cls(path, _FENCE.sub("", text), shell, python)
 
     @property
     def code(self) -> list[str]:
@@ -52,10 +55,20 @@ class Page:
 
     def commands(self) -> Iterator[list[str]]:
         """All command lines, in blocks and inline, as words; variables set before them are left out."""
-        for text in (*self.shell, *self.code):
-            for line in text.replace("\\\n", " ").splitlines():
-                if words := _words(line):
-                    yield words
+        yield from self.block_commands()
+        for text in self.code:
+            yield from _commands(text)
+
+    def block_commands(self) -> Iterator[list[str]]:
+        """Those in blocks, which a reader copies."""
+        for text in self.shell:
+            yield from _commands(text)
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    for line in text.replace("\\\n", " ").splitlines():
+        if words := _words(line):
+            yield words
 
 
 def _words(line: str) -> list[str]:
