@@ -24,7 +24,7 @@ class ModelError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelInfo:
+class ModelDescription:
     """What GetInfo says about the model; lengths in tokens, sizes in bytes."""
 
     name: str
@@ -143,7 +143,7 @@ Progress = Callable[[str, float], None]
 class Backend(Protocol):
     """What an engine needs. All calls come from one thread, `load` first, then `allocate`."""
 
-    info: ModelInfo  # readable once `load` has returned
+    info: ModelDescription  # readable once `load` has returned
     max_piece_tokens: int  # of a forward after which it is time to look whether the step is still wanted
     max_pending_forwards: (
         int  # launches that may be unanswered at once, from `allocate` on; above 1 rows can follow others
@@ -195,7 +195,7 @@ class Synchronous(ABC):
     Its KV is in the host's memory and small, unless it says otherwise.
     """
 
-    info: ModelInfo
+    info: ModelDescription
     max_piece_tokens = 512
     max_pending_forwards = 1
 

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from executor_service.backends.base import (
     ForwardOutput,
     ForwardRow,
+    ModelDescription,
     ModelError,
-    ModelInfo,
     Progress,
     RowOutput,
     Synchronous,
@@ -63,7 +63,7 @@ class OracleBackend(Synchronous):
         has_text = config.vocab_size >= VOCAB_SIZE
         is_draft = config.draft_agreement < 1.0
         draft = [config.draft_agreement, config.draft_seed] if is_draft else None
-        self.info = ModelInfo(
+        self.info = ModelDescription(
             name="oracle-draft" if is_draft else "oracle",
             architecture="oracle",
             vocab_size=config.vocab_size,

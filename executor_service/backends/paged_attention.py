@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from executor_service.backends.base import (
     ForwardOutput,
     ForwardRow,
+    ModelDescription,
     ModelError,
-    ModelInfo,
     Progress,
     RowOutput,
     Synchronous,
@@ -58,7 +58,7 @@ class PagedAttentionBackend(Synchronous):
     def __init__(self, config: PagedAttentionConfig | None = None) -> None:
         self._config = config = config or PagedAttentionConfig()
         has_text = config.vocab_size >= VOCAB_SIZE
-        self.info = ModelInfo(
+        self.info = ModelDescription(
             name="paged-attention",
             architecture="paged-attention",
             vocab_size=config.vocab_size,

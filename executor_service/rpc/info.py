@@ -9,7 +9,7 @@ from importlib import metadata
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.service.contract import EXECUTOR_REVISION, in_pieces
 
-from executor_service.backends.base import ModelInfo, TokenizerBundle
+from executor_service.backends.base import ModelDescription, TokenizerBundle
 from executor_service.contract.noise import SAMPLER_VERSION
 from executor_service.runtime.runtime import Loaded, Runtime, RuntimeState
 
@@ -28,7 +28,7 @@ def version() -> str:
         return "dev"
 
 
-def capabilities(info: ModelInfo) -> list[pb.Capability.ValueType]:
+def capabilities(info: ModelDescription) -> list[pb.Capability.ValueType]:
     """What the executor can do: the engine's capabilities, and those that depend on the model."""
     offered = [
         pb.CAPABILITY_NATIVE_UNIFIED_DECODE,
@@ -107,7 +107,7 @@ def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
     )
 
 
-def encode_tokenizer(files: TokenizerBundle, info: ModelInfo) -> Iterator[pb.GetTokenizerResponse]:
+def encode_tokenizer(files: TokenizerBundle, info: ModelDescription) -> Iterator[pb.GetTokenizerResponse]:
     """The replies of GetTokenizer: everything in the first, but for the rest of a long tokenizer.json."""
     reply = pb.GetTokenizerResponse(
         tokenizer_json=files.tokenizer_json,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from paceline.service.logs import Log
 
-from executor_service.backends.base import Backend, ModelError, ModelInfo, TokenizerBundle
+from executor_service.backends.base import Backend, ModelDescription, ModelError, TokenizerBundle
 from executor_service.backends.factory import make_backend
 from executor_service.cache.session import Leases
 from executor_service.config import ExecutorConfig
@@ -44,7 +44,7 @@ class Loaded:
     """What exists once the model is loaded."""
 
     engine: Engine
-    info: ModelInfo
+    info: ModelDescription
     limits: Limits
     tokenizer: TokenizerBundle | None
     vocabulary_fingerprint: bytes

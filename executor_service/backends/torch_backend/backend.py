@@ -14,8 +14,8 @@ import torch
 from executor_service.backends.base import (
     ForwardOutput,
     ForwardRow,
+    ModelDescription,
     ModelError,
-    ModelInfo,
     PendingForward,
     Progress,
     RowOutput,
@@ -81,7 +81,7 @@ class TorchConfig:
 class TorchBackend:
     """Implements `Backend`; as there, one thread makes all calls."""
 
-    info: ModelInfo
+    info: ModelDescription
 
     def __init__(self, config: TorchConfig, shard: Shard | None = None) -> None:
         self._config, self._shard = config, shard or Whole()
@@ -238,11 +238,11 @@ class TorchBackend:
             return CudaKernels(device, dtype, form)
         return PlainKernels(device, dtype, form)
 
-    def _describe(self, checkpoint: Checkpoint, digest: bytes) -> ModelInfo:
+    def _describe(self, checkpoint: Checkpoint, digest: bytes) -> ModelDescription:
         spec = checkpoint.spec
         item_bytes = self.model.kernels.cache_dtype.itemsize
         on_cuda = self._config.device.startswith("cuda")
-        return ModelInfo(
+        return ModelDescription(
             name=checkpoint.name,
             architecture=spec.architecture,
             vocab_size=spec.vocab_size,

@@ -9,7 +9,7 @@ import numpy as np
 from executor_service.backends.base import (
     ForwardOutput,
     ForwardRow,
-    ModelInfo,
+    ModelDescription,
     Progress,
     RowOutput,
     Synchronous,
@@ -46,7 +46,7 @@ class FakeBackend(Synchronous):
     """Asserts that every position it reads holds the token that the row's history says."""
 
     def __init__(self, context_length: int = 256) -> None:
-        self.info = ModelInfo(
+        self.info = ModelDescription(
             name="fake",
             architecture="fake",
             vocab_size=VOCAB,

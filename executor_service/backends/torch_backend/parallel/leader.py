@@ -12,7 +12,7 @@ import torch
 from executor_service.backends.base import (
     ForwardOutput,
     ForwardRow,
-    ModelInfo,
+    ModelDescription,
     Progress,
     RowOutput,
     Synchronous,
@@ -34,7 +34,7 @@ _NOTHING = np.empty(0, np.int32)
 class LeaderBackend(Synchronous):
     """Implements `Backend`. A call that fails leaves the ranks in different places: it is the group's end."""
 
-    info: ModelInfo
+    info: ModelDescription
 
     def __init__(
         self,
