@@ -406,6 +406,9 @@ class StepScheduler:
             return None
         for opening in schedule.openings:
             self._registry.start(opening.sequence.live, now)
+            self._speculator.opened(opening.sequence)
+        for fork in schedule.forks:
+            self._speculator.opened(fork.sequence)
         return self._in_flight.send(schedule, releases, pages - schedule.pages_left, now)
 
     def apply(self, result: StepAnswer, now: float) -> list[Event]:
@@ -426,7 +429,7 @@ class StepScheduler:
         self._applied_at = now
         work = None
         if rows and (self._pool.speculating or self._registry.deadlines):
-            work = self._speculator.timed(step.plan, took)
+            work = self._speculator.stepped(step.plan, took, always=bool(self._registry.deadlines))
         emitted = self._counters.completion_tokens
         events, short = self._reader.read(step, result, now)
         if work is not None:

@@ -9,6 +9,7 @@ Each sequence is decided about once for every number of known tokens at which it
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.draft_executor import DraftExecutor
@@ -37,8 +38,41 @@ MIN_INDEXED = 16
 DEADLINE_STEPS = 4
 """A sequence whose deadline is fewer steps away than this gets no drafts."""
 
+FRUITLESS_DECISIONS = 4
+"""Decisions per step, about, that give no drafts: the more sequences run, the longer each rests after one."""
+
+PROMISING = 0.2
+"""A sequence whose first draft is accepted with at least this probability does not rest for long: that it got
+no drafts is the price of a step, which changes with the load and is only learned by trying."""
+
+MAX_REST = 64
+"""Tokens that a sequence decodes plainly at most before it is decided about again."""
+
+SETTLED_STEPS, TIMED_STEPS = 64, 4
+"""After SETTLED_STEPS target steps without a draft, one in TIMED_STEPS is counted and learned from."""
+
+SPARSE_REST = 16
+"""Tokens of a rest from which on they are indexed sparsely."""
+
 PLAIN_RUN = 8
 """With several steps in flight: tokens that a sequence without drafts decodes before it is decided again."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One decision: its bounds, and the sequences that there is something to choose for."""
+
+    max_drafts: int  # that the target verifies in one row
+    automatic: int  # the same, where the controller decides
+    too_late: float  # a sequence with an earlier deadline gets no drafts
+    may_ask: bool  # the draft executor
+    min_rest: int  # tokens: of a sequence that gets no drafts
+    max_rest: int
+    index_budget: int = INDEX_BUDGET
+    at_once: list[tuple[LiveSequence, DraftState, Candidate]] = field(default_factory=list)
+    to_ask: list[tuple[LiveSequence, DraftState, DraftCandidate]] = field(default_factory=list)
+    decided: list[tuple[LiveSequence, DraftState]] = field(default_factory=list)  # had a candidate, or drafts
+    offered: set[LiveSequence] = field(default_factory=set)  # have drafts for their next row
 
 
 class Speculator:
@@ -50,6 +84,13 @@ class Speculator:
         self._ngram_populations = ngram_populations()
         self._executor_population = executor_population()
         self._draft_executor = DraftExecutor(config, self._controller.draft)
+        self._offered: set[LiveSequence] = set()  # have drafts for their next row, as of the last decision
+        self._awake: dict[LiveSequence, None] = {}  # to be decided about at the next occasion
+        self._resting: dict[
+            int, list[LiveSequence]
+        ] = {}  # the others with a cache, by the step that ends the rest
+        self._steps = 0  # of the target, answered
+        self._drafted_step = 0  # the last of them that had drafts, or one shortly before it
 
     def enlist(self, live: LiveRequest) -> None:
         """Give a new request's sequences the drafters that it asks for."""
@@ -83,79 +124,110 @@ class Speculator:
         """
         executor = self._draft_executor
         executor.expire(now)
-        at_once: list[tuple[LiveSequence, DraftState, Candidate]] = []  # n-grams, or drafts made before
-        to_ask: list[tuple[LiveSequence, DraftState, DraftCandidate]] = []
-        index_budget = INDEX_BUDGET
-        too_late = now + DEADLINE_STEPS * step_s
         automatic = min(self._config.max_draft_tokens, max_drafts)
-        may_ask = executor.responsive
-        decoding = SequenceState.RUNNING
-        context = 0
-        for sequence in running:
-            context += sequence.kv
-            state = sequence.draft_state
-            if sequence.state is not decoding:
-                if state is not None and state.ngram is not None and index_budget > 0:
-                    index_budget -= state.ngram.update(index_budget)  # while the prompt is computed
-                continue
-            if state is None or sequence.in_flight or sequence.awaits_drafts:
-                continue
-            known = len(sequence.tokens)
-            if state.decided_at == known:
-                continue
-            state.decided_at = known
-            drafter = state.ngram
-            if drafter is not None:
-                index_budget -= drafter.update(max(index_budget, MIN_INDEXED))
+        choice = _Choice(
+            max_drafts,
+            automatic,
+            too_late=now + DEADLINE_STEPS * step_s,
+            may_ask=executor.responsive,
+            min_rest=PLAIN_RUN if ahead and not executor.late else 0,
+            max_rest=min(MAX_REST, len(running) // FRUITLESS_DECISIONS),
+        )
+        for sequence in list(self._awake):
+            self._consider(sequence, choice)
+        if choice.to_ask or choice.at_once:
+            base = Work(len(running), len(running), sum([s.kv for s in running]))
+            if choice.to_ask:
+                self._ask(choice, base, now)
+            if choice.at_once:
+                self._propose(choice, base)
+        self._offered = choice.offered
+        for sequence, state in choice.decided:
             if state.drafts:
-                state.keep(sequence.tokens)
-            most = automatic if state.length is None else min(state.length, max_drafts)
-            if known + most >= sequence.end_length:
-                most = sequence.end_length - known - 1
-            deadline = sequence.live.request.deadline
-            if most < 1 or known < state.plain_until or (deadline is not None and deadline < too_late):
-                state.drafts = ()
-                continue
-            if state.drafts and state.executor is not None:
-                ready = state.executor.candidate(min(most, len(state.drafts)))
-                assert ready is not None
-                at_once.append((sequence, state, ready))
-                continue
-            ngram = None if drafter is None else drafter.candidate(most)
-            asked = executor.candidate(sequence, state, most) if may_ask else None
-            if asked is not None:
-                to_ask.append((sequence, state, DraftCandidate(asked, ngram, executor.pending(sequence))))
-            elif ngram is not None:
-                at_once.append((sequence, state, ngram))
-        base = Work(len(running), len(running), context)
-        if to_ask:
-            at_once += self._ask(to_ask, base, now)
-        if at_once:
-            self._propose(at_once, base)
-        if ahead and not executor.late:
-            self._run_plainly(running)
+                self._offered.add(sequence)
+            elif not sequence.awaits_drafts:
+                self._rest(sequence, state, choice)
 
-    def _run_plainly(self, running: SequenceQueue) -> None:
-        """Let those that were decided about and got no drafts run ahead, without drafts, for a while."""
-        for sequence in running:
-            state = sequence.draft_state
-            if state is None or sequence.in_flight or sequence.awaits_drafts or state.length is not None:
-                continue
-            if state.decided_at == len(sequence.tokens) >= state.plain_until and not state.drafts:
-                state.plain_until = state.decided_at + PLAIN_RUN
+    def _rest(self, sequence: LiveSequence, state: DraftState, choice: _Choice) -> None:
+        """Let a sequence that got no drafts decode plainly; one with a fixed length never rests."""
+        if state.length is not None:
+            return
+        state.rest(sequence.input_length, choice.min_rest, choice.max_rest, sequence.cache_id)
+        if state.rested > 1:
+            del self._awake[sequence]
+            self._resting.setdefault(self._steps + state.rested, []).append(sequence)
 
-    def _ask(
-        self, to_ask: list[tuple[LiveSequence, DraftState, DraftCandidate]], base: Work, now: float
-    ) -> list[tuple[LiveSequence, DraftState, Candidate]]:
-        """Ask the draft executor for the sequences whom its drafts serve best; returns the rest's n-grams."""
-        others: list[tuple[LiveSequence, DraftState, Candidate]] = []
-        automatic = [candidate for _, state, candidate in to_ask if state.length is None]
+    def opened(self, sequence: LiveSequence) -> None:
+        """A step opens its cache, or makes it as a copy."""
+        if sequence.draft_state is not None:
+            self._awake[sequence] = None
+
+    def _consider(self, sequence: LiveSequence, choice: _Choice) -> None:
+        """Put a sequence that is due among those to choose drafts for, unless it can have none now."""
+        state = sequence.draft_state
+        if state is None or not sequence.cache_id:
+            del self._awake[sequence]  # until it is opened again
+            return
+        drafter = state.ngram
+        if sequence.state is not SequenceState.RUNNING:
+            if drafter is not None and choice.index_budget > 0:
+                choice.index_budget -= drafter.update(choice.index_budget)  # while the prompt is computed
+            return
+        if sequence.in_flight or sequence.awaits_drafts:
+            return
+        known = len(sequence.tokens)
+        if known < state.plain_until:
+            return
+        if state.decided_at == known:
+            if state.drafts:
+                choice.offered.add(sequence)  # there was no row for it since
+            return
+        sparsely = state.rested >= SPARSE_REST
+        state.decided_at = known
+        state.sent = None
+        if drafter is not None:
+            budget = max(choice.index_budget, MIN_INDEXED)
+            choice.index_budget -= drafter.update(budget, sparsely=sparsely)
+        if state.drafts:
+            state.keep(sequence.tokens)
+        most = choice.automatic if state.length is None else min(state.length, choice.max_drafts)
+        if known + most >= sequence.end_length:
+            most = sequence.end_length - known - 1
+        deadline = sequence.live.request.deadline
+        if most < 1 or (deadline is not None and deadline < choice.too_late):
+            state.drafts = ()
+            self._rest(sequence, state, choice)
+            return
+        if state.drafts and state.executor is not None:
+            ready = state.executor.candidate(min(most, len(state.drafts)))
+            assert ready is not None
+            choice.at_once.append((sequence, state, ready))
+            choice.decided.append((sequence, state))
+            return
+        executor = self._draft_executor
+        ngram = None if drafter is None else drafter.candidate(most)
+        asked = executor.candidate(sequence, state, most) if choice.may_ask else None
+        if state.executor is not None or (ngram is not None and ngram.first >= PROMISING):
+            state.promising_at = known
+        if asked is not None:
+            candidate = DraftCandidate(asked, ngram, executor.pending(sequence))
+            choice.to_ask.append((sequence, state, candidate))
+        elif ngram is not None:
+            choice.at_once.append((sequence, state, ngram))
+        else:
+            self._rest(sequence, state, choice)
+            return
+        choice.decided.append((sequence, state))
+
+    def _ask(self, choice: _Choice, base: Work, now: float) -> None:
+        """Ask the draft executor for the sequences whom its drafts serve best; n-grams for the others."""
+        automatic = [candidate for _, state, candidate in choice.to_ask if state.length is None]
         lengths: Iterator[int] = iter(())
         if automatic:
-            choice = self._controller.drafting(base, automatic)
-            self._draft_executor.cohorts = choice.cohorts
-            lengths = iter(choice.lengths)
-        for sequence, state, candidate in to_ask:
+            chosen = self._controller.drafting(base, automatic)
+            self._draft_executor.cohorts = chosen.cohorts
+            lengths = iter(chosen.lengths)
+        for sequence, state, candidate in choice.to_ask:
             executor, ngram = candidate.executor, candidate.ngram
             if state.length is None:
                 wanted = next(lengths)
@@ -166,14 +238,13 @@ class Speculator:
             if wanted:
                 self._draft_executor.ask(sequence, state, wanted, promise(executor, wanted), now)
             elif ngram is not None:
-                others.append((sequence, state, ngram))
-        return others
+                choice.at_once.append((sequence, state, ngram))
 
-    def _propose(self, at_once: list[tuple[LiveSequence, DraftState, Candidate]], base: Work) -> None:
+    def _propose(self, choice: _Choice, base: Work) -> None:
         """Choose how many of the drafts that are there are to be verified."""
-        automatic = [candidate for _, state, candidate in at_once if state.length is None]
+        automatic = [candidate for _, state, candidate in choice.at_once if state.length is None]
         lengths = iter(self._controller.lengths(base, automatic) if automatic else ())
-        for sequence, state, candidate in at_once:
+        for sequence, state, candidate in choice.at_once:
             count = next(lengths) if state.length is None else candidate.most
             if state.drafts:
                 state.drafts = state.drafts[:count]
@@ -201,16 +272,18 @@ class Speculator:
 
         Pages are counted as if all drafts were accepted.
         """
+        offered = self._offered
+        if not offered:
+            return
+        self._drafted_step = self._steps + 1
         tokens_left = schedule.tokens_left
         pages_left = max(0, schedule.pages_left - reserve)
-        decoding = SequenceState.RUNNING
         for row in schedule.rows:
             sequence = row.sequence
-            state = sequence.draft_state
-            if state is None:
+            if sequence not in offered:
                 continue
-            state.sent = None
-            if not state.drafts or state.known != row.kv_length + 1 or sequence.state is not decoding:
+            state = sequence.draft_state
+            if state is None or state.offered_at != row.kv_length + 1:
                 continue
             end = row.kv_length + 1
             room = -end % page_size + pages_left * page_size
@@ -234,12 +307,22 @@ class Speculator:
         """The target's."""
         return self._controller.target
 
-    def timed(self, plan: PlannedStep, seconds: float) -> Work:
-        """Learn that the target took so long for a step; returns what the step computed."""
+    def stepped(self, plan: PlannedStep, seconds: float, *, always: bool) -> Work | None:
+        """The target answered a step after so long. Returns what the step computed; None: it was not counted.
+
+        Where nothing has been drafted for a while, one step in TIMED_STEPS is counted, or each with `always`.
+        A resting sequence gets at most one token in a step, so its rest lasts at least as many steps.
+        """
+        self._steps += 1
+        self._awake.update(dict.fromkeys(self._resting.pop(self._steps, ())))
+        settled = self._steps > self._drafted_step + SETTLED_STEPS
+        if settled and self._steps % TIMED_STEPS and not always:
+            return None
         chunks = [row.limit for row in plan.rows if row.limit]
+        drafts = [row.drafts for row in plan.rows if row.drafts]
         prompt = sum(chunks) + sum([opening.limit for opening in plan.openings])
         rows = len(plan.rows) - len(chunks)
-        tokens = rows + sum([len(row.drafts) for row in plan.rows])
+        tokens = rows + sum(map(len, drafts))
         context = tokens + prompt + sum([row.kv_length for row in plan.rows])
         work = Work(rows, tokens, context, prompt=prompt)
         self._controller.target.observe(work, seconds)

@@ -21,6 +21,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
 CAUTION = 1.1  # a draft must be worth so many times what it is expected to cost
+MIN_VALUE = 0.02  # tokens: a draft that adds less on average is not worth the core's own work
 DRAFTING_GAIN = 1.03  # the draft executor must promise so many times the rate without it
 AMORTIZED = 32  # cycles over which a draft cache's catching up must pay off
 PROBE_LENGTH = 4  # drafts of a sequence in a probe
@@ -75,7 +76,7 @@ class Controller:
         """
         if not candidates:
             return []
-        chosen: list[int] = self._best(base, _values(candidates, self._most))[0].tolist()
+        chosen = self._chosen(base, candidates)
         self._undrafted = 0 if any(chosen) else self._undrafted + 1
         if self._undrafted < PROBE_EVERY:
             return chosen
@@ -84,6 +85,33 @@ class Controller:
         likely = sorted(range(len(candidates)), key=lambda i: -candidates[i].first)
         probe = self._probe(limits, likely)
         return chosen if self.target.known(_with(base, probe)) else probe
+
+    def _chosen(self, base: Work, candidates: Sequence[Candidate]) -> list[int]:
+        """The lengths that promise the most tokens per second.
+
+        A sequence whose first draft is worth too little has no later one that is worth more. Where that holds
+        for all of them, which is the common case in text that does not repeat, no array is made.
+        """
+        least = self._least_value(base, len(candidates) * self._most)
+        worthy = [i for i, candidate in enumerate(candidates) if candidate.first >= least]
+        lengths = [0] * len(candidates)
+        if worthy:
+            best, _ = self._best(base, _values([candidates[i] for i in worthy], self._most))
+            for i, length in zip(worthy, best.tolist(), strict=True):
+                lengths[i] = length
+        return lengths
+
+    def _least_value(self, base: Work, drafts: int) -> float:
+        """Tokens that the least of up to `drafts` drafts must add on average, to be worth verifying.
+
+        The last draft taken costs at least the smallest of their marginal costs.
+        """
+        slope = CAUTION * self.target.least_slope(base.tokens, drafts)
+        return max(MIN_VALUE, base.rows / self._plain_s(base) * slope)
+
+    def _plain_s(self, base: Work) -> float:
+        """Seconds of the step without drafts and prompts."""
+        return self.target.seconds(Work(base.rows, base.rows, base.context))
 
     def drafting(self, base: Work, candidates: Sequence[DraftCandidate]) -> DraftLengths:
         """Lengths (0 included) to draft on the draft executor, and whether in one or two cohorts.
@@ -165,15 +193,12 @@ class Controller:
     def _best(self, base: Work, values: Floats) -> tuple[Ints, float]:
         """Lengths by the values of drafts, and the tokens per second that they promise."""
         count = values.shape[1]
-        plain = self.target.seconds(Work(base.rows, base.rows, base.context))
         flat = values.ravel()  # all first drafts, then all second ones, ...
-        # The last draft taken is worth what it costs itself: at least the least of all marginal costs.
-        least = CAUTION * self.target.least_slope(base.tokens, len(flat))
-        useful = np.flatnonzero(flat >= max(1e-9, base.rows / plain * least))
+        useful = np.flatnonzero(flat >= self._least_value(base, len(flat)))
         order = useful[np.argsort(-flat[useful], kind="stable")]
         rates = np.full(len(order) + 1, base.rows, dtype=np.float64)
         rates[1:] += np.cumsum(flat[order])
-        rates /= plain + CAUTION * self.target.added(base, len(order))
+        rates /= self._plain_s(base) + CAUTION * self.target.added(base, len(order))
         best = int(rates.argmax())
         return np.bincount(order[:best] % count, minlength=count), float(rates[best])
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from scheduler_service.core.request import DraftSource
 from scheduler_service.core.speculation.drafters import ExecutorDrafter, NgramDrafter
 
+FREE_TOKENS = 16
+"""Tokens without a promising candidate after which a sequence begins to rest."""
+
 
 class DraftState:
     """A sequence's speculation; a sequence without one decodes plainly."""
@@ -15,13 +18,14 @@ class DraftState:
         "decided_at",
         "drafts",
         "executor",
-        "known",
         "length",
         "losses",
         "maker",
         "ngram",
+        "offered_at",
         "plain_until",
         "promise",
+        "promising_at",
         "sent",
         "since",
         "wanted",
@@ -35,6 +39,7 @@ class DraftState:
         self.executor = executor
         self.decided_at = -1  # known tokens at the last decision: there is one per step
         self.plain_until = 0  # no drafts until so many tokens are known
+        self.promising_at = 0  # known tokens at the last decision that had a promising candidate
         self.losses = 0  # draft executors lost while they computed it, since they last answered
         # asked of the draft executor, while the sequence waits
         self.wanted = 0
@@ -42,7 +47,7 @@ class DraftState:
         self.since = 0.0
         # there to be verified
         self.drafts: tuple[int, ...] = ()
-        self.known = 0  # they follow so many known tokens
+        self.offered_at = 0  # known tokens that they follow; stays when they are gone
         self.maker = DraftSource.NGRAM
         self.sent: DraftSource | None = None  # who made those of the row in flight
         # verifications, by the number of drafts and by how many of them were accepted
@@ -59,12 +64,30 @@ class DraftState:
 
     def offer(self, drafts: tuple[int, ...], known: int, maker: DraftSource) -> None:
         """These drafts follow the first `known` tokens."""
-        self.drafts, self.known, self.maker = drafts, known, maker
+        self.drafts, self.offered_at, self.maker = drafts, known, maker
+
+    def rest(self, begin: int, least: int, most: int, phase: int) -> None:
+        """The last decision had no promising candidate: decode plainly for a while before the next one.
+
+        With p tokens decoded since the last promising decision (or since `begin`, where the output begins),
+        the rest is (p - FREE_TOKENS) / 2, at least `least` and at most `most` tokens. So a text that starts
+        to repeat after p such tokens is decided about at most that much later than without rests.
+        phase: shortens a rest by up to a quarter, so that sequences that began together do not stay together.
+        """
+        plain = self.decided_at - max(self.promising_at, begin)
+        rest = max(0, min((plain - FREE_TOKENS) // 2, most))
+        rest -= phase % (rest // 4 + 1)
+        self.plain_until = self.decided_at + max(least, rest)
+
+    @property
+    def rested(self) -> int:
+        """Tokens of the rest that follows the last decision; 0 or less: none, or nothing was decided yet."""
+        return self.plain_until - self.decided_at if self.decided_at >= 0 else 0
 
     def keep(self, tokens: list[int]) -> None:
         """Of the draft executor's drafts keep those that may still follow `tokens`."""
-        passed = len(tokens) - self.known
-        if self.maker is DraftSource.EXECUTOR and tuple(tokens[self.known :]) == self.drafts[:passed]:
+        passed = len(tokens) - self.offered_at
+        if self.maker is DraftSource.EXECUTOR and tuple(tokens[self.offered_at :]) == self.drafts[:passed]:
             self.offer(self.drafts[passed:], len(tokens), self.maker)
         else:
             self.drafts = ()

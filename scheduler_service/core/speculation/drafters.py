@@ -41,13 +41,15 @@ class NgramDrafter:
         self._first = [classes[i] for i in _FIRST]
         self._later = [classes[i] for i in _LATER]
 
-    def update(self, budget: int = UPDATE_BUDGET) -> int:
+    def update(self, budget: int = UPDATE_BUDGET, *, sparsely: bool = False) -> int:
         """Learn from what was appended, and index at most `budget` tokens; returns how many were.
+
+        sparsely: see `NgramIndex.update`.
 
         Call it after every append, and in every step while `index.behind`, from the prefill on.
         """
         index = self.index
-        indexed = index.update(budget)
+        indexed = index.update(budget, sparsely=sparsely)
         followed, broke = index.followed, index.broke
         if followed or broke:
             length = index.scored_from

@@ -7,12 +7,14 @@ Decoding", 2023), but incremental, and with the longest match instead of one of 
 from __future__ import annotations
 
 from array import array
+from itertools import pairwise
 
 MIN_MATCH = 2  # tokens: the n-grams that are indexed
 SEARCH_MATCH = 32  # tokens: a search does not tell longer matches apart
 SEARCH_CANDIDATES = 8  # most recent occurrences that a search looks at
 UPDATE_BUDGET = 512  # tokens indexed by one update
 LAZY = 32  # tokens that follow the match until they are indexed
+STRIDE = 4  # tokens that are indexed sparsely: one pair of so many
 
 
 class NgramIndex:
@@ -62,8 +64,11 @@ class NgramIndex:
         """Tokens that are not indexed yet."""
         return len(self._tokens) + 1 - len(self._earlier)
 
-    def update(self, budget: int = UPDATE_BUDGET) -> int:
+    def update(self, budget: int = UPDATE_BUDGET, *, sparsely: bool = False) -> int:
         """Follow what was appended, and index at most `budget` tokens; returns how many were.
+
+        sparsely: index every STRIDE-th pair only, which costs a quarter. A later repetition of these tokens
+        is then found up to STRIDE - 1 tokens later, and only if it is longer than that.
 
         A long prompt is indexed over several updates, oldest first; until then matches are found in the
         part that is. New tokens that follow the match are indexed LAZY at a time: nothing is searched
@@ -99,25 +104,36 @@ class NgramIndex:
             latest[pair] = known
             indexed = 1
         else:
-            indexed = self._index(known, budget)
+            indexed = self._index(known, budget, STRIDE if sparsely else 1)
             last = self._last(known)
         if not length:
-            if last:
+            self.match_length = self.match_end = 0
+            if sparsely:
+                self._search_back(known)
+            elif last:
                 self._search(known, last)
-            else:
-                self.match_length = self.match_end = 0
         return indexed
 
-    def _index(self, known: int, budget: int) -> int:
-        earlier, latest = self._earlier, self._latest
+    def _index(self, known: int, budget: int, stride: int) -> int:
+        """Index up to `budget` more tokens, every `stride`-th pair of them; returns how many tokens were.
+
+        One pass of `setdefault` numbers the pairs that are new, which are most; those that occurred before,
+        or twice among these, are chained afterwards in their order.
+        """
+        tokens, earlier, latest = self._tokens, self._earlier, self._latest
         begin = len(earlier)
         end = min(known + 1, begin + budget)
-        before = self._tokens[begin - 2] if begin > 1 else -1
-        for position, token in enumerate(self._tokens[begin - 1 : end - 1], begin):
-            pair = before << 32 | token
-            earlier.append(latest.get(pair, 0))
-            latest[pair] = position
-            before = token
+        positions = range(max(MIN_MATCH, -(-begin // stride) * stride), end, stride)
+        if stride == 1:
+            pairs = [a << 32 | b for a, b in pairwise(tokens[positions.start - 2 : end - 1])]
+        else:
+            pairs = [tokens[i - 2] << 32 | tokens[i - 1] for i in positions]
+        found = list(map(latest.setdefault, pairs, positions))
+        earlier.frombytes(bytes(earlier.itemsize * (end - begin)))
+        for position, pair, first in zip(positions, pairs, found, strict=True):
+            if first != position:
+                earlier[position] = latest[pair]
+                latest[pair] = position
         return end - begin
 
     def _last(self, known: int) -> int:
@@ -139,20 +155,36 @@ class NgramIndex:
             drafts += drafts[: count - len(drafts)]
         return drafts
 
-    def _search(self, known: int, end: int) -> None:
-        """Find the longest match of the last tokens along the chain of the last two, from `end` on."""
+    def _search_back(self, known: int) -> None:
+        """Search for a match of the last tokens by each of the last STRIDE pairs: one of them is indexed."""
+        tokens, latest = self._tokens, self._latest
+        for back in range(min(STRIDE, known - 1)):
+            end = latest.get(tokens[known - back - 2] << 32 | tokens[known - back - 1], 0)
+            while end >= known - back:  # the pair itself, or one after it
+                end = self._earlier[end]
+            if end:
+                self._search(known, end, back)
+                if self.match_length:
+                    return
+
+    def _search(self, known: int, end: int, back: int = 0) -> None:
+        """Find the longest match of the last tokens along the chain of a pair, from `end` on.
+
+        The pair ends `back` tokens before the last one.
+        """
         tokens, earlier = self._tokens, self._earlier
         best = best_end = 0
         candidates = SEARCH_CANDIDATES
         while end and candidates:
             candidates -= 1
-            if not best or (end > best and tokens[end - best - 1] == tokens[known - best - 1]):
-                most = end if end < SEARCH_MATCH else SEARCH_MATCH
-                length = MIN_MATCH
-                while length < most and tokens[end - length - 1] == tokens[known - length - 1]:
+            at = end + back
+            if not best or (at > best and tokens[at - best - 1] == tokens[known - best - 1]):
+                most = at if at < SEARCH_MATCH else SEARCH_MATCH
+                length = 0 if back else MIN_MATCH
+                while length < most and tokens[at - length - 1] == tokens[known - length - 1]:
                     length += 1
-                if length > best:
-                    best, best_end = length, end
+                if length > best and length >= MIN_MATCH:
+                    best, best_end = length, at
                     if length == SEARCH_MATCH:
                         break
             end = earlier[end]
