@@ -9,7 +9,6 @@ import pytest
 from tests.unit.docs.pages import NAMES, PAGES, ROOT, Page
 
 _ROOMS = ("docs/", "tests/", "protos/", "clients/", "scheduler_service/", "executor_service/", ".ci/")
-_MADE_LATER = {"protos/v1.binpb"}  # by `make freeze`
 _PATH = re.compile(r"[\w.-]+(/[\w.-]+)*/?")
 _TEST = re.compile(r"\btest_\w+\b(?!\.py)")
 
@@ -33,7 +32,7 @@ def test_every_link_inside_the_repository_resolves(page: Page) -> None:
 @pages("page")
 def test_every_path_from_the_root_exists(page: Page) -> None:
     paths = [code for code in page.code if code.startswith(_ROOMS) and _PATH.fullmatch(code)]
-    missing = [path for path in paths if not (ROOT / path).exists() and path not in _MADE_LATER]
+    missing = [path for path in paths if not (ROOT / path).exists()]
     assert not missing
 
 
