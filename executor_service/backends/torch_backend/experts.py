@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from executor_service.backends.torch_backend.kernels import Gated, Kernels, Linear
+from executor_service.backends.torch_backend.kernels import GatedLinear, Kernels, Linear
 from executor_service.backends.torch_backend.spec import MoeSpec
 
 Read = Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
@@ -48,7 +48,7 @@ class EachExpert:
     capturable = False
 
     def __init__(self, kernels: Kernels, moe: MoeSpec, read: Read) -> None:
-        self._experts: list[tuple[Gated, Linear]] = []
+        self._experts: list[tuple[GatedLinear, Linear]] = []
         for i in range(moe.experts):
             gate, up, down = read(i)
             self._experts.append((kernels.gated(gate, up), kernels.linear([down])))

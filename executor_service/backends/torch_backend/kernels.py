@@ -34,7 +34,7 @@ class Linear(Protocol):
         """Memory of the weights."""
 
 
-class Gated(Protocol):
+class GatedLinear(Protocol):
     """silu(x G^T) * (x U^T)."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ class Block:
     attention: AttentionWeights
     output: Linear
     mlp_norm: torch.Tensor
-    gated: Gated
+    gated: GatedLinear
     down: Linear
 
 
@@ -108,7 +108,7 @@ class Kernels(Picker, Protocol):
     def head(self, weight: torch.Tensor) -> Linear:
         """The output layer; its results may be wider than the dtype."""
 
-    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> GatedLinear:
         """The first half of a SwiGLU MLP."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -193,7 +193,7 @@ class PlainKernels:
         """See `Kernels`."""
         return PlainLinear(self._put(weight), None)
 
-    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> GatedLinear:
         """See `Kernels`."""
         return PlainGated(self.linear([gate, up]), self.swiglu)
 

@@ -18,7 +18,7 @@ from executor_service.backends.torch_backend.experts import experts
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
     Block,
-    Gated,
+    GatedLinear,
     Kernels,
     LayerCache,
     Linear,
@@ -34,7 +34,7 @@ class Mlp:
 
     def __init__(self, kernels: Kernels, checkpoint: Checkpoint, prefix: str, shard: Shard) -> None:
         gate, up = (checkpoint.read(f"{prefix}{part}_proj.weight") for part in ("gate", "up"))
-        self.gated: Gated = kernels.gated(gate, up)
+        self.gated: GatedLinear = kernels.gated(gate, up)
         self.down = shard.summed(kernels.linear([checkpoint.read(prefix + "down_proj.weight")]))
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> None:

@@ -26,7 +26,7 @@ from executor_service.backends.torch_backend.drawing import Filters
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
     Block,
-    Gated,
+    GatedLinear,
     LayerCache,
     Linear,
     RecordedBlocks,
@@ -59,7 +59,7 @@ class CpuKernels:
         """The output layer, in the precision of the others."""
         return self.linear([weight])
 
-    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> GatedLinear:
         """silu(x G^T) * (x U^T), with G and U in fp32, packed once."""
         return PackedGated(gate, up, self.pool)
 
@@ -136,6 +136,6 @@ class CpuInt8Kernels(CpuKernels):
         """x W^T + b, with W in int8, packed once."""
         return Int8Linear(parts, bias, self.pool, self._scratch)
 
-    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> Gated:
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> GatedLinear:
         """silu(x G^T) * (x U^T), with G and U in int8, packed once."""
         return Int8Gated(gate, up, self.pool, self._scratch)

@@ -10,7 +10,7 @@ from executor_service.backends.torch_backend.backend import TorchBackend, TorchC
 from executor_service.backends.torch_backend.parallel.group import Group
 from executor_service.backends.torch_backend.parallel.plan_buffer import (
     Body,
-    Call,
+    CollectiveCall,
     unpack_inputs,
     unpack_rows,
 )
@@ -30,22 +30,22 @@ def follow(config: TorchConfig, rank: Rank, timeout_s: float) -> None:
     log.info("rank loaded", rank=rank.number, memory_bytes=backend.memory_bytes())
     while True:
         number, body = group.receive_plan()
-        call = Call(number)
-        if call is Call.CLOSE:
+        call = CollectiveCall(number)
+        if call is CollectiveCall.CLOSE:
             break
         _obey(backend, call, body)
     backend.close()
     group.close()
 
 
-def _obey(backend: TorchBackend, call: Call, body: Body) -> None:
-    if call is Call.FORWARD:
+def _obey(backend: TorchBackend, call: CollectiveCall, body: Body) -> None:
+    if call is CollectiveCall.FORWARD:
         backend.forward(unpack_rows(body))
-    elif call is Call.COPY_PAGE:
+    elif call is CollectiveCall.COPY_PAGE:
         backend.copy_page(int(body[0]), int(body[1]))
-    elif call is Call.ALLOCATE:
+    elif call is CollectiveCall.ALLOCATE:
         backend.allocate(int(body[0]), int(body[1]))
-    elif call is Call.DEFAULT_PAGES:
+    elif call is CollectiveCall.DEFAULT_PAGES:
         backend.default_pages(*body.tolist())
     else:
         backend.forward_once(*unpack_inputs(body))

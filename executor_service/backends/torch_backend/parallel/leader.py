@@ -23,7 +23,11 @@ from executor_service.backends.ranks import Rank
 from executor_service.backends.torch_backend.backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.parallel.cut import Cut
 from executor_service.backends.torch_backend.parallel.group import Group
-from executor_service.backends.torch_backend.parallel.plan_buffer import Call, pack_inputs, pack_rows
+from executor_service.backends.torch_backend.parallel.plan_buffer import (
+    CollectiveCall,
+    pack_inputs,
+    pack_rows,
+)
 from executor_service.backends.torch_backend.parallel.tensor_shard import TensorShard
 from executor_service.backends.torch_backend.weights import open_checkpoint
 from executor_service.contract.plan import TokenIds
@@ -72,7 +76,7 @@ class LeaderBackend(Synchronous):
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
         """See `Backend`; all ranks measure the largest step together, and rank 0 answers."""
         with self._all_or_none():
-            self._group.send_plan(Call.DEFAULT_PAGES, np.array([page_size, rows, tokens], np.int32))
+            self._group.send_plan(CollectiveCall.DEFAULT_PAGES, np.array([page_size, rows, tokens], np.int32))
             return self._backend.default_pages(page_size, rows, tokens)
 
     def page_bytes(self, page_size: int) -> int:
@@ -82,25 +86,25 @@ class LeaderBackend(Synchronous):
     def allocate(self, pages: int, page_size: int) -> None:
         """See `Backend`; every rank has the same pages, with its heads in them."""
         with self._all_or_none():
-            self._group.send_plan(Call.ALLOCATE, np.array([pages, page_size], np.int32))
+            self._group.send_plan(CollectiveCall.ALLOCATE, np.array([pages, page_size], np.int32))
             self._backend.allocate(pages, page_size)
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
         """See `Backend`."""
         with self._all_or_none():
-            self._group.send_plan(Call.FORWARD, pack_rows(rows))
+            self._group.send_plan(CollectiveCall.FORWARD, pack_rows(rows))
             return self._backend.forward(rows)
 
     def copy_page(self, source: int, target: int) -> None:
         """See `Backend`."""
         with self._all_or_none():
-            self._group.send_plan(Call.COPY_PAGE, np.array([source, target], np.int32))
+            self._group.send_plan(CollectiveCall.COPY_PAGE, np.array([source, target], np.int32))
             self._backend.copy_page(source, target)
 
     def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
         """See `Backend`."""
         with self._all_or_none():
-            self._group.send_plan(Call.FORWARD_ONCE, pack_inputs(inputs, want))
+            self._group.send_plan(CollectiveCall.FORWARD_ONCE, pack_inputs(inputs, want))
             return self._backend.forward_once(inputs, want)
 
     def memory_bytes(self) -> dict[str, int]:
@@ -110,7 +114,7 @@ class LeaderBackend(Synchronous):
     def close(self) -> None:
         """Let the others end, then let go."""
         with suppress(RuntimeError):  # one may be gone already
-            self._group.send_plan(Call.CLOSE, _NOTHING)
+            self._group.send_plan(CollectiveCall.CLOSE, _NOTHING)
         self._followers.close()
         self._backend.close()
         self._group.close()

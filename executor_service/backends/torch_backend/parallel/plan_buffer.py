@@ -22,7 +22,7 @@ _WANTS = ("hidden", "embedding", "logits")
 _GREEDY = Sampling()
 
 
-class Call(enum.IntEnum):
+class CollectiveCall(enum.IntEnum):
     """The methods of a `Backend` that all ranks make together."""
 
     CLOSE = 0

@@ -71,7 +71,7 @@ class ThreadedLinear(ABC):
 
 
 class ThreadedGated(ABC):
-    """silu(x G^T) * (x U^T), as `kernels.Gated`: the first half of a SwiGLU MLP (Shazeer 2020).
+    """silu(x G^T) * (x U^T), as `kernels.GatedLinear`: the first half of a SwiGLU MLP (Shazeer 2020).
 
     The panels of G and U [width, k] take turns.
     """
