@@ -132,7 +132,6 @@ class ComputedForward:
         """See `PendingForward`."""
 
     def outputs(self) -> list[RowOutput]:
-        """See `PendingForward`."""
         return self.results
 
 
@@ -200,18 +199,15 @@ class Synchronous(ABC):
     max_pending_forwards = 1
 
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
-        """See `Backend`."""
         return _DEFAULT_PAGES
 
     def page_bytes(self, page_size: int) -> int:
-        """See `Backend`."""
         return page_size * self.info.kv_bytes_per_token
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:  # noqa: B027  # not abstract
         """There is nothing to prepare."""
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
-        """See `Backend`."""
         return ComputedForward(self.forward(rows))
 
     @abstractmethod

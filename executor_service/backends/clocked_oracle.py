@@ -25,11 +25,9 @@ class _OnDevice:
     future: Future[list[RowOutput]]
 
     def wait(self) -> None:
-        """See `PendingForward`."""
         wait([self.future])
 
     def outputs(self) -> list[RowOutput]:
-        """See `PendingForward`."""
         return self.future.result()
 
 
@@ -44,25 +42,20 @@ class ClockedOracle(OracleBackend):
         self._sampled: list[RowOutput] = []  # of the last launch; the device's
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
-        """See `Backend`."""
         # The arrays are views of what the host changes.
         mine = [replace(row, history=row.history.copy(), block_table=row.block_table.copy()) for row in rows]
         return _OnDevice(self._device.submit(self._compute, mine))
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
-        """See `Backend`."""
         return self.launch(rows).outputs()
 
     def copy_page(self, source: int, target: int) -> None:
-        """See `Backend`."""
         self._device.submit(super().copy_page, source, target)
 
     def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
-        """See `Backend`."""
         return self._device.submit(super().forward_once, inputs, want).result()
 
     def close(self) -> None:
-        """See `Backend`."""
         self._device.shutdown()
         super().close()
 

@@ -139,7 +139,6 @@ class TorchBackend:
         return free // self.page_bytes(page_size) - 1  # page 0 is scratch
 
     def page_bytes(self, page_size: int) -> int:
-        """See `Backend`."""
         return _kv_bytes(self.model.new_caches(1, page_size))
 
     def allocate(self, pages: int, page_size: int) -> None:

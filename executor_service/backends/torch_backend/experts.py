@@ -54,7 +54,6 @@ class EachExpert:
             self._experts.append((kernels.gated(gate, up), kernels.linear([down])))
 
     def __call__(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """See `Experts`."""
         total = torch.zeros_like(x)
         for expert in sorted(set(chosen.flatten().tolist())):
             tokens, place = (chosen == expert).nonzero(as_tuple=True)
@@ -64,7 +63,6 @@ class EachExpert:
         return total
 
     def bytes(self) -> int:
-        """See `Experts`."""
         return sum(gated.bytes() + down.bytes() for gated, down in self._experts)
 
 
@@ -87,7 +85,6 @@ class GroupedExperts:
             self._gate_up[i, :inner], self._gate_up[i, inner:], self._down[i] = gate, up, down
 
     def __call__(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """See `Experts`."""
         chosen, order = chosen.sort(-1)
         shares = shares.gather(-1, order)
         ids, places = chosen.flatten().sort(stable=True)
@@ -100,7 +97,6 @@ class GroupedExperts:
         return weighted.sum(1).to(x.dtype)
 
     def bytes(self) -> int:
-        """See `Experts`."""
         size: int = self._gate_up.nbytes + self._down.nbytes
         return size
 

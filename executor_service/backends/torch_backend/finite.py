@@ -40,9 +40,7 @@ class FiniteCheckpoint:
         return factors
 
     def files(self) -> list[Path]:
-        """See `Checkpoint`."""
         return self._checkpoint.files()
 
     def close(self) -> None:
-        """See `Checkpoint`."""
         self._checkpoint.close()

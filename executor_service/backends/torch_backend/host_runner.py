@@ -25,7 +25,6 @@ class HostRunner:
         """There is nothing to capture."""
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
-        """See `Backend`."""
         model = self._model
         with torch.inference_mode(), model.kernels.step():
             batch = Batch.of(rows, self._page_size, model.kernels.device)

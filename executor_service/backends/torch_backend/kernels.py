@@ -143,11 +143,9 @@ class PlainLinear:
         return out if add_to is None else add_to.add_(out)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `Linear`."""
         return self.weight[ids]
 
     def bytes(self) -> int:
-        """See `Linear`."""
         return self.weight.nbytes
 
 
@@ -161,7 +159,6 @@ class PlainGated:
         return self._swiglu(self._both(x))
 
     def bytes(self) -> int:
-        """See `Linear`."""
         return self._both.bytes()
 
 
@@ -177,24 +174,20 @@ class PlainKernels:
         self.device, self.dtype, self.cache_dtype, self.form = device, dtype, dtype, form
 
     def step(self) -> AbstractContextManager[None]:
-        """See `Kernels`."""
         return nullcontext()
 
     def close(self) -> None:
         """Nothing to end."""
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
-        """See `Kernels`."""
         if self.form is not None:
             return QuantizedLinear(parts, bias, self.form, self.device, self.dtype)
         return PlainLinear(self._put(torch.cat(list(parts))), None if bias is None else self._put(bias))
 
     def head(self, weight: torch.Tensor) -> Linear:
-        """See `Kernels`."""
         return PlainLinear(self._put(weight), None)
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> GatedLinear:
-        """See `Kernels`."""
         return PlainGated(self.linear([gate, up]), self.swiglu)
 
     def swiglu(self, both: torch.Tensor) -> torch.Tensor:
@@ -203,12 +196,10 @@ class PlainKernels:
         return functional.silu(gate) * up
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """See `Kernels`."""
         wide = x.float()
         return (weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps))).to(x.dtype)
 
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
-        """See `Kernels`."""
         shape = (pages, page_size, kv_heads, head_dim)
         return LayerCache(
             torch.zeros(shape, dtype=self.cache_dtype, device=self.device),
@@ -216,13 +207,11 @@ class PlainKernels:
         )
 
     def prepare(self, batch: Batch, heads_per_kv_head: int) -> Any:
-        """See `Kernels`."""
         return batch
 
     def attention(
         self, qkv: torch.Tensor, cache: LayerCache, prepared: Any, w: AttentionWeights
     ) -> torch.Tensor:
-        """See `Kernels`."""
         heads = qkv.view(qkv.shape[0], -1, w.head_dim)
         q, k, v = torch.split(heads, [w.heads, w.kv_heads, w.kv_heads], dim=1)
         cos, sin = w.cos[prepared.positions], w.sin[prepared.positions]
@@ -245,13 +234,11 @@ class PlainKernels:
         return torch.cat(outs)
 
     def record(self, blocks: Sequence[Block], eps: float) -> RecordedBlocks | None:
-        """See `Kernels`."""
         return None
 
     def _rotate(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """See `Kernels`."""
         if len(norm):
             x = self.rms_norm(x, norm, eps)
         a, b = x.float().chunk(2, dim=-1)
@@ -259,11 +246,9 @@ class PlainKernels:
         return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(self.dtype)
 
     def _put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `Kernels`."""
         return tensor.to(device=self.device, dtype=self.dtype)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """See `Kernels`."""
         return logits.argmax(-1)
 
     def draw(
@@ -273,5 +258,4 @@ class PlainKernels:
         keys: NDArray[np.uint64],
         filters: Filters,
     ) -> torch.Tensor:
-        """See `Kernels`."""
         return draw(logits, temperatures, keys, filters)

@@ -77,12 +77,10 @@ class Int8:
     least_rows = _LEAST_INT8_ROWS
 
     def check(self, device: torch.device) -> None:
-        """See `Format`."""
         if device.type not in ("cpu", "cuda"):
             raise ModelError(f"dtype int8 runs on cpu and cuda only, not on {str(device)!r}")
 
     def round(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Format`."""
         rounded, scales = round_rows(_filled(x, self), torch.int16, self.largest_activation)
         high = (rounded + 128) >> 8
         return torch.cat([high, rounded - 256 * high]).to(torch.int8), scales
@@ -109,7 +107,6 @@ class Fp8:
     least_rows = 1
 
     def check(self, device: torch.device) -> None:
-        """See `Format`."""
         if device.type not in ("cpu", "cuda"):
             raise ModelError(f"dtype fp8 runs on cpu and cuda only, not on {str(device)!r}")
         if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < LEAST_FP8:
@@ -117,7 +114,6 @@ class Fp8:
             raise ModelError(f"dtype fp8 needs compute capability {need}; {str(device)!r} has {have}")
 
     def round(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Format`."""
         return round_rows(_filled(x, self), self.dtype, self.largest_activation)
 
     def product(

@@ -52,31 +52,24 @@ class Whole:
     rank = 0
 
     def loading(self) -> AbstractContextManager[None]:
-        """See `Shard`."""
         return nullcontext()
 
     def cut(self, checkpoint: Checkpoint) -> Checkpoint:
-        """See `Shard`."""
         return checkpoint
 
     def summed(self, linear: Linear) -> Linear:
-        """See `Shard`."""
         return linear
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Shard`."""
         return x
 
     def embed(self, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-        """See `Shard`."""
         return lookup(tokens)
 
     def whole_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """See `Shard`."""
         return logits
 
     def answer(
         self, logits: torch.Tensor, rows: Sequence[ForwardRow], pick: sampler.Picker
     ) -> list[RowOutput]:
-        """See `Shard`."""
         return sampler.sample(logits, rows, pick)

@@ -181,19 +181,15 @@ class DirectoryCheckpoint:
         )
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        """See `Checkpoint`."""
         return self._store.read(HEAD if name == EMBEDDING and name not in self._store.tensors else name, part)
 
     def rope_factors(self) -> torch.Tensor | None:
-        """See `Checkpoint`."""
         return None
 
     def files(self) -> list[Path]:
-        """See `Checkpoint`."""
         return self._store.files
 
     def close(self) -> None:
-        """See `Checkpoint`."""
         self._store.close()
 
 
@@ -239,17 +235,14 @@ class GgufCheckpoint:
         return tensor if part is None else tensor[part].clone()
 
     def rope_factors(self) -> torch.Tensor | None:
-        """See `Checkpoint`."""
         if _ROPE_FACTORS not in self.file.tensors:
             return None
         return torch.from_numpy(self.file.read(_ROPE_FACTORS).copy())
 
     def files(self) -> list[Path]:
-        """See `Checkpoint`."""
         return [self.file.path]
 
     def close(self) -> None:
-        """See `Checkpoint`."""
         self.file.close()
 
     @staticmethod

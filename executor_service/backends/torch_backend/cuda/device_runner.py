@@ -43,7 +43,6 @@ class DeviceRunner:
         self._sampled = torch.zeros(_MOST_ROWS, dtype=torch.int32, device=self._device)
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
-        """See `Backend`."""
         if not self._model.capturable:
             return
         pages = self._caches[0].k.shape[0]
@@ -53,7 +52,6 @@ class DeviceRunner:
             self._graphs.capture(self._compute, shapes, progress)
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
-        """See `Backend`."""
         with torch.inference_mode():
             step = HostStep(rows, self._page_size, self._tiling)
             found = self._graphs.find(step.shape)
@@ -113,13 +111,11 @@ class LaunchedStep:
             self._done.record()
 
     def wait(self) -> None:
-        """See `PendingForward`."""
         if self._done is not None:
             with torch.cuda.device(self._device):  # a thread's own affair
                 self._done.synchronize()
 
     def outputs(self) -> list[RowOutput]:
-        """See `PendingForward`."""
         self.wait()
         tokens, finite = self._picks.numpy()
         results = []

@@ -58,7 +58,6 @@ class CudaGraph:
             self.picked = step(buffer)
 
     def replay(self) -> None:
-        """See `Captured`."""
         self._graph.replay()
 
 
@@ -70,7 +69,6 @@ class Rerun:
         self.picked = step(buffer)
 
     def replay(self) -> None:
-        """See `Captured`."""
         self.picked = self._step(self._buffer)
 
 

@@ -42,7 +42,6 @@ class CudaLinear(PlainLinear):
     """x W^T + b; what it is added to is the product's own first summand, where there is no b."""
 
     def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
-        """See `Linear`."""
         if add_to is None or self._bias is not None:
             return super().__call__(x, add_to)
         return add_to.addmm_(x, self.weight.T)
@@ -52,7 +51,6 @@ class WideLinear(PlainLinear):
     """x W^T as the fp32 sums it is made of: rounded to bf16, the best logits would often be equal."""
 
     def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
-        """See `Linear`."""
         out = torch.mm(x, self.weight.T, out_dtype=torch.float32)
         return out if add_to is None else add_to.add_(out)
 
@@ -66,21 +64,17 @@ class CudaKernels(PlainKernels):
         super().__init__(device, dtype, None if form is None else fused(form))
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
-        """See `Kernels`."""
         if self.form is not None:
             return super().linear(parts, bias)
         return CudaLinear(self._put(torch.cat(list(parts))), None if bias is None else self._put(bias))
 
     def swiglu(self, both: torch.Tensor) -> torch.Tensor:
-        """See `PlainKernels`."""
         return triton_pointwise.swiglu(both)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """See `Kernels`."""
         return triton_pointwise.rms_norm(x, weight, eps)
 
     def head(self, weight: torch.Tensor) -> Linear:
-        """See `Kernels`."""
         if self.device.type != "cuda" or self.dtype == torch.float32:  # interpreted; wide already
             return super().head(weight)
         return WideLinear(self._put(weight), None)
@@ -92,7 +86,6 @@ class CudaKernels(PlainKernels):
         return super().new_cache(pages, page_size, kv_heads, head_dim)
 
     def prepare(self, batch: Batch, heads_per_kv_head: int) -> CudaStep:
-        """See `Kernels`."""
         width = batch.tables.shape[1]
         arrays = cut(batch.starts, batch.counts, Tiling.of(heads_per_kv_head, self.dtype))
         arrays["table_starts"] = np.arange(len(batch.counts), dtype=np.int32) * np.int32(width)
@@ -106,7 +99,6 @@ class CudaKernels(PlainKernels):
     def attention(
         self, qkv: torch.Tensor, cache: LayerCache, prepared: CudaStep, w: AttentionWeights
     ) -> torch.Tensor:
-        """See `Kernels`."""
         rotary_launch(
             qkv, cache.k, cache.v, prepared.positions, prepared.pages, prepared.slots,
             w.cos, w.sin, w.q_norm, w.k_norm, w.eps,

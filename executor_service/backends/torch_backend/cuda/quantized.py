@@ -114,7 +114,6 @@ class TritonInt8(Int8):
     """`Int8` with three kernels a product."""
 
     def round(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Format`."""
         return _round(x, self)
 
     def product(
@@ -131,7 +130,6 @@ class TritonFp8(Fp8):
     """`Fp8` with two."""
 
     def round(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Format`."""
         return _round(x, self)
 
 

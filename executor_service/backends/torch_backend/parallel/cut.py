@@ -116,13 +116,10 @@ class CutCheckpoint:
         return tensor
 
     def rope_factors(self) -> torch.Tensor | None:
-        """See `Checkpoint`."""
         return self._whole.rope_factors()
 
     def files(self) -> list[Path]:
-        """See `Checkpoint`."""
         return self._whole.files()
 
     def close(self) -> None:
-        """See `Checkpoint`."""
         self._whole.close()

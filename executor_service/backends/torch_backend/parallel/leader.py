@@ -70,7 +70,6 @@ class LeaderBackend(Synchronous):
         self.info = self._backend.info
 
     def tokenizer(self) -> TokenizerBundle:
-        """See `Backend`."""
         return self._backend.tokenizer()
 
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
@@ -90,19 +89,16 @@ class LeaderBackend(Synchronous):
             self._backend.allocate(pages, page_size)
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
-        """See `Backend`."""
         with self._all_or_none():
             self._group.send_plan(CollectiveCall.FORWARD, pack_rows(rows))
             return self._backend.forward(rows)
 
     def copy_page(self, source: int, target: int) -> None:
-        """See `Backend`."""
         with self._all_or_none():
             self._group.send_plan(CollectiveCall.COPY_PAGE, np.array([source, target], np.int32))
             self._backend.copy_page(source, target)
 
     def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
-        """See `Backend`."""
         with self._all_or_none():
             self._group.send_plan(CollectiveCall.FORWARD_ONCE, pack_inputs(inputs, want))
             return self._backend.forward_once(inputs, want)

@@ -38,16 +38,13 @@ class TensorShard:
                 raise ModelError(f"rank {rank}: {fault}")
 
     def cut(self, checkpoint: Checkpoint) -> Checkpoint:
-        """See `Shard`."""
         self._cut = Cut(checkpoint.spec, self.rank, self._group.ranks)
         return CutCheckpoint(checkpoint, self._cut)
 
     def summed(self, linear: Linear) -> Linear:
-        """See `Shard`."""
         return SummedLinear(linear, self._group)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Shard`."""
         return self._group.sum(x)
 
     def embed(self, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
@@ -58,7 +55,6 @@ class TensorShard:
         return self._group.sum(torch.where(here[:, None], x, 0))
 
     def whole_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """See `Shard`."""
         vocabulary, ranks = self._cut.spec.vocab_size, self._group.ranks
         width = -(-vocabulary // ranks)
         parts = self._group.gather_on_leader(functional.pad(logits, (0, width - logits.shape[1])))
@@ -112,7 +108,6 @@ class SummedLinear:
         return self._linear.rows(ids)
 
     def bytes(self) -> int:
-        """See `Linear`."""
         return self._linear.bytes()
 
 
