@@ -17,14 +17,14 @@ from executor_service.config import ExecutorConfig
 from executor_service.fatal import EXIT_MODEL
 from executor_service.server import EXIT_PORT, ServerStartError, run
 
-_SWITCH_S = 0.0005  # the event loop gets the interpreter back from the device thread this fast
-_GC_YOUNG = 50_000  # a step makes thousands of short-lived objects, and no cycles
+_SWITCH_S = 0.0005  # seconds after which the device thread hands the interpreter lock to the event loop
+_GC_YOUNG = 50_000  # objects between collections: a step makes thousands, without cycles
 
 log = logs.Log("executor_service")
 
 
 def main() -> int:
-    """Parse, serve, and say with the exit status why it ended."""
+    """Parse the command line and serve. Returns the exit status."""
     config = ExecutorConfig.from_command_line(sys.argv[1:], "python -m executor_service")
     logs.configure(config.log_format, config.log_level)
     sys.setswitchinterval(_SWITCH_S)
@@ -48,5 +48,5 @@ if __name__ == "__main__":
     status = main()
     logging.shutdown()
     sys.stdout.flush()
-    # Not sys.exit: the device thread may be deep in a load or a step that nobody waits for any more.
+    # Not sys.exit: the device thread may still be in a load or a step whose result is not needed.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""The executor's configuration: flags, then PACELINE_EXECUTOR_* variables, then --config YAML."""
+"""The executor's configuration: flags, then PACELINE_EXECUTOR_* variables, then --config YAML, first wins."""
 
 from __future__ import annotations
 
@@ -36,56 +36,66 @@ class ExecutorConfig(TorchSettings, OracleSettings, PagedAttentionSettings, Serv
     SECRET_TOKENS: ClassVar[Mapping[str, Identity]] = {
         "auth_token": Identity("internal", "token", 1.0, MAX_PRIORITY, admin=True)
     }
-    TOKEN_IS_ADMIN: ClassVar[bool] = True  # it is a scheduler's, not a client's
+    TOKEN_IS_ADMIN: ClassVar[bool] = True  # schedulers have it, clients do not
 
     port: int = Field(50061, ge=0, le=65535, description="port to listen on; 0: any free one")
 
-    backend: BackendName = Field("torch", description="what computes")
+    backend: BackendName = Field("torch", description="what computes the steps")
 
     # the cache and the step
     kv_memory: ByteSize | None = Field(
         None,
-        description="bytes of KV pages, as in 2GiB; default: 1GiB on CPU, on CUDA what a largest step leaves",
+        description="memory of the KV pages, as in 2GiB; default: 1GiB on CPU,"
+        " on CUDA the free memory less that of the largest step",
     )
     pages: Positive | None = Field(None, description="KV pages, instead of kv-memory")
     page_size: int = Field(16, ge=1, le=1024, description="tokens per page")
-    max_sequences: Positive = Field(1024, le=1 << 20, description="live caches, all sessions together")
-    max_rows: Positive = Field(1024, le=1 << 16, description="rows of a step, openings included")
-    max_step_tokens: Positive = Field(8192, le=1 << 24, description="tokens fed in one step")
+    max_sequences: Positive = Field(1024, le=1 << 20, description="caches of all sessions together")
+    max_rows: Positive = Field(1024, le=1 << 16, description="rows in a step, openings included")
+    max_step_tokens: Positive = Field(8192, le=1 << 24, description="tokens computed in a step")
     max_piece_tokens: Positive | None = Field(
-        None, description="tokens fed in one forward: a longer step takes several; default: the backend's"
+        None, description="tokens computed in one forward, longer steps take several; default: the backend's"
     )
-    max_in_flight: int = Field(4, ge=1, le=64, description="unanswered steps of a stream, and replies kept")
+    max_in_flight: int = Field(
+        4, ge=1, le=64, description="unanswered steps of a stream, and replies kept for replays"
+    )
     session0_fraction: float = Field(
-        0.5, gt=0, le=1, description="share of pages and of max-sequences for callers without a session"
+        0.5,
+        gt=0,
+        le=1,
+        description="share of pages and of max-sequences that callers without a session may use",
     )
     max_sessions_per_caller: Positive = Field(64, le=256, description="open sessions of one identity")
-    lease_ms: int = Field(30_000, ge=500, le=3_600_000, description="of a session that names none")
+    lease_ms: int = Field(
+        30_000, ge=500, le=3_600_000, description="lease of a session that asks for none, milliseconds"
+    )
 
     # the service
-    stuck_after_s: float = Field(30.0, gt=0, le=3600, description="a step longer than this is NOT_SERVING")
-    max_queued_steps: Positive = Field(1024, description="steps waiting, all clients together")
+    stuck_after_s: float = Field(
+        30.0, gt=0, le=3600, description="health turns NOT_SERVING while a step takes longer, seconds"
+    )
+    max_queued_steps: Positive = Field(1024, description="queued steps of all clients together")
 
     def open_doors(self) -> list[str]:
-        """Those of the port, and where the ranks of a model meet."""
-        doors = super().open_doors()
+        """Warnings about access without credentials: to the ports, and to the ranks' rendezvous."""
+        warnings = super().open_doors()
         launched = Rank.from_environment(os.environ)
         if launched is not None or self.tensor_parallel > 1:
             where = f"at {launched.host}" if launched is not None else "on this machine"
-            doors.append(
-                f"ranks of the model meet {where} in plaintext and without credentials: whoever reaches them "
-                "there can read and change what they compute"
+            warnings.append(
+                f"ranks of the model meet {where} in plaintext and without credentials: any process that can "
+                "connect can read and change what they compute"
             )
-        return doors
+        return warnings
 
     @property
     def backend_settings(self) -> BackendSettings:
-        """Those of the backend that was chosen."""
+        """The settings of the chosen backend."""
         return BACKENDS[self.backend].of(self)
 
     @property
     def follower_flags(self) -> list[str]:
-        """Flags of a process that holds a part of this one's model: the backend's settings, and the log's."""
+        """Command line of a follower rank: the backend's settings and the log's."""
         flags = []
         for name in ("backend", *BACKENDS[self.backend].model_fields, "log_level", "log_format"):
             if (value := getattr(self, name)) is not None:
@@ -100,7 +110,7 @@ class ExecutorConfig(TorchSettings, OracleSettings, PagedAttentionSettings, Serv
         if self.max_step_tokens < self.max_rows:
             raise ValueError(
                 f"--max-step-tokens {self.max_step_tokens} must be at least --max-rows {self.max_rows}: "
-                "every sequence can decode in a step"
+                "in a step, each row computes at least one token"
             )
         if self.kv_memory is not None and self.pages is not None:
             raise ValueError("--kv-memory or --pages, not both")

@@ -1,4 +1,4 @@
-"""How an executor process ends when it can't go on, and the exit status that says why."""
+"""Ends an executor process after an unrecoverable error; the exit status tells a supervisor why."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from executor_service.backends.base import ModelError
 
 log = Log(__name__)
 
-EXIT_FAULT = os.EX_SOFTWARE  # 70: a device fault, a lost rank or a bug; start again
-EXIT_MODEL = os.EX_CONFIG  # 78: the model can't be served with this configuration; don't
+EXIT_FAULT = os.EX_SOFTWARE  # 70: a device fault, a lost rank or a bug; a restart may help
+EXIT_MODEL = os.EX_CONFIG  # 78: the model can't be served with this configuration; a restart does not help
 
 
 def die(error: BaseException) -> NoReturn:
-    """End the process at once, from any thread; its clients compute again what they need."""
+    """Log the error and end the process at once, from any thread. All caches are lost."""
     if isinstance(error, ModelError):
         log.error(f"the model can't be served: {error}")
         code = EXIT_MODEL

@@ -1,4 +1,4 @@
-"""startup → serve → shutdown of one executor process."""
+"""Startup, serving and shutdown of one executor process."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from executor_service.runtime.runtime import Runtime
 
 log = Log(__name__)
 
-EXIT_PORT = os.EX_UNAVAILABLE  # 69: the address can't be bound
-_GRACE_S = 2.0  # for replies on their way when nothing is left to compute
+EXIT_PORT = os.EX_UNAVAILABLE  # 69: an address could not be bound
+_GRACE_S = 2.0  # for sending the last replies, after the last step was computed
 _LEASE_TICK_S = 0.25
 
 
 class ServerStartError(Exception):
-    """The process can't serve; the message is for the operator."""
+    """The server could not start; the message tells the operator why."""
 
 
 async def run(config: ExecutorConfig) -> None:
-    """Serve until a signal says stop. Raises ServerStartError and ModelError."""
+    """Serve until SIGTERM or SIGINT, then drain. Raises ServerStartError and ModelError."""
     if config.port_file is not None:
-        config.port_file.unlink(missing_ok=True)  # of an earlier life
+        config.port_file.unlink(missing_ok=True)  # left by an earlier process
     runtime = Runtime.from_config(config)
     metrics, health = Metrics(runtime), Health(runtime)
     shutdown = Shutdown()
@@ -50,11 +50,16 @@ async def run(config: ExecutorConfig) -> None:
     port = _bind(server, config)
     metrics_port = _serve_metrics(metrics, config)
     await health.update()
-    await server.start()  # GetStatus and health answer from here on
+    await server.start()  # GetStatus and health checks are answered while the model loads
     _announce(config, port, metrics_port)
 
-    endless = health.watch(), _tick_leases(runtime), _end_at_once(shutdown), config.credentials.watch()
-    chores = [asyncio.create_task(chore) for chore in endless]
+    endless = (
+        health.watch(),
+        _tick_leases(runtime),
+        _exit_on_second_signal(shutdown),
+        config.credentials.watch(),
+    )
+    background = [asyncio.create_task(loop) for loop in endless]
     loading = asyncio.create_task(runtime.load())
     stopping = asyncio.create_task(shutdown.drain.wait())
     await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -67,14 +72,14 @@ async def run(config: ExecutorConfig) -> None:
     await health.update()
     live = await runtime.drained(config.drain_timeout_s)
     await server.stop(_GRACE_S)
-    for chore in chores:
-        chore.cancel()
+    for task in background:
+        task.cancel()
     runtime.close()
     log.info("stopped", abandoned_sequences=live)
 
 
-async def _end_at_once(shutdown: Shutdown) -> None:
-    """What the second signal asks for."""
+async def _exit_on_second_signal(shutdown: Shutdown) -> None:
+    """End the process without draining when a second signal arrives."""
     await shutdown.force.wait()
     log.warning("second signal: ending at once")
     os._exit(128 + shutdown.signal)
@@ -129,14 +134,17 @@ def _announce(config: ExecutorConfig, port: int, metrics_port: int | None) -> No
         backend=config.backend,
         tls=config.tls_cert is not None,
     )
-    for door in config.open_doors():
-        log.warning(door)
+    for warning in config.open_doors():
+        log.warning(warning)
     if config.port_file is not None:
         write_port_file(config.port_file, port)
 
 
 async def _tick_leases(runtime: Runtime) -> None:
-    """Keep the lease clock going through long steps: it counts only what it sees pass."""
+    """Advance the lease clock during long steps too.
+
+    The clock counts the time between two readings up to a bound, so that a stopped process loses no leases.
+    """
     while True:
         if (loaded := runtime.loaded_or_none) is not None:
             loaded.engine.store.clock()

@@ -1,1 +1,1 @@
-"""Backends: what computes a step's rows. `base.py` is the border; one module or package each."""
+"""Backends compute a step's rows. `base.py` declares their interface; each is a module or a package."""

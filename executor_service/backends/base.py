@@ -1,7 +1,7 @@
-"""The border between the engine and what computes: `ForwardRow`s in, `RowOutput`s out.
+"""The interface between the engine and a backend: `ForwardRow`s in, `RowOutput`s out.
 
 The engine owns sequences and pages and calls a backend from one thread only. A backend owns the
-weights and the KV storage, and keeps nothing per sequence: a row carries all it needs.
+weights and the KV storage and keeps no state per sequence: a row carries all that its computation needs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _DEFAULT_PAGES = 4096
 
 
 class ModelError(Exception):
-    """The model's files can't be used; the message names the file and what is wrong with it."""
+    """The model can't be loaded or served; the message names the file or setting and its fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What GetInfo says about the model; lengths in tokens, sizes in bytes."""
+    """The loaded model, as GetInfo reports it; lengths in tokens, sizes in bytes."""
 
     name: str
     architecture: str  # "llama", "qwen2", "qwen3", "qwen3_moe", "oracle", "paged-attention"
@@ -38,19 +38,19 @@ class ModelDescription:
     layers: int
     kv_bytes_per_token: int  # on one rank
     eos_token_ids: tuple[int, ...]
-    fingerprint: bytes  # SHA-256 of weights + config + dtype: same fingerprint, same model
-    can_forward: bool = False  # the Forward RPC works
+    fingerprint: bytes  # SHA-256 of weights, config and dtype: equal where the outputs are equal
+    can_forward: bool = False  # the Forward RPC is supported
     has_tokenizer: bool = True
-    heads: int = 0  # of queries, in each layer
+    heads: int = 0  # query heads of each layer
     kv_heads: int = 0
     head_size: int = 0
-    supported_dtypes: tuple[str, ...] = ()  # that the model could be loaded in
+    supported_dtypes: tuple[str, ...] = ()  # in which the model can be loaded
     supported_devices: tuple[str, ...] = ("cpu",)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerBundle:
-    """What GetTokenizer hands out: all a scheduler needs to turn text into ids and back."""
+    """What GetTokenizer returns: all that a scheduler needs to encode and decode text."""
 
     tokenizer_json: bytes  # Hugging Face `tokenizers` format
     chat_template: str  # Jinja; "" when the model has none
@@ -60,25 +60,26 @@ class TokenizerBundle:
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # temperature, top_p, ...
 
 
-@dataclass(slots=True)  # read-only by agreement: freezing costs 1.4 µs a row, 0.4 ms a step
+# Read-only, but not frozen: a frozen one takes 1.4 µs longer to make, 0.4 ms in a step of 256 rows.
+@dataclass(slots=True)
 class ForwardRow:
-    """One sequence's part of a forward: feed q tokens at positions start .. start + q - 1.
+    """One sequence's part of a forward: q input tokens at positions start .. start + q - 1.
 
     KV of token i goes to page `block_table[(start + i) // page_size]`, slot
-    `(start + i) % page_size`; positions before `start` are read from there. The last `outputs`
-    positions (0 to q) are brought back as `output` says. The output of position p is the token
-    at index p + 1 of the sequence: its noise is keyed by (seed, p + 1, id), and its penalties
-    see history[: p + 1].
+    `(start + i) % page_size`; KV of the positions before `start` is read from the same table. The last
+    `outputs` positions (0 to q) give outputs, in the form that `output` names. The output of position p is
+    the token at index p + 1 of the sequence: its noise is keyed by (seed, p + 1, id), and its penalties
+    count history[: p + 1].
 
-    With `follows` >= 0 the row's one token is not known on the host yet: it is what row `follows` of the
-    launch before this one, with one output, samples. `tokens` and the end of `history` are then no tokens.
+    With `follows` >= 0 the host does not know the row's only input token yet: row `follows` of the previous
+    launch, which has one output, samples it. `tokens` and the last item of `history` are then placeholders.
     """
 
     start: int
     tokens: TokenIds  # [q], q >= 1
-    history: TokenIds  # [start + q]: everything up to and with `tokens`
+    history: TokenIds  # [start + q]: the sequence, ending with `tokens`
     prompt_length: int  # history[prompt_length:] is output
-    block_table: NDArray[np.int32]  # page numbers, covers start + q tokens
+    block_table: NDArray[np.int32]  # page numbers for at least start + q tokens
     outputs: int
     output: OutputMode
     sampling: Sampling
@@ -92,7 +93,7 @@ class RowOutput:
     """One row's outputs, in the order of its positions.
 
     `finite` is False when any of the row's output logits was NaN or infinite (before masks and
-    bias); the other fields are then not used. Logprobs are log-softmax of the raw logits.
+    bias); the other fields are then unset. Logprobs are log-softmax of the raw logits.
     """
 
     tokens: TokenIds | None = None  # SAMPLE: [outputs]
@@ -105,7 +106,7 @@ class RowOutput:
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """The non-autoregressive Forward of one input: fp32, one row per position."""
+    """The Forward RPC's result for one input, fp32; fields that were not asked for are None."""
 
     hidden: NDArray[np.float32] | None = None  # [q, hidden] after the final norm
     embedding: NDArray[np.float32] | None = None  # [hidden]: mean over positions, L2-normalized
@@ -113,40 +114,40 @@ class ForwardOutput:
 
 
 class PendingForward(Protocol):
-    """A forward that was launched."""
+    """A launched forward, which may not be computed yet."""
 
     def wait(self) -> None:
-        """Return when `outputs` need not wait. The one call that another thread may make, at any time."""
+        """Block until the forward is computed. May be called from any thread, unlike all other methods."""
 
     def outputs(self) -> list[RowOutput]:
-        """Wait for it: one result a row, in their order. Called once, in the order of the launches."""
+        """Block until computed; one result per row, in the rows' order. Called once, in launch order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedForward:
-    """The `PendingForward` of a forward that is already done."""
+    """A `PendingForward` whose results are already there."""
 
     results: list[RowOutput]
 
     def wait(self) -> None:
-        """See `PendingForward`."""
+        """Return at once."""
 
     def outputs(self) -> list[RowOutput]:
         return self.results
 
 
 Progress = Callable[[str, float], None]
-"""Called with (what is being done, fraction done in 0..1)."""
+"""Called with (the current activity, its completed fraction in 0..1)."""
 
 
 class Backend(Protocol):
-    """What an engine needs. All calls come from one thread, `load` first, then `allocate`."""
+    """What the engine calls, from one thread: `load` first, then `allocate`."""
 
     info: ModelDescription  # readable once `load` has returned
-    max_piece_tokens: int  # of a forward after which it is time to look whether the step is still wanted
-    max_pending_forwards: (
-        int  # launches that may be unanswered at once, from `allocate` on; above 1 rows can follow others
-    )
+    max_piece_tokens: int  # default bound of a forward's tokens: between forwards a step can be cancelled
+    # Number of launches whose outputs may be pending at once; valid after `allocate`. Above 1, rows may set
+    # `follows`.
+    max_pending_forwards: int
 
     def load(self, progress: Progress) -> None:
         """Read the model. Raises ModelError."""
@@ -155,43 +156,43 @@ class Backend(Protocol):
         """The tokenizer's files. Raises ModelError when the model has none."""
 
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
-        """How many pages there is memory for beside steps of up to so many rows and tokens."""
+        """Number of KV pages that fit in memory after reserving for the largest step (`rows`, `tokens`)."""
 
     def page_bytes(self, page_size: int) -> int:
-        """Memory of one page: more than its tokens' `kv_bytes_per_token` where its vectors are filled up."""
+        """Bytes of one page; padding can make it larger than page_size * `kv_bytes_per_token`."""
 
     def allocate(self, pages: int, page_size: int) -> None:
-        """Make KV storage for `pages` pages of `page_size` tokens each; page 0 is never used."""
+        """Allocate KV storage of `pages` pages of `page_size` tokens each; no sequence uses page 0."""
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
-        """Prepare what makes steps of up to so many rows and tokens fast, once there is KV storage."""
+        """Prepare for fast steps of up to `rows` and `tokens` (CUDA graphs); called after `allocate`."""
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
-        """Begin to compute all rows in one pass, behind all launches and copies before it.
+        """Start one forward over all rows, ordered after all earlier launches and page copies.
 
-        Rows and their arrays, which are views of what changes, are read before it returns.
+        Rows and their arrays are read before this returns: the caller may then change the arrays.
         """
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
-        """Launch and wait; the result is in the order of the rows."""
+        """Launch and wait; one result per row, in the rows' order."""
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy one page's KV."""
+        """Copy a page's keys and values in every layer."""
 
     def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
-        """Compute inputs without touching the cache; `want`: "hidden", "embedding", "logits"."""
+        """One result per input, without using the KV cache; `want`: of "hidden", "embedding", "logits"."""
 
     def memory_bytes(self) -> dict[str, int]:
-        """Live sizes: "weights", "kv", "peak" where known."""
+        """Bytes in use for "weights" and "kv", and "peak" of the process or device where known."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Free memory, threads and files."""
 
 
 class Synchronous(ABC):
-    """A backend whose forward computes before it returns: one launch at a time, done when it returns.
+    """Base of backends whose `launch` returns after computing: one launch at a time.
 
-    Its KV is in the host's memory and small, unless it says otherwise.
+    The defaults are for KV storage that is small and in host memory.
     """
 
     info: ModelDescription
@@ -205,11 +206,11 @@ class Synchronous(ABC):
         return page_size * self.info.kv_bytes_per_token
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:  # noqa: B027  # not abstract
-        """There is nothing to prepare."""
+        """Do nothing."""
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         return ComputedForward(self.forward(rows))
 
     @abstractmethod
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
-        """See `Backend`."""
+        """One forward over all rows; one result per row, in the rows' order."""

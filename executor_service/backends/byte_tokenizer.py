@@ -1,7 +1,7 @@
-"""A tokenizer for models that never saw text: one token per byte, and one that ends a sequence.
+"""The tokenizer of the synthetic models: one token per byte, and an end-of-sequence token.
 
 A byte-level BPE without merges, in the JSON format of Hugging Face's `tokenizers`: ids 0..255 are
-the bytes, 256 is `<|eos|>`. Any text round-trips, and any ids decode (bad UTF-8 to U+FFFD).
+the bytes, 256 is `<|eos|>`. Any text round-trips; any ids decode, invalid UTF-8 to U+FFFD.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_characters() -> list[str]:
-    """The printable character that stands for each byte in a byte-level BPE (GPT-2's mapping)."""
+    """The printable character that represents each byte in a byte-level BPE (GPT-2's mapping)."""
     printable = {
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

@@ -1,7 +1,7 @@
-"""`ClockedOracle`: the oracle with a step time, which passes on a device of its own while the host goes on.
+"""`ClockedOracle`: the oracle with a modelled step time, computed asynchronously as on a GPU.
 
-It stands for a GPU: steps are launched ahead, tokens that the host does not know are looked up where they are
-sampled, and whatever the host does meanwhile costs the device nothing.
+A thread stands for the device. Steps can be launched before their predecessors are computed; input tokens
+that the host does not know yet are taken from the previous launch. Host work overlaps with steps.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from executor_service.backends.oracle import OracleBackend
 from executor_service.backends.oracle_settings import OracleSettings
 from executor_service.contract.plan import TokenIds
 
-_NO_TOKEN = 0  # what follows a row that was not finite
+_NO_TOKEN = 0  # input of a row that follows a non-finite one
 
 
 @dataclass(frozen=True, slots=True)
 class _OnDevice:
-    """A launch that the device does in its turn."""
+    """A launch in the device thread's queue."""
 
     future: Future[list[RowOutput]]
 
@@ -32,17 +32,17 @@ class _OnDevice:
 
 
 class ClockedOracle(OracleBackend):
-    """The device is a thread; it does launches, copies and forwards in the order in which they come."""
+    """The oracle on a device thread, which runs launches, copies and forwards in call order."""
 
     max_pending_forwards = 2
 
     def __init__(self, config: OracleSettings) -> None:
         super().__init__(config)
         self._device = ThreadPoolExecutor(1, thread_name_prefix="oracle")
-        self._sampled: list[RowOutput] = []  # of the last launch; the device's
+        self._sampled: list[RowOutput] = []  # results of the last launch; used by the device thread only
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
-        # The arrays are views of what the host changes.
+        # The host may change the arrays after this returns: copy them.
         mine = [replace(row, history=row.history.copy(), block_table=row.block_table.copy()) for row in rows]
         return _OnDevice(self._device.submit(self._compute, mine))
 
@@ -70,5 +70,5 @@ class ClockedOracle(OracleBackend):
 
 
 def oracle_of(config: OracleSettings) -> OracleBackend:
-    """The oracle, on a device of its own if its steps take time. Raises ValueError."""
+    """The oracle; with a modelled step time, on a device thread. Raises ValueError."""
     return ClockedOracle(config) if config.step_ms or config.token_us else OracleBackend(config)

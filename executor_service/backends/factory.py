@@ -1,4 +1,4 @@
-"""From a backend's settings to the backend. Imports its libraries only when it is asked for."""
+"""Makes the backend that the settings describe; imports no other backend's libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from executor_service.backends.torch_settings import TorchSettings
 def make_backend(settings: BackendSettings, follower_flags: Sequence[str] = ()) -> Backend:
     """The backend of these settings, not loaded yet. Raises ModelError.
 
-    `follower_flags`: the command line of other processes that it may need for its model.
+    `follower_flags`: command line of the follower ranks, for tensor parallelism.
     """
     try:
         match settings:
@@ -37,4 +37,4 @@ def make_backend(settings: BackendSettings, follower_flags: Sequence[str] = ()) 
                 return torch_backend(settings, follower_flags)
     except ValueError as error:
         raise ModelError(str(error)) from error
-    raise TypeError(f"{settings!r} is of no backend")
+    raise TypeError(f"no backend has settings of type {type(settings).__name__}")

@@ -1,4 +1,4 @@
-"""Names a model by what decides its outputs."""
+"""Fingerprint of a model without weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from collections.abc import Mapping
 
 
 def fingerprint(backend: str, config: Mapping[str, object]) -> bytes:
-    """SHA-256 of a weightless backend's name and of the settings that affect its logits."""
+    """SHA-256 over the backend's name and the settings that affect its logits."""
     text = json.dumps({"backend": backend, "config": dict(config)}, sort_keys=True)
     return hashlib.sha256(text.encode()).digest()

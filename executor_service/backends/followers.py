@@ -1,4 +1,4 @@
-"""`Followers`: the processes of ranks 1 and up, children of the one that serves. Knows no torch."""
+"""`Followers`: the processes of ranks 1 and up, children of rank 0. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ log = Log(__name__)
 _STOP_S = 5.0
 
 OnLoss = Callable[[int, int], None]
-"""Called on a thread of its own with (rank, exit status, negative for a signal)."""
+"""Called on a watcher thread with (rank, exit status); a negative status is a signal's number."""
 
 
 class Followers:
-    """Started at once, so that their imports run beside ours; none outlives this process.
+    """Starts the processes in parallel with rank 0's imports; none outlives this process.
 
-    Each has a pipe from us as its standard input, and ends when that does. They live in sessions of their
-    own: a Ctrl-C reaches rank 0 alone, which drains and then tells them.
+    Each reads a pipe from rank 0 as standard input and exits at its end. Each has a process session of its
+    own, so that Ctrl-C reaches rank 0 alone, which drains and then ends the followers.
     """
 
     def __init__(self, command: Sequence[str], ranks: Sequence[Rank], on_loss: OnLoss) -> None:
@@ -41,11 +41,11 @@ class Followers:
 
     @property
     def pids(self) -> list[int]:
-        """In the order of the ranks."""
+        """Process ids in rank order."""
         return [process.pid for process in self._processes.values()]
 
     def close(self) -> None:
-        """Wait for their end, which they have been told of; make it so after some seconds."""
+        """Close the pipes, wait up to 5 s for each process to exit, then kill those that remain."""
         self._closing = True
         for process in self._processes.values():
             assert process.stdin is not None
@@ -58,7 +58,7 @@ class Followers:
             watcher.join()
 
     def kill(self) -> None:
-        """End what is left of them, frozen ones too."""
+        """Send SIGKILL to all processes; it ends stopped ones too."""
         self._closing = True
         for process in self._processes.values():
             with suppress(ProcessLookupError):

@@ -1,8 +1,8 @@
-"""The sampler in numpy: the readable reference of what `plan.Sampling` promises.
+"""The sampler in numpy: the reference implementation of `plan.Sampling`.
 
-`sample` does one row, position by position, through small functions that each do one thing;
-`sample_rows` does a batch, and all rows without penalties, masks and filters at once, with the
-same result. No state: a token is a function of its logits, its history and its sampling.
+`sample` computes one row, position by position; `sample_rows` computes a batch, with all rows that have no
+penalties, masks or filters vectorized, and gives the same result. A token is a pure function of its logits,
+its history and its sampling parameters.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Logits = NDArray[np.float32]
 """fp32; [vocabulary] for one position, [outputs, vocabulary] for several."""
 
 MIN_TEMPERATURE = 1e-6
-"""Smaller temperatures above 0 count as this one, so that logits / temperature stays finite."""
+"""Temperatures between 0 and this are raised to it, so that logits / temperature stays finite."""
 
 
 def sample_rows(logits: Logits, rows: Sequence[ForwardRow]) -> list[RowOutput]:
-    """What each row brings back; `logits` [sum of outputs, V] holds the rows' outputs in order."""
+    """One output per row; `logits` [sum of outputs, V]: those of the rows' output positions, in order."""
     finite: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(logits), axis=1)
     all_finite = bool(finite.all())
     tokens = np.zeros(len(logits), dtype=np.int32)
@@ -63,7 +63,7 @@ def sample_rows(logits: Logits, rows: Sequence[ForwardRow]) -> list[RowOutput]:
 
 
 def sample(logits: Logits, row: ForwardRow) -> RowOutput:
-    """What one row brings back; `logits` [row.outputs, V] are those of its output positions."""
+    """The output of one row; `logits` [row.outputs, V]: those of its output positions."""
     if not np.isfinite(logits).all():
         return RowOutput(finite=False)
     if row.output == OutputMode.NONE:
@@ -100,8 +100,7 @@ def choose(logits: Logits, history: TokenIds, prompt_length: int, sampling: Samp
 def adjust(logits: Logits, history: TokenIds, prompt_length: int, sampling: Sampling) -> Logits:
     """Penalties, logit bias and the stop mask, applied to a copy.
 
-    The mask gives way where it would leave no token at all: the row then ends early instead of
-    choosing among nothing.
+    The stop mask is dropped if it would exclude every token; the sequence then ends before `min_tokens`.
     """
     logits = logits.copy()
     output = history[prompt_length:]
@@ -124,11 +123,11 @@ def adjust(logits: Logits, history: TokenIds, prompt_length: int, sampling: Samp
 
 
 def keep(scaled: Logits, sampling: Sampling) -> NDArray[np.int64]:
-    """The ids that top-k, top-p and min-p leave, ascending, never none.
+    """The ids that top-k, top-p and min-p keep, ascending; at least one.
 
-    Each filter works on what the one before it left, renormalized: top-p keeps the smallest set of
-    most likely ids with a mass of at least p (in fp64), min-p those at least `min_p` times as likely as the
-    most likely. Among equal logits the lower id counts as more likely.
+    The filters apply in this order, each to the renormalized result of the one before: top-p keeps the
+    smallest set of most likely ids with a mass of at least p (in fp64), min-p keeps ids at least `min_p`
+    times as likely as the most likely. Of equal logits, the lower id counts as more likely.
     """
     if sampling.top_k <= 0 and sampling.top_p >= 1 and sampling.min_p <= 0:
         return np.arange(len(scaled))
@@ -160,7 +159,7 @@ def most_likely(logits: Logits, k: int) -> tuple[TokenIds, NDArray[np.float32]]:
 
 
 def _is_plain(row: ForwardRow) -> bool:
-    """Whether the row's tokens are argmax(logits / temperature + noise) and nothing else is asked."""
+    """Whether the row asks for tokens alone, each argmax(logits / temperature + noise)."""
     s = row.sampling
     return (
         s.repetition_penalty == 1
@@ -177,5 +176,5 @@ def _is_plain(row: ForwardRow) -> bool:
 
 
 def _select(logits: Logits, positions: list[int]) -> Logits:
-    """The logits of some positions, without a copy when they are all."""
+    """The logits of some positions; no copy if these are all positions."""
     return logits if len(positions) == len(logits) else logits[positions]

@@ -1,18 +1,20 @@
-"""The executor without a model: a hash of everything cached decides every logit, exactly.
+"""A synthetic model for tests: each logit is an exact hash of the sequence's cached tokens.
 
-What stands in for keys and values is one uint64 per token, the *state* of the sequence up to it:
+One uint64 per token replaces keys and values, the *state* of the sequence up to that token:
 
-    state[p] = origin(salt) + sum over j <= p of a[j] * (token[j] + 1)     written when p is fed
+    state[p] = origin(salt) + sum over j <= p of a[j] * (token[j] + 1)     written when token p is computed
     content[p] = mix64(sum over j <= p of b[j] * state[j])                 read back at every step
     logits[p, id] = hash(content[p], id), uniform in [-4, 4]
 
-with fixed odd coefficients a and b per position, modulo 2^64. As in a real model, what is cached of
-a token depends on all before it, on its position and on the salt, and a logit depends on all that
-is cached; so a stale, swapped, shared or missing slot gives another token at once. Freed pages
-keep their content on purpose. Integers make it exact: no batch, chunk or page layout moves a bit.
+with fixed odd coefficients a and b per position, modulo 2^64. As in a real model, a token's cached state
+depends on all tokens before it, on its position and on the salt, and a logit depends on all cached states:
+a stale, swapped, wrongly shared or missing slot changes the sampled tokens at once. Freed pages keep their
+content, so that reading one shows. Integer arithmetic is exact: results do not depend on batch, chunks or
+page layout.
 
-As a draft (`draft_agreement` below 1), content decides where it agrees: there it has the target's
-logits, elsewhere others. The rest of the config is a clock and a set of faults.
+As a draft model (`draft_agreement` below 1), the oracle has the target's logits at a pseudo-random share of
+positions, chosen by content, and different ones elsewhere. The other settings model step time and inject
+faults.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from executor_service.contract import noise
 from executor_service.contract.plan import TokenIds
 
 EXIT_CODE = 134
-"""Of the injected deaths: what a process killed by SIGABRT reports to its shell."""
+"""Exit status of injected crashes: what a shell reports of a process that SIGABRT killed."""
 
 HIDDEN_SIZE = 16
 
@@ -56,7 +58,7 @@ Indices = NDArray[np.int64]
 class OracleBackend(Synchronous):
     """The oracle behind the `Backend` protocol; KV is a uint64 array [pages, page_size]."""
 
-    max_piece_tokens = 2048  # as of the GPU that it stands for
+    max_piece_tokens = 2048  # as on a GPU, which the oracle simulates
 
     def __init__(self, config: OracleSettings | None = None) -> None:
         self._config = config = config or OracleSettings()
@@ -87,7 +89,7 @@ class OracleBackend(Synchronous):
         self._state_pages = self._state_coefficients.reshape(-1, 1)
 
     def load(self, progress: Progress) -> None:
-        """There are no weights to read."""
+        """Report progress; there are no weights to read."""
         progress("the oracle has no weights", 1.0)
 
     def tokenizer(self) -> TokenizerBundle:
@@ -97,13 +99,13 @@ class OracleBackend(Synchronous):
         return byte_tokenizer()
 
     def allocate(self, pages: int, page_size: int) -> None:
-        """Make the KV pages; 0 in a slot means never written."""
+        """Allocate the KV pages, filled with zeros."""
         self._kv = np.zeros((pages, page_size), dtype=np.uint64)
         whole_pages = -(-self._config.context_length // page_size)
         self._state_pages = _coefficients(2, whole_pages * page_size).reshape(whole_pages, page_size)
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
-        """Write every row's states, then read every row's whole context back."""
+        """Write the states of all rows' tokens, then compute logits from all states of each row's context."""
         began = time.perf_counter()
         if not rows:
             return []
@@ -121,7 +123,7 @@ class OracleBackend(Synchronous):
         self._kv[target] = self._kv[source]
 
     def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
-        """Hidden states are hashes of the content too; the embedding is their mean, L2-normalized."""
+        """Hidden states are hashes of the content; the embedding is their mean, L2-normalized."""
         began = time.perf_counter()
         tokens = np.concatenate(inputs) if inputs else np.zeros(0, dtype=np.int32)
         self._inject_process_faults(tokens)
@@ -130,15 +132,15 @@ class OracleBackend(Synchronous):
         return outputs
 
     def memory_bytes(self) -> dict[str, int]:
-        """The KV pages; there is nothing else worth counting."""
+        """Bytes of the KV pages; there are no weights."""
         return {"weights": 0, "kv": self._kv.nbytes}
 
     def close(self) -> None:
-        """Let go of the pages."""
+        """Free the pages."""
         self._kv = np.zeros((0, 1), dtype=np.uint64)
 
     def _write(self, batch: _FlatRows, rows: Sequence[ForwardRow]) -> None:
-        """Cache the state of every fed token; the state before the first one is read from its slot."""
+        """Write each input token's state; the state before a row's first token is read from its page."""
         before = np.fromiter((_origin(row.salt) for row in rows), np.uint64, len(rows))
         continued = np.flatnonzero(batch.starts)
         before[continued] = self._kv[batch.slots(continued, batch.starts[continued] - 1)]
@@ -151,7 +153,7 @@ class OracleBackend(Synchronous):
         with_output = np.flatnonzero(batch.outputs)
         if not len(with_output):
             return np.zeros(0, dtype=np.uint64)
-        # All up to a row's first output position, whole pages at a time ...
+        # The terms up to a row's first output position, whole pages at a time ...
         outputs = batch.outputs[with_output]
         first = (batch.starts + batch.counts)[with_output] - outputs
         page_size = self._kv.shape[1]
@@ -164,7 +166,7 @@ class OracleBackend(Synchronous):
         terms[last_pages] *= np.arange(page_size) <= (first % page_size)[:, None]
         page_sums = terms.sum(axis=1, dtype=np.uint64)
         sums = np.add.reduceat(page_sums, last_pages - pages + 1)
-        # ... then one term more for each output position after it.
+        # ... then one more term for each later output position.
         later = outputs - 1
         increments = np.zeros(int(outputs.sum()), dtype=np.uint64)
         firsts = np.cumsum(outputs) - outputs
@@ -222,7 +224,7 @@ class OracleBackend(Synchronous):
                 logits[end - row.outputs : end] = np.nan
 
     def _pass_time(self, began: float, tokens: int) -> None:
-        """Sleep until the modelled step time is over."""
+        """Sleep for the rest of the modelled step time; `began` as `time.perf_counter`."""
         modelled_s = self._config.step_ms * 1e-3 + tokens * self._config.token_us * 1e-6
         remaining_s = began + modelled_s - time.perf_counter()
         if remaining_s > 0:
@@ -246,7 +248,7 @@ class _FlatRows:
         self.positions: Indices = self.starts[self.row_of_token] + _ranges(self.counts)
 
     def slots(self, row_numbers: Indices, positions: Indices) -> tuple[NDArray[np.int32], Indices]:
-        """The page and the slot in it of each (row, position)."""
+        """Page number and slot within the page of each (row, position)."""
         pages = self.tables[self.table_starts[row_numbers] + positions // self._page_size]
         return pages, positions % self._page_size
 
@@ -279,7 +281,7 @@ def _ranges(counts: Indices) -> Indices:
 
 
 def _running_sums(terms: Words, counts: Indices) -> Words:
-    """Cumulative sums, modulo 2^64, that begin anew after each count."""
+    """Cumulative sums modulo 2^64 over consecutive groups of `counts` terms each."""
     sums = np.cumsum(terms, dtype=np.uint64)
     firsts = np.cumsum(counts) - counts
     offsets: Words = sums[firsts] - terms[firsts]

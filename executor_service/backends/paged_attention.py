@@ -1,13 +1,13 @@
-"""The reference executor: real paged attention over identity projections, checkable by hand.
+"""The reference model: paged attention over identity projections, small enough to check by hand.
 
 A token's embedding is one-hot: 1 at index (id mod kv_heads * head_dim). Queries, keys and values
 are the embedding itself, cut into heads of `head_dim`; each KV head serves heads / kv_heads query
 heads (grouped-query attention, Ainslie et al. 2023). One causal softmax attention layer, scaled by
 1 / sqrt(head_dim), reads the pages; output i of the concatenated heads is added to logit i mod V.
-It knows no positions: permuting the context of a token leaves its logits as they are.
+There is no positional encoding: permuting a token's context does not change its logits.
 
-Each output position is computed by itself in float64, by operations whose shapes depend on its
-position alone, so neither batch nor chunks can change a bit, and equal logits stay equal in fp32.
+Each output position is computed separately in float64, by operations whose shapes depend on its
+position alone: results are bitwise independent of batch and chunks, and equal logits stay equal in fp32.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class PagedAttentionBackend(Synchronous):
         self._keys = self._values = _pages(config, 0, 0)
 
     def load(self, progress: Progress) -> None:
-        """There are no weights to read."""
+        """Report progress; there are no weights to read."""
         progress("paged-attention has no weights", 1.0)
 
     def tokenizer(self) -> TokenizerBundle:
@@ -92,12 +92,12 @@ class PagedAttentionBackend(Synchronous):
         return byte_tokenizer()
 
     def allocate(self, pages: int, page_size: int) -> None:
-        """Make the two page pools [pages, page_size, kv_heads, head_dim]."""
+        """Allocate the pages of keys and of values, [pages, page_size, kv_heads, head_dim] each."""
         self._page_size = page_size
         self._keys, self._values = (_pages(self._config, pages, page_size) for _ in range(2))
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
-        """Write every row's KV, then attend from every output position."""
+        """Write every row's keys and values, then compute attention for every output position."""
         for row in rows:
             positions = np.arange(row.start, row.start + len(row.tokens))
             pages = row.block_table[positions // self._page_size]
@@ -116,11 +116,11 @@ class PagedAttentionBackend(Synchronous):
         return [self._forward_one(tokens, want) for tokens in inputs]
 
     def memory_bytes(self) -> dict[str, int]:
-        """The KV pages; there is nothing else."""
+        """Bytes of the KV pages; there are no weights."""
         return {"weights": 0, "kv": self._keys.nbytes + self._values.nbytes}
 
     def close(self) -> None:
-        """Let go of the pages."""
+        """Free the pages."""
         self._keys = self._values = _pages(self._config, 0, 0)
 
     def _embed(self, tokens: TokenIds) -> NDArray[np.float32]:
@@ -149,7 +149,7 @@ class PagedAttentionBackend(Synchronous):
     def _attend(
         self, query: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32]
     ) -> NDArray[np.float64]:
-        """Attention of one position over all n it sees: [kv, d], [n, kv, d] twice -> [heads * d]."""
+        """Attention of one position: query [kv, d], keys and values [n, kv, d] -> [heads * d]."""
         config = self._config
         grouped = np.repeat(query, config.heads // config.kv_heads, axis=0)
         grouped = grouped.reshape(config.kv_heads, -1, config.head_dim).astype(np.float64)  # [kv, group, d]

@@ -1,4 +1,4 @@
-"""`PagedAttentionSettings`: the reference model's. Knows no numpy."""
+"""`PagedAttentionSettings`: settings of the reference model. Does not import numpy."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from executor_service.backends.settings import SyntheticModelSettings
 
 
 class PagedAttentionSettings(SyntheticModelSettings):
-    """The reference model; the shape of its heads is no setting."""
+    """Settings of the reference model; the shape of its heads is fixed."""

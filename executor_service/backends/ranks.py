@@ -1,4 +1,4 @@
-"""`Rank`: which process of a tensor-parallel group this is. Knows no torch."""
+"""`Rank`: a process's place in a tensor-parallel group. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ LOOPBACK = "127.0.0.1"
 
 
 class RankLost(Exception):
-    """A process of the group ended, so the rest of it can't go on."""
+    """A process of the group ended, so the others can't compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One of `ranks` processes that share a model. Rank 0 serves, the others follow it.
+    """One of `ranks` processes that share a model. Rank 0 serves; the others compute with it.
 
-    `local_number` counts the ranks of one machine, and so names the CUDA device. The variables are those that
-    torchrun sets (docs.pytorch.org/docs/stable/elastic/run.html).
+    `local_number` counts the ranks of one machine and is the CUDA device's index. The environment variables
+    are those of torchrun (docs.pytorch.org/docs/stable/elastic/run.html).
     """
 
     number: int
     ranks: int
     local_number: int
     local_ranks: int
-    host: str  # where the ranks find each other
+    host: str  # address of the rendezvous
     port: int
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Rank | None:
-        """The rank that a launcher made this process, or None without one. Raises ValueError."""
+        """This process's rank as a launcher such as torchrun set it; None without one. Raises ValueError."""
         if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys():
             return None
         number, ranks = _whole(environment, "RANK"), _whole(environment, "WORLD_SIZE")
@@ -43,16 +43,16 @@ class Rank:
             _whole(environment, "MASTER_PORT"),
         )
         if not 0 <= rank.number < rank.ranks or not 0 <= rank.local_number < rank.local_ranks:
-            raise ValueError(f"RANK {rank.number} of WORLD_SIZE {rank.ranks} is no rank of a group")
+            raise ValueError(f"RANK {rank.number} of WORLD_SIZE {rank.ranks} is outside the group")
         return rank
 
     @classmethod
     def on_this_machine(cls, number: int, ranks: int, port: int) -> Rank:
-        """One of a group that lives on one machine and meets on loopback."""
+        """A rank of a group on one machine, whose rendezvous is `port` on loopback."""
         return cls(number, ranks, number, ranks, LOOPBACK, port)
 
     def environment(self) -> dict[str, str]:
-        """What `from_environment` reads."""
+        """The variables that `from_environment` reads."""
         return {
             "RANK": str(self.number),
             "WORLD_SIZE": str(self.ranks),
@@ -64,7 +64,7 @@ class Rank:
 
 
 def listen() -> socket.socket:
-    """A socket, on a port of its own, for the ranks of this machine to meet at."""
+    """A listening socket on a free loopback port: the rendezvous of this machine's ranks."""
     return socket.create_server((LOOPBACK, 0))
 
 

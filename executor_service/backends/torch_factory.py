@@ -1,6 +1,6 @@
-"""From settings to the torch backend: one process, rank 0 of several, or one that follows rank 0.
+"""Makes the torch backend: of a single process, of rank 0, or of a follower rank.
 
-torch itself is imported where it is needed: the other ranks are started first, to import it beside us.
+torch is imported inside the functions: rank 0 starts the followers first, so that all import it in parallel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = Log(__name__)
 
 
 def torch_backend(settings: TorchSettings, follower_flags: Sequence[str]) -> Backend:
-    """The backend of the process that serves; starts the other ranks, if any. Raises ModelError."""
+    """The backend of the serving process; starts the follower ranks, if any. Raises ModelError."""
     rank = _launched(settings)
     if rank is None and settings.tensor_parallel == 1:
         from executor_service.backends.torch_backend import TorchBackend
@@ -45,21 +45,25 @@ def torch_backend(settings: TorchSettings, follower_flags: Sequence[str]) -> Bac
         rank, others = ranks[0], ranks[1:]
         followers = Followers([sys.executable, "-m", "executor_service", *follower_flags], others, _lost)
     else:
-        followers = Followers([], [], _lost)  # the launcher's
+        followers = Followers([], [], _lost)  # the launcher started them
     from executor_service.backends.torch_backend.parallel.leader import LeaderBackend
 
     return LeaderBackend(_torch_config(settings, rank), rank, settings.rank_timeout_s, followers, listener)
 
 
 def follower_rank(config: ExecutorConfig) -> Rank | None:
-    """Which rank above 0 a launcher, or our rank 0, made this process; None: it serves. Raises ModelError."""
+    """This process's rank if it is a follower, None if it serves. Raises ModelError."""
     rank = _launched(TorchSettings.of(config)) if config.backend == "torch" else None
     return rank if rank is not None and rank.number > 0 else None
 
 
 def follow(config: ExecutorConfig, rank: Rank) -> None:
-    """Do what rank 0 does until it is over. Ends the process if a rank is lost or the model unusable."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # rank 0 drains, and needs us for that
+    """Compute with rank 0 until it closes. Ends the process if a rank is lost or the model unusable."""
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+    ):  # rank 0 handles them: draining needs all ranks
         signal.signal(number, signal.SIG_IGN)
     if config.exit_with_stdin:
         threading.Thread(target=_end_with_stdin, args=(rank,), name="parent", daemon=True).start()
@@ -112,12 +116,12 @@ def _torch_config(settings: TorchSettings, rank: Rank | None = None) -> TorchCon
 
 def _lost(rank: int, status: int) -> NoReturn:
     if status == EXIT_MODEL:
-        die(ModelError(f"rank {rank} can't load it"))
+        die(ModelError(f"rank {rank} can't load the model"))
     die(RankLost(f"rank {rank} ended with status {status}"))
 
 
 def _end_with_stdin(rank: Rank) -> None:
-    """Rank 0 holds the other end of this pipe: whatever its end was, it is ours."""
+    """End this process when rank 0 ends: rank 0 holds the write end of the pipe on standard input."""
     while os.read(STDIN, 4096):
         pass
     log.warning("rank 0 is gone; ending", rank=rank.number)

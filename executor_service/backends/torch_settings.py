@@ -1,4 +1,4 @@
-"""`TorchSettings`: which model the torch backend loads, where and how. Knows no torch."""
+"""`TorchSettings`: which model the torch backend loads, where and how. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from executor_service.backends.settings import BackendSettings
 
 
 class TorchSettings(BackendSettings):
-    """Which model, on which devices. Every rank of a group gets the same."""
+    """Which model, on which devices. All ranks of a group have the same settings."""
 
     model: Path | None = Field(default=None, description="a Hugging Face directory or a GGUF file (torch)")
     device: str = Field(default="auto", description="auto, cpu or cuda[:index] (torch)")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"] = Field(
         default="auto",
-        description="of weights; int8: on CPU twice as fast and nearly as good; fp8: of CUDA products' inputs"
-        " too; neither is for experts on CUDA (torch)",
+        description="dtype of weights; int8: on CPU about twice as fast, at a small loss of quality; fp8: on"
+        " CUDA, of activations too; neither supports mixtures of experts on CUDA (torch)",
     )
     graphs: Literal["on", "off"] = Field(
         default="on",
@@ -37,7 +37,7 @@ class TorchSettings(BackendSettings):
         default=60.0,
         ge=1,
         le=3600,
-        description="one of them that keeps the others waiting longer is lost (torch)",
+        description="seconds after which a rank that does not answer the others counts as lost (torch)",
     )
 
     @field_validator("model")
@@ -48,6 +48,6 @@ class TorchSettings(BackendSettings):
         return path
 
     def check(self) -> None:
-        """Raises ValueError without a model."""
+        """Raises ValueError if no model is set."""
         if self.model is None:
             raise ValueError("the torch backend needs --model; --backend oracle needs none")

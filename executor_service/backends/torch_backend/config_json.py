@@ -130,7 +130,7 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     vocab_size = size("vocab_size")
     _refuse_sliding_window(f, architecture, layers, context)
-    attention_bias = f.flag("attention_bias", False)
+    attention_bias = f.flag("attention_bias", default=False)
     end_ids = "eos_token_id", vocab_size, MAX_END_IDS
     stops = Fields(generation, "generation_config.json").end_ids(*end_ids) or f.end_ids(*end_ids)
     # Null means as many KV heads as heads; where the field is missing, the class has its own default.
@@ -152,7 +152,7 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
             qkv_bias=attention_bias or qwen2,
             output_bias=attention_bias and not qwen2,
             qk_norm=qk_norm,
-            tied_embeddings=f.flag("tie_word_embeddings", False),
+            tied_embeddings=f.flag("tie_word_embeddings", default=False),
             moe=_moe(f, architecture, layers),
             eos_token_ids=stops,
         ),
@@ -167,14 +167,14 @@ def _moe(f: Fields, architecture: str, layers: int) -> MoeSpec | None:
     defaults = _DEFAULTS[architecture]
     # transformers renamed num_experts to num_local_experts in version 5
     names = [name for name in ("num_local_experts", "num_experts") if f.get(name, None) is not None]
-    if len({f.size(name, most=MAX_EXPERTS) for name in names}) > 1:
+    if len({f.size(name, max_size=MAX_EXPERTS) for name in names}) > 1:
         raise f.fault(f"num_experts {f.values['num_experts']} is not num_local_experts")
     step, dense = f.size("decoder_sparse_step", 1), frozenset(f.ids("mlp_only_layers"))
     return MoeSpec(
         experts=f.size(names[0] if names else "num_experts", 128, MAX_EXPERTS),
         experts_per_token=f.size("num_experts_per_tok", defaults["num_experts_per_tok"], MAX_EXPERTS),
         intermediate_size=f.size("moe_intermediate_size", defaults["moe_intermediate_size"]),
-        norm_topk_prob=f.flag("norm_topk_prob", False),
+        norm_topk_prob=f.flag("norm_topk_prob", default=False),
         sparse_layers=frozenset(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
     )
 
@@ -214,7 +214,7 @@ def _refuse_sliding_window(f: Fields, architecture: str, layers: int, context: i
     if any(kind != "full_attention" for kind in kinds[:layers]):
         raise f.fault("layer_types other than full_attention (sliding window) are not supported")
     decided = given is not None and architecture != "qwen3_moe"  # which does not look at them
-    if decided or not f.flag("use_sliding_window", False):
+    if decided or not f.flag("use_sliding_window", default=False):
         return
     window = f.values.get("sliding_window", _SLIDING_WINDOW)
     # Of Qwen3-MoE all layers slide.

@@ -25,13 +25,13 @@ class Fields:
         value = self.values.get(key)
         return default if value is None else value
 
-    def size(self, key: str, default: int | None = None, most: int = _MAX_SIZE) -> int:
-        """A whole number from 1 to `most`."""
+    def size(self, key: str, default: int | None = None, max_size: int = _MAX_SIZE) -> int:
+        """A whole number from 1 to `max_size`."""
         value = self.get(key, default)
         if value is None:
             raise self.fault(f"{key} is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise self.fault(f"{key} is {shown(value)}, expected a whole number from 1 to {most}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= max_size:
+            raise self.fault(f"{key} is {shown(value)}, expected a whole number from 1 to {max_size}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -43,7 +43,7 @@ class Fields:
             raise self.fault(f"{key} is {shown(value)}, expected a positive number")
         return float(value)
 
-    def flag(self, key: str, default: bool) -> bool:
+    def flag(self, key: str, *, default: bool) -> bool:
         """A truth value."""
         value = self.get(key, default)
         if not isinstance(value, bool):
@@ -58,11 +58,11 @@ class Fields:
             raise self.fault(f"{key} is {shown(value)}, expected token ids")
         return tuple(dict.fromkeys(values))
 
-    def end_ids(self, key: str, vocab_size: int, most: int) -> tuple[int, ...]:
-        """Token ids of the vocabulary, `most` at most."""
+    def end_ids(self, key: str, vocab_size: int, max_ids: int) -> tuple[int, ...]:
+        """Token ids of the vocabulary, at most `max_ids`."""
         ids = self.ids(key)
-        if len(ids) > most:
-            raise self.fault(f"{key} has {len(ids)} different end ids, at most {most} are supported")
+        if len(ids) > max_ids:
+            raise self.fault(f"{key} has {len(ids)} different end ids, at most {max_ids} are supported")
         outside = [i for i in ids if i >= vocab_size]
         if outside:
             raise self.fault(f"{key}: the eos id {outside[0]} lies outside of the vocabulary of {vocab_size}")

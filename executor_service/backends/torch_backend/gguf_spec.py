@@ -76,7 +76,7 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, object], w
         raise f.fault(f"general.architecture {shown(name)} is not supported, only {known}")
     architecture = _ARCHITECTURES[name]
     _refuse_what_changes_results(f, f"{name}.")
-    layers = f.size(f"{name}.block_count", most=MAX_LAYERS)
+    layers = f.size(f"{name}.block_count", max_size=MAX_LAYERS)
     hidden, heads = f.size(f"{name}.embedding_length"), f.size(f"{name}.attention.head_count")
     head_dim = f.size(f"{name}.attention.key_length", max(hidden // heads, 1))
     if f.size(f"{name}.attention.value_length", head_dim) != head_dim:
@@ -148,9 +148,11 @@ def _moe(f: Fields, name: str, layers: int) -> MoeSpec | None:
         f.only(f"{name}.expert_count", (0,))
         return None
     return MoeSpec(
-        experts=f.size(f"{name}.expert_count", most=MAX_EXPERTS),
-        experts_per_token=f.size(f"{name}.expert_used_count", most=MAX_EXPERTS),
+        experts=f.size(f"{name}.expert_count", max_size=MAX_EXPERTS),
+        experts_per_token=f.size(f"{name}.expert_used_count", max_size=MAX_EXPERTS),
         intermediate_size=f.size(f"{name}.expert_feed_forward_length"),
-        norm_topk_prob=f.flag(f"{name}.expert_weights_norm", True),  # seldom said: llama.cpp always does
+        norm_topk_prob=f.flag(
+            f"{name}.expert_weights_norm", default=True
+        ),  # seldom said: llama.cpp always does
         sparse_layers=frozenset(range(layers)),
     )

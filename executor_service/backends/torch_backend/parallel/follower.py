@@ -1,4 +1,4 @@
-"""`follow`: a rank that serves nobody and makes the calls that rank 0 makes."""
+"""`follow`: the loop of a rank above 0, which repeats the backend calls of rank 0."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ log = Log(__name__)
 
 
 def follow(config: TorchConfig, rank: Rank, timeout_s: float) -> None:
-    """Load this rank's share and follow until rank 0 says that it is over.
+    """Load this rank's share of the model and repeat the calls of rank 0 until it closes.
 
     Raises ModelError; any other exception means that this rank or another is lost.
     """
     group = Group(rank, torch.device(config.device), timeout_s)
     backend = TorchBackend(config, TensorShard(group))
-    backend.load(lambda what, fraction: None)
+    backend.load(lambda *_: None)
     log.info("rank loaded", rank=rank.number, memory_bytes=backend.memory_bytes())
     while True:
         number, body = group.receive_plan()
