@@ -4,7 +4,7 @@
         for event in client.generate("Once upon a time", max_tokens=64):
             ...
 
-`Client` talks to a scheduler, which is what you want; `ExecutorClient` to an executor, step by step.
+`Client` calls a scheduler, as applications do. `ExecutorClient` calls an executor, step by step.
 Errors: `paceline.errors`. The command line: `paceline --help`, from `pip install "paceline[cli]"`.
 """
 

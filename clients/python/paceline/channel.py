@@ -1,12 +1,12 @@
-"""How Paceline's processes talk: channel and server options, TLS and tokens, in one place.
+"""gRPC channel and server options, TLS and tokens of all of Paceline's connections.
 
-Two kinds of link. The *public* one (client to scheduler) keeps messages below 4 MiB, gRPC's own
-default. The *private* one (scheduler to executor) carries tokenizers and logits. Both notice a frozen
-peer within three to four seconds: pings are answered by gRPC's own threads, so that a peer that only
-computes, or has nothing to say yet, is not taken for frozen.
+There are two kinds of link. The *public* link (client to scheduler) keeps messages below 4 MiB, gRPC's
+default. The *private* link (scheduler to executor) carries tokenizers and logits, up to 64 MiB. Clients
+of both detect a frozen peer within three to four seconds, by keepalive pings. gRPC's own threads answer
+pings, so a peer that is busy computing or has nothing to send yet does not count as frozen.
 
-gRPC accepts unknown option keys in silence; what each of these does is checked by
-tests/integration/test_channel.py and test_floods.py.
+gRPC silently accepts unknown option keys: tests/integration/test_channel.py and test_floods.py check
+the effect of each option.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ PUBLIC_MESSAGE_BYTES = 4 << 20
 PRIVATE_MESSAGE_BYTES = 64 << 20
 
 MAX_CONNECTION_STREAMS = 4096
-"""Calls of one connection that a server takes at once; its client keeps further ones until others end.
+"""Concurrent calls per connection. The client's gRPC library holds further calls back until others end.
 
-Far above what a burst needs, so that a full queue is refused by name; and what one connection that opens
-calls only to reset them can make a server hold, about 10 KiB each.
+Large enough that a burst reaches the scheduler, which refuses with a reason when its queue is full. Small
+enough to bound the memory, about 10 KiB per call, of a connection that opens calls only to reset them.
 """
 MAX_CONNECTIONS = 4096
-"""Of one port, where the process may have as many descriptors and as many again."""
+"""Connections per port, unless the process's limit on file descriptors demands fewer: `max_connections`."""
 HANDSHAKE_TIMEOUT_MS = 10_000
 MAX_IDLE_MS = 600_000
 MAX_PENDING_CALLS = 16 * MAX_CONNECTION_STREAMS
-"""Calls of all connections that have arrived and not reached their handlers."""
+"""Calls of all connections together that have arrived and not yet reached their handlers."""
 
 
 class Link(enum.Enum):
-    """Which of the two links a channel is."""
+    """The kind of a connection: client to scheduler (public) or scheduler to executor (private)."""
 
     PUBLIC = "public"
     PRIVATE = "private"
@@ -50,11 +50,11 @@ class Link(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """TLS files and a token. Empty: plaintext, which the services accept on loopback only.
+    """A client's TLS files and token. Without any, the channel is plaintext.
 
-    `ca_file` alone makes a TLS channel; `cert_file` and `key_file` add the client's own
-    certificate (mutual TLS). `token` is sent as `authorization: Bearer ...` with every call.
-    `server_name` overrides the name that the server's certificate is checked against.
+    `ca_file` turns TLS on; `cert_file` and `key_file` add the client's own certificate (mutual TLS).
+    `token` is sent as `authorization: Bearer ...` with every call. `server_name` overrides the name that
+    the server's certificate is checked against. Raises ValueError for a combination that can't work.
     """
 
     ca_file: Path | None = None
@@ -73,9 +73,10 @@ class Security:
 
     @property
     def metadata(self) -> Metadata:
-        """What every call sends along; empty without a token.
+        """The metadata of every call; empty without a token.
 
-        Plain metadata, not call credentials: those need TLS, and a token is useful on loopback too.
+        Plain metadata instead of gRPC call credentials, which require TLS: a token is useful on plaintext
+        loopback connections too.
         """
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
@@ -111,27 +112,27 @@ def channel_options(link: Link) -> Options:
     return [
         ("grpc.max_send_message_length", message_bytes),
         ("grpc.max_receive_message_length", message_bytes),
-        # A frozen peer keeps its sockets open. keepalive_timeout alone never notices it; with
-        # ping_timeout set as well the call ends UNAVAILABLE after time + timeout.
+        # A frozen peer keeps its sockets open. keepalive_timeout alone never detects that; with
+        # ping_timeout as well the call ends UNAVAILABLE after keepalive_time + ping_timeout.
         ("grpc.keepalive_time_ms", 1_000 if private else 2_000),
         ("grpc.keepalive_timeout_ms", 1_500),
         ("grpc.http2.ping_timeout_ms", 1_500),
-        ("grpc.http2.max_pings_without_data", 0),  # any number; the default is two, then silence
-        # A restarted server is found at once; the default waits up to two minutes.
+        ("grpc.http2.max_pings_without_data", 0),  # unlimited; by default an idle stream sends two pings
+        # Reconnect to a restarted server quickly; the default backoff grows to two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 1_000),  # how long one attempt may take
+        ("grpc.min_reconnect_backoff_ms", 1_000),  # timeout of one connection attempt
         ("grpc.max_reconnect_backoff_ms", 500),
-        # A new channel starts without the connection state of an older one to the same address.
+        # Do not share connections, and their backoff state, with other channels to the same address.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.primary_user_agent", "paceline"),
     ]
 
 
 def max_connections() -> int:
-    """Of one port: half of the descriptors that this process may have; the rest is for all else."""
+    """Connections that one port accepts: MAX_CONNECTIONS, but at most half of the process's descriptors."""
     try:
         import resource
-    except ImportError:  # not everywhere
+    except ImportError:  # not a Unix system
         return MAX_CONNECTIONS
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
@@ -145,27 +146,27 @@ def server_options(link: Link) -> Options:
     return [
         ("grpc.max_send_message_length", message_bytes),
         ("grpc.max_receive_message_length", message_bytes),
-        ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a silent twin
-        # Of calls that wait for the event loop gRPC cancels some above the first number (1,000 by default),
-        # and all above the second (3,000): anybody's, with a bare CANCELLED. Handlers refuse with a reason.
+        ("grpc.so_reuseport", 0),  # binding a port that another server uses is an error
+        # gRPC cancels some of the calls that wait for the event loop above the first number (1,000 by
+        # default) and all above the second (3,000), with CANCELLED and no reason. Our handlers give reasons.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         ("grpc.max_concurrent_streams", MAX_CONNECTION_STREAMS),
-        # Further connections are closed at once; a Unix socket counts for itself. The default is no bound.
+        # Connections above the bound are closed at once. A Unix socket is counted apart. Default: no bound.
         ("grpc.max_allowed_incoming_connections", max_connections()),
-        # Who connects and says nothing, and who has no call for long, leaves its place to others: clients
-        # connect again by themselves. By default the first has two minutes, the second for ever.
+        # Close connections that complete no handshake (default: two minutes) or have no calls (default:
+        # never), so that they do not use up the bound. Clients reconnect by themselves.
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
-        # Counts streams that are being cleaned up, and refuses at random far below the limit: a burst of an
-        # honest client ends UNAVAILABLE then.
+        # Off, because it also counts streams that are being cleaned up: a client's burst far below the limit
+        # would end UNAVAILABLE at random.
         ("grpc.http.overload_protection", 0),
-        # Welcome the keepalive pings of `channel_options`; the default answers them with GOAWAY.
+        # Accept the keepalive pings of `channel_options`; the default answers them with GOAWAY.
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
-        # What nobody reads is not taken from the network either: 64 KiB of a stream. Else the window grows
-        # to megabytes by what the connection could carry, and so does the memory of each unread message.
+        # Keep each stream's flow control window at 64 KiB. With probing it grows to megabytes, and with it
+        # the memory that the unread messages of a stream take.
         ("grpc.http2.bdp_probe", 0),
-        # A dead or frozen client is noticed, and its streams end.
+        # Detect a dead or frozen client, and end its streams.
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.ping_timeout_ms", 10_000),

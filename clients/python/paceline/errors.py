@@ -1,23 +1,23 @@
-"""Everything the SDK raises about a call.
+"""The errors that calls of the SDK raise.
 
     PacelineError
     ├── InvalidRequest         a parameter is bad or too large; the message names the field
     ├── DuplicateRequest       the request_id (or cache_id) is in use
     ├── NotFound               unknown or released cache, unknown session
-    ├── StaleState             not the KV length, epoch or step order you think
+    ├── StaleState             the KV length, epoch or step order differs from what the request expects
     ├── Unauthenticated        missing or wrong token or certificate
     ├── Unsupported            the service does not offer this
     ├── RetryLater             nothing was emitted: try again after `retry_after_s`
-    │   ├── QueueFull          no room: the queue is full (scheduler), or pages ran out (executor)
+    │   ├── QueueFull          the scheduler's queue is full, or the executor's pages or sequences ran out
     │   └── Unavailable        not reachable, loading, draining, or without an executor
-    ├── StreamLost             interrupted after tokens were received, and could not be continued anywhere
-    ├── Cancelled              aborted by someone, or this reader stalled
-    ├── DeadlineExceeded       `timeout_s` went by
-    ├── InternalError          a fault that could not be healed, or an answer that is not whole (DATA_LOSS)
-    └── StepRefused            executor streams: one step was refused whole, and the stream lives
+    ├── StreamLost             interrupted after tokens were received, and no scheduler could continue it
+    ├── Cancelled              aborted, or ended because its reader stalled
+    ├── DeadlineExceeded       `timeout_s` passed
+    ├── InternalError          a fault of the service, or an incomplete reply (DATA_LOSS)
+    └── StepRefused            executor streams: one whole step was refused; the stream stays usable
 
-`from_rpc` is the one place where gRPC statuses become these. A bad argument that never leaves the
-process is an InvalidRequest too; a wrong *type* is a plain TypeError.
+`from_rpc` and `from_status` map gRPC statuses to these classes. An argument that the SDK itself refuses
+raises InvalidRequest too; an argument of a wrong *type* raises TypeError.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
 
 class PacelineError(Exception):
-    """The root of the tree.
+    """The base class.
 
-    `code` is the gRPC status, `reason` the service's own name for the cause (ErrorInfo.reason, ""
-    if it gave none) and `metadata` what it added to that.
+    `code` is the gRPC status code, `reason` the service's name of the cause (ErrorInfo.reason; "" if the
+    service sent none) and `metadata` the details of the cause (ErrorInfo.metadata).
     """
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
@@ -65,25 +65,27 @@ class InvalidRequest(PacelineError):
 
 
 class DuplicateRequest(PacelineError):
-    """The request_id is live, or the cache_id was used before. Choose another."""
+    """A running request has this request_id, or the cache_id was used before. Choose another."""
 
     code = grpc.StatusCode.ALREADY_EXISTS
 
 
 class NotFound(PacelineError):
-    """Unknown or released cache, unknown session. Open it again."""
+    """The cache is unknown or released, or the session is unknown. Open it again."""
 
     code = grpc.StatusCode.NOT_FOUND
 
 
 class StaleState(PacelineError):
-    """Not the KV length, epoch or step order that the client thinks. Look, then decide."""
+    """The KV length, epoch or step order differs from what the request expects. Read the current state
+    before the next request.
+    """
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class Unauthenticated(PacelineError):
-    """The token or the client certificate is missing or wrong."""
+    """The token or the client certificate is missing or wrong, or does not permit this call."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
 
@@ -97,7 +99,7 @@ class Unsupported(PacelineError):
 class RetryLater(PacelineError):
     """Nothing was emitted; the same request may succeed after `retry_after_s` seconds.
 
-    None: the service gave no hint; use a backoff of your own.
+    `retry_after_s` is None if the service gave no hint: then use a backoff of your own.
     """
 
     def __init__(
@@ -114,49 +116,50 @@ class RetryLater(PacelineError):
 
 
 class QueueFull(RetryLater):
-    """No room now: the scheduler's queue is full, or the executor's pages or sequences ran out."""
+    """The scheduler's queue is full, or the executor's pages or sequences ran out."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class Unavailable(RetryLater):
-    """Not reachable, loading, draining, or without an executor."""
+    """The service is not reachable, loading, draining, or without an executor."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
 
 class StreamLost(PacelineError):
-    """A stream was interrupted after events had been received, and could not be continued, here or on
-    another scheduler. What was received is valid, but not all; a new request begins anew.
+    """A stream was interrupted after events had been received, and no scheduler could continue it.
+
+    The events received are valid but incomplete. A new request starts from the beginning.
     """
 
     code = grpc.StatusCode.UNAVAILABLE
 
 
 class Cancelled(PacelineError):
-    """Ended by the caller, by Abort, by a resend, or because this reader stalled; `reason` says which."""
+    """Ended by the caller, by Abort, by a resend, or because its reader stalled; `reason` tells which."""
 
     code = grpc.StatusCode.CANCELLED
 
 
 class DeadlineExceeded(PacelineError):
-    """The deadline given as `timeout_s` went by."""
+    """The deadline given as `timeout_s` passed."""
 
     code = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class InternalError(PacelineError):
-    """A fault that could not be healed, or an answer that can't be parsed or is not whole, though its
-    status is OK (`code` is then INTERNAL or DATA_LOSS). Not your request's doing; report it.
+    """A fault of the service, or a reply with status OK that can't be parsed (`code` is INTERNAL) or is
+    incomplete (DATA_LOSS). The request is not the cause; report it.
     """
 
     code = grpc.StatusCode.INTERNAL
 
 
 class StepRefused(PacelineError):
-    """A step on a stream was refused whole: nothing has changed, and the stream lives.
+    """A whole step on a stream was refused: nothing has changed, and the stream stays usable.
 
-    `__cause__` is what a unary call would have raised.
+    `__cause__` is the error that the same step would have raised as a unary call.
     """
 
 
@@ -180,7 +183,7 @@ BY_CODE: Mapping[grpc.StatusCode, type[PacelineError]] = MappingProxyType(
         grpc.StatusCode.DATA_LOSS: InternalError,
     }
 )
-"""Every status but OK has its error."""
+"""The error class of every status code but OK."""
 
 _BY_NUMBER: Mapping[int, grpc.StatusCode] = MappingProxyType(
     {code.value[0]: code for code in grpc.StatusCode}
@@ -188,7 +191,7 @@ _BY_NUMBER: Mapping[int, grpc.StatusCode] = MappingProxyType(
 
 
 def from_rpc(error: grpc.RpcError) -> PacelineError:
-    """The SDK's error for one of gRPC's, blocking or asyncio."""
+    """The SDK's error for an exception of gRPC, blocking or asyncio."""
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return InternalError(str(error))
     return from_status(error.code(), error.details() or "", error.trailing_metadata())
@@ -197,21 +200,23 @@ def from_rpc(error: grpc.RpcError) -> PacelineError:
 def from_status(code: grpc.StatusCode, message: str, trailers: object = ()) -> PacelineError:
     """The SDK's error for a finished call's status and trailing metadata."""
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in message:
-        return InvalidRequest(f"message too large for this link: {message}")  # gRPC's own, before any service
+        # gRPC itself refuses such a message, before a service sees it.
+        return InvalidRequest(f"message too large for this link: {message}")
     reason, metadata, retry_after_s = _details(trailers)
     if code is grpc.StatusCode.CANCELLED and not reason:
-        # No service of ours says so: a server that stops cancels what it has not begun, a closed channel too.
+        # Paceline's services always send a reason. gRPC sends none when a server that stops cancels calls it
+        # has not begun, and when the channel is closed.
         return Unavailable(message or "the connection was closed")
     return _make(code, message, reason, metadata, retry_after_s)
 
 
 def from_code(code: int, message: str) -> PacelineError:
-    """The SDK's error for a google.rpc.Code that came as a value: of one row, op or step."""
+    """The SDK's error for a google.rpc.Code inside a reply: the code of one row, op or step."""
     return _make(_BY_NUMBER.get(code, grpc.StatusCode.UNKNOWN), message, "", _NO_METADATA, None)
 
 
 def incomplete(message: str) -> InternalError:
-    """The error for an answer that is not whole though its status is OK."""
+    """The error for an incomplete reply with status OK."""
     return InternalError(message, code=grpc.StatusCode.DATA_LOSS)
 
 
@@ -230,7 +235,7 @@ def _make(
 
 
 def _details(trailers: object) -> tuple[str, Mapping[str, str], float | None]:
-    """ErrorInfo's reason and metadata and RetryInfo's delay in seconds, out of trailing metadata."""
+    """(ErrorInfo.reason, ErrorInfo.metadata, RetryInfo's delay in seconds), read from trailing metadata."""
     reason, metadata, retry_after_s = "", _NO_METADATA, None
     for key, value in trailers or ():  # type: ignore[attr-defined]  # two untyped kinds of pairs
         if key != _STATUS_DETAILS:
@@ -238,7 +243,7 @@ def _details(trailers: object) -> tuple[str, Mapping[str, str], float | None]:
         try:
             status = status_pb2.Status.FromString(value)
         except DecodeError:
-            continue  # a peer that writes nonsense there still gave a code and a message
+            continue  # malformed details: the code and the message are still valid
         for detail in status.details:
             info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
             if detail.Unpack(info):

@@ -1,6 +1,7 @@
-"""The blocking client of an executor: one method per RPC, a stream of steps, a session.
+"""The blocking client of an executor: one method per RPC, a stream of steps, and sessions.
 
-Steps cross as protobuf messages: they are the hot path, and their arrays are packed already.
+Steps are protobuf messages here too, without Python types of their own: they are the hot path, and
+their arrays are packed already.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ class ExecutorClient:
         """The channel, for other services on the same address (grpc.health.v1)."""
         return self._channel
 
-    # What it is
+    # Properties and state
 
     def get_info(self, *, timeout_s: float | None = None) -> pb.GetInfoResponse:
-        """Model, limits, capabilities, fingerprints."""
+        """The executor's model, limits, capabilities and fingerprints."""
         return self._call(self._stub.GetInfo, pb.GetInfoRequest(), timeout_s)
 
     def get_tokenizer(self, *, timeout_s: float | None = None) -> pb.GetTokenizerResponse:
-        """tokenizer.json, chat template, end tokens, generation defaults."""
+        """The model's tokenizer.json, chat template, end-of-sequence ids and generation defaults."""
         call = self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=timeout_s, metadata=self._metadata)
         pieces = Pieces[pb.GetTokenizerResponse]()
         try:
@@ -75,14 +76,17 @@ class ExecutorClient:
         epoch: int = 0,
         timeout_s: float | None = None,
     ) -> pb.GetCachesResponse:
-        """Lengths and pending tokens of these caches, or all of the session's, behind its queued steps."""
+        """KV lengths and pending tokens of these caches; without ids, of all caches of the session.
+
+        The reply reflects all steps of the session that the executor received before.
+        """
         request = pb.GetCachesRequest(session_id=session_id, epoch=epoch, cache_ids=cache_ids)
         return self._call(self._stub.GetCaches, request, timeout_s)
 
     def get_status(
         self, session_id: int = 0, epoch: int = 0, *, timeout_s: float | None = None
     ) -> pb.GetStatusResponse:
-        """Live counters; renews the lease of the session that it names."""
+        """Live counters. Renews the lease of session `session_id`, unless it is 0."""
         request = pb.GetStatusRequest(session_id=session_id, epoch=epoch)
         return self._call(self._stub.GetStatus, request, timeout_s)
 
@@ -97,12 +101,15 @@ class ExecutorClient:
         owner: str = "",
         timeout_s: float | None = None,
     ) -> Session:
-        """Open a session, after releasing and fencing the one it `replaces`, and the `owner`'s former one."""
+        """Open a session. First releases and fences session `replaces`, and the `owner`'s previous one.
+
+        `lease_ms` 0 selects the executor's default. `label` is for logs.
+        """
         request = pb.OpenSessionRequest(replaces=replaces, lease_ms=lease_ms, label=label, owner=owner)
         return Session.opened(self._call(self._stub.OpenSession, request, timeout_s))
 
     def close_session(self, session_id: int, *, timeout_s: float | None = None) -> int:
-        """End a session; returns how many caches that released."""
+        """End a session; returns the number of caches that this released."""
         request = pb.CloseSessionRequest(session_id=session_id)
         return self._call(self._stub.CloseSession, request, timeout_s).released
 
@@ -110,44 +117,44 @@ class ExecutorClient:
     def session(
         self, *, replaces: int = 0, lease_ms: int = 0, label: str = "", timeout_s: float | None = None
     ) -> Iterator[Session]:
-        """A session for the length of a block."""
+        """A context manager: opens a session, and closes it at the end of the block."""
         session = self.open_session(replaces=replaces, lease_ms=lease_ms, label=label, timeout_s=timeout_s)
         try:
             yield session
         finally:
-            with suppress(errors.PacelineError):  # unreachable or restarted: the lease ends it
+            with suppress(errors.PacelineError):  # unreachable or restarted: then the lease expires
                 self.close_session(session.id, timeout_s=timeout_s or 5.0)
 
     # Steps
 
     def prefill(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
-        """One opening or chunk; its error is raised."""
+        """A step of one opening or chunk. Raises the row's error."""
         return step_result(self._call(self._stub.Prefill, pb.PrefillRequest(step=step), timeout_s))
 
     def batch_prefill(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
-        """Openings and chunks."""
+        """A step of openings and chunks. Errors of rows are in the result."""
         return step_result(self._call(self._stub.BatchPrefill, pb.BatchPrefillRequest(step=step), timeout_s))
 
     def decode(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
-        """One row without drafts; its error is raised."""
+        """A step of one row without drafts. Raises the row's error."""
         return step_result(self._call(self._stub.Decode, pb.DecodeRequest(step=step), timeout_s))
 
     def batch_decode(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
-        """Rows without drafts, each for `steps` tokens."""
+        """A step of rows without drafts; each row decodes as many tokens as its `steps` says."""
         return step_result(self._call(self._stub.BatchDecode, pb.BatchDecodeRequest(step=step), timeout_s))
 
     def unified_decode(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
-        """Any mix of rows in one forward."""
+        """A step of any mix of openings, chunks, decodes and rows with drafts."""
         request = pb.UnifiedDecodeRequest(step=step)
         return step_result(self._call(self._stub.UnifiedDecode, request, timeout_s))
 
     def forward_verify(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
-        """Rows with drafts."""
+        """A step of rows with drafts, which are verified."""
         request = pb.ForwardVerifyRequest(step=step)
         return step_result(self._call(self._stub.ForwardVerify, request, timeout_s))
 
     def stream(self, *, timeout_s: float | None = None) -> StepStream:
-        """StreamUnifiedDecode, as a context manager: `send` steps, `recv` their results in order."""
+        """Open a StreamUnifiedDecode call (context manager): `send` steps, `recv` results in order."""
         return StepStream(self._stub.StreamUnifiedDecode, timeout_s, self._metadata)
 
     # Ops
@@ -155,7 +162,7 @@ class ExecutorClient:
     def truncate_kv(
         self, header: pb.StepHeader, cache_id: int, length: int, *, timeout_s: float | None = None
     ) -> pb.StepResult:
-        """Cut a cache to `length` tokens; its next row must carry its tokens."""
+        """Cut a cache to `length` tokens. The cache's next row must carry its input tokens."""
         truncate = pb.Truncate(cache_id=cache_id, length=length)
         request = pb.TruncateKvRequest(header=header, truncate=truncate)
         return step_result(self._call(self._stub.TruncateKv, request, timeout_s))
@@ -170,11 +177,11 @@ class ExecutorClient:
     def fork_cache(
         self, header: pb.StepHeader, fork: pb.Fork, *, timeout_s: float | None = None
     ) -> pb.StepResult:
-        """Open a cache as a copy of another's first tokens."""
+        """Open a cache as a copy of the first tokens of another."""
         request = pb.ForkCacheRequest(header=header, fork=fork)
         return step_result(self._call(self._stub.ForkCache, request, timeout_s))
 
-    # The rest
+    # Other RPCs
 
     def forward(
         self,
@@ -183,20 +190,23 @@ class ExecutorClient:
         *,
         timeout_s: float | None = None,
     ) -> list[pb.ForwardResult]:
-        """Hidden states, embeddings or logits of whole inputs; one result per input."""
+        """Hidden states, embeddings or logits of token id sequences, without caches; one result per input."""
         wire = [pb.ForwardInput(tokens=tokens) for tokens in inputs]
         request = pb.ForwardRequest(inputs=wire, outputs=outputs)
-        results = (self._call(self._stub.Forward, request, timeout_s)).results
+        results = self._call(self._stub.Forward, request, timeout_s).results
         if len(results) != len(wire):
-            raise errors.incomplete(f"{len(wire)} inputs were answered with {len(results)} results")
+            raise errors.incomplete(f"the reply has {len(results)} results for {len(wire)} inputs")
         return list(results)
 
     def warmup(self, *, timeout_s: float | None = None) -> int:
-        """Run the lazy shapes once; returns the milliseconds it took."""
+        """Run each batch shape that is compiled on first use once; returns the time this took, in ms."""
         return self._call(self._stub.Warmup, pb.WarmupRequest(), timeout_s).elapsed_ms
 
     def drain(self, *, wait_s: float = 0.0, timeout_s: float | None = None) -> int:
-        """Refuse openings from now on, wait until no cache is left; returns the caches still live."""
+        """Refuse openings from now on, and wait up to `wait_s` until all caches are released.
+
+        Returns the number of caches that are left.
+        """
         request = pb.DrainRequest(timeout_ms=round(wait_s * 1000))
         return self._call(self._stub.Drain, request, timeout_s).sequences
 
@@ -213,10 +223,10 @@ class ExecutorClient:
 
 
 class StepStream:
-    """StreamUnifiedDecode: steps in, results out, in order, several unanswered.
+    """A StreamUnifiedDecode call. Results come in the order of the steps; several may be in flight.
 
-    `recv` raises `StepRefused` when one step was refused whole: the stream lives. Any other error
-    means that the stream is lost; what was unanswered can be replayed on a new one.
+    `recv` raises `StepRefused` if one whole step was refused; the stream stays usable. Any other error
+    means that the stream is lost; steps without a result can be replayed on a new stream.
     """
 
     def __init__(
@@ -235,16 +245,16 @@ class StepStream:
         self.close()
 
     def close(self) -> None:
-        """Leave the stream. This cancels no step and releases nothing."""
+        """Close the stream. Steps in flight are computed nevertheless, and no cache is released."""
         self._outbox.put(None)
         self._call.cancel()
 
     def send(self, step: pb.Step) -> None:
-        """Send one step, without waiting for its answer. A lost stream shows in `recv`."""
+        """Queue one step for sending. If the stream is lost, `recv` raises the error."""
         self._outbox.put(pb.StreamUnifiedDecodeRequest(step=step))
 
     def recv(self) -> pb.StepResult:
-        """The next result. One caller at a time."""
+        """Wait for the next result. Not for concurrent use. Raises StepRefused, and `paceline.errors`."""
         try:
             reply = next(self._call)
         except StopIteration:

@@ -1,6 +1,7 @@
-"""Which scheduler a call goes to, and where next when one refuses it or dies. Pure: time is passed in.
+"""Chooses the scheduler of each attempt of a call, after refusals and losses too. Pure: time is passed in.
 
-Shared by the blocking and the asyncio client, which send, wait and read the clock.
+Shared by the blocking and the asyncio client, which send, wait and read the clock. Times are seconds of
+that clock. An address is an index into the client's list of addresses.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from collections.abc import Sequence
 from paceline.errors import DeadlineExceeded, DuplicateRequest, PacelineError, RetryLater, Unavailable
 
 FAILOVER_TIMEOUT_S = 30.0
-"""How long a call that lost its scheduler looks for another, by default."""
+"""Default time after the loss of a call's scheduler in which the call is sent again."""
 
 MIN_DOWN_S, MAX_DOWN_S = 1.0, 8.0
-"""How long an address that could not be reached is tried last; doubles with each further failure."""
+"""Time for which an address that could not be reached is tried last; doubles with each further failure."""
 MIN_WAIT_S, MAX_WAIT_S = 0.1, 1.0
-"""Between two rounds through all addresses; doubles each time, unless a scheduler says how long."""
+"""Wait between two rounds through all addresses; doubles each round, unless a scheduler gives a hint."""
 MAX_LOSSES = 4
-"""Attempts of a call that may be lost in a row with nothing received: it may itself be the cause."""
+"""Losses in a row, with nothing received between them, that end a call: the call may be their cause."""
 
 _NEVER_REACHED = ("failed to connect", "DNS resolution failed")
 
 
 def addresses_of(given: str | Sequence[str]) -> tuple[str, ...]:
-    """One address, or several, in a sequence or in a string with commas. Raises ValueError for none."""
+    """The distinct addresses of a sequence or comma-separated string. Raises ValueError if there is none."""
     parts = given.split(",") if isinstance(given, str) else given
     found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     if not found:
@@ -32,12 +33,15 @@ def addresses_of(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class Rotation:
-    """A client's addresses, by number: calls begin at each in turn, and try last those that are down."""
+    """The order in which the calls of a client try its addresses.
+
+    Each call begins with the next address in turn. Addresses marked as down come last.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._next = 0
-        self._down: dict[int, tuple[float, float]] = {}  # until when, and for how long
+        self._down: dict[int, tuple[float, float]] = {}  # address: (end of its down time, that time's length)
 
     def order(self, now: float) -> list[int]:
         """All addresses, in the order in which a call should try them."""
@@ -47,11 +51,14 @@ class Rotation:
         return sorted(turn, key=lambda address: self._is_down(address, now))
 
     def up(self, address: int) -> None:
-        """It has answered."""
+        """Mark an address that has answered as usable."""
         self._down.pop(address, None)
 
     def down(self, address: int, now: float) -> None:
-        """It could not be reached, or takes no requests. Of several calls that find out, the first counts."""
+        """Mark an address that could not be reached, or takes no requests, as down for a while.
+
+        Ignored while the address is down already, so that concurrent calls count as one failure.
+        """
         if self._is_down(address, now):
             return
         _, last_s = self._down.get(address, (0.0, 0.0))
@@ -63,11 +70,11 @@ class Rotation:
 
 
 class Attempts:
-    """One call's way through the addresses: `address` is where it is sent now.
+    """The attempts of one call. `address` is the index of the address for the current attempt.
 
-    A refusal, by a scheduler or because it can't be reached, is the caller's once all addresses have
-    refused. A call that was lost, because the connection broke under it or its scheduler ended it UNAVAILABLE
-    in mid-stream, is sent again for up to `failover_timeout_s`.
+    A refused attempt (by the scheduler, or because it can't be reached) moves on to the next address; when
+    all have refused, the error is the caller's. A lost attempt (the connection broke, or the scheduler ended
+    the call with UNAVAILABLE in mid-stream) is repeated for up to `failover_timeout_s`.
     """
 
     def __init__(
@@ -77,38 +84,39 @@ class Attempts:
         self._deadline = None if timeout_s is None else now + timeout_s
         self._failover_timeout_s = failover_timeout_s
         self._untried = rotation.order(now)
-        self._answered = False  # this attempt
-        self._refusals: list[RetryLater] = []  # of this round
-        self._lost_at: float | None = None
-        self._losses = 0  # since something was received
+        self._answered = False  # whether the current attempt received a message
+        self._refusals: list[RetryLater] = []  # in this round through the addresses
+        self._lost_at: float | None = None  # time of the last loss after a message, else of the first loss
+        self._losses = 0  # in a row, since the last message
         self._wait_s = MIN_WAIT_S
         self.address = self._untried.pop(0)
 
     def timeout_s(self, now: float) -> float | None:
-        """What is left of the caller's `timeout_s`. Raises DeadlineExceeded if nothing is."""
+        """The rest of the caller's `timeout_s`; None: no deadline. Raises DeadlineExceeded at its end."""
         if self._deadline is None:
             return None
         if now >= self._deadline:
-            raise DeadlineExceeded("timeout_s went by")
+            raise DeadlineExceeded("timeout_s passed")
         return self._deadline - now
 
     def answered(self) -> None:
-        """A message has come from `address`."""
+        """Record that the current attempt received a message."""
         if not self._answered:
             self._answered = True
             self._rotation.up(self.address)
 
     def failed(self, error: PacelineError, now: float) -> float:
-        """The attempt has failed: seconds to wait before the call is sent to the new `address`.
+        """Record that the current attempt failed, and move `address` on to the next attempt's.
 
-        Raises the error for the caller if the call is not to be sent again: `error`, or an earlier refusal.
+        Returns the seconds to wait before that attempt. Raises the error for the caller if there is to be
+        none: `error`, or an earlier refusal.
         """
         if isinstance(error, Unavailable):
             self._rotation.down(self.address, now)
         if self._is_lost(error):
             self._lose(error, now)
         elif self._lost_at is not None and isinstance(error, DuplicateRequest):
-            pass  # the attempt before this one: its scheduler has not noticed yet that we are gone
+            pass  # the duplicate is our lost attempt, which its scheduler still runs
         elif isinstance(error, RetryLater) and not self._answered:
             self._refusals.append(error)
         else:
@@ -120,13 +128,14 @@ class Attempts:
         return self._next_round(error, now)
 
     def _is_lost(self, error: PacelineError) -> bool:
-        """Whether the call had been taken, as far as one can tell, when it ended."""
+        """Whether the scheduler may have accepted the call before the attempt failed."""
         if not isinstance(error, Unavailable):
             return False
         by_grpc = not error.reason and error.retry_after_s is None
         return self._answered or (by_grpc and not any(text in error.message for text in _NEVER_REACHED))
 
     def _lose(self, error: PacelineError, now: float) -> None:
+        """Count a loss, and begin a new round with the other addresses. Raises `error` at MAX_LOSSES."""
         self._losses = 1 if self._answered else self._losses + 1
         if self._losses >= MAX_LOSSES:
             raise error
@@ -135,13 +144,14 @@ class Attempts:
             self._untried = [other for other in self._rotation.order(now) if other != self.address]
 
     def _next_round(self, error: PacelineError, now: float) -> float:
+        """Begin another round after a loss; the seconds to wait before it. Raises if no time is left."""
         hints = [one.retry_after_s for one in self._refusals if one.retry_after_s is not None]
-        worst = min(self._refusals, key=_soonest) if self._refusals else error
+        for_caller = min(self._refusals, key=_retry_after_s) if self._refusals else error
         if self._lost_at is None:
-            raise worst
+            raise for_caller
         left_s = self._lost_at + self._failover_timeout_s - now
         if left_s <= 0:
-            raise worst
+            raise for_caller
         self._untried = self._rotation.order(now)
         self.address = self._untried.pop(0)
         wait_s = min(min(hints, default=self._wait_s), left_s)
@@ -150,5 +160,5 @@ class Attempts:
         return wait_s if self._deadline is None else min(wait_s, max(0.0, self._deadline - now))
 
 
-def _soonest(error: RetryLater) -> float:
+def _retry_after_s(error: RetryLater) -> float:
     return float("inf") if error.retry_after_s is None else error.retry_after_s

@@ -1,7 +1,7 @@
-"""Request bytes that are no message. gRPC itself answers them UNKNOWN, with the parser's own words.
+"""Requests that can't be parsed. By default gRPC answers them UNKNOWN, with the parser's message.
 
-A service's interceptor puts `lenient` around each request deserializer, and answers a `Malformed`
-request INVALID_ARGUMENT before its handler sees it.
+A service's interceptor wraps each request deserializer in `lenient`, and answers a `Malformed` request
+with INVALID_ARGUMENT before its handler is called.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from google.protobuf.message import DecodeError
 
 
 class Malformed:
-    """What stands in for a request that can't be parsed."""
+    """Takes the place of a request that can't be parsed."""
 
     message = "its bytes are not a message of this RPC's type"
 
 
 def lenient(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """`deserialize`, answering Malformed where it would raise."""
+    """`deserialize`, changed to return Malformed instead of raising DecodeError; None stays None."""
     if deserialize is None:
         return None
 

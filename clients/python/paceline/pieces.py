@@ -1,4 +1,4 @@
-"""GetTokenizer's stream of pieces, joined to one message again, for both services."""
+"""Joins the streamed messages of GetTokenizer, of both services, into one message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 from paceline.errors import InternalError
 
 MAX_TOKENIZER_BYTES = 256 << 20
-"""More than any real tokenizer.json, and little enough to receive."""
+"""Bounds the memory of a reply; larger than any known tokenizer.json."""
 
 
 class _Piece(Protocol):
@@ -18,7 +18,11 @@ P = TypeVar("P", bound=_Piece)
 
 
 class Pieces(Generic[P]):
-    """Takes the messages of one call: the first has all fields, the others more of tokenizer_json."""
+    """Collects the messages of one call.
+
+    The first message has all fields and the start of tokenizer_json; each other message continues
+    tokenizer_json.
+    """
 
     def __init__(self) -> None:
         self._first: P | None = None
@@ -26,7 +30,7 @@ class Pieces(Generic[P]):
         self._bytes = 0
 
     def add(self, piece: P) -> None:
-        """Take the next message. Raises InternalError if they become too many."""
+        """Add the next message. Raises InternalError if the tokenizer exceeds MAX_TOKENIZER_BYTES."""
         self._first = self._first or piece
         self._json.append(piece.tokenizer_json)
         self._bytes += len(piece.tokenizer_json)
@@ -34,7 +38,7 @@ class Pieces(Generic[P]):
             raise InternalError(f"the tokenizer has more than {MAX_TOKENIZER_BYTES >> 20} MiB")
 
     def joined(self) -> P:
-        """The whole message. Raises InternalError if none came."""
+        """The first message with the whole tokenizer_json. Raises InternalError if none was added."""
         if self._first is None:
             raise InternalError("the tokenizer's stream ended without a message")
         self._first.tokenizer_json = b"".join(self._json)

@@ -1,4 +1,4 @@
-"""From arguments to protobuf requests. Pure, and shared by the blocking and the asyncio client."""
+"""Protobuf requests from Python arguments. Pure; shared by the blocking and the asyncio client."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from paceline.types import Drafter, Message, MessageLike, Speculation
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of every generating call. What is left out is the model's own default.
+    """Keyword arguments of `generate`, `complete` and `chat`.
 
-    The service checks ranges; scheduler.proto lists them.
+    An option that is left out has the model's default. The service checks ranges; scheduler.proto
+    lists them.
     """
 
     temperature: float  # 0: greedy
@@ -24,24 +25,24 @@ class Options(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
-    logit_bias: Mapping[int, float]  # added to these ids' logits
+    logit_bias: Mapping[int, float]  # token id to the value added to its logit
     seed: int  # uint64; the same seed gives the same tokens
-    logprobs: int  # of each token, and of so many most likely ones
-    max_tokens: int  # default: what fits
+    logprobs: int  # return each token's logprob and those of this many most likely ids
+    max_tokens: int  # default: as many as fit
     min_tokens: int
-    stop: Sequence[str]  # strings; not part of the text returned
+    stop: Sequence[str]  # stop strings; by default not part of the returned text
     stop_token_ids: Sequence[int]
     ignore_eos: bool
-    include_stop_string: bool  # the text ends with the stop string that ended it
-    n: int  # completions
-    priority: int  # higher goes first
+    include_stop_string: bool  # the returned text includes the stop string that ended it
+    n: int  # number of completions
+    priority: int  # higher is served first
     cache_salt: str  # prompts share cached prefixes only under the same salt
-    request_id: str  # default: one is drawn
-    model: str  # default: the one that is served
-    returns: Literal["both", "text", "token_ids"]  # what the deltas hold
-    template_arguments: Mapping[str, Any]  # of messages: variables of the template, as enable_thinking=False
-    continue_final_message: bool  # of messages: the last one goes on, rather than a new turn beginning
-    speculation: Speculation | Literal["off", "auto"] | int  # plain: its mode
+    request_id: str  # default: a random one
+    model: str  # default: the served model
+    returns: Literal["both", "text", "token_ids"]  # contents of the deltas
+    template_arguments: Mapping[str, Any]  # chat template variables, such as enable_thinking; needs messages
+    continue_final_message: bool  # continue the last message instead of opening a new turn; needs messages
+    speculation: Speculation | Literal["off", "auto"] | int  # a string or a number sets the mode alone
 
 
 _SAMPLING = frozenset(field.name for field in pb.SamplingParams.DESCRIPTOR.fields)
@@ -63,7 +64,10 @@ def generate_request(
     token_ids: Sequence[int] | None,
     options: Mapping[str, Any],
 ) -> pb.GenerateRequest:
-    """One Generate request from exactly one kind of prompt. Raises InvalidRequest, naming the argument."""
+    """The Generate request for exactly one of prompt, messages and token_ids.
+
+    Raises InvalidRequest, naming the argument; TypeError for an unknown option or a wrong type.
+    """
     if sum(kind is not None for kind in (prompt, messages, token_ids)) != 1:
         raise InvalidRequest("give exactly one of prompt, messages and token_ids")
     request = pb.GenerateRequest()
@@ -72,7 +76,7 @@ def generate_request(
     elif messages is not None:
         request.messages.CopyFrom(chat_messages(messages))
     else:
-        request.token_ids.SetInParent()  # an empty list is still a list, for the service to refuse
+        request.token_ids.SetInParent()  # an empty list must reach the service, which refuses it
         _set(request.token_ids, "ids", token_ids, "token_ids")
     for name, value in options.items():
         if name in _SAMPLING:
@@ -119,7 +123,7 @@ _MODES = {
 
 
 def speculation(given: Speculation | str | int | None) -> pb.Speculation:
-    """A Speculation, or its mode alone. Raises InvalidRequest, naming the part."""
+    """The protobuf form of a Speculation or of its mode. Raises InvalidRequest, naming the field."""
     chosen = given if isinstance(given, Speculation) else Speculation(given)  # type: ignore[arg-type]
     if chosen.drafter not in _DRAFTERS:
         raise InvalidRequest(f"speculation.drafter: expected a Drafter, got {chosen.drafter!r}")
@@ -135,7 +139,7 @@ def speculation(given: Speculation | str | int | None) -> pb.Speculation:
 
 
 def chat_messages(messages: Sequence[MessageLike]) -> pb.Messages:
-    """Messages for Generate and Tokenize. Raises InvalidRequest, naming the turn."""
+    """Messages for Generate and Tokenize. Raises InvalidRequest, naming the message's index and field."""
     wire = pb.Messages()
     for index, message in enumerate(messages):
         turn = asdict(message) if isinstance(message, Message) else message
@@ -150,7 +154,7 @@ def chat_messages(messages: Sequence[MessageLike]) -> pb.Messages:
 
 
 def tokenize_request(text: str | None, messages: Sequence[MessageLike] | None) -> pb.TokenizeRequest:
-    """One Tokenize request from exactly one of text and messages."""
+    """The Tokenize request for exactly one of text and messages. Raises InvalidRequest."""
     if (text is None) == (messages is None):
         raise InvalidRequest("give exactly one of text and messages")
     if messages is not None:
@@ -161,14 +165,18 @@ def tokenize_request(text: str | None, messages: Sequence[MessageLike] | None) -
 
 
 def detokenize_request(token_ids: Sequence[int]) -> pb.DetokenizeRequest:
-    """One Detokenize request."""
+    """The Detokenize request. Raises InvalidRequest."""
     request = pb.DetokenizeRequest()
     _set(request, "token_ids", token_ids, "token_ids")
     return request
 
 
 def _set(message: Any, field: str, value: Any, name: str) -> None:
-    """Assign a scalar, a sequence or a mapping; what the wire can't carry is refused by its name."""
+    """Assign a scalar, a sequence or a mapping to a field of `message`.
+
+    Raises InvalidRequest for a value that the field's protobuf type can't hold, TypeError for a wrong
+    Python type; both begin with `name`.
+    """
     repeated = message.DESCRIPTOR.fields_by_name[field].is_repeated
     if repeated and isinstance(value, str):
         raise TypeError(f"{name} must be a sequence, not a string")

@@ -1,4 +1,4 @@
-"""From protobuf replies to the SDK's types. Pure, and shared by the blocking and the asyncio client."""
+"""The SDK's types from protobuf replies. Pure; shared by the blocking and the asyncio client."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ _DRAFTERS = {
 
 
 def event(message: pb.GenerateResponse) -> Event | None:
-    """One event of a stream; None for one that is not for the caller, or of a later revision."""
+    """The Delta or Finished in a message; None for any other kind, such as one of a later revision.
+
+    Raises InternalError if the message contradicts itself.
+    """
     kind = message.WhichOneof("event")
     if kind == "finished":
         return _finished(message.index, message.finished)
@@ -57,7 +60,7 @@ _SCALARS = frozenset(
 
 
 def started(message: pb.Started) -> Started:
-    """What the scheduler says of a stream that has begun."""
+    """The resolved request that the scheduler reports when a stream begins."""
     sampling = message.sampling
     return Started(
         request_id=message.request_id,
@@ -74,7 +77,10 @@ def started(message: pb.Started) -> Started:
 
 
 def completions(message: pb.GenerateUnaryResponse, n: int) -> list[Completion]:
-    """All `n` completions of GenerateUnary, by index. Raises InternalError unless all are there, finished."""
+    """All `n` completions of a GenerateUnary reply, ordered by index.
+
+    Raises InternalError if one is missing or unfinished.
+    """
     indexes = [one.index for one in message.completions]
     if indexes != list(range(n)):
         raise incomplete(f"the reply has the completions {indexes[: n + 1]}, not 0 to {n - 1}")
@@ -94,7 +100,7 @@ def completions(message: pb.GenerateUnaryResponse, n: int) -> list[Completion]:
 
 
 def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
-    """The model and its limits."""
+    """The model behind the scheduler, and the limits of requests."""
     limits = message.limits
     return ModelInfo(
         name=message.name,
@@ -126,7 +132,7 @@ def status(message: pb.GetStatusResponse) -> Status:
 
 
 def executors(message: admin_pb2.ListExecutorsResponse) -> tuple[ExecutorStatus, ...]:
-    """The executors, as AdminService shows them."""
+    """The executors, as AdminService lists them."""
     return tuple(
         ExecutorStatus(**{f.name: getattr(one, f.name) for f in one.DESCRIPTOR.fields})
         for one in message.executors
@@ -134,7 +140,7 @@ def executors(message: admin_pb2.ListExecutorsResponse) -> tuple[ExecutorStatus,
 
 
 def aborted(request_ids: Sequence[str], messages: Iterable[pb.AbortResponse]) -> Aborted:
-    """What Abort did, at one or more schedulers."""
+    """The joined result of an Abort sent to one or more schedulers; ids keep the caller's order."""
     found = {request_id for message in messages for request_id in message.aborted}
     return Aborted(
         tuple(id_ for id_ in request_ids if id_ in found),
@@ -143,23 +149,26 @@ def aborted(request_ids: Sequence[str], messages: Iterable[pb.AbortResponse]) ->
 
 
 class Progress:
-    """Which of a stream's `n` completions have finished: a stream that ends OK must have finished all."""
+    """Checks that each of a stream's `n` completions finishes exactly once before the stream ends OK."""
 
     def __init__(self, n: int) -> None:
         self._unfinished = dict.fromkeys(range(n))
 
     def see(self, event: Event) -> Event:
-        """Take the next event, and give it back. Raises InternalError if its completion can't have any."""
+        """Record the next event and return it.
+
+        Raises InternalError if its completion has finished or was not requested.
+        """
         if event.index not in self._unfinished:
             raise InternalError(
-                f"an event of completion {event.index}, which has finished or was not asked for"
+                f"an event of completion {event.index}, which has finished or was not requested"
             )
         if isinstance(event, Finished):
             del self._unfinished[event.index]
         return event
 
     def check_end(self) -> None:
-        """The stream has ended OK. Raises InternalError if a completion is unfinished."""
+        """Call when the stream has ended OK. Raises InternalError if a completion is unfinished."""
         for index in self._unfinished:
             raise incomplete(f"the stream ended before completion {index} finished")
 
@@ -172,14 +181,14 @@ class Collector:
         self._finished: dict[int, Finished] = {}
 
     def add(self, event: Event) -> None:
-        """Take the next event of the stream."""
+        """Add the next event of the stream."""
         if isinstance(event, Delta):
             self._deltas.setdefault(event.index, []).append(event)
         else:
             self._finished[event.index] = event
 
     def completions(self) -> list[Completion]:
-        """What has come so far, by index."""
+        """The completions received so far, ordered by index."""
         return [
             Completion(
                 index=index,
@@ -217,7 +226,7 @@ def _usage(message: pb.Usage) -> Usage:
 
 
 def _lower_name(enum: Any, prefix: str, value: int) -> str:
-    """An enum value's name without its prefix; its number if this package does not know it."""
+    """An enum value's name without its prefix, in lower case; its number if it is of a later revision."""
     try:
         return str(enum.Name(value)).removeprefix(prefix).lower()
     except ValueError:
@@ -242,4 +251,4 @@ def _logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]
             for one in messages
         )
     except ValueError:
-        raise InternalError("a token has more top_ids than top_logprobs, or fewer") from None
+        raise InternalError("a token's top_ids and top_logprobs differ in length") from None

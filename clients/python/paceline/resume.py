@@ -1,6 +1,6 @@
-"""A stream that outlives its scheduler: what was received, and the request that continues it. Pure.
+"""Continues an interrupted stream on another scheduler: what was received, and the next request. Pure.
 
-Shared by the blocking and the asyncio client. See RETRIES and Continuation in scheduler.proto.
+Shared by the blocking and the asyncio client. The rules are RETRIES and Continuation in scheduler.proto.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from paceline.types import Delta, Event, Finished, Started
 
 
 def identified(request: pb.GenerateRequest) -> pb.GenerateRequest:
-    """The request, with an id and a seed drawn if it has none: sent again, it is the same request."""
+    """The same request object, given a random id and seed if it has none.
+
+    With both, sending it again repeats the same request.
+    """
     if not request.request_id:
         request.request_id = uuid.uuid4().hex
     if not request.sampling.HasField("seed"):
@@ -26,65 +29,65 @@ def identified(request: pb.GenerateRequest) -> pb.GenerateRequest:
 
 @dataclass(slots=True)
 class _Received:
-    """What has come of one completion."""
+    """The part of one completion that was received so far."""
 
     token_ids: list[int] = field(default_factory=list)
-    text_bytes: int = 0  # UTF-8
-    first_us: int | None = None  # when the first tokens came, since the request's arrival
+    text_bytes: int = 0  # length of the text in UTF-8
+    first_us: int | None = None  # from the request's arrival to its first tokens, in microseconds
     finished: bool = False
 
 
 class ResumableStream:
-    """One Generate call as its caller sees it, over as many attempts as it takes.
+    """Joins the attempts of one Generate call into one stream of events.
 
-    Per attempt: send `attempt()`, then give each message to `see()`; when the attempt was lost, begin
-    another. The events of all attempts together are those of a stream that was never interrupted. Times
-    in them count from the first attempt on, and `cached_tokens` is its; preemptions, drafts and queue_ms
-    are the last attempt's, for a scheduler tells them only with the end.
+    For each attempt, send the request that `attempt()` returns, then pass each message to `see()`; when
+    the attempt is lost, begin another. The events of all attempts together equal those of a stream that was
+    never interrupted. Their times count from the first attempt, and `cached_tokens` is the first attempt's.
+    Preemptions, drafts and queue_ms are the last attempt's alone: a scheduler reports them only at the end.
     """
 
     def __init__(self, request: pb.GenerateRequest) -> None:
-        """`request`: with an id and a seed; kept, and changed where `returns` says text alone."""
+        """`request` has an id and a seed (see `identified`). It is kept, and its `returns` may be changed."""
         self._request = request
-        # To be continued, a stream must have its token ids, whether its caller wants them or not.
+        # A continuation needs the token ids, even if the caller wants the text alone.
         self._text_only = request.returns == pb.RETURNS_TEXT
         if self._text_only:
             request.returns = pb.RETURNS_BOTH
         n = max(request.n, 1)
         self._progress = responses.Progress(n)
         self._received = [_Received() for _ in range(n)]
-        self._began_at: float | None = None  # when the attempt was sent that brought the first event
-        self._sent_at = 0.0
-        self._offset_us = 0  # from the first attempt to this one
-        self._first: pb.Started | None = None
-        self._attempt_started = False
-        self._continued: int | None = None  # tokens sent in this attempt's continuation
-        self.resumptions = 0  # attempts that continued what an earlier one had begun
+        self._began_at: float | None = None  # send time of the attempt that brought the first event
+        self._sent_at = 0.0  # send time of the current attempt
+        self._offset_us = 0  # from `_began_at` to the current attempt
+        self._first: pb.Started | None = None  # of that attempt
+        self._attempt_started = False  # whether the current attempt brought a Started
+        self._continued: int | None = None  # tokens in the current attempt's continuation
+        self.resumptions = 0  # number of attempts with a continuation
 
     @property
     def request_id(self) -> str:
-        """The caller's, or drawn."""
+        """The caller's id, else the random one."""
         return self._request.request_id
 
     @property
     def has_begun(self) -> bool:
-        """Events have been received: from now on the stream can be continued, not sent again."""
+        """Whether events were received: then the request must be continued instead of sent again."""
         return self._began_at is not None
 
     @property
     def is_complete(self) -> bool:
-        """All completions have finished: whatever the call's status is, nothing is missing."""
+        """Whether all completions have finished: then nothing is missing, whatever the call's status."""
         return all(one.finished for one in self._received)
 
     @property
     def started(self) -> Started | None:
-        """What the first scheduler said of the stream; None until it has begun."""
+        """The resolved request, as the first attempt's scheduler reported it; None before its first event."""
         return None if self._first is None else responses.started(self._first)
 
     def attempt(self, now: float) -> pb.GenerateRequest:
-        """The request to send now: the caller's, or its continuation.
+        """Begin an attempt at time `now` (seconds); the request to send: the caller's, or its continuation.
 
-        Raises StreamLost if there can't be one.
+        Raises StreamLost if events were received from a scheduler that sends no Started.
         """
         self._attempt_started = False
         self._sent_at = now
@@ -99,10 +102,10 @@ class ResumableStream:
         return self._continuation(self._first)
 
     def see(self, message: pb.GenerateResponse) -> Event | None:
-        """Take the next message; the event in it for the caller, if there is one.
+        """Record the next message of the attempt; returns its event for the caller, or None.
 
-        Raises StreamLost if the scheduler ignores the continuation, InternalError if the message makes no
-        sense.
+        Raises StreamLost if the scheduler ignores the continuation, InternalError if the message
+        contradicts earlier ones.
         """
         if message.WhichOneof("event") == "started":
             self._see_started(message.started)
@@ -118,19 +121,19 @@ class ResumableStream:
         received = self._received[event.index]
         if isinstance(event, Finished):
             received.finished = True
-            return self._whole_end(event, received) if self.resumptions else event
-        return self._take(event, received)
+            return self._with_joined_usage(event, received) if self.resumptions else event
+        return self._record(event, received)
 
     def check_end(self) -> None:
-        """The call has ended OK. Raises InternalError if a completion is unfinished."""
+        """Call when an attempt has ended OK. Raises InternalError if a completion is unfinished."""
         self._progress.check_end()
 
-    def lost_for_good(self, error: PacelineError, address: str) -> PacelineError:
-        """The error for the caller when `error`, which came from `address`, ends the last attempt."""
+    def final_error(self, error: PacelineError, address: str) -> PacelineError:
+        """The error for the caller when `error`, received from `address`, ended the last attempt."""
         if not self.has_begun:
             return error
         text = f"the stream was interrupted, and could not be continued: {error.message} ({address})"
-        if isinstance(error, RetryLater | DuplicateRequest):  # a duplicate: of the attempt before
+        if isinstance(error, RetryLater | DuplicateRequest):  # a duplicate of the attempt before
             return StreamLost(text, reason=error.reason, metadata=error.metadata)
         if isinstance(error, StaleState) and self._continued is not None:
             return StaleState(text, reason=error.reason, metadata=error.metadata)
@@ -151,7 +154,7 @@ class ResumableStream:
             f"{continued} of {self._continued} tokens received (0: it knows no continuations)"
         )
 
-    def _take(self, event: Delta, received: _Received) -> Delta | None:
+    def _record(self, event: Delta, received: _Received) -> Delta | None:
         received.token_ids += event.token_ids
         received.text_bytes += len(event.text.encode())
         if self._offset_us:
@@ -162,8 +165,8 @@ class ResumableStream:
             return replace(event, token_ids=(), logprobs=()) if event.text else None
         return event
 
-    def _whole_end(self, event: Finished, received: _Received) -> Finished:
-        """The end of a completion, with the usage of all attempts."""
+    def _with_joined_usage(self, event: Finished, received: _Received) -> Finished:
+        """The end of a continued completion, with times and cached tokens as `ResumableStream` defines."""
         assert self._first is not None
         usage, offset_ms = event.usage, self._offset_us // 1000
         first_ms = usage.first_token_ms + offset_ms

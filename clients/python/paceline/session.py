@@ -1,4 +1,4 @@
-"""A session's identity and its step counter, shared by the blocking and the asyncio client."""
+"""An executor session: its id and its step counter, for the blocking and the asyncio client."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from paceline.executor.v1 import executor_pb2 as pb
 
 
 class _StepReply(Protocol):
-    """The reply of an RPC that is a step."""
+    """A reply that holds a StepResult."""
 
     @property
     def result(self) -> pb.StepResult: ...
-    def HasField(self, field_name: Literal["result"]) -> bool: ...  # noqa: N802  # protobuf's own
+    def HasField(self, field_name: Literal["result"]) -> bool: ...  # noqa: N802  # protobuf's name
 
 
 _AnyStepReply = TypeVar("_AnyStepReply", bound=_StepReply)
 
 
 def step_result(reply: _AnyStepReply) -> pb.StepResult:
-    """The result in an OK reply. Raises InternalError if there is none."""
+    """The StepResult of an OK reply. Raises InternalError if it has none."""
     if not reply.HasField("result"):
-        raise errors.incomplete("the step was answered without a result")
+        raise errors.incomplete("the reply to the step has no result")
     return reply.result
 
 
 @dataclass(slots=True)
 class Session:
-    """An open session: names it in every step, and numbers its steps from 1.
+    """An open session. Builds its steps with headers that name the session and number the steps from 1.
 
-    A step's number is used up when the executor accepted the step, whatever became of its rows.
-    A step that was refused whole was not accepted: take its number back from `last_step_id`.
+    A step that the executor accepted has used its number, even if all of its rows failed. A step that
+    was refused as a whole has not: decrement `last_step_id` before the next step.
     """
 
     id: int
@@ -44,11 +44,11 @@ class Session:
 
     @classmethod
     def opened(cls, reply: pb.OpenSessionResponse) -> Session:
-        """The session that OpenSession made."""
+        """The session in an OpenSession reply."""
         return cls(reply.session_id, reply.epoch, reply.lease_ms, reply.max_in_flight)
 
     def header(self) -> pb.StepHeader:
-        """The header of the next step."""
+        """The header of the next step; increments `last_step_id`."""
         self.last_step_id += 1
         return pb.StepHeader(session_id=self.id, step_id=self.last_step_id, epoch=self.epoch)
 
@@ -59,5 +59,5 @@ class Session:
         rows: pb.Rows | None = None,
         openings: Iterable[pb.Opening] = (),
     ) -> pb.Step:
-        """The next step."""
+        """The next step of the session; increments `last_step_id`."""
         return pb.Step(header=self.header(), ops=ops, rows=rows, openings=openings)

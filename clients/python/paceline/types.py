@@ -1,4 +1,4 @@
-"""What the scheduler's API speaks, as frozen dataclasses. Token ids are ints, times milliseconds."""
+"""Frozen dataclasses of the scheduler's API. Token ids are ints; units of time are in the fields' names."""
 
 from __future__ import annotations
 
@@ -11,51 +11,55 @@ from typing import Literal
 class FinishReason(enum.Enum):
     """Why a completion ended."""
 
-    STOP = "stop"  # the model's end, a stop token or a stop string
-    LENGTH = "length"  # max_tokens, or the context is full
+    STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens was reached, or the context is full
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a chat. Nothing in it is taken for a control token of the model."""
+    """One turn of a chat. Control tokens of the model that occur in it are treated as plain text."""
 
-    role: str  # system, user, assistant, ...: what the model's template knows
+    role: str  # system, user, assistant, or another role of the model's chat template
     content: str
-    name: str = ""  # of who speaks, where the template uses it
+    name: str = ""  # the speaker's name, for templates that use it
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probabilities of the raw logits: the token's own, and of the k most likely ids."""
+    """Natural-log probabilities under the raw logits, before temperature and penalties."""
 
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+    logprob: float  # of the token
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob) of the most likely ids
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new in completion `index`. `text` may lag behind `token_ids`, and is never retracted."""
+    """New tokens and text of completion `index`.
+
+    `text` may lag behind `token_ids`, and is never retracted.
+    """
 
     index: int
     token_ids: tuple[int, ...]
     text: str
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, if asked for
-    elapsed_us: int = 0  # from the request's arrival to the last token here, in microseconds
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, if requested
+    elapsed_us: int = 0  # from the request's arrival to the delta's last token, in microseconds
 
 
 class Drafter(enum.Enum):
-    """Who guesses tokens ahead."""
+    """A source of draft tokens."""
 
-    NGRAM = "ngram"  # what followed the same tokens earlier in prompt and output
-    DRAFT_EXECUTOR = "draft-executor"  # a smaller model
+    NGRAM = "ngram"  # the tokens that followed the same n-gram earlier in the prompt or the output
+    DRAFT_EXECUTOR = "draft-executor"  # an executor with a smaller model
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How far ahead a request's tokens are guessed, and by whom. It never changes the tokens.
+    """Speculative decoding of one request. It never changes which tokens are sampled.
 
-    `mode` is "off", "auto" (a controller chooses for each step, none included) or the number of
-    drafts a step; None leaves it to the server. `drafter` None: each that the server has.
+    `mode` is "off", "auto" (a controller chooses the number of drafts of each step, which may be 0) or
+    a fixed number of drafts per step; None selects the server's default. `drafter` None allows every
+    drafter of the server.
     """
 
     mode: Literal["off", "auto"] | int | None = None
@@ -64,31 +68,34 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a completion took. Times are since the request's arrival at the scheduler."""
+    """Tokens and times of one completion. Times count from the request's arrival at the scheduler."""
 
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int  # prompt tokens found in the prefix cache
     completion_tokens: int
-    drafted_tokens: int  # sent to be verified
-    accepted_tokens: int  # of these
+    drafted_tokens: int  # drafts that were verified
+    accepted_tokens: int  # drafts that were accepted
     preemptions: int
-    queue_ms: int  # to the first step
+    queue_ms: int  # until the first step
     first_token_ms: int
     total_ms: int
-    verifications: int = 0  # steps that had drafts
-    drafted_by_position: tuple[int, ...] = ()  # the first draft of each verification, the second, ...
-    accepted_by_position: tuple[int, ...] = ()
+    verifications: int = 0  # steps that verified drafts
+    drafted_by_position: tuple[int, ...] = ()  # item i: drafts verified at position i of their step
+    accepted_by_position: tuple[int, ...] = ()  # item i: drafts accepted at that position
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """Of the first drafts of all verifications the share accepted, of the second, ..."""
+        """The share of drafts accepted, 0 to 1, for each position among a step's drafts."""
         counts = zip(self.accepted_by_position, self.drafted_by_position, strict=True)
         return tuple(accepted / drafted for accepted, drafted in counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of completion `index`, exactly once. At most one of the three matches is set."""
+    """The end of completion `index`; each completion has exactly one.
+
+    `eos_token_id`, `stop_token_id` and `stop_string` tell what ended it; at most one of them is set.
+    """
 
     index: int
     reason: FinishReason
@@ -103,15 +110,15 @@ Event = Delta | Finished
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a scheduler says of a stream with its first event."""
+    """The resolved request, as the scheduler reports it with the first event of a stream."""
 
     request_id: str
     model: str
     prompt_tokens: int
-    cached_tokens: int  # of the prompt, found in the prefix cache
-    seed: int  # the caller's, or drawn: the same request with it gives the same tokens
-    max_tokens: int  # resolved: what fits, if the caller gave none
-    sampling: Mapping[str, float]  # resolved: temperature, top_k, top_p, ...
+    cached_tokens: int  # prompt tokens found in the prefix cache
+    seed: int  # the caller's, else a random one; repeating the request with it gives the same tokens
+    max_tokens: int  # the caller's, else as many as fit
+    sampling: Mapping[str, float]  # temperature, top_k, top_p, ..., with the model's defaults filled in
     prompt_digest: bytes  # SHA-256 of the prompt's token ids
     model_fingerprint: bytes
     sampler: str  # version of the sampling rules
@@ -119,7 +126,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole completion. `finished` is None only while a stream is still running."""
+    """A completion's joined text and tokens. `finished` is None only while its stream is running."""
 
     index: int
     text: str
@@ -130,18 +137,18 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What a request may ask for."""
+    """Upper bounds of a request's parameters, and of the scheduler's queue."""
 
-    max_n: int
+    max_n: int  # completions of one request
     max_stop_strings: int
     max_stop_string_bytes: int
     max_stop_token_ids: int
-    max_logit_bias: int
-    max_logprobs: int
+    max_logit_bias: int  # entries
+    max_logprobs: int  # most likely ids per token
     max_prompt_bytes: int
     max_queued_requests: int
     max_queued_tokens: int
-    max_draft_tokens: int = 0  # of Speculation.mode; 0: the executor verifies no drafts
+    max_draft_tokens: int = 0  # for Speculation.mode; 0: the executor verifies no drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +169,8 @@ class ModelInfo:
     contract_revision: int = 0
     capabilities: tuple[str, ...] = ()  # in lower case: chat, logprobs, continuation, ...
     sampler: str = ""  # version of the sampling rules
-    drafters: tuple[Drafter, ...] = ()  # that a request may name
-    speculation: Speculation = Speculation()  # of requests that name none
+    drafters: tuple[Drafter, ...] = ()  # drafters that a request may select
+    speculation: Speculation = Speculation()  # of requests that set none
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,24 +179,24 @@ class ExecutorStatus:
 
     address: str
     connected: bool
-    detail: str
-    total_pages: int
-    available_pages: int  # free and evictable
-    losses: int
-    active: bool
-    draft: bool = False  # its model drafts for the others'
-    draining: bool = False  # takes no new sequences
+    detail: str  # the reason why the executor is not ready; empty if it is
+    total_pages: int  # KV pages
+    available_pages: int  # free or evictable
+    losses: int  # how often the scheduler lost it
+    active: bool  # in use; else standby
+    draft: bool = False  # a draft executor
+    draining: bool = False  # opens no new sequences
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The scheduler's live counters; those of requests and tokens are since its start."""
+    """The scheduler's live counters; those of requests, tokens and steps count from its start."""
 
     state: str  # loading, serving, no_executor, draining
     uptime_s: float
-    running: int
-    waiting: int
-    waiting_tokens: int
+    running: int  # sequences
+    waiting: int  # queued sequences
+    waiting_tokens: int  # tokens of the queued sequences
     ready_executors: int
     requests: int
     finished: int
@@ -202,23 +209,23 @@ class Status:
     completion_tokens: int
     steps: int
     step_ms: float  # moving average
-    batch_rows: float  # moving average
+    batch_rows: float  # rows per step, moving average
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    verifications: int = 0
-    draft_step_ms: float = 0.0  # moving average, of the draft executor
+    verifications: int = 0  # rows with drafts that were verified
+    draft_step_ms: float = 0.0  # step time of the draft executor, moving average
     page_size: int = 0  # tokens per KV page
     total_pages: int = 0
-    available_pages: int = 0  # free and evictable
-    seats: int = 0  # sequences that can run at once
-    uncomputed_tokens: int = 0  # known tokens of waiting and running sequences not computed yet
-    prompt_tokens_per_s: float = 0.0  # computed, over the last seconds
-    completion_tokens_per_s: float = 0.0
+    available_pages: int = 0  # free or evictable
+    seats: int = 0  # number of sequences that can run at once
+    uncomputed_tokens: int = 0  # tokens of queued and running sequences that are not computed yet
+    prompt_tokens_per_s: float = 0.0  # prompt tokens computed, over the last seconds
+    completion_tokens_per_s: float = 0.0  # over the last seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """What Abort did."""
+    """The result of `abort`: the request ids that were aborted, and those that no scheduler knew."""
 
     aborted: tuple[str, ...]
     unknown: tuple[str, ...]

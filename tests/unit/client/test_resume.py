@@ -133,13 +133,13 @@ def test_a_stream_of_a_scheduler_that_said_nothing_to_continue_it_by_is_lost() -
 def test_after_the_first_event_no_error_tells_the_caller_to_try_again() -> None:
     stream = stream_of()
     refused = errors.QueueFull("the queue is full", retry_after_s=1.0)
-    assert stream.lost_for_good(refused, "b:1") is refused
+    assert stream.final_error(refused, "b:1") is refused
     for message in list(replies(stream.attempt(0.0), random.Random(1)))[:2]:
         stream.see(message)
     for error in (refused, errors.Unavailable("gone"), errors.DuplicateRequest("request_id: is live")):
-        told = stream.lost_for_good(error, "b:1")
+        told = stream.final_error(error, "b:1")
         assert isinstance(told, errors.StreamLost)
         assert not isinstance(told, errors.RetryLater)
         assert "b:1" in str(told)
     aborted = errors.Cancelled("aborted")
-    assert stream.lost_for_good(aborted, "b:1") is aborted
+    assert stream.final_error(aborted, "b:1") is aborted

@@ -1,4 +1,4 @@
-"""Awaiting what grpc.aio calls bring, with this package's errors."""
+"""Awaits the operations of grpc.aio calls, and raises this package's errors in place of gRPC's."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _Reply = TypeVar("_Reply")
 async def reply_of(operation: Awaitable[_Reply]) -> _Reply:
     """The reply, or grpc.aio.EOF at the end of a stream. Raises `paceline.errors`.
 
-    grpc.aio hands over None for bytes that are no message of the reply's type: InternalError, as the
-    blocking client's gRPC makes of them.
+    grpc.aio returns None for a reply that can't be parsed. This raises InternalError for it, as the
+    blocking client does.
     """
     reply = await outcome_of(operation)
     if reply is None:
@@ -26,10 +26,10 @@ async def reply_of(operation: Awaitable[_Reply]) -> _Reply:
 
 
 async def outcome_of(operation: Awaitable[_Reply]) -> _Reply:
-    """What the operation gives, which may be None. Raises `paceline.errors`.
+    """The operation's result, which may be None. Raises `paceline.errors`.
 
-    A call that ends because somebody closed its channel, or cancelled it, raises CancelledError in grpc.aio,
-    as if the task that awaits it were cancelled. Here that is Unavailable, unless the task really is.
+    When a call was cancelled or its channel was closed, grpc.aio raises CancelledError in the task that
+    awaits it. This raises Unavailable instead, unless the task itself is being cancelled.
     """
     try:
         return await operation

@@ -6,8 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, Unpack
 
 import grpc
 import grpc.aio
@@ -15,6 +14,7 @@ import grpc.aio
 from paceline import errors, requests, responses
 from paceline.aio.calls import reply_of
 from paceline.channel import PLAINTEXT, SCHEDULER_ADDRESS, Link, Security, open_aio_channel
+from paceline.endpoint import SchedulerEndpoint
 from paceline.failover import FAILOVER_TIMEOUT_S, Attempts, Rotation, addresses_of
 from paceline.requests import Options
 from paceline.resume import ResumableStream, identified
@@ -32,20 +32,12 @@ _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
 
 
-@dataclass(frozen=True, slots=True)
-class _Scheduler:
-    """One address, and what reaches it."""
+_Endpoint: TypeAlias = "SchedulerEndpoint[grpc.aio.Channel, SchedulerServiceAsyncStub, AdminServiceAsyncStub]"
 
-    address: str
-    channel: grpc.aio.Channel
-    stub: SchedulerServiceAsyncStub
-    admin: AdminServiceAsyncStub
 
-    @classmethod
-    def at(cls, address: str, security: Security) -> _Scheduler:
-        """Connecting happens with the first call."""
-        channel = open_aio_channel(address, Link.PUBLIC, security)
-        return cls(address, channel, SchedulerServiceStub(channel), AdminServiceStub(channel))
+def _endpoint(address: str, security: Security) -> _Endpoint:
+    channel = open_aio_channel(address, Link.PUBLIC, security)
+    return SchedulerEndpoint(address, channel, SchedulerServiceStub(channel), AdminServiceStub(channel))
 
 
 class Client:
@@ -55,13 +47,14 @@ class Client:
             async for event in client.generate("Once upon a time", max_tokens=64):
                 ...
 
-    Several addresses are a sequence, or one string with commas. Calls are spread over them, those that
-    one refuses are tried on the others, and a stream whose scheduler dies goes on exactly on another, or on
-    the same one when it is back: that may take `failover_timeout_s` before it raises StreamLost.
+    `addresses` is a sequence, or one comma-separated string. Calls are spread over the addresses, and a call
+    that one scheduler refuses is tried on the others. A stream whose scheduler dies is continued without a
+    gap on another one, or on the same one after its restart; it raises StreamLost if that does not succeed
+    within `failover_timeout_s`.
 
-    Prompts are exactly one of `prompt` (text as it is), `messages` (through the model's chat
-    template) and `token_ids`. `timeout_s` is the call's deadline (None: none), which the scheduler
-    honours too, and which bounds all attempts together. All calls raise `paceline.errors`.
+    A request has exactly one of `prompt` (text, without a chat template), `messages` (formatted with the
+    model's chat template) and `token_ids`. `timeout_s` is the deadline of all attempts of a call together,
+    which the scheduler enforces too; None: no deadline. All calls raise `paceline.errors`.
     """
 
     def __init__(
@@ -74,8 +67,8 @@ class Client:
         self.addresses = addresses_of(addresses)
         self._metadata = security.metadata
         self._failover_timeout_s = failover_timeout_s
-        self._schedulers = [_Scheduler.at(address, security) for address in self.addresses]
-        self._rotation = Rotation(len(self._schedulers))
+        self._endpoints = [_endpoint(address, security) for address in self.addresses]
+        self._rotation = Rotation(len(self._endpoints))
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -87,8 +80,8 @@ class Client:
     async def close(self) -> None:
         """Close the channels; calls under way are cancelled."""
         self._closed = True
-        for scheduler in self._schedulers:
-            await scheduler.channel.close()
+        for endpoint in self._endpoints:
+            await endpoint.channel.close()
 
     def generate(
         self,
@@ -99,7 +92,7 @@ class Client:
         timeout_s: float | None = None,
         **options: Unpack[Options],
     ) -> Generation:
-        """Start generating; iterate over the result for Delta and Finished events."""
+        """Start generating. Iterating over the result yields Delta and Finished events."""
         request = requests.generate_request(prompt, messages, token_ids, options)
         return Generation(self, ResumableStream(identified(request)), timeout_s)
 
@@ -112,10 +105,10 @@ class Client:
         timeout_s: float | None = None,
         **options: Unpack[Options],
     ) -> list[Completion]:
-        """Generate and wait; one Completion per index."""
+        """Generate, and wait until all completions have finished; returns them ordered by index."""
         request = identified(requests.generate_request(prompt, messages, token_ids, options))
         reply = await self._call(
-            lambda to: to.stub.GenerateUnary,
+            lambda endpoint: endpoint.scheduler.GenerateUnary,
             pb.GenerateUnaryRequest(request=request),
             timeout_s,
             self._failover_timeout_s,
@@ -125,7 +118,7 @@ class Client:
     async def chat(
         self, messages: Sequence[MessageLike], *, timeout_s: float | None = None, **options: Unpack[Options]
     ) -> Completion:
-        """The model's answer to a conversation (completion 0)."""
+        """The model's answer to a conversation: completion 0 of `complete`."""
         return (await self.complete(messages=messages, timeout_s=timeout_s, **options))[0]
 
     async def tokenize(
@@ -135,22 +128,27 @@ class Client:
         messages: Sequence[MessageLike] | None = None,
         timeout_s: float | None = None,
     ) -> list[int]:
-        """Token ids of text or messages, as `generate` would use them."""
+        """The token ids that `generate` would use for a text or for messages."""
         request = requests.tokenize_request(text, messages)
-        return list((await self._call(lambda to: to.stub.Tokenize, request, timeout_s)).token_ids)
+        return list(
+            (await self._call(lambda endpoint: endpoint.scheduler.Tokenize, request, timeout_s)).token_ids
+        )
 
     async def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = None) -> str:
         """The text of token ids."""
         request = requests.detokenize_request(token_ids)
-        return (await self._call(lambda to: to.stub.Detokenize, request, timeout_s)).text
+        return (await self._call(lambda endpoint: endpoint.scheduler.Detokenize, request, timeout_s)).text
 
     async def abort(self, request_ids: Iterable[str], *, timeout_s: float | None = None) -> Aborted:
-        """End live requests of this identity, wherever they run; unknown ids are no error."""
+        """End requests of this identity, on all schedulers. Unknown ids are no error.
+
+        Raises if no scheduler answered.
+        """
         ids = list(request_ids)
         request = pb.AbortRequest(request_ids=ids)
         calls = [
-            reply_of(scheduler.stub.Abort(request, timeout=timeout_s, metadata=self._metadata))
-            for scheduler in self._schedulers
+            reply_of(endpoint.scheduler.Abort(request, timeout=timeout_s, metadata=self._metadata))
+            for endpoint in self._endpoints
         ]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         replies = [outcome for outcome in outcomes if isinstance(outcome, pb.AbortResponse)]
@@ -160,30 +158,36 @@ class Client:
         return responses.aborted(ids, replies)
 
     async def model_info(self, *, timeout_s: float | None = None) -> ModelInfo:
-        """The model and the limits of a request."""
+        """The model, and the limits of requests."""
         request = pb.GetModelInfoRequest()
-        return responses.model_info(await self._call(lambda to: to.stub.GetModelInfo, request, timeout_s))
+        return responses.model_info(
+            await self._call(lambda endpoint: endpoint.scheduler.GetModelInfo, request, timeout_s)
+        )
 
     async def status(self, *, timeout_s: float | None = None) -> Status:
-        """Live counters; of several schedulers, those of one that answers."""
+        """The live counters of one scheduler that answers."""
         request = pb.GetStatusRequest()
-        return responses.status(await self._call(lambda to: to.stub.GetStatus, request, timeout_s))
+        return responses.status(
+            await self._call(lambda endpoint: endpoint.scheduler.GetStatus, request, timeout_s)
+        )
 
     async def executors(self, *, timeout_s: float | None = None) -> tuple[ExecutorStatus, ...]:
-        """The executors behind the scheduler; only for admins, where callers need tokens."""
+        """The executors behind one scheduler that answers. Needs admin rights where callers need tokens."""
         request = admin_pb2.ListExecutorsRequest()
-        return responses.executors(await self._call(lambda to: to.admin.ListExecutors, request, timeout_s))
+        return responses.executors(
+            await self._call(lambda endpoint: endpoint.admin.ListExecutors, request, timeout_s)
+        )
 
     async def _call(
         self,
-        method: Callable[[_Scheduler], grpc.aio.UnaryUnaryMultiCallable[_Request, _Reply]],
+        method: Callable[[_Endpoint], grpc.aio.UnaryUnaryMultiCallable[_Request, _Reply]],
         request: _Request,
         timeout_s: float | None,
         failover_timeout_s: float = 0.0,
     ) -> _Reply:
         attempts = self._attempts(timeout_s, failover_timeout_s)
         while True:
-            call, left_s = method(self._schedulers[attempts.address]), attempts.timeout_s(time.monotonic())
+            call, left_s = method(self._endpoints[attempts.address]), attempts.timeout_s(time.monotonic())
             try:
                 reply = await reply_of(call(request, timeout=left_s, metadata=self._metadata))
             except errors.PacelineError as error:
@@ -201,11 +205,11 @@ class Client:
 
 
 class Generation:
-    """A running Generate call: an async iterator of events that can be left at any time.
+    """A running Generate call: an async iterator of events that may be closed at any time.
 
-    The iteration ends when all completions have finished; a stream that ends before raises InternalError,
-    one that was interrupted and can't be continued StreamLost. Leaving (`async with`, `close()`, or letting
-    go of it) cancels the request: the scheduler computes nothing for it from the next step on.
+    The iteration ends when all completions have finished. It raises InternalError if the stream ends before,
+    and StreamLost if the stream was interrupted and can't be continued. Leaving an `async with` block,
+    `close()` and garbage collection cancel the request: the scheduler leaves it out of all further steps.
     """
 
     def __init__(self, client: Client, stream: ResumableStream, timeout_s: float | None) -> None:
@@ -231,7 +235,7 @@ class Generation:
         try:
             return await self._next()
         except errors.PacelineError:
-            self.close()  # nobody reads on
+            self.close()  # the stream is of no more use
             raise
 
     def __del__(self) -> None:
@@ -239,14 +243,14 @@ class Generation:
             self._call.cancel()
 
     def close(self) -> None:
-        """Cancel what is still running, and end the iteration. Safe at any time."""
+        """Cancel the request if it is running, and end the iteration. Safe at any time."""
         self._closed.set()
         if self._call is not None:
             self._call.cancel()
 
     @property
     def started(self) -> Started | None:
-        """What the scheduler says of the stream; None until its first event has come."""
+        """The resolved request, as the scheduler reports it; None before the first event."""
         return self._stream.started
 
     @property
@@ -255,23 +259,23 @@ class Generation:
         return self._stream.resumptions
 
     async def request_id(self) -> str:
-        """The request's id: the caller's, or drawn."""
+        """The request's id: the caller's, else a random one."""
         return self._stream.request_id
 
     async def collect(self) -> list[Completion]:
-        """Read to the end; one Completion per index."""
+        """Read the stream to its end; returns its completions ordered by index."""
         collector = responses.Collector()
         async for event in self:
             collector.add(event)
         return collector.completions()
 
     async def text(self) -> str:
-        """Read to the end; the text of completion 0."""
+        """Read the stream to its end; returns the text of completion 0."""
         completions = await self.collect()
         return completions[0].text if completions else ""
 
     async def _next(self) -> Event:
-        """The next event, of this attempt or of one that continues it."""
+        """The next event, of the current attempt or of one that continues it."""
         while True:
             assert self._call is not None
             try:
@@ -292,8 +296,8 @@ class Generation:
             await self._recover(failure)
 
     async def _recover(self, failure: errors.PacelineError) -> None:
-        """The attempt has failed: begin another, or raise what the caller is to know."""
-        address = self._client.addresses[self._attempts.address]
+        """After a failed attempt: wait and begin another, or raise the error for the caller."""
+        address = self._client._endpoints[self._attempts.address].address
         try:
             wait_s = self._attempts.failed(failure, time.monotonic())
             with suppress(TimeoutError):
@@ -305,10 +309,10 @@ class Generation:
                 raise failure
             self._send()
         except errors.PacelineError as error:
-            raise self._stream.lost_for_good(error, address) from failure
+            raise self._stream.final_error(error, address) from failure
 
     def _send(self) -> None:
         now = time.monotonic()
         request, left_s = self._stream.attempt(now), self._attempts.timeout_s(now)
-        stub = self._client._schedulers[self._attempts.address].stub
+        stub = self._client._endpoints[self._attempts.address].scheduler
         self._call = stub.Generate(request, timeout=left_s, metadata=self._client._metadata)

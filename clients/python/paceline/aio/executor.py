@@ -1,6 +1,7 @@
-"""The asyncio client of an executor: one method per RPC, a stream of steps, a session.
+"""The asyncio client of an executor: one method per RPC, a stream of steps, and sessions.
 
-Steps cross as protobuf messages: they are the hot path, and their arrays are packed already.
+Steps are protobuf messages here too, without Python types of their own: they are the hot path, and
+their arrays are packed already.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ class ExecutorClient:
         """The channel, for other services on the same address (grpc.health.v1)."""
         return self._channel
 
-    # What it is
+    # Properties and state
 
     async def get_info(self, *, timeout_s: float | None = None) -> pb.GetInfoResponse:
-        """Model, limits, capabilities, fingerprints."""
+        """The executor's model, limits, capabilities and fingerprints."""
         return await self._call(self._stub.GetInfo, pb.GetInfoRequest(), timeout_s)
 
     async def get_tokenizer(self, *, timeout_s: float | None = None) -> pb.GetTokenizerResponse:
-        """tokenizer.json, chat template, end tokens, generation defaults."""
+        """The model's tokenizer.json, chat template, end-of-sequence ids and generation defaults."""
         call = self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=timeout_s, metadata=self._metadata)
         pieces = Pieces[pb.GetTokenizerResponse]()
         while isinstance(piece := await reply_of(call.read()), pb.GetTokenizerResponse):
@@ -74,14 +75,17 @@ class ExecutorClient:
         epoch: int = 0,
         timeout_s: float | None = None,
     ) -> pb.GetCachesResponse:
-        """Lengths and pending tokens of these caches, or all of the session's, behind its queued steps."""
+        """KV lengths and pending tokens of these caches; without ids, of all caches of the session.
+
+        The reply reflects all steps of the session that the executor received before.
+        """
         request = pb.GetCachesRequest(session_id=session_id, epoch=epoch, cache_ids=cache_ids)
         return await self._call(self._stub.GetCaches, request, timeout_s)
 
     async def get_status(
         self, session_id: int = 0, epoch: int = 0, *, timeout_s: float | None = None
     ) -> pb.GetStatusResponse:
-        """Live counters; renews the lease of the session that it names."""
+        """Live counters. Renews the lease of session `session_id`, unless it is 0."""
         request = pb.GetStatusRequest(session_id=session_id, epoch=epoch)
         return await self._call(self._stub.GetStatus, request, timeout_s)
 
@@ -96,12 +100,15 @@ class ExecutorClient:
         owner: str = "",
         timeout_s: float | None = None,
     ) -> Session:
-        """Open a session, after releasing and fencing the one it `replaces`, and the `owner`'s former one."""
+        """Open a session. First releases and fences session `replaces`, and the `owner`'s previous one.
+
+        `lease_ms` 0 selects the executor's default. `label` is for logs.
+        """
         request = pb.OpenSessionRequest(replaces=replaces, lease_ms=lease_ms, label=label, owner=owner)
         return Session.opened(await self._call(self._stub.OpenSession, request, timeout_s))
 
     async def close_session(self, session_id: int, *, timeout_s: float | None = None) -> int:
-        """End a session; returns how many caches that released."""
+        """End a session; returns the number of caches that this released."""
         request = pb.CloseSessionRequest(session_id=session_id)
         return (await self._call(self._stub.CloseSession, request, timeout_s)).released
 
@@ -109,50 +116,50 @@ class ExecutorClient:
     async def session(
         self, *, replaces: int = 0, lease_ms: int = 0, label: str = "", timeout_s: float | None = None
     ) -> AsyncIterator[Session]:
-        """A session for the length of a block."""
+        """A context manager: opens a session, and closes it at the end of the block."""
         session = await self.open_session(
             replaces=replaces, lease_ms=lease_ms, label=label, timeout_s=timeout_s
         )
         try:
             yield session
         finally:
-            with suppress(errors.PacelineError):  # unreachable or restarted: the lease ends it
+            with suppress(errors.PacelineError):  # unreachable or restarted: then the lease expires
                 await asyncio.shield(self.close_session(session.id, timeout_s=timeout_s or 5.0))
 
     # Steps
 
     async def prefill(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
-        """One opening or chunk; its error is raised."""
+        """A step of one opening or chunk. Raises the row's error."""
         return step_result(await self._call(self._stub.Prefill, pb.PrefillRequest(step=step), timeout_s))
 
     async def batch_prefill(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
-        """Openings and chunks."""
+        """A step of openings and chunks. Errors of rows are in the result."""
         return step_result(
             await self._call(self._stub.BatchPrefill, pb.BatchPrefillRequest(step=step), timeout_s)
         )
 
     async def decode(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
-        """One row without drafts; its error is raised."""
+        """A step of one row without drafts. Raises the row's error."""
         return step_result(await self._call(self._stub.Decode, pb.DecodeRequest(step=step), timeout_s))
 
     async def batch_decode(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
-        """Rows without drafts, each for `steps` tokens."""
+        """A step of rows without drafts; each row decodes as many tokens as its `steps` says."""
         return step_result(
             await self._call(self._stub.BatchDecode, pb.BatchDecodeRequest(step=step), timeout_s)
         )
 
     async def unified_decode(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
-        """Any mix of rows in one forward."""
+        """A step of any mix of openings, chunks, decodes and rows with drafts."""
         request = pb.UnifiedDecodeRequest(step=step)
         return step_result(await self._call(self._stub.UnifiedDecode, request, timeout_s))
 
     async def forward_verify(self, step: pb.Step, *, timeout_s: float | None = None) -> pb.StepResult:
-        """Rows with drafts."""
+        """A step of rows with drafts, which are verified."""
         request = pb.ForwardVerifyRequest(step=step)
         return step_result(await self._call(self._stub.ForwardVerify, request, timeout_s))
 
     def stream(self, *, timeout_s: float | None = None) -> StepStream:
-        """StreamUnifiedDecode, as an async context manager: `send` steps, `recv` their results in order."""
+        """Open a StreamUnifiedDecode call (async context manager): `send` steps, `recv` results in order."""
         return StepStream(self._stub.StreamUnifiedDecode(timeout=timeout_s, metadata=self._metadata))
 
     # Ops
@@ -160,7 +167,7 @@ class ExecutorClient:
     async def truncate_kv(
         self, header: pb.StepHeader, cache_id: int, length: int, *, timeout_s: float | None = None
     ) -> pb.StepResult:
-        """Cut a cache to `length` tokens; its next row must carry its tokens."""
+        """Cut a cache to `length` tokens. The cache's next row must carry its input tokens."""
         truncate = pb.Truncate(cache_id=cache_id, length=length)
         request = pb.TruncateKvRequest(header=header, truncate=truncate)
         return step_result(await self._call(self._stub.TruncateKv, request, timeout_s))
@@ -175,11 +182,11 @@ class ExecutorClient:
     async def fork_cache(
         self, header: pb.StepHeader, fork: pb.Fork, *, timeout_s: float | None = None
     ) -> pb.StepResult:
-        """Open a cache as a copy of another's first tokens."""
+        """Open a cache as a copy of the first tokens of another."""
         request = pb.ForkCacheRequest(header=header, fork=fork)
         return step_result(await self._call(self._stub.ForkCache, request, timeout_s))
 
-    # The rest
+    # Other RPCs
 
     async def forward(
         self,
@@ -188,20 +195,23 @@ class ExecutorClient:
         *,
         timeout_s: float | None = None,
     ) -> list[pb.ForwardResult]:
-        """Hidden states, embeddings or logits of whole inputs; one result per input."""
+        """Hidden states, embeddings or logits of token id sequences, without caches; one result per input."""
         wire = [pb.ForwardInput(tokens=tokens) for tokens in inputs]
         request = pb.ForwardRequest(inputs=wire, outputs=outputs)
         results = (await self._call(self._stub.Forward, request, timeout_s)).results
         if len(results) != len(wire):
-            raise errors.incomplete(f"{len(wire)} inputs were answered with {len(results)} results")
+            raise errors.incomplete(f"the reply has {len(results)} results for {len(wire)} inputs")
         return list(results)
 
     async def warmup(self, *, timeout_s: float | None = None) -> int:
-        """Run the lazy shapes once; returns the milliseconds it took."""
+        """Run each batch shape that is compiled on first use once; returns the time this took, in ms."""
         return (await self._call(self._stub.Warmup, pb.WarmupRequest(), timeout_s)).elapsed_ms
 
     async def drain(self, *, wait_s: float = 0.0, timeout_s: float | None = None) -> int:
-        """Refuse openings from now on, wait until no cache is left; returns the caches still live."""
+        """Refuse openings from now on, and wait up to `wait_s` until all caches are released.
+
+        Returns the number of caches that are left.
+        """
         request = pb.DrainRequest(timeout_ms=round(wait_s * 1000))
         return (await self._call(self._stub.Drain, request, timeout_s)).sequences
 
@@ -215,10 +225,10 @@ class ExecutorClient:
 
 
 class StepStream:
-    """StreamUnifiedDecode: steps in, results out, in order, several unanswered.
+    """A StreamUnifiedDecode call. Results come in the order of the steps; several may be in flight.
 
-    `recv` raises `StepRefused` when one step was refused whole: the stream lives. Any other error
-    means that the stream is lost; what was unanswered can be replayed on a new one.
+    `recv` raises `StepRefused` if one whole step was refused; the stream stays usable. Any other error
+    means that the stream is lost; steps without a result can be replayed on a new stream.
     """
 
     def __init__(
@@ -233,15 +243,15 @@ class StepStream:
         self.close()
 
     def close(self) -> None:
-        """Leave the stream. This cancels no step and releases nothing."""
+        """Close the stream. Steps in flight are computed nevertheless, and no cache is released."""
         self._call.cancel()
 
     async def send(self, step: pb.Step) -> None:
-        """Send one step. Returns when it is on its way, not when it is answered."""
+        """Send one step. Returns when gRPC has taken it, without waiting for its result."""
         await self._guard(outcome_of(self._call.write(pb.StreamUnifiedDecodeRequest(step=step))))
 
     async def recv(self) -> pb.StepResult:
-        """The next result. One caller at a time."""
+        """Wait for the next result. Not for concurrent use. Raises StepRefused, and `paceline.errors`."""
         reply = await self._guard(reply_of(self._call.read()))
         if not isinstance(reply, pb.StreamUnifiedDecodeResponse):  # the end of the stream
             raise errors.Unavailable("the executor ended the stream")
@@ -253,7 +263,7 @@ class StepStream:
     async def _guard(self, operation: Awaitable[_Reply]) -> _Reply:
         try:
             return await operation
-        except asyncio.InvalidStateError:  # a write after the call has ended: say how it ended
+        except asyncio.InvalidStateError:  # a write after the call has ended: raise the error that ended it
             call = self._call
             code, message, trailers = await call.code(), await call.details(), await call.trailing_metadata()
             if code is grpc.StatusCode.OK:
