@@ -17,7 +17,7 @@ active identity never, so that it costs a step nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import TypeAlias
 
 from scheduler_service.core.account import Account
@@ -202,6 +202,9 @@ class FairQueue:
     def _queue(self, account: Account) -> None:
         account.version += 1
         heappush(self._turns, _turn(account))
+        if len(self._turns) > 2 * len(self._active) + 64:  # void entries below the first would stay
+            self._turns = [turn for turn in self._turns if turn[3] == turn[4].version]
+            heapify(self._turns)
 
     def check_integrity(self, running: SequenceQueue) -> None:
         """Raises AssertionError."""

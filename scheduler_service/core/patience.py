@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from scheduler_service.core.sequence import LiveRequest
 
+MIN_PRUNED = 64
+"""Requests, ended ones included, from which on ended ones are looked for."""
+
 
 class Patience:
     """The requests that no executor can take up at present, those that wait longest first."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._since: dict[LiveRequest, float] = {}  # in this order; ended ones go when they come first
+        self._since: dict[LiveRequest, float] = {}  # in this order; some of them may have ended
+        self._prune_at = MIN_PRUNED
 
     def strand(self, live: LiveRequest, now: float) -> None:
         """It waits from now on, or has been waiting already."""
         self._since.setdefault(live, now)
+        if len(self._since) >= self._prune_at:
+            self._since = {one: since for one, since in self._since.items() if not one.ended}
+            self._prune_at = max(MIN_PRUNED, 2 * len(self._since))
 
     def relieve(self) -> None:
         """There is an executor: nobody waits for one."""
         self._since.clear()
+        self._prune_at = MIN_PRUNED
 
     def overdue(self, now: float) -> list[LiveRequest]:
         """Those that have waited for the whole timeout; they wait no more."""

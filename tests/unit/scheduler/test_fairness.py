@@ -118,6 +118,23 @@ def test_accounts_of_the_idle_are_bounded() -> None:
     assert len(list(queue.accounts)) == MAX_IDLE
 
 
+def test_requests_that_are_cancelled_again_and_again_leave_nothing_behind() -> None:
+    harness = Harness(FakeExecutor(CAPACITY), ONE_SEAT)
+    harness.add(make_request("running", identity="a", max_tokens=40))
+    harness.step()
+    harness.add(make_request("first", identity="b", max_tokens=40))  # its turn, and no place is free
+    queue = harness.core._pool.queue
+    for i in range(1000):
+        for identity in "cd":
+            harness.add(make_request(f"{identity}{i}", identity=identity))
+        for identity in "cd":
+            assert harness.core.cancel(f"{identity}{i}", harness.now) is not None
+    first = queue.first()
+    assert first is not None
+    assert first.identity == "b"
+    assert len(queue._turns) < 100
+
+
 def test_an_identity_below_its_share_of_the_seats_gets_one_at_once() -> None:
     harness = Harness(FakeExecutor(CAPACITY), CoreConfig(max_running=4))
     for i in range(8):

@@ -92,6 +92,17 @@ def test_releases_of_several_ride_together() -> None:
     assert len(plan.releases) == 3
 
 
+def test_requests_cancelled_while_no_executor_is_there_are_not_kept() -> None:
+    harness = Harness(FakeExecutor(CAPACITY))
+    harness.lose()
+    harness.add(make_request("first"))
+    for i in range(1000):
+        harness.add(make_request(f"{i}"))
+        assert harness.core.cancel(f"{i}", harness.now) is not None
+    assert len(harness.core._patience._since) < 100
+    assert harness.core._patience.ends() == harness.now + CoreConfig().failover_timeout_s
+
+
 def test_nobody_waits_for_an_executor_longer_than_the_failover_timeout() -> None:
     harness = Harness(FakeExecutor(CAPACITY), CoreConfig(failover_timeout_s=60.0))
     harness.add(make_request("early", max_tokens=50))
