@@ -76,9 +76,9 @@ class ExecutorConfig(TorchSettings, OracleSettings, PagedAttentionSettings, Serv
     )
     max_queued_steps: Positive = Field(1024, description="queued steps of all clients together")
 
-    def open_doors(self) -> list[str]:
+    def security_warnings(self) -> list[str]:
         """Warnings about access without credentials: to the ports, and to the ranks' rendezvous."""
-        warnings = super().open_doors()
+        warnings = super().security_warnings()
         launched = Rank.from_environment(os.environ)
         if launched is not None or self.tensor_parallel > 1:
             where = f"at {launched.host}" if launched is not None else "on this machine"

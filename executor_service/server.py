@@ -134,7 +134,7 @@ def _announce(config: ExecutorConfig, port: int, metrics_port: int | None) -> No
         backend=config.backend,
         tls=config.tls_cert is not None,
     )
-    for warning in config.open_doors():
+    for warning in config.security_warnings():
         log.warning(warning)
     if config.port_file is not None:
         write_port_file(config.port_file, port)

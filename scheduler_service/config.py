@@ -139,16 +139,16 @@ class SchedulerSettings(ServiceSettings):
         super().check_secrets()
         _ = self.executor_security
 
-    def open_doors(self) -> list[str]:
-        """Those of the port, and a link that others can read."""
-        doors = super().open_doors()
+    def security_warnings(self) -> list[str]:
+        """Those of the port, and one for plaintext connections to executors on other machines."""
+        warnings = super().security_warnings()
         addresses = (*self.executor, *self.draft_executor)
         if self.executor_tls_ca is None and (far := [one for one in addresses if not is_loopback(one)]):
-            doors.append(
+            warnings.append(
                 f"plaintext to executors beyond this machine ({', '.join(far)}): their token, and all "
                 "prompts and outputs, can be read on the way; --executor-tls-ca closes it"
             )
-        return doors
+        return warnings
 
     @property
     def instance_name(self) -> str:

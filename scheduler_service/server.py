@@ -86,8 +86,8 @@ class Server:
         if settings.port_file is not None:
             write_port_file(settings.port_file, port)
         log.info("listening", host=settings.host, port=port, executors=",".join(settings.executor))
-        for door in settings.open_doors():
-            log.warning(door)
+        for warning in settings.security_warnings():
+            log.warning(warning)
         return port
 
     async def serve(self, shutdown: Shutdown) -> int:

@@ -180,11 +180,11 @@ def test_a_host_may_wear_brackets(host: str) -> None:
 def test_every_open_door_is_told_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"- {{name: a, sha256: {token_hash('t')}}}")
     tokens = ("--tokens-file", str(tmp_path / "tokens"))
-    assert executor(*tokens, "--metrics-port", "0").open_doors() == []
-    assert len(executor().open_doors()) == 1
-    (plaintext,) = executor(*tokens, "--host", "0.0.0.0", "--insecure").open_doors()
-    (reflection,) = executor(*tokens, "--reflection").open_doors()
-    (metrics,) = executor(*tokens, "--metrics-port", "0", "--metrics-host", "::").open_doors()
+    assert executor(*tokens, "--metrics-port", "0").security_warnings() == []
+    assert len(executor().security_warnings()) == 1
+    (plaintext,) = executor(*tokens, "--host", "0.0.0.0", "--insecure").security_warnings()
+    (reflection,) = executor(*tokens, "--reflection").security_warnings()
+    (metrics,) = executor(*tokens, "--metrics-port", "0", "--metrics-host", "::").security_warnings()
     assert "plaintext" in plaintext
     assert "reflection" in reflection
     assert "metrics" in metrics
@@ -195,22 +195,22 @@ def test_plaintext_to_an_executor_elsewhere_is_an_open_door(tmp_path: Path) -> N
     tokens = ("--tokens-file", str(tmp_path / "tokens"))
     near = ("--executor", "127.0.0.1:1", "--executor", "[::1]:2", "--executor", "unix:/x")
     far = ("--executor", "10.0.0.7:50061", "--draft-executor", "gpu2:50061")
-    assert scheduler(*tokens, *near).open_doors() == []
-    (door,) = scheduler(*tokens, *near, *far).open_doors()
+    assert scheduler(*tokens, *near).security_warnings() == []
+    (door,) = scheduler(*tokens, *near, *far).security_warnings()
     assert "plaintext to executors beyond this machine (10.0.0.7:50061, gpu2:50061)" in door
     ca = str(Path(__file__).parents[2] / "support" / "tls" / "ca.pem")
-    assert scheduler(*tokens, *far, "--executor-tls-ca", ca).open_doors() == []
+    assert scheduler(*tokens, *far, "--executor-tls-ca", ca).security_warnings() == []
 
 
 def test_where_ranks_meet_is_an_open_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tokens").write_text(f"- {{name: a, sha256: {token_hash('t')}}}")
     torch = ("--tokens-file", str(tmp_path / "tokens"), "--backend", "torch", "--model", str(tmp_path))
-    assert executor(*torch).open_doors() == []
-    (here,) = executor(*torch, "--tensor-parallel", "2").open_doors()
+    assert executor(*torch).security_warnings() == []
+    (here,) = executor(*torch, "--tensor-parallel", "2").security_warnings()
     assert "on this machine" in here
     for name, value in Rank(0, 2, 0, 2, "10.0.0.7", 29500).environment().items():
         monkeypatch.setenv(name, value)
-    (there,) = executor(*torch).open_doors()
+    (there,) = executor(*torch).security_warnings()
     assert "at 10.0.0.7" in there
 
 

@@ -1,1 +1,1 @@
-"""What every service process of ours has: settings, logs, a guarded port, signals. Not for clients."""
+"""Shared by both service processes: settings, logs, authentication, signals. Not imported by clients."""

@@ -1,4 +1,4 @@
-"""Which calls were refused or failed, and what administrators did: counted, and logged without a flood."""
+"""Counts and logs failed calls and administrators' calls, at a bounded rate of log lines."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from paceline.service.logs import Log
 log = Log(__name__)
 
 INTERVAL_S = 10.0
-"""What is alike is one line at once, and then one line for all of each further interval."""
+"""The first event of a kind is logged at once; its repetitions as one line per interval, with their count."""
 MAX_KINDS = 64
-"""Lines of an interval; what does not fit is one more line."""
+"""Kinds of events per interval that are logged apart; further kinds are logged together as "other"."""
 
 _SERIOUS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _OTHER = "other"
 
 _Kind = tuple[str, tuple[tuple[str, str], ...], bool]
-"""Event, fields, and whether it is serious."""
+"""(event, fields, whether it is logged as a warning)."""
 
 
 class Audit:
-    """Of one service, for use on its event loop.
+    """The audit log of one service. Not thread-safe: use it on the service's event loop.
 
-    `contracts` have the methods that are named; all others are "other", so that strangers choose neither
-    labels of metrics nor words of the log. `count(method, reason)` is called for each call that failed.
+    Methods in `contracts` are logged by name, all others as "other", so that callers can't choose labels of
+    metrics or words of the log. `count(method, reason)` is called for each call that failed.
     """
 
     def __init__(self, contracts: Iterable[FileDescriptor], count: Callable[[str, str], None]) -> None:
@@ -41,18 +41,18 @@ class Audit:
             for method in service.methods
         }
         self._count = count
-        self._pending: Counter[_Kind] = Counter()  # since the last lines; 0: told once in this interval
+        self._pending: Counter[_Kind] = Counter()  # repetitions to log at the interval's end; may be 0
         self._flushing: asyncio.TimerHandle | None = None
 
     def failed(self, identity: str, method: str, code: grpc.StatusCode, reason: str) -> None:
-        """A call of this identity got this status. `method`: its full name, as sent."""
+        """Record that a call of this identity ended with this status. `method` is the full name, as sent."""
         name = self._names.get(method, _OTHER)
         self._count(name, reason)
         fields = {"identity": identity, "method": name, "code": code.name, "reason": reason}
         self._add("calls ended with an error", fields, serious=code in _SERIOUS)
 
     def administered(self, identity: str, method: str) -> None:
-        """An administrator's call that is allowed. `method`: its name alone."""
+        """Record an administrator's permitted call. `method` is the name without its service."""
         self._add("administrator's calls", {"identity": identity, "method": method}, serious=False)
 
     def _add(self, event: str, fields: dict[str, str], *, serious: bool) -> None:
@@ -64,25 +64,25 @@ class Audit:
             self._pending[event, others, serious] += 1
         else:
             self._pending[kind] = 0
-            _tell(kind, 1)
+            _log(kind, 1)
         if self._flushing is None:
             self._flushing = asyncio.get_running_loop().call_later(INTERVAL_S, self.flush)
 
     def flush(self) -> None:
-        """Tell what has gathered, and begin another interval if there was anything."""
+        """Log the repetitions of the current interval, and begin another interval if there were any."""
         if self._flushing is not None:
             self._flushing.cancel()
-        told = {kind: count for kind, count in self._pending.items() if count}
-        for kind, count in told.items():
-            _tell(kind, count)
-        self._pending = Counter(dict.fromkeys(told, 0))
+        logged = {kind: count for kind, count in self._pending.items() if count}
+        for kind, count in logged.items():
+            _log(kind, count)
+        self._pending = Counter(dict.fromkeys(logged, 0))
         self._flushing = None
-        if told:
+        if logged:
             self._flushing = asyncio.get_running_loop().call_later(INTERVAL_S, self.flush)
 
 
-def _tell(kind: _Kind, count: int) -> None:
+def _log(kind: _Kind, count: int) -> None:
     event, fields, serious = kind
-    say = log.warning if serious else log.info
+    write = log.warning if serious else log.info
     given: dict[str, Any] = dict(fields)
-    say(event, **given, count=count)
+    write(event, **given, count=count)

@@ -1,4 +1,4 @@
-"""Time in which this process was really running, for whoever judges others by their silence."""
+"""A clock that stands still while its process is stopped, for timeouts on other processes' answers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 
 class RunningClock:
-    """Seconds that the process was really running.
+    """Seconds for which the process has been running, without the time in which it was stopped.
 
-    Whoever reads it also moves it on, by the time since the last reading but never by more than
-    `cap_s`: a process that was stopped for an hour comes back with its leases and patience `cap_s`
-    older. It has to be read several times in each `cap_s`. Any thread may read it.
+    Each reading advances the clock by the time since the last reading, but by at most `cap_s`: after a stop
+    of an hour, leases and timeouts have aged by `cap_s`. The clock is right only if it is read several times
+    in each `cap_s`. Any thread may read it.
     """
 
     def __init__(self, now: Callable[[], float], cap_s: float = 1.0) -> None:
@@ -20,7 +20,7 @@ class RunningClock:
         self._lock = threading.Lock()
 
     def __call__(self) -> float:
-        """The time by now, in seconds since the clock was made."""
+        """Seconds since the clock was made, without the time in which the process was stopped."""
         with self._lock:
             now = self._now()
             self._elapsed_s += min(now - self._last_s, self._cap_s)

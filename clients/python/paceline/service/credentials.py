@@ -1,4 +1,4 @@
-"""Which callers a service knows, and who the caller of an RPC is."""
+"""Authenticates the callers of a service by token, and identifies them by token, certificate or address."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ log = Log(__name__)
 
 POLL_S = 1.0
 MAX_ABSENCES = 5
-"""Looks in a row at which the tokens file may be missing, as while it is being replaced, before all of its
-tokens are refused."""
+"""Consecutive polls that must find the tokens file missing before its tokens are refused. A file that is
+being replaced may be missing for a moment."""
 _KEY = "authorization"
 _SCHEME = "Bearer "
 
@@ -33,12 +33,12 @@ _by_token: ContextVar[Identity | None] = ContextVar("the caller of this RPC by i
 
 
 class Credentials:
-    """The tokens of a service and what follows from them.
+    """The tokens that a service accepts, and the identities of its callers.
 
-    `fixed` entries are there for the life of the process, those of `file` follow the file. Tokens are
-    demanded from every caller if `demanded`; else who sends none, or an unknown one, is known by
-    certificate or address. Such a caller is an administrator with `open_admin`, for a service that only
-    its own machine reaches and that knows no credentials at all. Raises ValueError.
+    `fixed` entries never change; those of `file` follow the file (see `watch`). With `demanded` every caller
+    must send an accepted token. Without it, a caller who sends no accepted token is identified by the client
+    certificate (with `certificates`) or the address, and has admin rights with `open_admin`, which is for
+    loopback services without credentials. Raises ValueError for a malformed file or duplicate entries.
     """
 
     def __init__(
@@ -53,21 +53,21 @@ class Credentials:
         self._fixed, self._file = list(fixed), file
         self.demanded, self._certificates, self._open_admin = demanded, certificates, open_admin
         self._stat: _Stat | None = None
-        self._absences = 0  # looks in a row that found no file
-        self._known: dict[bytes, Entry] = by_digest(self._fixed)
+        self._absences = 0  # consecutive polls that found no file
+        self._accepted: dict[bytes, Entry] = by_digest(self._fixed)
         if file is not None:
-            with suppress(FileNotFoundError):  # reading it says so
+            with suppress(FileNotFoundError):  # read_tokens raises ValueError for a missing file
                 self._stat = _stat(file)
-            self._known = by_digest(self._fixed + read_tokens(file))
+            self._accepted = by_digest(self._fixed + read_tokens(file))
 
     def admits(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
-        """Whether a call with this metadata may go on. Remembers its identity for the RPC's task."""
+        """Whether a call with this metadata may proceed. Stores the caller for `identify` in this task."""
         identity = self._find(metadata or ())
         _by_token.set(identity)
         return identity is not None or not self.demanded
 
     def identify(self, context: grpc.aio.ServicerContext[Any, Any]) -> Identity:
-        """Who calls: its token's entry, else its certificate's subject, else its address."""
+        """The caller's identity: from its token, else from its certificate, else from its address."""
         if (identity := _by_token.get()) is not None:
             return identity
         if self._certificates and (name := certificate_name(context.auth_context())):
@@ -76,7 +76,7 @@ class Credentials:
         return Identity(peer_name(context.peer()), "peer", 1.0, MAX_PRIORITY if admin else 0, admin)
 
     async def watch(self) -> None:
-        """Follow the tokens file until cancelled; at once if there is none."""
+        """Call `refresh` every POLL_S seconds until cancelled. Returns at once if there is no tokens file."""
         while self._file is not None:
             await asyncio.sleep(POLL_S)
             await asyncio.to_thread(self.refresh)
@@ -84,8 +84,8 @@ class Credentials:
     def refresh(self) -> None:
         """Read the tokens file again if it has changed.
 
-        A broken one changes nothing but the log: what it was to say can't be known. One that was deleted
-        says that nobody has a token any more, once it has been missing at MAX_ABSENCES looks in a row.
+        If the file is malformed, the entries read before stay in force, and an error is logged. If it is
+        missing at MAX_ABSENCES consecutive calls, its entries are dropped.
         """
         if self._file is None:
             return
@@ -97,25 +97,25 @@ class Credentials:
         self._absences = 0
         if found == self._stat:
             return
-        self._stat = found  # taken before reading: what is written meanwhile is read the next time
+        self._stat = found  # taken before reading, so that the next call sees a write during the reading
         try:
-            known = by_digest(self._fixed + read_tokens(self._file))
+            accepted = by_digest(self._fixed + read_tokens(self._file))
         except ValueError as error:
-            entries = len(self._known) - len(self._fixed)
+            entries = len(self._accepted) - len(self._fixed)
             log.error(
                 "the tokens file is broken; what was in force stays so", entries=entries, detail=str(error)
             )
             return
-        self._known = known
-        log.info("the tokens file was read again", entries=len(known) - len(self._fixed))
+        self._accepted = accepted
+        log.info("the tokens file was read again", entries=len(accepted) - len(self._fixed))
 
     def _missing(self, file: Path) -> None:
         self._absences += 1
         if self._absences == 1:
-            self._stat = None  # whatever comes back is read
+            self._stat = None  # so that a new file is read even if its stat equals the old one's
             log.error("the tokens file is gone; its tokens are refused unless it comes back", file=str(file))
         if self._absences == MAX_ABSENCES:
-            self._known = by_digest(self._fixed)
+            self._accepted = by_digest(self._fixed)
             log.error("the tokens file is gone: its tokens are refused from now on", file=str(file))
 
     def _find(self, metadata: Iterable[tuple[str, str | bytes]]) -> Identity | None:
@@ -123,16 +123,17 @@ class Credentials:
         text = given.decode(errors="replace") if isinstance(given, bytes) else given
         if not text.startswith(_SCHEME):
             return None
-        # The index is by the hash of a hash, under a key of this process: its timing says nothing of a token.
+        # Tokens are looked up by their SHA-256, and Python hashes that with a random key of the process: the
+        # time of the lookup tells nothing about a token.
         digest = hashlib.sha256(text.removeprefix(_SCHEME).encode(errors="replace")).digest()
-        entry = self._known.get(digest)
+        entry = self._accepted.get(digest)
         if entry is None or not hmac.compare_digest(entry.digest, digest):
             return None
         return entry.identity
 
 
 def _stat(path: Path) -> _Stat | None:
-    """None: it can't be looked at, which says nothing of its content. Raises FileNotFoundError."""
+    """Values that change when the file does; None if they can't be read. Raises FileNotFoundError."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,8 +1,8 @@
-"""What stands in front of all handlers: refusals that read nothing, and errors in our own words.
+"""The server interceptor that authenticates calls before their request is read.
 
-An interceptor runs before the request is read, and gRPC reads it for the handler that comes back: all of
-it for a unary one, nothing for a stream handler until that asks. So everything that needs no message is
-answered by stream handlers, whatever the arity of the method; clients can't tell the difference.
+gRPC reads the request for the handler that the interceptor returns: all of it for a unary handler; for a
+stream handler nothing, until the handler asks. So refusals are always stream handlers, also for unary
+methods: they read no request, and clients can't tell the difference.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 MAX_UNKNOWN_WATCHES = 256
-"""Health watches of callers without a valid token, all together: they stay open."""
+"""Open health watches of all callers without a valid token together. Further ones are refused."""
 
 _OURS = "/paceline."
 _CHECK, _WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
@@ -47,10 +47,10 @@ _TOO_MANY = (
 
 
 class Gate(grpc.aio.ServerInterceptor):
-    """Lets known callers in; the first of a server's interceptors.
+    """Refuses calls without a valid token. It must be the first of a server's interceptors.
 
-    Health's Check and Watch are open to everybody. Who has no valid token gets the status of the whole
-    server, whatever service the request names: it is not read.
+    Check and Watch of grpc.health.v1 need no token. Callers without a valid one get the status of the whole
+    server, whatever service their request names, because the request is not read.
     """
 
     def __init__(self, credentials: Credentials, audit: Audit) -> None:
@@ -62,7 +62,7 @@ class Gate(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler | None:
-        """The handler of one call."""
+        """The handler of one call: the method's own, or one that refuses the call."""
         method = handler_call_details.method
         if not self._credentials.admits(handler_call_details.invocation_metadata):
             if method not in (_CHECK, _WATCH):
@@ -75,7 +75,7 @@ class Gate(grpc.aio.ServerInterceptor):
         return handler if method.startswith(_OURS) else _guarded(handler)
 
     def _answering(self, method: str, code: grpc.StatusCode, message: str, reason: str) -> _Handler:
-        """A handler that reads nothing, and refuses."""
+        """A handler that ends the call with this status without reading the request."""
 
         async def answer(_requests: object, context: _Context) -> None:
             self._audit.failed(self._credentials.identify(context).name, method, code, reason)
@@ -84,7 +84,7 @@ class Gate(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(answer)
 
     def _unread(self, method: str, handler: _Handler) -> _Handler:
-        """A health handler that is given an empty request in place of the caller's."""
+        """The health handler, called with an empty request instead of the caller's."""
         if handler.response_streaming and self._watches >= MAX_UNKNOWN_WATCHES:
             return self._answering(method, *_TOO_MANY)
         empty, serializer = health_pb2.HealthCheckRequest(), handler.response_serializer
@@ -105,7 +105,7 @@ class Gate(grpc.aio.ServerInterceptor):
 
 
 def _guarded(handler: _Handler) -> _Handler:
-    """Health and reflection: libraries' handlers, whose errors must not name Python's classes either."""
+    """A handler of a library (health, reflection) whose exceptions do not reach the client as text."""
     parse, serialize = lenient(handler.request_deserializer), handler.response_serializer
     if handler.unary_unary:
         return grpc.unary_unary_rpc_method_handler(_calling(handler.unary_unary), parse, serialize)
@@ -117,6 +117,8 @@ def _guarded(handler: _Handler) -> _Handler:
 
 
 def _calling(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    """`behaviour` with every exception mapped to a status: INVALID_ARGUMENT if unparsable, else INTERNAL."""
+
     async def call(request: Any, context: _Context) -> Any:
         try:
             given = _parsed_stream(request) if hasattr(request, "__aiter__") else _parsed(request)

@@ -1,4 +1,4 @@
-"""Who a caller is: the unit of fairness, of quotas, and of what may be aborted."""
+"""The identity of a caller: the unit of fairness and quotas, and the owner of its requests."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import Literal
 from urllib.parse import unquote
 
 MAX_PRIORITY = (1 << 31) - 1
-"""Of any request: the largest int32."""
+"""The highest priority of a request: the largest int32."""
 
 LOCAL = "local"
-"""The name of whoever calls from this machine without a credential: all its addresses are one caller."""
+"""The one name of all callers from this machine without a token or certificate."""
 
 _MAX_NAME = 128
-_IPV6_PREFIX = 64  # what one customer of a provider has: single addresses of it are free to change
+_IPV6_PREFIX = 64  # a provider's customer has at least a /64, and may change addresses within it at will
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A caller. Names of different kinds never collide: `kind` is how the name was found."""
+    """A caller. Identities of different kinds differ, even if their names are equal."""
 
     name: str
-    kind: Literal["token", "certificate", "peer"]
-    weight: float = 1.0  # its share beside other identities
-    max_priority: int = 0  # of its requests
-    admin: bool = False  # may act on what belongs to others
+    kind: Literal["token", "certificate", "peer"]  # the source of the name
+    weight: float = 1.0  # share of the service, relative to other identities
+    max_priority: int = 0  # highest priority of its requests
+    admin: bool = False  # may act on other identities' requests, and call AdminService
 
 
 def token_hash(token: str) -> str:
-    """The SHA-256 of a token in hex: what a tokens file holds instead of it."""
+    """The SHA-256 of a token in hex, as a tokens file holds it."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def certificate_name(auth_context: Mapping[str, Iterable[bytes]]) -> str:
     """The subject of a verified client certificate, as `cn:NAME` or `san:NAME`.
 
-    The authority vouches for the subject, so that a renewed certificate is the same caller. One without
-    any is named by its fingerprint, `sha256:HEX`. "" where the caller showed no certificate.
+    The name of a renewed certificate is the same. A certificate without a subject is named by its
+    fingerprint, `sha256:HEX`. "" if the caller sent no certificate.
     """
     for kind, key in (("cn", "x509_common_name"), ("san", "x509_subject_alternative_name")):
         for value in auth_context.get(key, ()):
@@ -53,7 +53,7 @@ def certificate_name(auth_context: Mapping[str, Iterable[bytes]]) -> str:
 def peer_name(peer: str) -> str:
     """The host of a gRPC peer ("ipv4:10.0.0.1:5", "ipv6:%5B::1%5D:5", "unix:..."), without its port.
 
-    An IPv6 address stands for its /64. Loopback and Unix sockets are `LOCAL`.
+    For an IPv6 address, the name is its /64 network. Loopback addresses and Unix sockets are `LOCAL`.
     """
     kind, _, rest = unquote(peer).partition(":")
     if kind.startswith("unix") or kind not in ("ipv4", "ipv6"):

@@ -1,4 +1,4 @@
-"""Names of settings: what nobody knows is a mistake, told with the nearest name that somebody does."""
+"""Finds unknown settings in the environment and on the command line, and suggests the nearest known name."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-_OF_KUBERNETES = re.compile(r"(^|_)(service_(host|port)|port_\d+_(tcp|udp))(_|$)")
+_KUBERNETES_VARIABLE = re.compile(r"(^|_)(service_(host|port)|port_\d+_(tcp|udp))(_|$)")
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """What may have been meant, as the end of a message; "" if nothing is near."""
+    """A suggestion to append to an error message: "; did you mean NAME?", or "" if no name is similar."""
     near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     if not near and (longer := [one for one in sorted(known) if one.startswith(name)]):
         near = longer
@@ -18,21 +18,21 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 
 def unknown_variables(names: Iterable[str], prefix: str, fields: Collection[str]) -> list[str]:
-    """What is wrong with the environment: a message for each variable of ours that is no setting."""
+    """An error message for each environment variable that begins with `prefix` and is not a setting."""
     known = {prefix + field.upper() for field in fields}
     problems = []
     for name in sorted(names):
         if not name.upper().startswith(prefix) or name.upper() in known:
             continue
         hint = nearest(name.upper(), known)
-        if _OF_KUBERNETES.search(name.lower().removeprefix(prefix.lower())):
+        if _KUBERNETES_VARIABLE.search(name.lower().removeprefix(prefix.lower())):
             hint = " (made by Kubernetes for a Service of this name? enableServiceLinks: false)"
         problems.append(f"{name}: no such setting{hint}")
     return problems
 
 
 def unknown_flags(arguments: Sequence[str], fields: Collection[str], switches: Collection[str]) -> list[str]:
-    """The same for a command line. Flags are spelled out: a prefix of one is none."""
+    """An error message for each flag that is not a setting. Abbreviated flags are refused too."""
     known = {"--help"} | {_flag(field) for field in fields} | {f"--no-{_flag(name)[2:]}" for name in switches}
     given = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     return [f"{flag}: no such setting{nearest(flag, known)}" for flag in given if flag not in known]

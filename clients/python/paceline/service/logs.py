@@ -1,4 +1,4 @@
-"""Structured logs on stderr: an event and its fields, for a person or as JSON lines. Never prompts."""
+"""Structured logs on stderr: an event and its fields, as text or as JSON lines. Never log prompts."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _OURS = ("paceline", "executor_service", "scheduler_service")
 
 
 class Log:
-    """Where one module writes; `log.info("executor lost", address=..., detail=...)`."""
+    """The logger of one module: `log.info("executor lost", address=..., detail=...)`."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
 
     def debug(self, event: str, **fields: object) -> None:
-        """For who looks closely."""
+        """Log details for debugging."""
         self._write(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: object) -> None:
-        """Life goes on."""
+        """Log a normal event."""
         self._write(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        """Something failed and was dealt with."""
+        """Log a failure that was handled."""
         self._write(logging.WARNING, event, fields)
 
     def error(self, event: str, error: BaseException | None = None, **fields: object) -> None:
-        """Something is broken; with the traceback of `error`."""
+        """Log a failure that needs attention, with the traceback of `error`."""
         self._write(logging.ERROR, event, fields, error)
 
     def _write(
@@ -46,14 +46,14 @@ class Log:
 
 
 class Formatter(logging.Formatter):
-    """One JSON object a line, or `10:02:11 INFO    event key=value` for a person; then a traceback if any."""
+    """Formats a record as one line of JSON, or as `10:02:11 INFO    event key=value`, then any traceback."""
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__()
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """The line for `record`; as text, a traceback follows on further lines."""
         moment = datetime.fromtimestamp(record.created, UTC)
         fields: Mapping[str, object] = getattr(record, "fields", {})
         trace = self.formatException(record.exc_info) if record.exc_info else ""
@@ -72,7 +72,10 @@ class Formatter(logging.Formatter):
 
 
 def configure(format: LogFormat = "auto", level: LogLevel = "info") -> None:
-    """Send this process's logs to stderr; auto: for a person if one is there. Others' from warning on."""
+    """Send this process's logs to stderr. Other packages log from WARNING on.
+
+    "auto" means console format if stderr is a terminal, else JSON.
+    """
     handler = logging.StreamHandler(sys.stderr)
     as_json = format == "json" or (format == "auto" and not sys.stderr.isatty())
     handler.setFormatter(Formatter(as_json=as_json))

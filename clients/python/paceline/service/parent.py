@@ -1,4 +1,4 @@
-"""A service that must not outlive the process that started it, for both services."""
+"""Detects the end of the parent process, so that a service does not outlive it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ STDIN = 0
 
 
 def call_at_end_of_stdin(callback: Callable[[], None]) -> None:
-    """Call back once, in the running event loop, when standard input ends.
+    """Call `callback` once, in the running event loop, when standard input ends.
 
-    A parent that keeps the other end of a pipe open says by its death, of whatever kind and on any
-    platform, that nobody looks after its children any more. Standard input must be a pipe or a socket.
+    Standard input must be a pipe or a socket whose other end the parent holds open: the operating system
+    closes it when the parent ends, however it ends. Input before the end is discarded.
     """
     loop = asyncio.get_running_loop()
 
     def read() -> None:
         try:
             given = os.read(STDIN, 4096)
-        except OSError:  # a terminal that is gone
+        except OSError:  # the terminal was closed
             given = b""
         if not given:
             loop.remove_reader(STDIN)

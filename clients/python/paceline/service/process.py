@@ -1,4 +1,4 @@
-"""A service as a process: its event loop, its signals, its port file."""
+"""A service process's event loop, signals, Unix socket and port file."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from paceline.service.parent import call_at_end_of_stdin
 
 
 class Shutdown:
-    """What the signals ask for: the first SIGTERM or SIGINT drains, the second forces.
+    """Events that signals set: the first SIGTERM or SIGINT sets `drain`, the second sets `force`.
 
-    SIGHUP, the end of the terminal, drains and never forces: shells and the kernel may both send it.
+    SIGHUP sets `drain` alone: when a terminal is closed, both the shell and the kernel may send it.
     """
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
         self.force = asyncio.Event()
-        self.signal = 0  # the last one; 0: none yet
+        self.signal = 0  # number of the last SIGTERM or SIGINT; 0: none yet
 
     def listen(self) -> None:
-        """From now on signals end up here. Call it in the running loop."""
+        """Install the signal handlers in the running event loop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._received, number)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(signal.SIGHUP, self.drain.set)
 
     def listen_to_parent(self) -> None:
-        """From now on the end of standard input drains too: whoever started us is gone."""
+        """Set `drain` at the end of standard input too: the parent process has ended."""
         call_at_end_of_stdin(self.drain.set)
 
     def _received(self, number: int) -> None:
@@ -41,7 +41,7 @@ class Shutdown:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it can be installed."""
+    """uvloop's event loop if uvloop is installed, else asyncio's."""
     try:
         import uvloop
     except ImportError:
@@ -50,17 +50,16 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def bind_local(server: grpc.aio.Server, path: Path) -> None:
-    """Listen on a Unix socket too, which only this process's user may open. Raises RuntimeError.
+    """Listen on a Unix socket too, without TLS; only this process's user may open it. Raises RuntimeError.
 
-    Whoever started the service sees through it whether it answers, whatever TLS the port asks for.
-    Tokens are asked for here as well.
+    The parent process checks the service's health through it. Calls need the same tokens as on the port.
     """
     server.add_insecure_port(f"unix:{path.absolute()}")
     path.chmod(0o600)
 
 
 def write_port_file(path: Path, port: int) -> None:
-    """Tell who started us which port we got; the file appears whole or not at all."""
+    """Write the port that the service listens on, for the parent process. The write is atomic."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(f"{port}\n")
     draft.replace(path)

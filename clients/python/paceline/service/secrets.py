@@ -1,4 +1,7 @@
-"""Secrets that a parent writes to a service: one line of JSON on standard input, never shown or stored."""
+"""Secrets that a parent process writes to a service: one line of JSON on standard input.
+
+They are never logged and never written to a file.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,21 @@ _MAX_SECRET = 4096
 
 
 def read_secrets(known: Collection[str]) -> Mapping[str, str]:
-    """The secrets of the first line of standard input; waits for it.
+    """Wait for the first line of standard input; the secrets in it, by name.
 
-    What follows the line stays unread. Raises ValueError, with the names but never with the values of
-    what is wrong.
+    Bytes after the line stay unread. Raises ValueError, whose message has names of secrets, never values.
     """
     return parse_secrets(_read_line(), known)
 
 
 def parse_secrets(line: bytes, known: Collection[str]) -> Mapping[str, str]:
-    """A JSON object of strings, each of them one of the `known` secrets. Raises ValueError."""
+    """The secrets in a JSON object of strings. Raises ValueError for a name that is not in `known`."""
     try:
         given = json.loads(line)
     except ValueError:
         raise ValueError("the line of secrets is not JSON") from None
     if not isinstance(given, dict):
-        raise ValueError("the line of secrets is no JSON object")
+        raise ValueError("the line of secrets is not a JSON object")
     for name, value in given.items():
         if name not in known:
             raise ValueError(f"no secret is called {name!r:.80}{nearest(name, known)}")
@@ -40,7 +42,7 @@ def parse_secrets(line: bytes, known: Collection[str]) -> Mapping[str, str]:
 
 
 def check_token(source: str, token: str) -> None:
-    """Raises ValueError unless the token can travel as metadata: visible ASCII, no spaces."""
+    """Raises ValueError unless gRPC metadata can carry the token: visible ASCII, no spaces."""
     if not all("!" <= character <= "~" for character in token):
         raise ValueError(f"{source}: a token is visible ASCII without spaces")
 
@@ -48,7 +50,7 @@ def check_token(source: str, token: str) -> None:
 def _read_line() -> bytes:
     line = b""
     while len(line) <= MAX_LINE_BYTES:
-        # Byte by byte: what comes behind the line is not ours to take.
+        # Byte by byte: the bytes after the line must stay unread.
         byte = os.read(STDIN, 1)
         if byte == b"\n":
             return line

@@ -1,4 +1,4 @@
-"""How a port is opened: plaintext, TLS, mutual TLS; and the file of one token."""
+"""Opens a service's port (plaintext, TLS or mutual TLS), and reads the file of a single token."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from paceline.service.secrets import check_token
 
 @dataclass(frozen=True, slots=True)
 class ServerSecurity:
-    """TLS files. Empty: plaintext for everyone.
+    """A service's TLS files. Without any, the port is plaintext.
 
-    `client_ca_file` demands a certificate from every caller (mutual TLS). Raises ValueError.
+    With `client_ca_file` every caller must send a certificate of that authority (mutual TLS). Raises
+    ValueError for a combination that can't work.
     """
 
     cert_file: Path | None = None
@@ -29,7 +30,7 @@ class ServerSecurity:
             raise ValueError("--tls-client-ca needs --tls-cert")
 
     def bind(self, server: grpc.aio.Server, address: str) -> int:
-        """Open the port and return it. Raises RuntimeError if it is taken, OSError for a file."""
+        """Open the port; returns its number. Raises RuntimeError if it is in use, OSError for a file."""
         if self.cert_file is None or self.key_file is None:
             return server.add_insecure_port(address)
         credentials = grpc.ssl_server_credentials(
@@ -41,7 +42,7 @@ class ServerSecurity:
 
 
 def read_token(path: Path | None) -> str:
-    """The token in a file; "" for no file. Raises ValueError if there is none in it."""
+    """The token in a file; "" if `path` is None. Raises ValueError if the file is unreadable or empty."""
     if path is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Settings of a service: flags first, then environment, then the YAML file of --config."""
+"""Settings of a service, in order of precedence: flags, environment, the YAML file of --config."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ from paceline.service.security import ServerSecurity, read_token
 from paceline.service.tokens import Entry
 
 EXIT_USAGE = 2
-"""A flag, a variable, the YAML or the line of secrets is wrong."""
+"""Exit status when a flag, a variable, the YAML file or the line of secrets is wrong."""
 
 ADMIN_TOKEN = "admin_token"
-"""The secret of who started a service, for calls of its own: no other caller needs a token for it."""
+"""Name of the secret with which the parent process calls the service. Giving it does not make other callers
+need tokens."""
 
 
 def _split(value: object) -> object:
-    """A list from the environment is comma-separated; a flag may be repeated or be so too."""
+    """Split the strings of a list, or one string, at commas; other values are returned unchanged."""
     parts = [value] if isinstance(value, str) else value
     if not isinstance(parts, list | tuple):
         return value
@@ -50,14 +51,15 @@ def _split(value: object) -> object:
 
 
 StringList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
-"""A repeatable flag; commas separate too."""
+"""A list of strings: a repeatable flag, or values separated by commas."""
 
 
 class ServiceSettings(BaseSettings):
-    """What both services can be told. A subclass sets `env_prefix`, the port and fields of its own.
+    """Settings that both services have. A subclass sets `env_prefix`, the port's default and more fields.
 
-    `SECRET_TOKENS` are the secrets that callers send, with whose they are; `OTHER_SECRETS` the rest of what
-    may come over standard input. `TOKEN_IS_ADMIN`: whether the one of --auth-token-file may do everything.
+    `SECRET_TOKENS`: names of the secrets that are callers' tokens, with the callers' identities.
+    `OTHER_SECRETS`: names of the other secrets that standard input may hold. `TOKEN_IS_ADMIN`: whether the
+    token of --auth-token-file has admin rights.
     """
 
     SECRET_TOKENS: ClassVar[Mapping[str, Identity]] = {}
@@ -85,28 +87,31 @@ class ServiceSettings(BaseSettings):
     metrics_host: str = Field(default="127.0.0.1", description="address of the metrics port")
     reflection: bool = Field(default=False, description="offer gRPC reflection")
     local_socket: Path | None = Field(
-        default=None, description="listen on this Unix socket too, without TLS: for who started us"
+        default=None, description="listen on this Unix socket too, without TLS; for the parent process"
     )
     exit_with_stdin: bool = Field(
-        default=False, description="end as at SIGTERM when standard input does: the parent is gone"
+        default=False, description="when standard input ends, shut down as at SIGTERM: the parent has ended"
     )
     secrets_stdin: bool = Field(
         default=False,
-        description="read secrets from standard input, a line of JSON; implies exit-with-stdin",
+        description="read secrets, one line of JSON, from standard input; implies exit-with-stdin",
     )
     drain_timeout_s: float = Field(
-        default=30.0, ge=0, le=86400, description="after SIGTERM, what is live may go on so long"
+        default=30.0, ge=0, le=86400, description="time after SIGTERM for running requests to finish"
     )
-    log_level: LogLevel = Field(default="info", description="least severity")
+    log_level: LogLevel = Field(default="info", description="lowest severity that is logged")
     log_format: LogFormat = Field(default="auto", description="auto: console on a terminal, else json")
-    insecure: bool = Field(default=False, description="allow plaintext beyond loopback")
+    insecure: bool = Field(default=False, description="allow plaintext on addresses other than loopback")
     tls_cert: Path | None = Field(default=None, description="PEM certificate chain")
     tls_key: Path | None = Field(default=None, description="PEM private key")
-    tls_client_ca: Path | None = Field(default=None, description="PEM; demand client certificates (mTLS)")
+    tls_client_ca: Path | None = Field(
+        default=None, description="PEM certificate authority; clients must send a certificate of it (mTLS)"
+    )
     auth_token_file: Path | None = Field(default=None, description="clients must send this file's token")
     tokens_file: Path | None = Field(
         default=None,
-        description="YAML; clients must send an entry's token: name, sha256, weight, max_priority, admin",
+        description="YAML list; clients must send the token of one of its entries, which have the fields"
+        " name, sha256, weight, max_priority, admin",
     )
 
     _secrets: Mapping[str, str] = PrivateAttr(default_factory=dict)
@@ -114,27 +119,27 @@ class ServiceSettings(BaseSettings):
     @field_validator("host", "metrics_host")
     @classmethod
     def _bare(cls, host: str) -> str:
-        """[::1] is ::1."""
+        """Strip the brackets of an IPv6 address: [::1] becomes ::1."""
         return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
     @property
     def address(self) -> str:
-        """What to bind: host:port."""
+        """The address to listen on, host:port or [host]:port."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def bound_to_stdin(self) -> bool:
-        """Whether the end of standard input is ours."""
+        """Whether the service shuts down when standard input ends."""
         return self.exit_with_stdin or self.secrets_stdin
 
     @property
     def server_security(self) -> ServerSecurity:
-        """The port's. Raises ValueError."""
+        """The port's TLS files. Raises ValueError if they do not fit together."""
         return ServerSecurity(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @cached_property
     def credentials(self) -> Credentials:
-        """Who may call, and as whom. Raises ValueError."""
+        """The tokens that are accepted, and the identities of their callers. Raises ValueError."""
         fixed = [
             Entry.of(token, self.SECRET_TOKENS[name])
             for name, token in self._secrets.items()
@@ -154,18 +159,18 @@ class ServiceSettings(BaseSettings):
             open_admin=not demanded and not certificates and is_loopback(self.address),
         )
 
-    def open_doors(self) -> list[str]:
-        """What is open that need not be, for the log of the start."""
-        doors = []
+    def security_warnings(self) -> list[str]:
+        """One message for each setting that leaves the service less protected than it could be."""
+        warnings = []
         if not self.credentials.demanded and self.tls_client_ca is None:
-            doors.append("no token is demanded: whoever reaches the port is served")
+            warnings.append("no token is demanded: whoever reaches the port is served")
         if self.tls_cert is None and not is_loopback(self.address):
-            doors.append("plaintext beyond this machine: tokens and texts can be read on the way")
+            warnings.append("plaintext beyond this machine: tokens and texts can be read on the way")
         if self.reflection:
-            doors.append("reflection is on: whoever is served can list all methods")
+            warnings.append("reflection is on: whoever is served can list all methods")
         if self.metrics_port is not None and not is_loopback(f"{self.metrics_host}:{self.metrics_port}"):
-            doors.append("the metrics port is open beyond this machine, in plaintext and without a token")
-        return doors
+            warnings.append("the metrics port is open beyond this machine, in plaintext and without a token")
+        return warnings
 
     @model_validator(mode="after")
     def _safe(self) -> Self:
@@ -181,7 +186,7 @@ class ServiceSettings(BaseSettings):
 
     @classmethod
     def from_command_line(cls, arguments: Sequence[str], program: str) -> Self:
-        """Read all sources, check once. A mistake is written to stderr, exit status EXIT_USAGE."""
+        """The checked settings of all sources. Mistakes are written to stderr; then exits with EXIT_USAGE."""
         fields = cls.model_fields
         switches = [name for name, field in fields.items() if field.annotation is bool]
         problems = unknown_flags(arguments, fields, switches)
@@ -194,7 +199,7 @@ class ServiceSettings(BaseSettings):
             )
             settings = cls(**flags())
             settings._take_secrets()
-            settings.check_secrets()  # before anything is started
+            settings.check_secrets()  # before the service starts anything
         except ValidationError as error:
             _quit(program, [_explain(problem, fields) for problem in error.errors()])
         except (SettingsError, OSError, yaml.YAMLError, TypeError, ValueError) as error:
@@ -202,12 +207,12 @@ class ServiceSettings(BaseSettings):
         return settings
 
     def _take_secrets(self) -> None:
-        """Wait for the line of secrets if there is to be one. Raises ValueError."""
+        """With --secrets-stdin, wait for the line of secrets. Raises ValueError if it is malformed."""
         if self.secrets_stdin:
             self._secrets = read_secrets(self.SECRET_TOKENS.keys() | self.OTHER_SECRETS)
 
     def check_secrets(self) -> None:
-        """Raises ValueError if the tokens that were given contradict one another."""
+        """Raises ValueError if two given tokens or their names are equal, or the tokens file is malformed."""
         _ = self.credentials
 
     @classmethod
@@ -219,7 +224,7 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The order: flags (and what code gives), environment, the file that either of them names."""
+        """The sources by precedence: flags and arguments in code, environment, the file of `config`."""
         path = {**env_settings(), **init_settings()}.get("config")
         file = InitSettingsSource(settings_cls, _read_yaml(Path(path)) if path else {})
         return (init_settings, env_settings, file)
@@ -233,7 +238,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _explain(problem: Any, known: Mapping[str, Any]) -> str:
-    """A validation error in the words of the command line."""
+    """The message of a pydantic validation error, with the setting's name as a flag."""
     name = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
     if problem["type"] == "extra_forbidden":
         return f"{name}: no such setting{nearest(name, [one.replace('_', '-') for one in known])}"

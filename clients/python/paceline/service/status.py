@@ -1,4 +1,4 @@
-"""A gRPC status with google.rpc details, as both services send it."""
+"""gRPC statuses with google.rpc details, as both services send them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def rich_status(
 ) -> grpc.Status:
     """A status for `context.abort_with_status`.
 
-    It has ErrorInfo with `reason` (an ErrorReason without its prefix) and `metadata`; BadRequest if a
-    `field` is at fault; RetryInfo if waiting for `retry_after_s` seconds helps.
+    Its details are ErrorInfo with `reason` (an ErrorReason without its prefix) and `metadata`; BadRequest if
+    `field` names the field at fault; RetryInfo if the call may succeed after `retry_after_s` seconds.
     """
     details: list[Message] = [
         error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata or {})
@@ -49,16 +49,16 @@ def rich_status(
 
 
 def has_left(error: BaseException) -> bool:
-    """Whether a handler failed because gRPC could not deliver: the call's client is gone.
+    """Whether a handler's exception means that the client has disconnected.
 
-    gRPC notices that a client has left while it writes to it, before `context.cancelled()` is true. Misuse of
-    a call is an InternalError too, of another kind.
+    gRPC raises InternalError when it writes to a disconnected client, before `context.cancelled()` is true.
+    It raises InternalError for misuse of a call too, with `grpc_call_start_batch` in the text.
     """
     return isinstance(error, grpc.aio.InternalError) and "grpc_call_start_batch" not in str(error)
 
 
 async def end_call(context: grpc.aio.ServicerContext[Any, Any], status: grpc.Status) -> NoReturn:
-    """End the call with this status. Raises what ends its handler; CancelledError if the client has left."""
+    """End the call with this status. Always raises: AbortError, or CancelledError if the client has left."""
     try:
         await context.abort_with_status(status)
     except grpc.aio.InternalError as error:

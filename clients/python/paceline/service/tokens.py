@@ -1,4 +1,4 @@
-"""The tokens that a service knows, by their hashes, and the file that lists them."""
+"""The tokens that a service accepts, as hashes, and the file that lists them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MAX_ENTRIES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One known token: whose it is, and the 32 bytes of its SHA-256."""
+    """An accepted token: its caller's identity, and the token's SHA-256 (32 bytes)."""
 
     identity: Identity
     digest: bytes
 
     @classmethod
     def of(cls, token: str, identity: Identity) -> Entry:
-        """The entry of a token in clear, which is not kept."""
+        """The entry of a token given in clear text, which is not stored."""
         return cls(identity, bytes.fromhex(token_hash(token)))
 
 
 class _Line(BaseModel):
-    """One entry as the file has it."""
+    """The fields of one entry in a tokens file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -40,7 +40,7 @@ class _Line(BaseModel):
     admin: bool = False
 
     def entry(self) -> Entry:
-        """What it says."""
+        """The entry that the fields describe."""
         identity = Identity(self.name, "token", self.weight, self.max_priority, self.admin)
         return Entry(identity, bytes.fromhex(self.sha256))
 
@@ -49,9 +49,9 @@ _FILE = TypeAdapter(Annotated[list[_Line], Field(max_length=MAX_ENTRIES)])
 
 
 def read_tokens(path: Path) -> list[Entry]:
-    """The entries of a tokens file: a YAML list of mappings with name, sha256, and what else `_Line` has.
+    """The entries of a tokens file: a YAML list of mappings with the fields of `_Line`.
 
-    An empty list is a file that lets nobody in. Raises ValueError, with the file, entry and field.
+    The list may be empty: then no caller has a token. Raises ValueError, naming the file, entry and field.
     """
     try:
         with path.open("rb") as file:
@@ -71,7 +71,7 @@ def read_tokens(path: Path) -> list[Entry]:
 
 
 def by_digest(entries: list[Entry]) -> dict[bytes, Entry]:
-    """An index of the entries. Raises ValueError if two have one name or one token."""
+    """The entries by their SHA-256. Raises ValueError if two have the same name or the same token."""
     index: dict[bytes, Entry] = {}
     names: set[str] = set()
     for entry in entries:
@@ -92,7 +92,7 @@ _HINTS = {
 
 
 def _explain(problem: Any) -> str:
-    """One problem, without what was given: it may be a token in clear."""
+    """The message of a validation error, without the given value, which may be a token in clear text."""
     index, *field = problem["loc"] or (None,)
     if index is None:
         return "expected a list of entries"
