@@ -9,99 +9,99 @@ import sys
 
 import pytest
 from paceline.cli.activity import activity
-from paceline.cli.pulse import Activity, Patience, Pulse
+from paceline.cli.freeze_detector import Activity, FreezeDetector, SilenceLimits
 from paceline.service.clock import RunningClock
 
-PATIENCE = Patience(stopped_s=4, idle_s=10, busy_s=30, starting_s=300)
+LIMITS = SilenceLimits(stopped_s=4, idle_s=10, busy_s=30, starting_s=300)
 TICK_S = 0.25
 
 
-class Life:
+class WatchedRun:
     """A process that is looked at four times a second, and does not answer unless told."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.pulse = Pulse(self.now, PATIENCE)
+        self.detector = FreezeDetector(self.now, LIMITS)
 
     def answers(self) -> None:
-        self.pulse.answered(self.now)
+        self.detector.answered(self.now)
 
     def silent(self, seconds: float, activity: Activity) -> str | None:
         """The verdict after so many more seconds of silence; a probe is missed every two."""
         for tick in range(1, round(seconds / TICK_S) + 1):
             self.now += TICK_S
             if tick % 8 == 0:
-                self.pulse.missed()
-            if (verdict := self.pulse.look(self.now, activity)) is not None:
+                self.detector.missed()
+            if (verdict := self.detector.look(self.now, activity)) is not None:
                 return verdict
         return None
 
 
 @pytest.fixture
-def life() -> Life:
-    life = Life()
-    life.answers()
-    return life
+def run() -> WatchedRun:
+    run = WatchedRun()
+    run.answers()
+    return run
 
 
-def test_a_stopped_process_is_frozen_after_four_seconds(life: Life) -> None:
-    assert life.silent(3.5, Activity.STOPPED) is None
-    assert life.silent(1, Activity.STOPPED) == "stopped by a signal for 4 s"
+def test_a_stopped_process_is_frozen_after_four_seconds(run: WatchedRun) -> None:
+    assert run.silent(3.5, Activity.STOPPED) is None
+    assert run.silent(1, Activity.STOPPED) == "stopped by a signal for 4 s"
 
 
-def test_a_process_that_is_stopped_again_and_again_is_not_frozen(life: Life) -> None:
+def test_a_process_that_is_stopped_again_and_again_is_not_frozen(run: WatchedRun) -> None:
     for _ in range(20):
-        assert life.silent(3, Activity.STOPPED) is None
-        assert life.silent(0.5, Activity.IDLE) is None
-        life.answers()
+        assert run.silent(3, Activity.STOPPED) is None
+        assert run.silent(0.5, Activity.IDLE) is None
+        run.answers()
 
 
-def test_an_idle_process_that_does_not_answer_is_frozen_after_ten_seconds(life: Life) -> None:
-    assert life.silent(9.5, Activity.IDLE) is None
-    assert life.silent(1, Activity.IDLE) == "no answer for 10 s"
+def test_an_idle_process_that_does_not_answer_is_frozen_after_ten_seconds(run: WatchedRun) -> None:
+    assert run.silent(9.5, Activity.IDLE) is None
+    assert run.silent(1, Activity.IDLE) == "no answer for 10 s"
 
 
 @pytest.mark.parametrize("activity", [Activity.BUSY, Activity.UNKNOWN])
-def test_a_busy_process_has_longer(life: Life, activity: Activity) -> None:
-    assert life.silent(29.5, activity) is None
-    assert life.silent(1, activity) == "no answer for 30 s"
+def test_a_busy_process_has_longer(run: WatchedRun, activity: Activity) -> None:
+    assert run.silent(29.5, activity) is None
+    assert run.silent(1, activity) == "no answer for 30 s"
 
 
-def test_each_answer_begins_anew(life: Life) -> None:
+def test_each_answer_begins_anew(run: WatchedRun) -> None:
     for _ in range(10):
-        assert life.silent(9, Activity.IDLE) is None
-        life.answers()
+        assert run.silent(9, Activity.IDLE) is None
+        run.answers()
 
 
-def test_one_late_answer_is_no_freeze(life: Life) -> None:
-    life.now += 60  # however long: too few probes were missed
-    life.pulse.missed()
-    assert life.pulse.look(life.now, Activity.IDLE) is None
+def test_one_late_answer_is_no_freeze(run: WatchedRun) -> None:
+    run.now += 60  # however long: too few probes were missed
+    run.detector.missed()
+    assert run.detector.look(run.now, Activity.IDLE) is None
 
 
 def test_a_process_that_has_not_answered_yet_may_import_for_minutes() -> None:
-    life = Life()
-    assert life.silent(299, Activity.IDLE) is None
-    assert life.silent(2, Activity.IDLE) == "no answer for 300 s"
+    run = WatchedRun()
+    assert run.silent(299, Activity.IDLE) is None
+    assert run.silent(2, Activity.IDLE) == "no answer for 300 s"
 
 
-def test_a_debugger_may_hold_it_for_ever(life: Life) -> None:
-    assert life.silent(100_000, Activity.TRACED) is None
-    assert life.silent(9, Activity.IDLE) is None
+def test_a_debugger_may_hold_it_for_ever(run: WatchedRun) -> None:
+    assert run.silent(100_000, Activity.TRACED) is None
+    assert run.silent(9, Activity.IDLE) is None
 
 
 def test_a_watcher_that_was_stopped_itself_begins_its_patience_anew() -> None:
     now = [0.0]
     clock = RunningClock(lambda: now[0], cap_s=0.5)
-    pulse = Pulse(clock(), PATIENCE)
-    pulse.answered(clock())
+    detector = FreezeDetector(clock(), LIMITS)
+    detector.answered(clock())
     for _ in range(20):  # all are stopped for an hour, and it looks before the other has gone on
         now[0] += 3600
-        assert pulse.look(clock(), Activity.STOPPED) is None
-        pulse.missed()
+        assert detector.look(clock(), Activity.STOPPED) is None
+        detector.missed()
         now[0] += TICK_S
-        assert pulse.look(clock(), Activity.IDLE) is None
-        pulse.answered(clock())
+        assert detector.look(clock(), Activity.IDLE) is None
+        detector.answered(clock())
 
 
 def test_the_system_tells_stopped_from_running_from_waiting() -> None:

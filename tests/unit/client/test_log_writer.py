@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from paceline.cli.log_writer import MAX_WAITING, LogWriter, never_blocking
+from paceline.cli.log_writer import MAX_QUEUED, LogWriter, never_blocking
 from rich.console import Console
 
 
@@ -57,7 +57,7 @@ def test_a_full_disk_is_no_error() -> None:
 def test_a_reader_that_stands_still_stops_nobody_and_learns_what_it_missed(pipe: tuple[int, int]) -> None:
     writer = writer_to(pipe[1])
     piece = "x" * 1023 + "\n"
-    many = MAX_WAITING + 1000
+    many = MAX_QUEUED + 1000
     for _ in range(many):  # far more than a pipe holds: a write that waits would wait for ever
         writer.write(piece)
     heard: list[bytes] = []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from paceline.cli.restarts import Restarts
 from paceline.cli.supervisor import Child, ChildFailed
-from paceline.cli.watch import Heard
+from paceline.cli.watch import OnServing
 
 SERVICE = """
 import os, pathlib, signal, sys, time
@@ -108,7 +108,7 @@ async def test_secrets_are_written_at_every_start_and_shown_nowhere(
 async def test_a_frozen_child_is_ended_and_started_again(tmp_path: Path) -> None:
     said, watched = Said(), list[int]()
 
-    async def watch(pid: int, heard: Heard) -> str:
+    async def watch(pid: int, _on_serving: OnServing) -> str:
         watched.append(pid)
         if len(watched) > 1:
             await asyncio.Event().wait()
@@ -128,7 +128,7 @@ async def test_a_frozen_child_is_ended_and_started_again(tmp_path: Path) -> None
 
 
 async def test_a_child_that_freezes_while_it_ends_is_ended(tmp_path: Path) -> None:
-    async def watch(pid: int, heard: Heard) -> str:
+    async def watch(pid: int, _on_serving: OnServing) -> str:
         return "stopped by a signal for 4 s"
 
     service = child(tmp_path, Said(), watch=watch)
@@ -160,7 +160,7 @@ async def test_what_a_child_leaves_behind_ends_with_it(tmp_path: Path) -> None:
 
 
 async def test_a_crash_loop_is_said_with_the_last_words_and_given_up(tmp_path: Path) -> None:
-    async def watch(pid: int, heard: Heard) -> str:
+    async def watch(pid: int, _on_serving: OnServing) -> str:
         await asyncio.Event().wait()
         return ""
 

@@ -1,4 +1,4 @@
-"""The `paceline` command. Knows the services only as processes: `python -m executor_service`."""
+"""The `paceline` command. It imports no service, and starts them as processes."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""What a process does, from /proc."""
+"""Reads from /proc whether a process is computing, waiting or stopped."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from paceline.cli.pulse import Activity
+from paceline.cli.freeze_detector import Activity
 
-_AT_WORK = "RD"  # on a processor or queued for one, waiting for a disk
+_BUSY_STATES = "RD"  # R: on a processor or queued for one; D: waiting for a disk
 
 
 def activity(pid: int) -> Activity:
-    """What the threads of a process do at this moment. UNKNOWN where there is no /proc, or no process."""
+    """The present activity of a process's threads. UNKNOWN if there is no /proc or no such process."""
     folder = Path("/proc") / str(pid)
     state = _state(folder)
     if state is None:
@@ -24,13 +24,14 @@ def activity(pid: int) -> Activity:
         threads = os.listdir(folder / "task")
     except OSError:
         return Activity.UNKNOWN
-    busy = any((_state(folder / "task" / thread) or "S") in _AT_WORK for thread in threads)
+    busy = any((_state(folder / "task" / thread) or "S") in _BUSY_STATES for thread in threads)
     return Activity.BUSY if busy else Activity.IDLE
 
 
 def _state(folder: Path) -> str | None:
-    """The state's letter, behind the command in parentheses, which may hold anything."""
+    """The letter of a process's or thread's state; None if it is gone."""
     try:
+        # The state follows the command's name in parentheses, which may itself contain parentheses.
         return (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return None

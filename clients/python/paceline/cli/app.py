@@ -1,4 +1,4 @@
-"""The command line's table of contents."""
+"""The commands of `paceline`, and the options before them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ app.command(rich_help_panel="Look")(bench.bench)
 app.command(rich_help_panel="Look")(demo.demo)
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(*, wanted: bool) -> None:
     if wanted:
         try:
             typer.echo(f"paceline {version('paceline')}")
@@ -66,9 +66,13 @@ def options(
     tls_cert: Annotated[
         Path | None, typer.Option(envvar="PACELINE_TLS_CERT", help="This client's certificate.")
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(envvar="PACELINE_TLS_KEY", help="And its key.")] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(envvar="PACELINE_TLS_KEY", help="The key of this client's certificate.")
+    ] = None,
+    *,
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which, and leave.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """How to reach a scheduler safely; these stand before the command."""
@@ -91,7 +95,7 @@ def run() -> None:
 
 
 def _open_standard_descriptors() -> None:
-    """What was closed before we started is /dev/null: else a socket may get the number, and read our logs."""
+    """Open /dev/null for closed standard descriptors: else a socket might get its number, and our logs."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

@@ -52,18 +52,19 @@ def bench(
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1)] = 64,
     new_tokens: Annotated[int, typer.Option("--new-tokens", min=1)] = 64,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Requests of each stream, in turn.")] = 3,
+    *,
     together: Annotated[
         bool, typer.Option("--together/--free", help="Start all streams of a round together.")
     ] = True,
     warmup: Annotated[bool, typer.Option(help="Run one unmeasured round before each level.")] = True,
     temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0)] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", min=0.0, max=1.0)] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the prompts and of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and of sampling.")] = 0,
     repeats: Annotated[
-        int, typer.Option(min=1, help="A prompt is one passage so many times over: easy to guess ahead.")
+        int, typer.Option(min=1, help="A prompt repeats one passage this many times: easy to draft.")
     ] = 1,
     speculation: Annotated[
-        bool, typer.Option("--speculation", help="Compare plain decoding with each way of guessing ahead.")
+        bool, typer.Option("--speculation", help="Compare plain decoding with each drafter.")
     ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="With --speculation: write the plot here, as PNG and SVG.")
@@ -90,10 +91,9 @@ def bench(
 ) -> None:
     """Measure time to first token, inter-token latency and throughput.
 
-    Prompts are random token ids, so that neither text nor the prefix cache matters, and every
-    request generates exactly --new-tokens tokens. "decode" is the throughput between the last
-    stream's first token and the first stream's end (median of the rounds): the engine's own speed,
-    free of prefill and of emptying batches. It needs --together.
+    Prompts are random token ids, so that the prefix cache has no effect, and every request generates
+    exactly --new-tokens tokens. "decode" is the throughput between the last stream's first token and the
+    first stream's end (median of the rounds), while all streams decode. It needs --together.
 
         paceline bench --speculation -c 1,4,16 --repeats 4 --plot speculation
         paceline bench --speculation --serve oracle -E step-ms=20 --draft-backend oracle
@@ -118,17 +118,17 @@ def bench(
     load = Load(
         prompt_tokens, new_tokens, temperature, top_p, seed, salt=secrets.token_hex(8), repeats=repeats
     )
-    plan = _Plan(load, levels, rounds, together, warmup, timeout_s)
+    parameters = _BenchParameters(load, levels, rounds, together, warmup, timeout_s)
     measure = _compare if speculation else _measure
     if config is not None:
-        outcome = run(_with_own_services(config, plan, measure), "the services of this run")
+        outcome = run(_with_own_services(config, parameters, measure), "the services of this run")
     else:
-        outcome = run(measure(address, security(context), plan), address)
-    text = json.dumps(outcome.report(plan), indent=2)
+        outcome = run(measure(address, security(context), parameters), address)
+    text = json.dumps(outcome.report(parameters), indent=2)
     if output is not None and output != Path("-"):
         output.write_text(text + "\n")
     if plot is not None:
-        files = plots.write(outcome.comparison, outcome.title(plan), plot)
+        files = plots.write(outcome.comparison, outcome.title(parameters), plot)
         stderr.print(f"[dim]plot: {', '.join(str(file) for file in files)}[/]", highlight=False)
     if output == Path("-"):
         typer.echo(text)
@@ -137,7 +137,9 @@ def bench(
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _BenchParameters:
+    """The parameters of one run of the command."""
+
     load: Load
     levels: list[int]
     rounds: int
@@ -148,21 +150,24 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
+    """The results in the forms in which they are printed, written as JSON and plotted."""
+
     model: ModelInfo
     table: Table
-    levels: list[dict[str, Any]]  # for JSON
+    levels: list[dict[str, Any]]  # for JSON, one per concurrency
     comparison: speculation_bench.Results  # for the plot; empty without --speculation
 
-    def report(self, plan: _Plan) -> dict[str, Any]:
+    def report(self, parameters: _BenchParameters) -> dict[str, Any]:
         model = self.model
         return {
             "model": {"name": model.name, "dtype": model.dtype, "version": model.version},
-            "load": dataclasses.asdict(plan.load) | {"rounds": plan.rounds, "together": plan.together},
+            "load": dataclasses.asdict(parameters.load)
+            | {"rounds": parameters.rounds, "together": parameters.together},
             "levels": self.levels,
         }
 
-    def title(self, plan: _Plan) -> str:
-        load = plan.load
+    def title(self, parameters: _BenchParameters) -> str:
+        load = parameters.load
         prompts = f"prompts of {load.prompt_tokens} random tokens"
         if load.repeats > 1:
             prompts += f", a passage {load.repeats} times over"
@@ -170,59 +175,63 @@ class _Outcome:
         return f"{self.model.name} ({self.model.dtype}): {asked}"
 
 
-_Measure = Callable[[str, Security, _Plan], Coroutine[object, object, _Outcome]]
+_Measure = Callable[[str, Security, _BenchParameters], Coroutine[object, object, _Outcome]]
 
 
-async def _with_own_services(config: StackConfig, plan: _Plan, measure: _Measure) -> _Outcome:
-    """Bench a stack that lives as long as the run."""
+async def _with_own_services(
+    config: StackConfig, parameters: _BenchParameters, measure: _Measure
+) -> _Outcome:
+    """Measure services that are started for this run and stopped after it."""
     async with AsyncExitStack() as cleanup:
         with loading_bar() as loading:
             stack = await cleanup.enter_async_context(starting(config, say, loading))
-        return await measure(stack.address, stack.client_security, plan)
+        return await measure(stack.address, stack.client_security, parameters)
 
 
-async def _measure(address: str, tls: Security, plan: _Plan) -> _Outcome:
+async def _measure(address: str, tls: Security, parameters: _BenchParameters) -> _Outcome:
     results: dict[int, Summary] = {}
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     async with aio.Client(address, security=tls) as client:
-        model = await _model(client, plan.load)
+        model = await _model(client, parameters.load)
         number = 0
         bars = Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
         with bars:
-            for level in plan.levels:
+            for level in parameters.levels:
                 bar = bars.add_task(f"{level} streams", total=None)
-                for measured in (False, True) if plan.warmup else (True,):
+                for measured in (False, True) if parameters.warmup else (True,):
                     traces = await run_rounds(
                         client,
                         model,
-                        plan.load,
+                        parameters.load,
                         concurrency=level,
-                        rounds=plan.rounds if measured else 1,
-                        together=plan.together,
-                        timeout_s=plan.timeout_s,
+                        rounds=parameters.rounds if measured else 1,
+                        together=parameters.together,
+                        timeout_s=parameters.timeout_s,
                         first_number=number,
                     )
-                    number += level * plan.rounds  # no prompt twice: the prefix cache would know it
-                    results[level] = summarize(traces, together=plan.together)
+                    number += (
+                        level * parameters.rounds
+                    )  # no prompt is sent twice: the prefix cache would have it
+                    results[level] = summarize(traces, together=parameters.together)
                 bars.remove_task(bar)
     levels = [{"concurrency": level} | dataclasses.asdict(result) for level, result in results.items()]
     return _Outcome(model, table(results), levels, {})
 
 
-async def _compare(address: str, tls: Security, plan: _Plan) -> _Outcome:
+async def _compare(address: str, tls: Security, parameters: _BenchParameters) -> _Outcome:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     async with aio.Client(address, security=tls) as client:
-        model = await _model(client, plan.load)
-        each = len(speculation_bench.modes(model)) * (plan.rounds + 1) * plan.load.new_tokens
+        model = await _model(client, parameters.load)
+        each = len(speculation_bench.modes(model)) * (parameters.rounds + 1) * parameters.load.new_tokens
         with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bars:
-            bar = bars.add_task("", total=sum(plan.levels) * each)
+            bar = bars.add_task("", total=sum(parameters.levels) * each)
             results = await speculation_bench.compare(
                 client,
                 model,
-                plan.load,
-                plan.levels,
-                plan.rounds,
-                plan.timeout_s,
+                parameters.load,
+                parameters.levels,
+                parameters.rounds,
+                parameters.timeout_s,
                 lambda what, tokens: bars.update(bar, description=what, advance=tokens),
             )
     levels = [
@@ -233,7 +242,7 @@ async def _compare(address: str, tls: Security, plan: _Plan) -> _Outcome:
 
 
 async def _model(client: aio.Client, load: Load) -> ModelInfo:
-    """The model, if it can take such a load."""
+    """The scheduler's model. Exits with an error if the load exceeds its limit of tokens per request."""
     model = await client.model_info(timeout_s=10)
     if load.prompt_tokens + load.new_tokens > model.max_request_tokens:
         fail(f"{model.name} takes {model.max_request_tokens} tokens a request, prompt and new together")
@@ -241,7 +250,7 @@ async def _model(client: aio.Client, load: Load) -> ModelInfo:
 
 
 def table(results: dict[int, Summary]) -> Table:
-    """The figures, a line per level."""
+    """A table of the figures with one line per concurrency."""
     table = Table(caption="times in ms, p50 / p99; decode: tok/s while every stream decodes")
     for column in ("streams", "TTFT", "ITL", "tok/s", "decode", "queue"):
         table.add_column(column, justify="right", no_wrap=True)

@@ -84,7 +84,7 @@ def _converse(client: Client, opening: list[Message], chosen: Options, address: 
             answer = _answer(client, asked, chosen)
         except errors.PacelineError as error:
             stderr.print(advice(error, address), style="bold red", markup=False, highlight=False)
-            continue  # the turn is not kept, so that it can be asked again
+            continue  # the failed turn is not added to the history
         history = [*asked, Message("assistant", answer)]
 
 
@@ -97,7 +97,7 @@ def _ask() -> str | None:
 
 
 def _answer(client: Client, asked: list[Message], chosen: Options) -> str:
-    """Stream one answer to the terminal; Ctrl-C stops it and keeps what has come."""
+    """Stream one answer to the terminal and return it. Ctrl-C ends it early."""
     parts: list[str] = []
     with client.generate(messages=asked, **chosen) as generation:
         try:

@@ -1,4 +1,4 @@
-"""Options of clients, before a command that serves: taken where they mean something, else refused."""
+"""Client options given before a command that starts services: refused where they would be ignored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GIVEN = "paceline.given_client_options"
 
 
 def note_command_line(context: typer.Context) -> frozenset[str]:
-    """Remember which client options were given by hand, and not by a variable, for the command behind."""
+    """The client options given on the command line, not by a variable. Stored for `refuse_client_options`."""
     sources = {option: context.get_parameter_source(option) for option in _CLIENT_OPTIONS}
     given = frozenset(option for option, source in sources.items() if source and source.name == "COMMANDLINE")
     context.meta[_GIVEN] = given
@@ -25,7 +25,7 @@ def note_command_line(context: typer.Context) -> frozenset[str]:
 
 
 def refuse_client_options(context: typer.Context) -> None:
-    """A server must not ignore what looks as if it closed a door. Ends the program."""
+    """Exit with an error if client options were given: ignoring them would leave the service unprotected."""
     given = sorted(context.meta.get(_GIVEN, ()))
     if "token" in given:
         fail(
@@ -42,11 +42,11 @@ def refuse_client_options(context: typer.Context) -> None:
 
 
 def client_token(context: typer.Context, token_file: Path | None) -> str:
-    """What clients must send; "": nothing. Ends the program if variable and file disagree."""
+    """The token that clients must send; "": none. Exits with an error if variable and file differ."""
     from_variable = security(context).token
     try:
         from_file = read_token(token_file)
-        Security(token=from_file)  # it checks itself
+        Security(token=from_file)  # raises ValueError for a token that can't be sent
     except ValueError as error:
         fail(f"--token-file: {error}", 2)
     if from_variable and from_file and from_variable != from_file:
@@ -55,7 +55,10 @@ def client_token(context: typer.Context, token_file: Path | None) -> str:
 
 
 def refuse_ignored_token(context: typer.Context, service: str) -> None:
-    """A service by itself takes no client's token: it must not look as if it did. Ends the program."""
+    """Exit with an error if PACELINE_TOKEN is set and the service has no token setting of its own.
+
+    The service does not read PACELINE_TOKEN, and would accept calls without a token.
+    """
     refuse_client_options(context)
     if not os.environ.get(TOKEN_VARIABLE) or any(argument in ("-h", "--help") for argument in context.args):
         return

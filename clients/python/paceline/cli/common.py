@@ -1,4 +1,4 @@
-"""What commands share: the terminal, the address, and errors as one line."""
+"""Shared by the commands: consoles, the address option, and errors printed as one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ stderr = Console(stderr=True)
 
 
 def check_address(address: str) -> str:
-    """host:port or unix:path, as an option's callback. Raises typer.BadParameter."""
+    """Option callback: the address, if it is host:port or unix:path. Raises typer.BadParameter."""
     if not address.startswith("unix:") and not re.fullmatch(r".+:\d{1,5}", address):
         raise typer.BadParameter(f"expected host:port or unix:/path, got {address!r}")
     return address
@@ -54,46 +54,46 @@ Addresses = Annotated[
         "--address",
         "-a",
         envvar="PACELINE_ADDRESS",
-        help="The scheduler: host:port, or unix:/path. Several, by commas or repeated: any that serves.",
+        help="The scheduler: host:port, or unix:/path. Repeatable, or comma-separated: any that serves.",
         callback=_checked_addresses,
         default_factory=lambda: [SCHEDULER_ADDRESS],
     ),
 ]
-"""For commands that generate: a stream goes on on another scheduler when its own dies."""
+"""For commands that generate: a stream is continued on another scheduler if its own dies."""
 DEFAULT_ADDRESS = SCHEDULER_ADDRESS
 
 TimeoutS = Annotated[float | None, typer.Option("--timeout-s", min=0.001, help="Deadline of each request.")]
 
 
 def security(context: typer.Context) -> Security:
-    """TLS and token, from the options before the command."""
+    """The TLS files and the token given by the options before the command."""
     found = context.find_object(Security)
     return found if found is not None else Security()
 
 
 def fail(message: str, status: int = 1) -> NoReturn:
-    """One line to stderr, and out."""
+    """Print one line to stderr and exit with `status`."""
     sys.stdout.flush()
     stderr.print(f"[bold red]paceline:[/] {escape(message)}", highlight=False, soft_wrap=True)
     raise typer.Exit(status)
 
 
 def warn(message: str) -> None:
-    """One line to stderr, and on."""
+    """Print one line to stderr."""
     stderr.print(f"[yellow]paceline:[/] {escape(message)}", highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def one_line_errors(address: str) -> Iterator[None]:
-    """Turns the SDK's errors into a line that says what to do."""
+    """A context manager: prints an expected error as one line with advice, and exits with status 1."""
     try:
         yield
-    except BrokenPipeError:  # whoever read our output has left, as `| head` does: no error of ours
+    except BrokenPipeError:  # the reader of the output has left, as `| head` does: not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
     except _EXPECTED as error:
         fail(advice(error, address))
-    except BaseExceptionGroup as group:  # of the tasks of one command
+    except BaseExceptionGroup as group:  # from a TaskGroup
         first = _first(group)
         if not isinstance(first, _EXPECTED):
             raise
@@ -101,7 +101,7 @@ def one_line_errors(address: str) -> Iterator[None]:
 
 
 def run(main: Coroutine[object, object, _T], address: str) -> _T:
-    """Run an asyncio command with its errors as one line; Ctrl-C ends it quietly."""
+    """Run an asyncio command with `one_line_errors`. Ctrl-C exits with status 130 and no message."""
     with one_line_errors(address):
         try:
             return asyncio.run(main)
@@ -110,7 +110,7 @@ def run(main: Coroutine[object, object, _T], address: str) -> _T:
 
 
 def advice(error: BaseException, address: str) -> str:
-    """The error, and what the user can do about it."""
+    """One line for the user: the error, and what to do about it."""
     match error:
         case errors.Unavailable() if _unreachable(error):
             return f"nothing answers at {address}. Start it with `paceline serve`, or name it with --address"
@@ -129,11 +129,12 @@ def advice(error: BaseException, address: str) -> str:
 
 
 def _unreachable(error: errors.Unavailable) -> bool:
-    """Whether gRPC itself gave up: a service gives its own reason."""
+    """Whether the error comes from gRPC alone: errors of a service have a reason or a retry hint."""
     return not error.reason and error.retry_after_s is None
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first exception in nested groups."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

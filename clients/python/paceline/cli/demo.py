@@ -1,4 +1,4 @@
-"""`paceline demo`: both processes, eight prompts at once, and what it took."""
+"""`paceline demo`: starts both services, answers eight prompts at once, and shows the figures."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def _answer(client: aio.Client, stream: _Stream, max_tokens: int, temperat
 
 @asynccontextmanager
 async def _screen(client: aio.Client, streams: list[_Stream]) -> AsyncIterator[None]:
-    """Shows the streams while the block runs: live on a terminal, else a line per event worth one."""
+    """A context manager: shows the streams while the block runs, live on a terminal, else as lines."""
     show = _live(client, streams) if console.is_terminal else _lines(client, streams)
     showing = asyncio.create_task(show)
     try:
@@ -150,7 +150,7 @@ def _panels(streams: Iterable[_Stream], status_line: Text) -> RenderableType:
 
 
 def _panel(stream: _Stream, width: int, lines: int) -> Panel:
-    """The last lines of an answer, so that it seems to scroll."""
+    """A panel with the last lines of an answer."""
     wrapped = Text(stream.text).wrap(console, width - 4)
     body = Text("\n").join(wrapped[-lines:]) if wrapped else Text("")
     return Panel(

@@ -1,4 +1,4 @@
-"""What is wrong with a service, from its port inwards: connection, protocol, TLS, token, state, a request."""
+"""Checks a service step by step: connection, protocol, TLS, token, state, and a request for one token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.types import ExecutorStatus, Status
 
 
 class Verdict(enum.Enum):
-    """One word for each kind of trouble."""
+    """The kinds of problems that `diagnose` finds."""
 
     OK = "ok"
     NO_SUCH_HOST = "no such host"
@@ -79,16 +79,16 @@ ADVICE = {
     Verdict.SLOW: "it computes, but not this in time: see `paceline status`, or try a longer --timeout-s",
     Verdict.FAILED: "look at its log",
 }
-"""What to do, one line for each."""
+"""What to do about each problem, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The first thing that is wrong, and what was seen of it."""
+    """The first problem found, or OK."""
 
     verdict: Verdict
-    detail: str
-    note: str = ""  # something else worth knowing
+    detail: str  # the observation behind the verdict
+    note: str = ""  # a further observation, such as different versions
 
     @property
     def advice(self) -> str:
@@ -97,9 +97,9 @@ class Diagnosis:
 
 
 def diagnose(address: str, security: Security, timeout_s: float) -> Diagnosis:
-    """Look from the port inwards until something is wrong; OK means that a request was answered.
+    """Check the service until a problem is found; OK means that a request was answered.
 
-    No step takes longer than `timeout_s`. Raises OSError for a file of `security` that can't be read.
+    Each check takes at most `timeout_s`. Raises OSError for a file of `security` that can't be read.
     """
     try:
         return _port(address, security, timeout_s) or _service(address, security, timeout_s)
@@ -114,7 +114,7 @@ def diagnose(address: str, security: Security, timeout_s: float) -> Diagnosis:
 
 
 def _port(address: str, security: Security, timeout_s: float) -> Diagnosis | None:
-    """What the port speaks. Raises OSError where nobody listens."""
+    """Problems of the connection, the protocol and TLS; None: there are none. Raises OSError."""
     tls = security.ca_file is not None
     match what_speaks(address, timeout_s):
         case Speaks.NOTHING:
@@ -146,14 +146,14 @@ def _distrust(handshake: Handshake) -> Diagnosis | None:
 
 
 def _service(address: str, security: Security, timeout_s: float) -> Diagnosis:
-    """Who is behind the port, and in which state."""
+    """Problems of the service at a port that speaks gRPC; else the result of a request."""
     with Client(address, security=security) as client:
         try:
             status = client.status(timeout_s=timeout_s)
         except errors.Unauthenticated as error:
             if error.code is grpc.StatusCode.UNAUTHENTICATED:
                 return _token(security, error)
-            return _request(client, None, timeout_s)  # known, and may not see the status
+            return _request(client, None, timeout_s)  # PERMISSION_DENIED: the caller may not read the status
         except errors.Unsupported:
             return _other_service(address, security, timeout_s)
         except errors.DeadlineExceeded:
@@ -177,7 +177,7 @@ def _token(security: Security, error: errors.PacelineError) -> Diagnosis:
 
 
 def _other_service(address: str, security: Security, timeout_s: float) -> Diagnosis:
-    """It has no scheduler's methods: an executor, or something else that speaks gRPC."""
+    """The verdict on a gRPC service that has no scheduler's methods: an executor, or not Paceline."""
     with open_channel(address, Link.PRIVATE, security) as channel:
         stub = ExecutorServiceStub(channel)
         try:
@@ -200,23 +200,23 @@ def _other_service(address: str, security: Security, timeout_s: float) -> Diagno
 
 
 def _state(client: Client, status: Status, timeout_s: float) -> Diagnosis | None:
-    """What the scheduler says about itself, if that keeps it from answering."""
+    """The problem that the scheduler's own status tells; None: it can answer requests."""
     if status.state == "draining":
         return Diagnosis(Verdict.DRAINING, "the scheduler drains")
     if status.state not in ("loading", "no_executor"):
         return None
     workers: list[ExecutorStatus] = []
-    with suppress(errors.PacelineError):  # only admins are told of them
+    with suppress(errors.PacelineError):  # only administrators may list executors
         workers = [one for one in client.executors(timeout_s=timeout_s) if not one.draft]
     details = "; ".join(f"{one.address}: {one.detail or 'ready'}" for one in workers) or "none is ready"
     if workers and all(one.draining or "drain" in one.detail for one in workers):
         return Diagnosis(Verdict.DRAINING, f"all executors drain ({details})")
-    loads = any("%)" in one.detail for one in workers)  # how far, as the executor tells it
+    loads = any("%)" in one.detail for one in workers)  # the progress of loading, as the executor reports it
     return Diagnosis(Verdict.LOADING if loads else Verdict.NO_EXECUTOR, details)
 
 
 def _request(client: Client, status: Status | None, timeout_s: float) -> Diagnosis:
-    """Ask for one token: nothing else shows that requests are answered."""
+    """The verdict on a request for one token, the only proof that requests are answered."""
     note = ""
     try:
         info = client.model_info(timeout_s=timeout_s)
@@ -244,7 +244,7 @@ def _request(client: Client, status: Status | None, timeout_s: float) -> Diagnos
 
 
 def _unanswered(client: Client, timeout_s: float) -> Verdict:
-    """Why a request got no token in time, as far as the service says."""
+    """The verdict on a request that got no token in time, from the scheduler's status."""
     try:
         status = client.status(timeout_s=timeout_s)
     except errors.PacelineError:
@@ -263,6 +263,6 @@ def _our_version() -> str:
 
 
 def _release(name: str) -> tuple[str, ...]:
-    """What may not differ: the major version, and before 1.0 the minor one too."""
+    """The part of a version that must be equal: the major number; before 1.0, major and minor."""
     parts = name.split(".")
     return tuple(parts[:2] if parts[0] == "0" else parts[:1])

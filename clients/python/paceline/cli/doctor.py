@@ -1,4 +1,4 @@
-"""`paceline doctor`: why a request would not be answered, and what to do."""
+"""`paceline doctor`: finds out why requests are not answered, and advises."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ def doctor(
             envvar="PACELINE_ADDRESS", help="The scheduler: host:port, or unix:/path.", callback=check_address
         ),
     ] = DEFAULT_ADDRESS,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", min=0.001, help="Of each look.")] = 5.0,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", min=0.001, help="Timeout of each check.")] = 5.0,
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Look at a service from its port inwards: connection, TLS, token, state; then ask it for one token.
+    """Check a service step by step: connection, TLS, token, state; then request one token.
 
-    Says the first thing that is wrong, and what to do about it. Exit status 0: a request was
-    answered; 1: none would be.
+    Prints the first problem, and what to do about it. Exit status 0: the request was answered; 1: there is
+    a problem.
     """
     with one_line_errors(address):
         found = diagnose(address, security(context), timeout_s)

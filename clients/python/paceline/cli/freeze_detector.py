@@ -1,31 +1,30 @@
-"""Whether a service process is frozen: a pure judgement of what was seen of it, and when."""
+"""Decides whether a service process is frozen, from its answers and its activity. Pure: time is passed in."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
 
-_MIN_MISSES = 3  # probes without an answer, before silence means anything
+_MIN_MISSES = 3  # unanswered probes in a row before a process can count as frozen
 
 
 class Activity(enum.Enum):
-    """What a process's threads do, as the operating system tells."""
+    """The state of a process's threads, as the operating system reports it."""
 
     STOPPED = "stopped by a signal"
     TRACED = "held by a debugger"
-    BUSY = "busy"  # one computes, or waits for a disk
-    IDLE = "idle"  # all wait
-    UNKNOWN = "unknown"  # the system does not tell
+    BUSY = "busy"  # at least one thread computes or waits for a disk
+    IDLE = "idle"  # all threads wait
+    UNKNOWN = "unknown"  # the system does not report it
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a process may give no answer before it counts as frozen, in seconds.
+class SilenceLimits:
+    """Seconds without an answer after which a process counts as frozen, by its activity.
 
-    Answers come from its event loop, which neither loading nor compiling nor a long step holds up. A
-    stopped process is certain to be one, an idle one nearly so. A busy one may have a reason: a long
-    computation that holds the interpreter, or a machine that is overloaded. One that has not answered
-    yet is still importing.
+    The process's event loop answers; loading, compiling and long steps do not block it. A stopped process is
+    certainly frozen, an idle one almost certainly. A busy one may be computing while it holds the
+    interpreter lock, or its machine may be overloaded. One that never answered may still be importing.
     """
 
     stopped_s: float = 4.0
@@ -34,32 +33,32 @@ class Patience:
     starting_s: float = 300.0
 
 
-class Pulse:
-    """One life of one process. Times are readings of a clock that stands still while its reader does."""
+class FreezeDetector:
+    """Watches one run of one process. `now` is the reading of a RunningClock, in seconds."""
 
-    def __init__(self, now: float, patience: Patience | None = None) -> None:
-        self._patience = patience or Patience()
-        self._heard = False
+    def __init__(self, now: float, limits: SilenceLimits | None = None) -> None:
+        self._limits = limits or SilenceLimits()
+        self._has_answered = False
         self._silent_since = self._running_at = now
         self._misses = self._looks = self._idle_looks = 0
 
     def answered(self, now: float) -> None:
-        """A probe was answered."""
-        self._heard = True
+        """Record that a probe was answered."""
+        self._has_answered = True
         self._restart(now)
         self._running_at = now
 
     def missed(self) -> None:
-        """A probe was not answered in time, or could not be delivered."""
+        """Record that a probe was not answered in time, or could not be delivered."""
         self._misses += 1
 
     def look(self, now: float, activity: Activity) -> str | None:
-        """Why the process counts as frozen, for people; None: it does not."""
-        if activity is Activity.TRACED:  # by somebody who wants to see it just as it is
+        """The reason why the process counts as frozen; None: it does not. Call it at regular intervals."""
+        if activity is Activity.TRACED:  # a process that a debugger holds must not be ended
             self._restart(now)
         if activity is not Activity.STOPPED:
             self._running_at = now
-        elif now - self._running_at >= self._patience.stopped_s:
+        elif now - self._running_at >= self._limits.stopped_s:
             return f"stopped by a signal for {now - self._running_at:.0f} s"
         self._looks += 1
         self._idle_looks += activity is Activity.IDLE
@@ -69,10 +68,11 @@ class Pulse:
         return f"no answer for {silent_s:.0f} s"
 
     def _limit_s(self) -> float:
-        if not self._heard:
-            return self._patience.starting_s
+        """The limit for the activity in most looks since the last answer."""
+        if not self._has_answered:
+            return self._limits.starting_s
         idle = 2 * self._idle_looks > self._looks
-        return self._patience.idle_s if idle else self._patience.busy_s
+        return self._limits.idle_s if idle else self._limits.busy_s
 
     def _restart(self, now: float) -> None:
         self._silent_since = now

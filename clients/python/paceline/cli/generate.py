@@ -27,23 +27,23 @@ Mode = Annotated[
     typer.Option(
         "--speculation",
         metavar="off|auto|N",
-        help="Guess tokens ahead: never, as it pays, or N a step. The same tokens, sooner.",
+        help="Draft tokens: never, as a controller decides, or N per step. The output is the same.",
         show_default="the server's",
     ),
 ]
 DrafterChoice = Annotated[
-    Drafter | None, typer.Option("--drafter", help="Who guesses.", show_default="all that there are")
+    Drafter | None, typer.Option("--drafter", help="The drafter to use.", show_default="all of the server")
 ]
 System = Annotated[str | None, typer.Option("--system", help="A system message.")]
 
 
 def options(**given: Any) -> Options:
-    """Only what was given: the rest is the model's default."""
+    """The options that are not None; others keep the model's defaults."""
     return cast(Options, {name: value for name, value in given.items() if value is not None})
 
 
 def speculation(mode: str | None, drafter: Drafter | None) -> Speculation | None:
-    """What --speculation and --drafter say; None if they say nothing."""
+    """The Speculation of --speculation and --drafter; None if neither is given."""
     if mode is None and drafter is None:
         return None
     if mode is None or mode in ("off", "auto"):
@@ -59,6 +59,7 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt. Default, or '-': read it from stdin.")
     ] = None,
+    *,
     chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.")
     ] = False,
@@ -114,7 +115,10 @@ def generate(
 
 
 def _show(generation: Generation, *, as_json: bool, streaming: bool) -> list[Finished]:
-    """Print a whole generation: as JSON lines, as it comes, or one completion after the other."""
+    """Print the events as JSON lines, the text as it arrives, or at the end one completion after the other.
+
+    Returns the ends of the completions, ordered by index.
+    """
     texts: dict[int, list[str]] = {}
     ends: list[Finished] = []
     for event in generation:
@@ -157,7 +161,7 @@ def _usage_line(end: Finished) -> str:
 
 
 def drafts(usage: Usage) -> str:
-    """How guessing ahead went, as the end of a sentence; empty if nothing was guessed."""
+    """Counts of drafted and accepted tokens, as the end of a sentence; empty without drafts."""
     if not usage.verifications:
         return ""
     shares = " ".join(f"{share:.0%}" for share in usage.acceptance_by_position)
@@ -168,6 +172,6 @@ def drafts(usage: Usage) -> str:
 
 
 def write(text: str) -> None:
-    """To stdout, now."""
+    """Write to stdout and flush."""
     sys.stdout.write(text)
     sys.stdout.flush()

@@ -1,4 +1,7 @@
-"""Load on a scheduler and what it measured; shared by `bench` and `demo`. Times in seconds."""
+"""Generates load on a scheduler and measures it, for `bench` and `demo`.
+
+Times are readings of time.perf_counter, in seconds.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ from paceline.types import Delta, Event, Finished, ModelInfo, Speculation
 
 @dataclass(slots=True)
 class Trace:
-    """One stream, as its client saw it. `arrivals` holds (time, tokens) of each delta that had any."""
+    """The times of one stream, as its client saw them."""
 
     started: float
     ended: float = 0.0
-    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    arrivals: list[tuple[float, int]] = field(default_factory=list)  # (time, tokens) of deltas with tokens
     finished: Finished | None = None
 
     def record(self, event: Event, now: float) -> None:
-        """Take one event that arrived at `now`."""
+        """Record one event that arrived at `now`."""
         if isinstance(event, Finished):
             self.finished, self.ended = event, now
         elif event.token_ids:
@@ -37,7 +40,7 @@ class Trace:
 
     @property
     def first_token_s(self) -> float | None:
-        """Time to first token (TTFT); None before it."""
+        """Time to first token (TTFT); None before the first token."""
         return self.arrivals[0][0] - self.started if self.arrivals else None
 
     def gaps_s(self) -> list[float]:
@@ -54,7 +57,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of a sample, in its own unit."""
+    """Percentiles of a sample, in the sample's unit."""
 
     p50: float
     p90: float
@@ -74,7 +77,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a load measured."""
+    """The figures of a load."""
 
     requests: int
     tokens: int
@@ -91,8 +94,8 @@ class Summary:
 def decode_rate(traces: Sequence[Trace]) -> float | None:
     """Tokens per second between the last stream's first token and the first stream's end.
 
-    In between every stream decodes: neither prefill nor emptying batches blur the figure. None when
-    there is no such time.
+    Between these times every stream decodes, so that neither prefill nor shrinking batches affect the
+    figure. None if there is no such interval.
     """
     if not traces or any(not trace.arrivals for trace in traces):
         return None
@@ -106,7 +109,7 @@ def decode_rate(traces: Sequence[Trace]) -> float | None:
 
 
 def summarize(rounds: Sequence[Sequence[Trace]], *, together: bool = True) -> Summary:
-    """The figures of some rounds; a decode rate only where the streams of a round started together."""
+    """The figures of all rounds. Without `together` there is no decode rate."""
     traces = [trace for one in rounds for trace in one]
     done = [trace.finished for trace in traces if trace.finished]
     duration_s = max(t.ended for t in traces) - min(t.started for t in traces) if traces else 0.0
@@ -128,9 +131,9 @@ def summarize(rounds: Sequence[Sequence[Trace]], *, together: bool = True) -> Su
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What each stream asks for. Prompts are random token ids, so nothing is shared or cached.
+    """The requests of each stream. Prompts are random token ids, so that no prefix is shared or cached.
 
-    With `repeats` a prompt is one passage so many times over, which most models then go on with.
+    With `repeats` above 1, a prompt repeats one passage that often; most models then continue it.
     """
 
     prompt_tokens: int
@@ -138,11 +141,11 @@ class Load:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
-    salt: str = ""  # of the prefix cache: a new one each run, so that no earlier run warmed it
+    salt: str = ""  # cache_salt: a new one for each run excludes prefix hits from earlier runs
     repeats: int = 1
 
     def prompt(self, model: ModelInfo, number: int) -> list[int]:
-        """The prompt of request `number`: the same for the same seed and vocabulary."""
+        """Token ids of the prompt of request `number`; a function of seed, number and vocabulary."""
         source, ends = random.Random(f"{self.seed}/{number}"), frozenset(model.eos_token_ids)
         ids: list[int] = []
         passage = -(-self.prompt_tokens // self.repeats)
@@ -160,7 +163,7 @@ async def stream(
     on_tokens: Callable[[int], None] = lambda _: None,
     speculation: Speculation | None = None,
 ) -> Trace:
-    """Run one stream to its end. Raises paceline.errors."""
+    """Run one stream to its end. `on_tokens` gets each delta's number of tokens. Raises paceline.errors."""
     trace = Trace(started=time.perf_counter())
     options: Options = {
         "max_tokens": load.new_tokens,
@@ -195,8 +198,9 @@ async def run_rounds(
 ) -> list[list[Trace]]:
     """A closed loop: `concurrency` clients, each sending `rounds` requests one after another.
 
-    `together`: a round starts when the last stream of the one before has ended, which is what makes
-    a decode rate of each round; otherwise the clients run freely.
+    With `together`, a round starts when all streams of the round before have ended, so that each round has
+    a decode rate; otherwise the clients do not wait for each other. Returns the traces of each round; without
+    `together` all traces as one.
     """
 
     async def one(worker: int, turn: int) -> Trace:

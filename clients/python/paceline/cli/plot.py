@@ -14,15 +14,15 @@ FORMATS = ("png", "svg")
 
 
 def require() -> None:
-    """Ends the program with advice if nothing can be plotted."""
+    """Exit with advice if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         fail('--plot needs matplotlib. Run: pip install "paceline[bench]"', 2)
 
 
 def write(results: Results, title: str, path: Path) -> list[Path]:
-    """Tokens per second against concurrency, a line per mode; returns the files, named after `path`.
+    """Plot tokens per second over concurrency, one line per mode; returns the files, named after `path`.
 
-    Points are medians of the rounds, bars their least and most.
+    Points are medians over the rounds, bars their minimum and maximum.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""`paceline serve`: an executor, maybe one that drafts, and a scheduler, kept running until Ctrl-C."""
+"""`paceline serve`: runs an executor, optionally a draft executor, and a scheduler, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    *,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow plaintext beyond loopback.")] = False,
     log_level: Annotated[
         str, typer.Option(help="Of both services: debug, info, warning, error.")
@@ -95,17 +96,16 @@ def serve(
 ) -> None:
     """Serve a model: start an executor and a scheduler, and keep them running.
 
-    With --draft-model a second executor guesses tokens ahead, which the first verifies several at a
-    time: faster where the guesses are good, and never other tokens.
+    With --draft-model, a second executor drafts tokens, which the first verifies several at a time. This is
+    faster if many drafts are accepted, and never changes the tokens.
 
-    The first start downloads the default model (98 MB). A process that dies, or freezes, is started
-    again on its port, and streams go on. One that dies again and again is said to, and started after
-    growing waits of up to 10 s; after ten starts in a row that never served, or one whose exit status
-    says that its settings are wrong, all ends with its last words and exit status 1. Ctrl-C (and
-    SIGTERM, SIGHUP) lets running requests end; a second one stops at once.
+    The first start downloads the default model (98 MB). A process that dies or freezes is restarted on its
+    port, and streams continue. Restarts are delayed by up to 10 s. After ten starts in a row that never
+    served, or an exit status that tells wrong settings, the command prints the process's last line and exits
+    with status 1. Ctrl-C (and SIGTERM, SIGHUP) lets running requests end; a second one stops at once.
 
-    Executors are open to nobody but the scheduler, unless --executor-token-file is given; clients need
-    no token, unless there is --token-file, PACELINE_TOKEN or `-S tokens-file=FILE`.
+    Only the scheduler may call the executors, unless --executor-token-file is given. Clients need no token,
+    unless --token-file, PACELINE_TOKEN or `-S tokens-file=FILE` is given.
 
         paceline serve
         paceline serve --model ~/models/Qwen3-0.6B -S max-running=64 -E kv-memory=2GiB
@@ -114,7 +114,7 @@ def serve(
     refuse_client_options(context)
     logs = ("--log-level", log_level, "--log-format", "console")
     plain = ("--insecure",) if insecure else ()
-    doors = ("--auth-token-file", str(executor_token_file)) if executor_token_file else ()
+    executor_token = ("--auth-token-file", str(executor_token_file)) if executor_token_file else ()
     config = StackConfig(
         backend=backend,
         model=(model or fetch_default()) if backend == "torch" else model,
@@ -122,7 +122,7 @@ def serve(
         host=host,
         port=port,
         executor_port=executor_port,
-        executor_options=(*logs, *doors, *flags(executor_option)),
+        executor_options=(*logs, *executor_token, *flags(executor_option)),
         scheduler_options=(*logs, *plain, *flags(scheduler_option)),
         client_token=client_token(context, token_file),
     )
@@ -138,7 +138,7 @@ def serve(
 def draft_config(
     backend: str | None, model: Path | None, options: list[str] | None, logs: Sequence[str]
 ) -> ExecutorLaunch | None:
-    """The executor that drafts, if one was asked for."""
+    """The draft executor to start, if one is requested. Exits with an error for options that conflict."""
     if backend is None and model is None:
         if options:
             fail("--draft-option needs --draft-model or --draft-backend", 2)
@@ -158,7 +158,7 @@ def stack_config(
     executor_options: Sequence[str] = (),
     draft: ExecutorLaunch | None = None,
 ) -> StackConfig:
-    """A stack on free ports for one command's own use, closed to others. The model: the default one."""
+    """A stack on free ports for one command alone, with a token of its own; by default the default model."""
     return StackConfig(
         backend=backend,
         model=(model or fetch_default()) if backend == "torch" else model,
@@ -170,7 +170,7 @@ def stack_config(
 
 
 def flags(given: list[str] | None) -> list[str]:
-    """NAME=VALUE pairs as a service's command line."""
+    """NAME=VALUE pairs as flags of a service. Exits with an error for a malformed pair."""
     pairs = given or []
     for pair in pairs:
         if pair.find("=") < 1:
@@ -182,7 +182,7 @@ def flags(given: list[str] | None) -> list[str]:
 
 
 def say(name: str, line: str) -> None:
-    """A child's line, under its name."""
+    """Print a line of a child process, with the child's name."""
     stderr.print(
         f"[{_COLORS.get(name, 'white')}]{name:>9}[/] {escape(line)}", highlight=False, soft_wrap=True
     )
@@ -192,7 +192,7 @@ def say(name: str, line: str) -> None:
 def loading_bar() -> Iterator[Loading]:
     """A progress bar for the executor's loading, if stderr is a terminal."""
     if not stderr.is_terminal:
-        yield lambda what, fraction: None
+        yield lambda _what, _fraction: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr, transient=True) as bars:
@@ -207,9 +207,9 @@ async def _serve(config: StackConfig, port_file: Path | None) -> None:
 
     def on_signal(number: signal.Signals) -> None:
         if stack is None:
-            starter.cancel()  # nothing serves yet, so nothing has to end first
+            starter.cancel()  # not serving yet: no requests to wait for
         elif stop.is_set():
-            if number is not signal.SIGHUP:  # which shell and kernel may both send
+            if number is not signal.SIGHUP:  # shell and kernel may both send it for one hang-up
                 stack.kill()
         else:
             stderr.print("[dim]letting running requests end; once more to stop at once[/]")

@@ -1,7 +1,7 @@
 """`paceline executor` and `paceline scheduler`: one service, in this process.
 
-Also how a service is started at all. The command line never imports a service: torch stays out
-of the clients, and a crash of one process stays its own.
+Also the command lines of services. The command line never imports a service, so that clients do not load
+torch, and a crash of a service does not affect them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EXTRAS = {"executor_service": "executor", "scheduler_service": "scheduler"}
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The command line of a service. Ends the program with advice when it is not installed."""
+    """The command line of a service. Exits with advice if it is not installed."""
     if find_spec(module) is None:
         fail(f'{module} is not installed. Run: pip install "paceline[{_EXTRAS[module]}]"')
     return [sys.executable, "-m", module, *arguments]

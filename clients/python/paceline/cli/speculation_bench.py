@@ -1,8 +1,8 @@
-"""`paceline bench --speculation`: plain decoding beside each way of guessing ahead.
+"""`paceline bench --speculation`: compares plain decoding with each drafter.
 
-All modes answer the same prompts, in turn within each round, so that a machine that slows down slows
-all of them: ratios are of one round's figures. A mode's first round is not measured, for the
-scheduler's controller learns from it what steps cost and how many guesses are right.
+All modes run on the same prompts, one after the other within each round, so that a change of the machine's
+speed affects all of them; ratios are of figures of one round. Each mode's first round is not measured: in it
+the scheduler's controller learns step times and acceptance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLAIN = "plain"
 
 
 def modes(model: ModelInfo) -> dict[str, Speculation]:
-    """What is compared: plain, each drafter that the server has, and all of them together."""
+    """The compared modes by name: plain, each drafter of the server, and all drafters together."""
     names = {Drafter.NGRAM: "n-gram", Drafter.DRAFT_EXECUTOR: "draft"}
     single = {names[drafter]: Speculation("auto", drafter) for drafter in model.drafters}
     return {PLAIN: Speculation("off"), **single, "automatic": Speculation("auto")}
@@ -31,33 +31,33 @@ def modes(model: ModelInfo) -> dict[str, Speculation]:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of some rounds, and their least and most."""
+    """The median, minimum and maximum over rounds."""
 
     median: float
-    least: float
-    most: float
+    least: float  # minimum
+    most: float  # maximum
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """The spread of `values`, at least one."""
         return cls(statistics.median(values), min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)
 class ModeResult:
-    """One mode at one concurrency."""
+    """The figures of one mode at one concurrency."""
 
     tokens_per_s: Spread  # while every stream decodes; see `load.decode_rate`
-    to_plain: Spread  # the same, divided by plain decoding's of the same round
+    to_plain: Spread  # ratio to plain decoding's rate in the same round
     drafted_tokens: int
     accepted_tokens: int
     verifications: int
-    tokens_per_verification: float | None  # None: there was none
+    tokens_per_verification: float | None  # None: no verifications
     summary: Summary
 
 
 Results = dict[int, dict[str, ModeResult]]
-"""By concurrency, then by mode."""
+"""Results by concurrency, then by mode."""
 
 
 async def compare(
@@ -69,7 +69,7 @@ async def compare(
     timeout_s: float | None,
     progress: Callable[[str, int], None],
 ) -> Results:
-    """Measure all modes at all levels; `progress` hears of each mode's turn and of its tokens."""
+    """Measure all modes at all concurrencies. `progress` is called with (level and mode, new tokens)."""
     results: Results = {}
     chosen = modes(model)
     number = 0
@@ -82,7 +82,7 @@ async def compare(
                 traces = await run_rounds(
                     client,
                     model,
-                    # Every mode meets the prompts anew: the prefix cache must not tell who came first.
+                    # A salt for each mode: no mode finds the prompts in the prefix cache.
                     dataclasses.replace(load, salt=f"{load.salt}/{name}"),
                     concurrency=level,
                     rounds=1,
@@ -100,7 +100,7 @@ async def compare(
 
 
 def result_of(rounds: list[list[Trace]], plain: list[list[Trace]]) -> ModeResult:
-    """The figures of one mode, beside plain decoding's of the same rounds."""
+    """The figures of one mode's rounds, with ratios to plain decoding in the same rounds."""
     rates = [_rate(traces) for traces in rounds]
     ends = [trace.finished.usage for traces in rounds for trace in traces if trace.finished]
     accepted = sum(usage.accepted_tokens for usage in ends)
@@ -117,12 +117,12 @@ def result_of(rounds: list[list[Trace]], plain: list[list[Trace]]) -> ModeResult
 
 
 def _rate(traces: list[Trace]) -> float:
-    """Tokens per second of one round: its decode rate, or if it was too short for one its whole rate."""
+    """Tokens per second of one round: its decode rate, or its overall rate if it was too short for one."""
     return decode_rate(traces) or summarize([traces]).tokens_per_s
 
 
 def table(results: Results) -> Table:
-    """The figures, a line per level and mode."""
+    """A table of the figures with one line per concurrency and mode."""
     table = Table(
         caption="tok/s while every stream decodes, median of the rounds; to plain: ratio and its spread;"
         " per check: tokens that a verification gave"

@@ -1,4 +1,4 @@
-"""Executors and scheduler as supervised processes: what `serve`, `demo` and `bench` run on."""
+"""Executors and a scheduler as supervised processes, for `serve`, `demo` and `bench`."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from paceline.executor.v1 import executor_pb2
 from paceline.service.clock import RunningClock
 
 _LOOPBACK = "127.0.0.1"
-_BOUND = "--secrets-stdin"  # its end is the parent's end: a stack does not outlive it
+_SECRETS_FLAG = "--secrets-stdin"  # the service also ends when standard input, and so the parent, ends
 _POLL_S = 0.1
 _CALL_TIMEOUT_S = 5.0
-_PATIENCE_S = 60.0
-_SOCKET_BYTES = 80  # what a socket's path may take, below the system's 108
+_SERVING_TIMEOUT_S = 60.0
+_MAX_TEMPDIR_BYTES = 80  # longer paths leave no room for a socket's name; the system's limit is 108
 
 Loading = Callable[[str, float], None]
-"""Called with (what is being loaded, fraction done in 0..1)."""
+"""Called with (description of what is being loaded, fraction done in 0..1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildFiles:
-    """Where one service says its port, and where it answers its parent."""
+    """The files of one service: its port file, and the Unix socket on which it answers its parent."""
 
     port: Path
     socket: Path
 
     @classmethod
     def of(cls, name: str, directory: Path) -> ChildFiles:
-        """In a directory that nobody else can open."""
+        """The files of service `name` in `directory`, which must be private to this user."""
         return cls(directory / name, directory / f"{name}.socket")
 
     @property
     def flags(self) -> list[str]:
-        """For the service."""
+        """The service's flags that name the files."""
         return ["--port-file", str(self.port), "--local-socket", str(self.socket)]
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLaunch:
-    """One executor to start; `options` go to it as they are."""
+    """How to start one executor; `options` are further flags of its command line."""
 
     backend: str
     model: Path | None = None
@@ -59,47 +59,47 @@ class ExecutorLaunch:
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """The name to show: the model's, else the backend's."""
         return self.model.stem if self.model else self.backend
 
     def command(self, port: int, files: ChildFiles) -> list[str]:
-        """Its command line."""
+        """The executor's command line."""
         model = ["--model", str(self.model)] if self.model else []
-        where = ["--host", _LOOPBACK, "--port", str(port), *files.flags, _BOUND]
+        where = ["--host", _LOOPBACK, "--port", str(port), *files.flags, _SECRETS_FLAG]
         return command("executor_service", "--backend", self.backend, *model, *where, *self.options)
 
 
 @dataclass(frozen=True, slots=True)
 class StackConfig:
-    """What to start. `executor_options` and `scheduler_options` go to the services as they are."""
+    """The services to start. `executor_options` and `scheduler_options` are further flags of theirs."""
 
     backend: str
     model: Path | None = None
-    draft: ExecutorLaunch | None = None  # its model drafts for the other's
-    host: str = _LOOPBACK
+    draft: ExecutorLaunch | None = None  # the draft executor, if there is to be one
+    host: str = _LOOPBACK  # of the scheduler; executors listen on loopback
     port: int = 0  # of the scheduler; 0: any free one
     executor_port: int = 0
     executor_options: tuple[str, ...] = ()
     scheduler_options: tuple[str, ...] = ()
-    client_token: str = field(default="", repr=False)  # that clients must send; empty: they need none
+    client_token: str = field(default="", repr=False)  # clients must send it; empty: they need no token
 
     @property
     def executor(self) -> ExecutorLaunch:
-        """The executor that serves."""
+        """The executor of the served model."""
         return ExecutorLaunch(self.backend, self.model, self.executor_options)
 
     def scheduler_command(self, port: int, files: ChildFiles, executor: str, draft: str) -> list[str]:
         """The scheduler's command line; `draft` is empty, or the draft executor's address."""
         executors = ["--executor", executor, *(["--draft-executor", draft] if draft else [])]
-        where = ["--host", self.host, "--port", str(port), *files.flags, _BOUND]
+        where = ["--host", self.host, "--port", str(port), *files.flags, _SECRETS_FLAG]
         return command("scheduler_service", *executors, *where, *self.scheduler_options)
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Two running services, and the draft executor if there is to be one.
+    """A running executor and scheduler, and a draft executor if one is configured.
 
-    The scheduler answers us on `socket`, whatever its port asks of clients.
+    `socket` is the scheduler's address for calls of this process, which work whatever TLS its port has.
     """
 
     config: StackConfig
@@ -111,38 +111,38 @@ class Stack:
 
     @property
     def children(self) -> list[Child]:
-        """All of them, in the order in which they stop: the scheduler needs the others until then."""
+        """All processes, in the order in which they stop: the scheduler first, since it uses the others."""
         return [self.scheduler, *([self.draft] if self.draft else []), self.executor]
 
     @property
     def address(self) -> str:
-        """Where clients on this machine reach the scheduler."""
+        """The scheduler's address for clients on this machine."""
         host = self.config.host.strip("[]")
         host = _LOOPBACK if host in ("0.0.0.0", "::", "") else host
         return f"[{host}]:{self.scheduler.port}" if ":" in host else f"{host}:{self.scheduler.port}"
 
     @property
     def executor_address(self) -> str:
-        """Where others on this machine reach the executor, with its token."""
+        """The executor's address for clients on this machine that have its token."""
         return f"{_LOOPBACK}:{self.executor.port}"
 
     @property
     def client_security(self) -> Security:
-        """What a client needs, of a scheduler whose options ask for no more."""
+        """A client's token for the scheduler; TLS set up in `scheduler_options` is not included."""
         return Security(token=self.secrets.client)
 
     @property
     def admin_security(self) -> Security:
-        """For our own calls to `socket`."""
+        """The token for this process's calls to the scheduler, on `socket`."""
         return Security(token=self.secrets.admin)
 
     @property
     def executor_security(self) -> Security:
-        """For our own calls to the executors."""
+        """The token for this process's calls to the executors."""
         return Security(token=self.secrets.executor)
 
     async def supervise(self) -> None:
-        """Start a process again whenever it dies or freezes; returns after `stop`.
+        """Restart each process whenever it ends or freezes; returns after `stop`.
 
         Raises ChildFailed when one can't be kept running.
         """
@@ -157,19 +157,22 @@ class Stack:
             raise failed.exceptions[0] from None
 
     async def stop(self) -> None:
-        """Let streams end, then stop all."""
+        """Stop the processes one after another. The scheduler lets running streams end first."""
         for child in self.children:
             await child.stop()
 
     def kill(self) -> None:
-        """End all at once."""
+        """Kill all processes at once."""
         for child in self.children:
             child.kill()
 
 
 @asynccontextmanager
 async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIterator[Stack]:
-    """A stack that serves; its processes are gone at the end of the block. Raises ChildFailed."""
+    """A context manager: start a stack, yield it when it serves, stop it at the end of the block.
+
+    Raises ChildFailed if a process ends before the stack serves.
+    """
     async with AsyncExitStack() as cleanup:
         scratch = Path(cleanup.enter_context(_directory()))
         secrets = StackSecrets(config.client_token)
@@ -197,8 +200,8 @@ async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIter
             await scheduler.start(config.port)
             for name in ("executor", *(["draft"] if draft else [])):
                 loaded = _loaded(_socket(name, scratch), stack.executor_security, loading)
-                await _or_death(loaded, *stack.children)
-            await _or_death(_serving(stack), *stack.children)
+                await _while_running(loaded, *stack.children)
+            await _while_running(_serving(stack), *stack.children)
             yield stack
         except BaseException:
             stack.kill()
@@ -206,22 +209,22 @@ async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIter
 
 
 def _socket(name: str, directory: Path) -> str:
-    """Where a service is reached by its parent and its siblings.
+    """The address at which this process and the stack's other services reach a service.
 
-    Not by its port: while a service is started again anybody on this machine could take that, and would be
-    sent the token.
+    They do not use its port: while the service restarts, another process on this machine could bind the port
+    and would be sent the token.
     """
     return f"unix:{ChildFiles.of(name, directory).socket}"
 
 
 def _directory() -> tempfile.TemporaryDirectory[str]:
-    """A new directory that only we can open, with a name short enough for sockets in it."""
-    roomy = len(os.fsencode(tempfile.gettempdir())) < _SOCKET_BYTES
-    return tempfile.TemporaryDirectory(prefix="paceline-", dir=None if roomy else "/tmp")
+    """A new directory, private to this user, whose path is short enough for Unix sockets in it."""
+    short = len(os.fsencode(tempfile.gettempdir())) < _MAX_TEMPDIR_BYTES
+    return tempfile.TemporaryDirectory(prefix="paceline-", dir=None if short else "/tmp")
 
 
 async def _loaded(socket: str, security: Security, loading: Loading) -> None:
-    """Wait until the executor has its model."""
+    """Wait until the executor has loaded its model; passes its progress to `loading`."""
     async with aio.ExecutorClient(socket, security=security) as client:
         while True:
             with suppress(errors.RetryLater, errors.DeadlineExceeded):
@@ -233,11 +236,14 @@ async def _loaded(socket: str, security: Security, loading: Loading) -> None:
 
 
 async def _serving(stack: Stack) -> None:
-    """Wait until the scheduler takes requests, and has its draft executor if there is one."""
+    """Wait until the scheduler serves and is connected to all executors.
+
+    Raises ChildFailed after _SERVING_TIMEOUT_S.
+    """
     clock = RunningClock(time.monotonic)
     reason = "it does not answer"
     async with aio.Client(stack.socket, security=stack.admin_security) as client:
-        while clock() < _PATIENCE_S:
+        while clock() < _SERVING_TIMEOUT_S:
             try:
                 status = await client.status(timeout_s=_CALL_TIMEOUT_S)
                 executors = await client.executors(timeout_s=_CALL_TIMEOUT_S)
@@ -250,19 +256,19 @@ async def _serving(stack: Stack) -> None:
             except (errors.RetryLater, errors.DeadlineExceeded) as error:
                 reason = str(error)
             await asyncio.sleep(_POLL_S)
-    raise ChildFailed(f"the scheduler does not serve after {_PATIENCE_S:g} s: {reason}")
+    raise ChildFailed(f"the scheduler does not serve after {_SERVING_TIMEOUT_S:g} s: {reason}")
 
 
-async def _or_death(wait: Coroutine[object, object, None], *children: Child) -> None:
-    """Wait for something, unless a child dies first: that is raised as ChildFailed."""
+async def _while_running(wait: Coroutine[object, object, None], *children: Child) -> None:
+    """Await `wait`. Raises ChildFailed if a child ends first."""
     waiting = asyncio.ensure_future(wait)
-    deaths = [asyncio.ensure_future(child.until_exit()) for child in children]
+    exits = [asyncio.ensure_future(child.until_exit()) for child in children]
     try:
-        await asyncio.wait([waiting, *deaths], return_when=asyncio.FIRST_COMPLETED)
-        for task in (*deaths, waiting):
+        await asyncio.wait([waiting, *exits], return_when=asyncio.FIRST_COMPLETED)
+        for task in (*exits, waiting):
             if task.done():
                 await task
     finally:
-        for task in (waiting, *deaths):
+        for task in (waiting, *exits):
             task.cancel()
-        await asyncio.gather(waiting, *deaths, return_exceptions=True)
+        await asyncio.gather(waiting, *exits, return_exceptions=True)

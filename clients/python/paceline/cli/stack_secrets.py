@@ -1,4 +1,4 @@
-"""The tokens that the processes of a stack know each other by: drawn once, handed over through pipes."""
+"""The tokens with which the processes of a stack authenticate to each other, passed on through pipes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 
 
 def draw_token() -> str:
-    """256 random bits as text that can travel as metadata."""
+    """A new random token of 256 bits, in characters that gRPC metadata can carry."""
     return secrets.token_urlsafe(32)
 
 
 @dataclass(frozen=True, slots=True)
 class StackSecrets:
-    """The tokens of one stack. `client` is the clients' own, "": they need none; it opens no executor."""
+    """The tokens of one stack."""
 
-    client: str = field(default="", repr=False)
-    executor: str = field(default_factory=draw_token, repr=False)  # what its executors ask for
-    admin: str = field(default_factory=draw_token, repr=False)  # for our own calls to its scheduler
+    client: str = field(default="", repr=False)  # clients' token for the scheduler; "": they need none
+    executor: str = field(default_factory=draw_token, repr=False)  # the executors' token
+    admin: str = field(default_factory=draw_token, repr=False)  # for this process's calls to the scheduler
 
     def executor_line(self) -> bytes:
-        """What an executor reads from its standard input first."""
+        """The line of secrets for an executor's standard input."""
         return _line(auth_token=self.executor)
 
     def scheduler_line(self) -> bytes:
-        """What the scheduler reads."""
+        """The line of secrets for the scheduler's standard input."""
         client = {"client_token": self.client} if self.client else {}
         return _line(executor_token=self.executor, admin_token=self.admin, **client)
 

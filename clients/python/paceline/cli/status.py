@@ -23,6 +23,7 @@ _TIMEOUT_S = 10.0
 
 def status(
     context: typer.Context,
+    *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     interval_s: Annotated[float, typer.Option(min=0.05, help="Between refreshes of --watch.")] = 1.0,
     as_json: Annotated[
@@ -56,7 +57,7 @@ def status(
 
 
 def executors(client: Client) -> tuple[ExecutorStatus, ...]:
-    """The executors; none for callers that have no admin rights."""
+    """The executors; empty for callers without admin rights."""
     try:
         return client.executors(timeout_s=_TIMEOUT_S)
     except errors.Unauthenticated:

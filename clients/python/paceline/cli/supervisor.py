@@ -1,4 +1,4 @@
-"""A service as a child process: its secrets, its output, its port, its restarts, its end."""
+"""Runs a service as a child process: hands over secrets, relays output, restarts and stops it."""
 
 from __future__ import annotations
 
@@ -11,41 +11,44 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from paceline.cli.restarts import Life, Restarts
+from paceline.cli.restarts import ProcessRun, Restarts
 from paceline.cli.watch import Watch
 
 _POLL_S = 0.02
-_LAST_LINES_S = 1.0  # a process may leave its output open to others, which live on
-_PRIVATE_VARIABLES = ("PACELINE_TOKEN",)  # a client's; services get theirs through a pipe
+_LAST_LINES_S = 1.0  # wait for the rest of the output, which the child's own children may keep open
+_PRIVATE_VARIABLES = ("PACELINE_TOKEN",)  # for clients alone; services get their tokens through a pipe
 
 Say = Callable[[str, str], None]
-"""Called with (name of the child, one line)."""
+"""Called with (name of the child, one line of its output or about it)."""
 
 
 class ChildFailed(Exception):
-    """A child does not get to serve, or does not stay; the message ends with its last line."""
+    """A child process did not serve, or ended; the message has the last line of its output."""
 
 
 class _Exit(asyncio.subprocess.SubprocessStreamProtocol):
-    """Tells of the process's end. `Process.wait` waits for its output's too, which others may hold open."""
+    """Sets `happened` when the process ends.
+
+    `Process.wait` waits for the end of the output too, which the child's own children may keep open.
+    """
 
     def __init__(self) -> None:
         super().__init__(limit=1 << 16, loop=asyncio.get_running_loop())
         self.happened = asyncio.Event()
 
     def process_exited(self) -> None:
-        """Called once."""
+        """Called by asyncio once."""
         super().process_exited()
         self.happened.set()
 
 
 class Child:
-    """One service process, started again when it dies or freezes, on the port that it had first.
+    """One service process, restarted on the same port when it ends or freezes.
 
-    `command(port)` makes its command line; it must write `port_file` once it listens, and end when
-    its standard input does, lest it outlive a parent that was killed. `secrets` is written to its
-    standard input at each start. `watch` tells when it is frozen. It lives in a session of its own, so
-    that a Ctrl-C of the terminal reaches the parent alone, and what it leaves behind ends with it.
+    `command(port)` returns its command line. The process must write `port_file` once it listens, and end
+    when its standard input ends, so that it does not outlive its parent. `secrets` is written to its standard
+    input at each start. `watch` detects that it is frozen. It has a session of its own: Ctrl-C reaches the
+    parent alone, and processes that the child leaves behind are killed with its process group.
     """
 
     def __init__(
@@ -69,20 +72,20 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._exit: _Exit | None = None
         self._relay: asyncio.Task[None] | None = None
-        self._group = 0  # the process's id and its group's; 0: none to end
-        self._said = ""  # the last line
-        self._started = 0.0
-        self._served = False  # in this life
-        self._frozen = ""  # why it was ended, if it had to be
+        self._group = 0  # id of the process and of its group; 0: nothing to kill
+        self._last_line = ""  # of the output
+        self._started = 0.0  # time.monotonic()
+        self._served = False  # whether the present run was ever SERVING
+        self._frozen = ""  # the reason, if the present run was killed because it was frozen
         self._stopping = False
 
     @property
     def pid(self) -> int | None:
-        """Of the running process."""
+        """The id of the running process; None if none is running."""
         return self._process.pid if self._process and self._process.returncode is None else None
 
     async def start(self, port: int) -> None:
-        """Start it and wait until it listens. Raises ChildFailed."""
+        """Start the process and wait until it listens. Raises ChildFailed if it ends before."""
         self._port_file.unlink(missing_ok=True)
         await self._spawn(port)
         assert self._process is not None
@@ -90,24 +93,24 @@ class Child:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
                     await self._exited()
-                raise ChildFailed(await self.last_words())
+                raise ChildFailed(await self.exit_message())
         self.port = int(self._port_file.read_text())
 
     async def keep_running(self) -> None:
-        """Start it again whenever it dies or freezes, until `stop`. Raises ChildFailed if that is in vain."""
+        """Restart the process whenever it ends or freezes, until `stop`. Raises ChildFailed to give up."""
         while True:
             cause, status = await self._end()
             if self._stopping:
                 return
-            served = self._served or self._watch is None  # who never asks can't know
-            life = Life(time.monotonic() - self._started, served, status)
-            restart = self._restarts.after(life)
+            served = self._served or self._watch is None  # without health checks, assume that it served
+            run = ProcessRun(time.monotonic() - self._started, served, status)
+            restart = self._restarts.after(run)
             if restart.hopeless:
-                raise ChildFailed(f"gave up: {restart.hopeless}; {await self.last_words()}")
+                raise ChildFailed(f"gave up: {restart.hopeless}; {await self.exit_message()}")
             again = f"starting it again in {restart.wait_s:g} s"
             if restart.loop:
                 often = f"died {restart.deaths} times in {restart.within_s:.0f} s and is not serving"
-                again = f"{often}; {again}; {await self.last_words()}"
+                again = f"{often}; {again}; {await self.exit_message()}"
             self._say(self.name, f"{cause}; {again}")
             await asyncio.sleep(restart.wait_s)
             if self._stopping:
@@ -115,13 +118,13 @@ class Child:
             await self._spawn(self.port)
 
     async def until_exit(self) -> None:
-        """Wait for the process that runs now. Raises ChildFailed unless it was stopped."""
+        """Wait until the present run ends. Raises ChildFailed unless `stop` or `kill` ended it."""
         await self._end()
         if not self._stopping:
-            raise ChildFailed(await self.last_words())
+            raise ChildFailed(await self.exit_message())
 
     async def stop(self) -> None:
-        """Ask it to end (SIGTERM: it drains), and wait until it has."""
+        """Send SIGTERM, on which the service drains, and wait until the process has ended."""
         self._stopping = True
         self._signal(signal.SIGTERM)
         if self._process is not None:
@@ -129,25 +132,26 @@ class Child:
         await self._last_lines()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process and its process group at once."""
         self._stopping = True
         self._kill_group()
 
-    async def last_words(self) -> str:
-        """Why it ended, for people."""
+    async def exit_message(self) -> str:
+        """Wait for the process's end; a message with its cause and the last line of output."""
         status = await self._exited()
         await self._last_lines()
-        return f"the {self.name} ended ({self._frozen}{_cause(status)}): {self._said or 'it said nothing'}"
+        last_line = self._last_line or "it said nothing"
+        return f"the {self.name} ended ({self._frozen}{_cause(status)}): {last_line}"
 
     async def _spawn(self, port: int) -> None:
-        self._said = ""
+        self._last_line = ""
         self._served, self._frozen = False, ""
         inherited = {name: value for name, value in os.environ.items() if name not in _PRIVATE_VARIABLES}
         loop = asyncio.get_running_loop()
         transport, self._exit = await loop.subprocess_exec(
             _Exit,
             *self._command(port),
-            stdin=asyncio.subprocess.PIPE,  # behind the secrets nothing is ever written: its end is our end
+            stdin=asyncio.subprocess.PIPE,  # stays open after the secrets, and ends when this process does
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
@@ -163,7 +167,7 @@ class Child:
         self._relay = asyncio.create_task(self._pass_on(self._process.stdout))
 
     async def _exited(self) -> int:
-        """Wait for the end of the process that runs now; its exit status."""
+        """Wait for the end of the present run; its exit status."""
         assert self._process is not None
         assert self._exit is not None
         await self._exit.happened.wait()
@@ -171,11 +175,11 @@ class Child:
         return self._process.returncode
 
     async def _end(self) -> tuple[str, int]:
-        """Wait until the process has died, or end it when it is frozen; the cause, and the exit status."""
+        """Wait until the process has ended, or kill it when it is frozen; the cause, and the exit status."""
         process = self._process
         assert process is not None
         ending = asyncio.ensure_future(self._exited())
-        watching = asyncio.ensure_future(self._watch(process.pid, self._heard)) if self._watch else None
+        watching = asyncio.ensure_future(self._watch(process.pid, self._on_serving)) if self._watch else None
         try:
             await asyncio.wait(
                 {ending, *([watching] if watching else [])}, return_when=asyncio.FIRST_COMPLETED
@@ -192,30 +196,30 @@ class Child:
         self._kill_group()
         return f"{self._frozen}died ({_cause(status)})", status
 
-    def _heard(self, serving: bool) -> None:
-        """An answer of the process that runs now."""
-        if serving and not self._served:
+    def _on_serving(self) -> None:
+        """Record that the present run answered a health check with SERVING."""
+        if not self._served:
             self._served = True
             if self.starts > 1:
                 self._say(self.name, "serves again")
 
     def _kill_group(self) -> None:
-        """End the process, and whatever it has started and left behind, at once."""
+        """Kill the process and all processes of its group."""
         if self._group:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._group, signal.SIGKILL)
         if self.pid is None:
-            self._group = 0  # from here on the number may be somebody else's
+            self._group = 0  # the system may give the id to another process from now on
 
     async def _last_lines(self) -> None:
         if self._relay is not None:
             await asyncio.wait({self._relay}, timeout=_LAST_LINES_S)
 
     async def _pass_on(self, output: asyncio.StreamReader) -> None:
-        """Say every line; a line longer than the reader's limit comes in pieces."""
+        """Relay every line of output; a line longer than the reader's limit is relayed in pieces."""
         while chunk := await _line(output):
             line = chunk.decode(errors="replace").rstrip()
-            self._said = line or self._said
+            self._last_line = line or self._last_line
             self._say(self.name, line)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""`paceline token`: a new token, and the line that lets it in."""
+"""`paceline token`: draws a token, and prints its entry for a tokens file."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 
 
 def token(
-    name: Annotated[str, typer.Argument(help="Whose it is: letters, digits and . _ @ -")],
+    name: Annotated[str, typer.Argument(help="The caller's name: letters, digits and . _ @ -")],
     weight: Annotated[
         float | None,
         typer.Option(
-            min=0.001, max=1000, help="Its share beside other names. Default: 1.", show_default=False
+            min=0.001, max=1000, help="Share relative to other names. Default: 1.", show_default=False
         ),
     ] = None,
     max_priority: Annotated[
-        int | None, typer.Option(help="Of its requests. Default: 0.", show_default=False)
+        int | None, typer.Option(help="Highest priority of its requests. Default: 0.", show_default=False)
     ] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="May act on what belongs to others.")] = False,
+    *,
+    admin: Annotated[bool, typer.Option("--admin", help="May act on requests of other callers.")] = False,
 ) -> None:
-    """Draw a token. Prints it, once, and then the line for the scheduler's tokens file.
+    """Draw a token. Prints it, and then its line for the scheduler's tokens file.
 
-    The file holds only the token's hash; it is read again when it changes.
+    The line holds the token's hash alone. The scheduler reads the file again when it changes.
 
         paceline token alice            # line 1: for alice. Line 2: for the file
         paceline serve -S tokens-file=tokens.yaml

@@ -1,4 +1,4 @@
-"""A running service under watch: asked again and again whether it answers."""
+"""Detects a frozen service process by repeated health checks."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import grpc.aio
 
 from paceline.channel import Link, open_aio_channel
 from paceline.cli.activity import activity
-from paceline.cli.pulse import Pulse
+from paceline.cli.freeze_detector import FreezeDetector
 from paceline.service.clock import RunningClock
 
 _TICK_S = 0.25
-_ASK_EVERY_S = 0.5
-_RETRY_S = 0.2  # after a probe that could not be delivered
+_PROBE_INTERVAL_S = 0.5
+_RETRY_S = 0.2  # after an unanswered probe
 _PROBE_TIMEOUT_S = 3.0
-_SILENT = (
+_UNANSWERED = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.CANCELLED,
 )
 
-Heard = Callable[[bool], None]
-"""Called with each answer of a service: whether it serves."""
+OnServing = Callable[[], None]
+"""Called each time when the service answers a health check with SERVING."""
 
-Watch = Callable[[int, Heard], Awaitable[str]]
-"""Watches the process of this id; returns when it is frozen, with the reason."""
+Watch = Callable[[int, OnServing], Awaitable[str]]
+"""Watches the process with this id; returns the reason when it is frozen."""
 
 
 def watch_socket(socket: Path) -> Watch:
-    """Watches a service through its Unix socket, by health checks."""
+    """A Watch that sends health checks to the service's Unix socket."""
 
-    async def watch(pid: int, heard: Heard) -> str:
-        from grpc_health.v1 import health_pb2, health_pb2_grpc  # comes with the services
+    async def watch(pid: int, on_serving: OnServing) -> str:
+        from grpc_health.v1 import health_pb2, health_pb2_grpc  # installed with the services only
 
         serving = health_pb2.HealthCheckResponse.SERVING
         async with open_aio_channel(f"unix:{socket}", Link.PRIVATE) as channel:
@@ -46,8 +46,9 @@ def watch_socket(socket: Path) -> Watch:
                 try:
                     reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_PROBE_TIMEOUT_S)
                 except grpc.aio.AioRpcError as error:
-                    return error.code() not in _SILENT
-                heard(getattr(reply, "status", None) == serving)  # None: it could not be parsed
+                    return error.code() not in _UNANSWERED
+                if getattr(reply, "status", None) == serving:  # reply is None if it can't be parsed
+                    on_serving()
                 return True
 
             return await _until_frozen(pid, probe)
@@ -56,22 +57,23 @@ def watch_socket(socket: Path) -> Watch:
 
 
 async def _until_frozen(pid: int, probe: Callable[[], Awaitable[bool]]) -> str:
+    """Probe until the process is frozen; returns the reason. `probe` returns whether it was answered."""
     clock = RunningClock(time.monotonic, cap_s=2 * _TICK_S)
-    pulse = Pulse(clock())
+    detector = FreezeDetector(clock())
 
     async def ask() -> None:
         while True:
             if await probe():
-                pulse.answered(clock())
-                await asyncio.sleep(_ASK_EVERY_S)
+                detector.answered(clock())
+                await asyncio.sleep(_PROBE_INTERVAL_S)
             else:
-                pulse.missed()
+                detector.missed()
                 await asyncio.sleep(_RETRY_S)
 
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(ask())
         while True:
             await asyncio.sleep(_TICK_S)
-            if reason := pulse.look(clock(), activity(pid)):
+            if reason := detector.look(clock(), activity(pid)):
                 asking.cancel()
                 return reason

@@ -1,4 +1,4 @@
-"""What a port speaks, found out below gRPC: its errors can't tell a wrong protocol from a wrong name."""
+"""Finds out which protocol a port speaks, with plain sockets: gRPC's errors do not tell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from paceline.channel import Security
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # and empty SETTINGS
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(
+    [0, 0, 0, 4, 0, 0, 0, 0, 0]
+)  # with an empty SETTINGS frame
 _SETTINGS = 4
 _TLS_RECORDS = (0x15, 0x16)  # alert, handshake
 
@@ -20,17 +22,17 @@ _OTHER_NAME = (62, 64)  # host name, IP address
 
 
 class Speaks(enum.Enum):
-    """What answers at a port."""
+    """The protocol at a port."""
 
     HTTP2 = "HTTP/2"  # gRPC without TLS
     TLS = "TLS"
     OTHER = "something else"
-    NOTHING = "nothing"  # it takes connections and says not a byte
-    CLOSES = "closes"  # the same, and ends them at once
+    NOTHING = "nothing"  # accepts connections and sends no byte
+    CLOSES = "closes"  # accepts connections and closes them without a byte
 
 
 class Trust(enum.Enum):
-    """What became of a TLS handshake with a client's own settings."""
+    """The outcome of a TLS handshake."""
 
     GOOD = "good"
     UNKNOWN_AUTHORITY = "unknown authority"
@@ -42,7 +44,7 @@ class Trust(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """How it went, with the reason for people."""
+    """The outcome of a TLS handshake, and the reason as text."""
 
     trust: Trust
     detail: str = ""
@@ -67,7 +69,7 @@ def connect(address: str, timeout_s: float) -> socket.socket:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Of "host:port"; brackets of an IPv6 address are dropped. Raises OSError for no port."""
+    """The parts of "host:port", without the brackets of an IPv6 address. Raises OSError for a bad port."""
     host, _, port = address.rpartition(":")
     if not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise OSError(errno.EINVAL, f"{port or 'nothing'} is no port")
@@ -75,7 +77,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def what_speaks(address: str, timeout_s: float) -> Speaks:
-    """Try plaintext, then TLS without a look at the certificate. Raises OSError where nobody listens."""
+    """Try plaintext HTTP/2, then TLS without verifying certificates. Raises OSError if it can't connect."""
     with connect(address, timeout_s) as plain:
         heard = _greet(plain)
     if heard is Speaks.HTTP2 or heard is Speaks.TLS:
@@ -89,14 +91,14 @@ def what_speaks(address: str, timeout_s: float) -> Speaks:
     except TimeoutError:
         return heard
     except ssl.SSLError as error:
-        # An alert is TLS's own word: this side was refused, by a TLS server.
+        # Only a TLS server sends an alert.
         return Speaks.TLS if "ALERT" in (error.reason or "") else heard
     except OSError:
         return heard
 
 
 def shake_hands(address: str, security: Security, timeout_s: float) -> Handshake:
-    """A TLS handshake as gRPC would do it with these settings. Raises OSError where nobody listens."""
+    """Try a TLS handshake as gRPC would do it with these settings. Raises OSError if it can't connect."""
     assert security.ca_file is not None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # gRPC trusts a server's own certificate too
@@ -125,7 +127,7 @@ def shake_hands(address: str, security: Security, timeout_s: float) -> Handshake
 
 
 def _greet(connection: socket.socket) -> Speaks:
-    """Open HTTP/2 on it; a server answers with its SETTINGS at once."""
+    """Send the HTTP/2 preface, to which a server replies with SETTINGS at once; the protocol of the reply."""
     heard = b""
     try:
         connection.sendall(_PREFACE)
@@ -135,7 +137,7 @@ def _greet(connection: socket.socket) -> Speaks:
         return Speaks.OTHER if heard else Speaks.NOTHING
     except ssl.SSLError:
         raise
-    except OSError:  # reset: it did not like what it read, or did not read it
+    except OSError:  # the peer reset the connection
         return Speaks.OTHER if heard else Speaks.CLOSES
     if len(heard) == 9 and heard[3] == _SETTINGS:
         return Speaks.HTTP2
@@ -151,5 +153,5 @@ def _distrust(code: int) -> Trust:
 
 
 def _refusal(error: ssl.SSLError) -> Trust:
-    """Why the server refused; only about a client's certificate does it say anything with an alert."""
+    """The reason of a failed handshake: servers send alerts for the client's certificate only."""
     return Trust.CLIENT_CERTIFICATE if "ALERT" in (error.reason or "") else Trust.FAILED
