@@ -3,8 +3,8 @@
     python -m executor_service --backend oracle --port 50061 &
     python examples/own_scheduler.py 127.0.0.1:50061
 
-Continuous batching in its smallest form: a prompt is opened as soon as there is room for it, every open
-sequence gets one decode row in each step, and what has ended is released by the next step.
+Minimal continuous batching: a prompt's cache is opened as soon as the step's limits allow, every running
+sequence has one decode row in each step, and caches of ended sequences are released by the next step.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from paceline.executor.v1 import executor_pb2 as pb
 
 
 @dataclass
-class Sequence:
-    """One prompt on its way: its cache in the executor, and the tokens sampled so far."""
+class BatchedPrompt:
+    """One prompt: its cache in the executor, and the tokens sampled so far."""
 
     prompt: list[int]
-    cache_id: int = 0
+    cache_id: int = 0  # 0: not opened yet
     kv_length: int = 0  # tokens whose keys and values the executor holds
     output: list[int] = field(default_factory=list)
 
@@ -30,16 +30,16 @@ class Sequence:
 def generate(executor: ExecutorClient, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
     """Greedy continuations of all prompts, `new_tokens` ids each, in the order of the prompts."""
     limits = executor.get_info().limits
-    sequences = [Sequence(prompt) for prompt in prompts]
-    waiting, running, ended = deque(sequences), list[Sequence](), list[int]()
+    sequences = [BatchedPrompt(prompt) for prompt in prompts]
+    queued, running, ended = deque(sequences), list[BatchedPrompt](), list[int]()
     cache_ids = iter(range(1, len(prompts) + 1))  # never reused within a session
     with executor.session(label="example") as session:
-        while waiting or running or ended:
+        while queued or running or ended:
             budget = limits.max_step_tokens - len(running)  # each decode row feeds one token
-            openings: list[Sequence] = []
-            places = limits.max_rows - len(running)
-            while waiting and len(openings) < places and len(waiting[0].prompt) <= budget:
-                sequence = waiting.popleft()
+            openings: list[BatchedPrompt] = []
+            max_openings = limits.max_rows - len(running)
+            while queued and len(openings) < max_openings and len(queued[0].prompt) <= budget:
+                sequence = queued.popleft()
                 sequence.cache_id = next(cache_ids)
                 budget -= len(sequence.prompt)
                 openings.append(sequence)
@@ -55,9 +55,9 @@ def generate(executor: ExecutorClient, prompts: list[list[int]], new_tokens: int
                 ],
             )
             rows = executor.unified_decode(step).rows
-            if rows.errors:  # a row is refused alone; a real scheduler waits for pages, or preempts
+            if rows.errors:  # rows are refused one by one; a real scheduler waits for free pages, or preempts
                 raise RuntimeError(rows.errors[0].message)
-            running += openings  # results come in this order: rows, then openings
+            running += openings  # the results of rows come first, then those of openings
             tokens = iter(rows.tokens)
             for sequence, kv_length, count in zip(running, rows.kv_lengths, rows.token_counts, strict=True):
                 sequence.kv_length = kv_length
@@ -68,7 +68,7 @@ def generate(executor: ExecutorClient, prompts: list[list[int]], new_tokens: int
 
 
 def main() -> None:
-    """Continue twelve prompts of four ids each, and print what came of them."""
+    """Continue twelve prompts of four ids each, and print the outputs."""
     with ExecutorClient(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50061") as executor:
         prompts = [[i, i + 1, i + 2, i + 3] for i in range(12)]
         for prompt, output in zip(prompts, generate(executor, prompts, 16), strict=True):

@@ -1,11 +1,11 @@
-"""A speculator of your own: guess the next tokens, let the executor verify all of them in one forward.
+"""A drafter of your own: draft the next tokens, and let the executor verify all of them in one forward.
 
     python -m executor_service --backend oracle --port 50061 &
     python examples/own_speculator.py 127.0.0.1:50061
 
-The guess here is what followed the last two tokens before. The executor keeps the guesses that are the
-tokens it would have sampled, so the output is the same as without guesses;
-a wrong one costs its place in the forward.
+The drafts here are the tokens that followed an earlier occurrence of the last two tokens. The executor
+accepts the drafts that equal the tokens it would have sampled, so the output is the same as without drafts;
+a rejected draft only adds to the computation of its forward.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from paceline import ExecutorClient
 from paceline.executor.v1 import executor_pb2 as pb
 
 
-def guess(tokens: list[int], count: int) -> list[int]:
-    """Up to `count` tokens that followed the last two tokens where they stood before."""
+def draft(tokens: list[int], count: int) -> list[int]:
+    """Up to `count` tokens that followed the last earlier occurrence of the last two tokens."""
     pair = tokens[-2:]
     for at in range(len(tokens) - 3, -1, -1):
         if tokens[at : at + 2] == pair:
@@ -26,7 +26,7 @@ def guess(tokens: list[int], count: int) -> list[int]:
 
 
 def generate(executor: ExecutorClient, prompt: list[int], new_tokens: int) -> tuple[list[int], int]:
-    """The greedy continuation, `new_tokens` ids, and how many forwards it took."""
+    """(greedy continuation of `new_tokens` ids, number of forwards)."""
     cache_id, tokens = 1, list(prompt)
     sampling = pb.Sampling(temperature=0)
     with executor.session(label="example") as session:
@@ -35,7 +35,7 @@ def generate(executor: ExecutorClient, prompt: list[int], new_tokens: int) -> tu
         tokens += rows.tokens
         forwards = 1
         while (missing := len(prompt) + new_tokens - len(tokens)) > 0:
-            drafts = guess(tokens, min(8, missing - 1))
+            drafts = draft(tokens, min(8, missing - 1))
             row = pb.Rows(
                 cache_ids=[cache_id],
                 kv_lengths=[rows.kv_lengths[0]],
@@ -45,13 +45,13 @@ def generate(executor: ExecutorClient, prompt: list[int], new_tokens: int) -> tu
             rows = executor.unified_decode(session.step(rows=row)).rows
             if rows.errors:
                 raise RuntimeError(rows.errors[0].message)
-            tokens += rows.tokens  # the accepted guesses, and the token behind them
+            tokens += rows.tokens  # the accepted drafts, and the token sampled after them
             forwards += 1
     return tokens[len(prompt) :], forwards
 
 
 def main() -> None:
-    """Continue one prompt, and say how many forwards that took."""
+    """Continue one prompt, and print the number of forwards."""
     with ExecutorClient(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50061") as executor:
         output, forwards = generate(executor, [5, 6, 7, 8] * 4, 48)
         print(output)
