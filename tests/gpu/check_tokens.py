@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.quantized import LEAST_FP8
+from executor_service.backends.torch_backend.quantized import MIN_FP8_CAPABILITY
 from executor_service.contract.plan import OutputMode
 from tests.gpu.bench import PAGE, Bench, Case
 from tests.model.driver import Driver, logits_of, pages_from
@@ -70,7 +70,7 @@ def _dtypes(device: torch.device, family: str) -> Iterator[str]:
     yield "bfloat16"
     if "moe" not in family:
         yield "int8"
-        if device.type == "cpu" or torch.cuda.get_device_capability(device) >= LEAST_FP8:
+        if device.type == "cpu" or torch.cuda.get_device_capability(device) >= MIN_FP8_CAPABILITY:
             yield "fp8"
 
 

@@ -1,4 +1,4 @@
-"""The torch backend: real models in plain PyTorch, with CPU kernels of its own."""
+"""The torch backend: real models in PyTorch, with Triton kernels on CUDA and compiled kernels on CPU."""
 
 from executor_service.backends.torch_backend.backend import TorchBackend, TorchConfig
 

@@ -1,4 +1,4 @@
-"""`TorchBackend`: a Llama, Qwen2, Qwen3 or Qwen3-MoE model behind the engine's `Backend` border."""
+"""`TorchBackend`: a Llama, Qwen2, Qwen3 or Qwen3-MoE model behind the engine's `Backend` interface."""
 
 from __future__ import annotations
 
@@ -47,13 +47,16 @@ _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-    "int8": torch.float32,  # on CPU, of all but weights, keys and values
-    "fp8": torch.bfloat16,  # of all but the linear layers
+    "int8": torch.float32,  # on CPU: dtype of all but weights, keys and values
+    "fp8": torch.bfloat16,  # dtype of all but the linear layers
 }
 _FORMATS: dict[str, Format] = {"int8": Int8(), "fp8": Fp8()}
 _WARMUP_PAGE = 16  # tokens
 _CPU_KV_BYTES = 1 << 30
-_SPARE, _LEAST_SPARE_BYTES = 0.05, 2 << 30  # of a device's memory: for graphs and libraries
+_SPARE, _MIN_SPARE_BYTES = (
+    0.05,
+    2 << 30,
+)  # share of device memory left to CUDA graphs and libraries, and its minimum
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +66,12 @@ class TorchConfig:
     model: Path  # a Hugging Face directory or a GGUF file
     device: str = "cpu"
     dtype: str = "float32"
-    threads: int = 0  # of CPU arithmetic; 0: one a core
+    threads: int = 0  # CPU threads; 0: one per core
     graphs: bool = True  # on CUDA, steps are captured and replayed
 
     @property
     def max_piece_tokens(self) -> int:
-        """See `Backend`: a second's work at most for most models, and enough to keep the device busy."""
+        """As in `Backend`: for most models at most a second's work, and enough to keep the device busy."""
         return 2048 if self.device.startswith("cuda") else 512
 
     def __post_init__(self) -> None:
@@ -79,7 +82,7 @@ class TorchConfig:
 
 
 class TorchBackend:
-    """Implements `Backend`; as there, one thread makes all calls."""
+    """Implements `Backend`."""
 
     info: ModelDescription
 
@@ -103,7 +106,7 @@ class TorchBackend:
         progress("opening model", 0.0)
         checkpoint = open_checkpoint(self._config.model)
         try:
-            progress("compiling kernels", 0.0)  # or reading them, after the first start
+            progress("compiling kernels", 0.0)  # read from the disk cache after the first start
             kernels = self._kernels()
             if checkpoint.spec.moe and isinstance(kernels, PlainKernels) and kernels.form is not None:
                 # torch has no grouped product of int8, and most of such a model is experts.
@@ -129,51 +132,51 @@ class TorchBackend:
             checkpoint.close()
 
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
-        """How many pages there is memory for: on CUDA what is free beside the largest step; else 1 GiB."""
+        """Number of KV pages: on CUDA in free memory less the largest step's, otherwise in 1 GiB."""
         device, free = self.model.kernels.device, _CPU_KV_BYTES
         if device.type == "cuda":
             peak = self._step_bytes(rows, tokens)
             torch.cuda.empty_cache()
             free, total = torch.cuda.mem_get_info(device)
-            free -= peak + max(int(_SPARE * total), _LEAST_SPARE_BYTES)
+            free -= peak + max(int(_SPARE * total), _MIN_SPARE_BYTES)
         return free // self.page_bytes(page_size) - 1  # page 0 is scratch
 
     def page_bytes(self, page_size: int) -> int:
         return _kv_bytes(self.model.new_caches(1, page_size))
 
     def allocate(self, pages: int, page_size: int) -> None:
-        """Make KV storage; page 0 is never used by a sequence."""
+        """Allocate KV storage; no sequence uses page 0."""
         self._caches = self.model.new_caches(pages, page_size)
         self._runner = self._new_runner(page_size)
         self.max_pending_forwards = self._runner.max_pending_forwards
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
-        """Capture the steps that are worth it as CUDA graphs, if there is CUDA."""
+        """Capture frequent step shapes as CUDA graphs; do nothing without CUDA."""
         if self._config.graphs:
             self.runner.capture(rows, tokens, progress)
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
-        """Begin to compute all rows in one pass."""
+        """Start one forward over all rows."""
         return self.runner.launch(rows)
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
-        """Compute all rows in one pass; the result is in their order."""
+        """One forward over all rows; one result per row, in the rows' order."""
         return self.runner.launch(rows).outputs()
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy one page's KV in every layer."""
+        """Copy a page's keys and values in every layer."""
         with torch.inference_mode():
             for cache in self._caches:
                 cache.k[target] = cache.k[source]
                 cache.v[target] = cache.v[source]
 
     def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
-        """Compute inputs without touching the cache; `want`: "hidden", "embedding", "logits"."""
+        """One result per input, without using the KV cache; `want`: of "hidden", "embedding", "logits"."""
         with torch.inference_mode(), self.model.kernels.step():
             return [self._forward_alone(tokens, want) for tokens in inputs]
 
     def memory_bytes(self) -> dict[str, int]:
-        """Live sizes of weights and KV storage, and the process's (on CUDA: the device's) peak."""
+        """Bytes of weights and KV storage, and the peak of the process (on CUDA: of the device)."""
         cuda = self._config.device.startswith("cuda")
         peak = torch.cuda.max_memory_allocated() if cuda else _peak_rss_bytes()
         return {
@@ -183,21 +186,21 @@ class TorchBackend:
         }
 
     def close(self) -> None:
-        """Let go of weights, KV storage and threads."""
+        """Free weights, KV storage and threads."""
         if self._model is not None:
             self._model.kernels.close()
         self._model, self._caches, self._runner = None, [], None
 
     @property
     def runner(self) -> Runner:
-        """What runs the steps, once there is KV storage."""
+        """Runs the steps; RuntimeError before `allocate`."""
         if self._runner is None:
             raise RuntimeError("no KV storage was allocated")
         return self._runner
 
     @property
     def model(self) -> Model:
-        """The loaded model, for benchmarks and research."""
+        """The loaded model; RuntimeError before `load`."""
         if self._model is None:
             raise RuntimeError("the model is not loaded")
         return self._model
@@ -222,7 +225,7 @@ class TorchBackend:
             # Only here: CUDA needs no compiler for the host.
             from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 
-            torch.set_num_threads(1)  # the kernels' own threads do what is large
+            torch.set_num_threads(1)  # large operations use the kernels' thread pool
             return CpuKernels(threads) if form is None else CpuInt8Kernels(threads)
         if form is not None:
             form.check(device)
@@ -269,7 +272,7 @@ class TorchBackend:
         return (self._config.model / "tokenizer.json").is_file()
 
     def _step_bytes(self, rows: int, tokens: int) -> int:
-        """Memory that a step takes beside weights and KV: prompts of so many tokens, so many rows' logits."""
+        """Peak bytes of a step beyond weights and KV pages: prompts of `tokens` in all, logits of `rows`."""
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         longest = min(tokens, self.info.context_length)
@@ -280,14 +283,14 @@ class TorchBackend:
         return torch.cuda.max_memory_allocated() - before
 
     def _hidden_alone(self, prompts: Sequence[TokenIds]) -> torch.Tensor:
-        """Final hidden states of all prompts' tokens, computed beside the KV pages."""
+        """Final hidden states of all prompts' tokens, computed with temporary KV pages."""
         model, spec = self.model, self.model.spec
         rows, pages = [], 1
         for tokens in prompts:
             count = -(-len(tokens) // _WARMUP_PAGE)
             rows.append(_prompt_row(tokens, pages, pages + count, Sampling()))
             pages += count
-        # One layer's storage serves all: no layer reads what another wrote.
+        # All layers share one layer's storage: a layer reads only the KV that it has just written.
         scratch = model.kernels.new_cache(pages, _WARMUP_PAGE, spec.kv_heads, spec.head_dim)
         batch = Batch.of(rows, _WARMUP_PAGE, model.kernels.device)
         return model.hidden(batch.tokens, batch.outputs, model.prepare(batch), [scratch] * spec.layers)
@@ -309,7 +312,7 @@ class TorchBackend:
         with torch.inference_mode(), kernels.step():
             tokens = np.zeros(8, np.int32)
             logits = self._forward_alone(tokens, frozenset({"logits"})).logits
-            if kernels.device.type == "cuda":  # more tokens than a verification has are another kernel
+            if kernels.device.type == "cuda":  # rows longer than a verification use another kernel
                 self._forward_alone(np.zeros(min(32, self.info.context_length), np.int32), frozenset())
             for sampling in (Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
                 sampler.sample(torch.from_numpy(logits), [_prompt_row(tokens, 1, 2, sampling)], kernels)

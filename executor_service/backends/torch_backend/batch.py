@@ -12,29 +12,29 @@ from numpy.typing import NDArray
 from executor_service.backends.base import ForwardRow
 
 LOGITS_ROWS = 256
-"""Output positions whose logits exist at once: they are the largest thing in a step."""
+"""Output positions per logits tensor; logits are the largest tensor of a step."""
 
 Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Rows end to end."""
+    """Rows, concatenated."""
 
     tokens: Ints  # [tokens]
     positions: Ints  # [tokens]
-    pages: Ints  # [tokens]: where each token's K and V go
-    slots: Ints  # [tokens]: and the slot in that page
+    pages: Ints  # [tokens]: page of each token's K and V
+    slots: Ints  # [tokens]: slot in that page
     counts: Ints  # [rows]: tokens of each row
     starts: Ints  # [rows]: positions of their first tokens
-    tables: Ints  # block tables end to end, of as many pages as the row has tokens for
+    tables: Ints  # concatenated block tables, each cut to the pages that the row's tokens need
     table_starts: Ints  # [rows]
     output_counts: Ints  # [rows]
-    outputs: Ints  # [outputs]: the tokens whose logits are wanted
+    outputs: Ints  # [outputs]: indices of the tokens whose logits are needed
 
 
 def lay_out(rows: Sequence[ForwardRow], page_size: int) -> Layout:
-    """The rows in their order."""
+    """The layout of the rows, in their order."""
     sizes = np.array([(row.start, len(row.tokens), row.outputs) for row in rows], np.int32)
     starts, counts, output_counts = np.ascontiguousarray(sizes.T)
     ends = np.cumsum(counts, dtype=np.int32)
@@ -60,7 +60,7 @@ def lay_out(rows: Sequence[ForwardRow], page_size: int) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A layout on a device; every array int32 but the ids that index. `counts`, `starts`: on the host."""
+    """A `Layout` on a device, int32 unless noted; `counts` and `starts` stay on the host."""
 
     tokens: torch.Tensor  # int64 [tokens]
     positions: torch.Tensor  # [tokens]
@@ -68,7 +68,7 @@ class Batch:
     slots: torch.Tensor  # [tokens]
     counts: Ints  # [rows]
     starts: Ints  # [rows]
-    tables: torch.Tensor  # [rows, most pages of a row]: block tables, filled up with page 0
+    tables: torch.Tensor  # [rows, max pages of a row]: block tables, padded with page 0
     outputs: torch.Tensor  # int64 [outputs]
 
     @classmethod
@@ -95,7 +95,7 @@ class Batch:
 
 
 def parts(rows: Sequence[ForwardRow]) -> Iterator[list[ForwardRow]]:
-    """The rows in runs of some LOGITS_ROWS outputs."""
+    """Consecutive groups of rows, each closed when it has at least LOGITS_ROWS outputs."""
     part: list[ForwardRow] = []
     outputs = 0
     for row in rows:

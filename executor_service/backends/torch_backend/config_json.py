@@ -1,8 +1,8 @@
 """`spec_from_config`: the spec of a Hugging Face directory, from its config.json.
 
 Fields and their defaults are those of `LlamaConfig`, `Qwen2Config`, `Qwen3Config` and `Qwen3MoeConfig` in
-transformers 5. A config.json is full of bookkeeping, so unknown fields are ignored; those that are known to
-change what a model computes are refused by name, unless they have the value at which they change nothing.
+transformers 5. config.json has many fields that do not affect results, so unknown fields are ignored. Fields
+known to change results are refused by name, unless their value is one that changes nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _DEFAULTS: dict[str, dict[str, int]] = {
         "num_experts_per_tok": 8,
     },
 }
-_SLIDING_WINDOW, _FIRST_SLIDING_LAYER = 4096, 28  # of Qwen2 and Qwen3 that slide without saying how
+_SLIDING_WINDOW, _FIRST_SLIDING_LAYER = 4096, 28  # defaults of Qwen2 and Qwen3
 
 _SILU = ("silu", "swish")
 _ON, _OFF, _ONE, _NONE = (True,), (False,), (1,), (0,)
@@ -100,7 +100,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("quantization_config", "compression_config"), _NEVER),
     **dict.fromkeys(("text_config", "vision_config", "audio_config"), _NEVER),
 }
-"""Fields that change what a model computes, with the values at which they don't. Null never does."""
+"""Fields that change the model's results, each with the values at which it changes nothing; null is one."""
 
 
 def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], where: str) -> ModelSpec:
@@ -213,11 +213,11 @@ def _refuse_sliding_window(f: Fields, architecture: str, layers: int, context: i
         raise f.fault(f"layer_types is {shown(kinds)}, expected a list of {layers} types")
     if any(kind != "full_attention" for kind in kinds[:layers]):
         raise f.fault("layer_types other than full_attention (sliding window) are not supported")
-    decided = given is not None and architecture != "qwen3_moe"  # which does not look at them
+    decided = given is not None and architecture != "qwen3_moe"  # Qwen3-MoE ignores layer_types
     if decided or not f.flag("use_sliding_window", default=False):
         return
     window = f.values.get("sliding_window", _SLIDING_WINDOW)
-    # Of Qwen3-MoE all layers slide.
+    # In Qwen3-MoE the window applies to all layers.
     first = 0 if architecture == "qwen3_moe" else f.get("max_window_layers", _FIRST_SLIDING_LAYER)
     if window is None or (isinstance(window, int) and window >= context):
         return

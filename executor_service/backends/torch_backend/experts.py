@@ -1,4 +1,4 @@
-"""The experts of a mixture: one after the other, or all of them in two grouped products."""
+"""The experts of a mixture, computed one after the other or in two grouped matrix products."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from executor_service.backends.torch_backend.spec import MoeSpec
 Read = Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """The weights of one SwiGLU expert: gate and up [inner, hidden], down [hidden, inner]."""
 
-_ALIGNMENT = 16  # bytes: of every line that a grouped product reads
+_ALIGNMENT = 16  # bytes: row alignment that grouped products need
 
 
 class Experts(Protocol):
     """All experts of a layer."""
 
     def __call__(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Each token's experts, weighted and summed in the order of their numbers, [tokens, hidden].
+        """The weighted sum of each token's experts, in the order of expert indices, [tokens, hidden].
 
         x [tokens, hidden]; shares fp32 and chosen int64 [tokens, experts of a token].
         """
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph may capture a call: nothing is read back."""
+        """Whether a CUDA graph can capture a call, since the host reads nothing from the device."""
 
     def bytes(self) -> int:
-        """Memory of the weights."""
+        """Bytes of the weights."""
 
 
 def experts(kernels: Kernels, moe: MoeSpec, hidden: int, read: Read) -> Experts:
-    """The experts in the form that suits the kernels; weights are read one expert at a time."""
+    """Grouped experts if the kernels and sizes allow them, else one by one. Reads one expert at a time."""
     aligned = all(size * kernels.dtype.itemsize % _ALIGNMENT == 0 for size in (moe.intermediate_size, hidden))
     if kernels.groups and aligned:
         return GroupedExperts(kernels, moe, hidden, read)
@@ -43,7 +43,7 @@ def experts(kernels: Kernels, moe: MoeSpec, hidden: int, read: Read) -> Experts:
 
 
 class EachExpert:
-    """Those that some token chose, one after the other: each has few tokens, and the host waits for which."""
+    """Computes the chosen experts one after the other; the host waits for the list of chosen experts."""
 
     capturable = False
 
@@ -69,8 +69,8 @@ class EachExpert:
 class GroupedExperts:
     """Tokens sorted by expert, then `grouped_mm` twice.
 
-    Nothing is read back where the grouped product is a kernel: in bf16, on GPUs of compute capability 9 and
-    10. Elsewhere torch takes the experts one by one, and the host waits for how many tokens each has.
+    In bf16 on GPUs of compute capability 9 and 10, the grouped product is one kernel and the host does not
+    wait. Elsewhere torch multiplies expert by expert, and the host waits for the number of tokens of each.
     """
 
     def __init__(self, kernels: Kernels, moe: MoeSpec, hidden: int, read: Read) -> None:

@@ -1,4 +1,4 @@
-"""`Fields`: typed, bounded reads from a model file's mapping, whose origin is not trusted."""
+"""`Fields`: typed, bounded reads from a model file's mapping, which is untrusted input."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from executor_service.backends.base import ModelError
 
-_MAX_SIZE = 1 << 24  # of any dimension: far above every known model, far below an overflow
+_MAX_SIZE = 1 << 24  # max of any dimension: far above every known model, far below an overflow
 
 
 class Fields:
-    """A mapping and the name of its file. Every method raises ModelError naming file, key and value."""
+    """A mapping and its file's name. The reading methods raise ModelError naming file, key and value."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values, self.where = values, where
@@ -51,7 +51,7 @@ class Fields:
         return value
 
     def ids(self, key: str) -> tuple[int, ...]:
-        """Token ids, or layers, each once; empty where the key is missing or null."""
+        """Token ids or layer indices without duplicates; empty where the key is missing or null."""
         value = self.get(key, [])
         values = value if isinstance(value, list) else [value]
         if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
@@ -69,7 +69,7 @@ class Fields:
         return ids
 
     def only(self, key: str, accepted: Sequence[Any]) -> None:
-        """Refuse every value of `key` but null and those accepted, at which it changes nothing."""
+        """Raise unless `key` is missing, null or one of the `accepted` values."""
         value = self.values.get(key)
         if value is None or value in accepted:
             return
@@ -78,5 +78,5 @@ class Fields:
 
 
 def shown(value: object) -> str:
-    """A value of any size and origin, in up to 42 characters."""
+    """The value for an error message, cut to at most 42 characters."""
     return repr(value if isinstance(value, (int, float)) and abs(value) < 1e30 else str(value)[:40])

@@ -1,4 +1,4 @@
-"""`FiniteCheckpoint`: weights that were looked at for NaN and infinity as they were read."""
+"""`FiniteCheckpoint`: checks weights for NaN and infinity while they are read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from executor_service.backends.torch_backend.weights import Checkpoint, Part
 
 
 class FiniteCheckpoint:
-    """A `Checkpoint` that refuses tensors with numbers that `dtype`, that of the arithmetic, can't hold.
+    """A `Checkpoint` that refuses tensors with values that are not finite in `dtype`, the arithmetic's.
 
-    One of them fails every row that it takes part in. Quantized blocks are looked at dequantized, so that a
-    scale that is not finite is found as well.
+    One such value would make every row non-finite. Quantized blocks are checked after dequantization, which
+    also finds non-finite scales.
     """
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
@@ -23,7 +23,7 @@ class FiniteCheckpoint:
         self._largest = torch.finfo(dtype).max
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        """See `Checkpoint`. Raises ModelError naming the tensor."""
+        """As `Checkpoint.read`. Raises ModelError naming the tensor if a value is not finite."""
         tensor = self._checkpoint.read(name, part)
         low, high = tensor.aminmax()  # NaN if any number is; a tenth of the time of isfinite().all()
         if not (low >= -self._largest and high <= self._largest):
@@ -33,7 +33,7 @@ class FiniteCheckpoint:
         return tensor
 
     def rope_factors(self) -> torch.Tensor | None:
-        """See `Checkpoint`. Raises ModelError where they can't be divided by."""
+        """As `Checkpoint.rope_factors`. Raises ModelError if one is not finite and positive."""
         factors = self._checkpoint.rope_factors()
         if factors is not None and not (factors.isfinite() & (factors > 0)).all():
             raise ModelError(f"{self.name}: the rotary factors are not all finite and positive")

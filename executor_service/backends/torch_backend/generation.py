@@ -18,16 +18,16 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "top_k": (0, 2**32 - 1, "a whole number, 0 for none"),
     "min_p": (0, 1, "0 to 1"),
 }
-"""The lowest and the highest value that requests may have, as the protos say."""
+"""Minimum and maximum of a request's value, as in the protos."""
 _ABOVE_LOWEST = ("repetition_penalty", "top_p")
 
 log = Log(__name__)
 
 
 def generation_defaults(config: Mapping[str, Any], where: str) -> dict[str, float]:
-    """The parameters that requests get which don't say: with `do_sample` all, otherwise the penalty alone.
+    """Defaults of sampling parameters: all of them with `do_sample`, otherwise repetition_penalty alone.
 
-    What no request may say is dropped with a warning: it would make every request fail that says nothing.
+    Values outside a request's valid range are dropped with a warning: they would fail every request.
     """
     sampled = config.get("do_sample") is True  # otherwise the model's authors mean greedy
     keys = list(_RANGES) if sampled else ["repetition_penalty"]

@@ -1,8 +1,7 @@
 """`GgufFile`: a GGUF file's metadata and tensors, every length checked against the file's size first.
 
-Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. The header is
-walked here, because it comes from strangers, and no count in it is believed beyond a bound; the `gguf`
-package dequantizes the blocks.
+Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. The header
+is untrusted input: it is parsed here, with a bound on every count. The `gguf` package dequantizes the blocks.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _MAX_HEADER_BYTES = 128 << 20  # with a vocabulary of 2^18 tokens it has 20 MB
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies; `shape` outermost dimension first, `offset` and `size` in bytes."""
+    """A tensor's place in the file; `shape` outermost dimension first, `offset` and `size` in bytes."""
 
     shape: tuple[int, ...]
     kind: int  # a ggml type
@@ -51,7 +50,7 @@ class GgufFile:
             raise self.fault(f"truncated: {self.size} bytes are too few for a GGUF header")
         with path.open("rb") as file:
             self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._at, self._items = 0, 0  # what was read of the header, and of its arrays
+        self._at, self._items = 0, 0  # header bytes and array items read so far
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GgufTensor] = {}
         try:
@@ -61,7 +60,7 @@ class GgufFile:
             raise
 
     def close(self) -> None:
-        """Let go of the mapping."""
+        """Close the memory mapping."""
         self.bytes.close()
 
     def fault(self, message: str) -> ModelError:
@@ -79,7 +78,7 @@ class GgufFile:
         raw = np.frombuffer(self.bytes, np.uint8, tensor.size, tensor.offset)
         rows = raw.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * block_bytes)
         try:
-            with np.errstate(all="ignore"):  # a scale that is not finite shows in its numbers
+            with np.errstate(all="ignore"):  # non-finite values are found by `FiniteCheckpoint`
                 values: NDArray[np.float32] = quants.dequantize(rows if index is None else rows[index], kind)
         except NotImplementedError:
             raise self.fault(f"tensor {name!r}: the type {kind.name} can't be dequantized") from None

@@ -1,7 +1,7 @@
 """`spec_from_gguf`: the spec of a GGUF file, from its metadata and the names of its tensors.
 
-Source: the keys of the GGUF specification (github.com/ggml-org/ggml/blob/master/docs/gguf.md). What stands
-under the architecture's own name is a hyperparameter, so a key there that nobody here knows is refused.
+Source: the keys of the GGUF specification (github.com/ggml-org/ggml/blob/master/docs/gguf.md). Keys
+under the architecture's name are hyperparameters, so unknown ones are refused.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("interleave_moe_layer_step", "moe_every_n_layers"), (0, 1)),
     **dict.fromkeys(("swiglu_clamp_exp", "swiglu_clamp_shexp"), (0,)),
 }
-"""Keys that change what a model computes, with the values at which they don't."""
+"""Keys that change the model's results, each with the values at which it changes nothing."""
 
 
 def spec_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, object], where: str) -> ModelSpec:
@@ -75,7 +75,7 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, object], w
         known = ", ".join(_ARCHITECTURES)
         raise f.fault(f"general.architecture {shown(name)} is not supported, only {known}")
     architecture = _ARCHITECTURES[name]
-    _refuse_what_changes_results(f, f"{name}.")
+    _refuse_unsupported_keys(f, f"{name}.")
     layers = f.size(f"{name}.block_count", max_size=MAX_LAYERS)
     hidden, heads = f.size(f"{name}.embedding_length"), f.size(f"{name}.attention.head_count")
     head_dim = f.size(f"{name}.attention.key_length", max(hidden // heads, 1))
@@ -124,7 +124,7 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, object], w
     )
 
 
-def _refuse_what_changes_results(f: Fields, prefix: str) -> None:
+def _refuse_unsupported_keys(f: Fields, prefix: str) -> None:
     for key in f.values:
         if not key.startswith(prefix):
             continue

@@ -1,4 +1,4 @@
-"""`HostRunner`: steps that the host computes, or waits for at once; on any device, and with several ranks."""
+"""`HostRunner`: runs steps synchronously, on any device and with any number of ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HostRunner:
         self._model, self._shard, self._caches, self._page_size = model, shard, caches, page_size
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
-        """There is nothing to capture."""
+        """Do nothing: CUDA graphs need the `DeviceRunner`."""
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         model = self._model

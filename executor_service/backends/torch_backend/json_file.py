@@ -1,4 +1,4 @@
-"""`read_json`: JSON of strangers, bounded in bytes and in values before it is parsed."""
+"""`read_json`: reads untrusted JSON, bounded in bytes and in values before it is parsed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from executor_service.backends.base import ModelError
 MAX_JSON_BYTES = 16 << 20
 """The index of 65,536 tensors, or the header of a shard with them, has some 8 MiB."""
 _MAX_SEPARATORS = 10 << 16
-"""Of commas and colons, and so nearly of the values made of them; the entry of a matrix has 9."""
+"""Bound of commas plus colons, and so of the number of parsed values; a tensor's entry has 9."""
 
 
 def parse_json(raw: bytes, where: str) -> dict[str, Any]:
-    """A JSON object. Raises ModelError beginning with `where`; of what is too large before it is parsed."""
+    """A JSON object. Raises ModelError whose message begins with `where`; size is checked before parsing."""
     if len(raw) > MAX_JSON_BYTES:
         raise ModelError(f"{where}: {len(raw)} bytes of JSON, at most {MAX_JSON_BYTES} are read")
     separators = raw.count(b",") + raw.count(b":")
@@ -35,13 +35,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_json(read_bounded(path, MAX_JSON_BYTES), path.name)
 
 
-def read_bounded(path: Path, most: int) -> bytes:
-    """A whole file of at most `most` bytes. Raises ModelError naming the file."""
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """A whole file of at most `max_bytes`. Raises ModelError naming the file."""
     try:
         with path.open("rb") as file:
-            raw = file.read(most + 1)
+            raw = file.read(max_bytes + 1)
     except OSError as error:
         raise ModelError(f"{path.name}: {error.strerror}") from None
-    if len(raw) > most:
-        raise ModelError(f"{path.name}: larger than {most} bytes")
+    if len(raw) > max_bytes:
+        raise ModelError(f"{path.name}: larger than {max_bytes} bytes")
     return raw

@@ -1,6 +1,6 @@
-"""`Kernels`: the operations a model is made of, and once in plain torch.
+"""`Kernels`: the operations of a model, and `PlainKernels`, their implementation in plain torch.
 
-The model above them is the same everywhere; `PlainKernels` also is what the tests hold the others against.
+`Model` is the same for all kernels. Tests compare other kernels with `PlainKernels`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Linear(Protocol):
         """Rows of W, [ids, k]."""
 
     def bytes(self) -> int:
-        """Memory of the weights."""
+        """Bytes of the weights."""
 
 
 class GatedLinear(Protocol):
@@ -41,12 +41,12 @@ class GatedLinear(Protocol):
         """[rows, k] to [rows, n]."""
 
     def bytes(self) -> int:
-        """Memory of the weights."""
+        """Bytes of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """K and V of one layer; the first dimension counts pages, the rest is the kernels' affair."""
+    """K and V of one layer; the first dimension is the page; each `Kernels` chooses the other dimensions."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -54,7 +54,7 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """What attention needs beside q, k and v; fp32."""
+    """Parameters of one layer's attention; tensors are fp32."""
 
     heads: int
     kv_heads: int
@@ -68,7 +68,7 @@ class AttentionWeights:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one transformer block with a SwiGLU MLP is made of."""
+    """Weights and layers of one transformer block with a SwiGLU MLP."""
 
     attention_norm: torch.Tensor
     qkv: Linear
@@ -85,7 +85,7 @@ class RecordedBlocks(Protocol):
     max_tokens: int
 
     def __call__(self, x: torch.Tensor, prepared: Any, caches: Sequence[LayerCache]) -> torch.Tensor:
-        """x [tokens, hidden] through all blocks, the same bits as one by one. Valid until the next call."""
+        """Apply all blocks to x [tokens, hidden], bitwise as one by one. Result valid until the next call."""
 
 
 class Kernels(Picker, Protocol):
@@ -94,13 +94,13 @@ class Kernels(Picker, Protocol):
     device: torch.device
     dtype: torch.dtype
     cache_dtype: torch.dtype  # of keys and values
-    groups: bool  # the products of all experts of a layer are faster together
+    groups: bool  # whether experts are faster as grouped matrix products
 
     def step(self) -> AbstractContextManager[None]:
-        """Around the operations of one step: what makes them fast is at hand inside."""
+        """A context for one step's operations, e.g. to keep CPU threads awake between them."""
 
     def close(self) -> None:
-        """End what was started."""
+        """End the threads, if any."""
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
         """A linear layer whose weight is the parts [n_i, k], one after the other."""
@@ -118,7 +118,7 @@ class Kernels(Picker, Protocol):
         """Storage for one layer."""
 
     def prepare(self, batch: Batch, heads_per_kv_head: int) -> Any:
-        """What `attention` needs of a batch, made once a step."""
+        """The batch as `attention` reads it; made once per step."""
 
     def attention(
         self, qkv: torch.Tensor, cache: LayerCache, prepared: Any, w: AttentionWeights
@@ -129,7 +129,7 @@ class Kernels(Picker, Protocol):
         """
 
     def record(self, blocks: Sequence[Block], eps: float) -> RecordedBlocks | None:
-        """The blocks as one, where that is faster than one operation after the other."""
+        """All blocks as one callable where that is faster than single operations, else None."""
 
 
 class PlainLinear:
@@ -150,7 +150,7 @@ class PlainLinear:
 
 
 class PlainGated:
-    """silu(x G^T) * (x U^T), of one linear layer, gate above up, and what joins its halves."""
+    """silu(x G^T) * (x U^T), from one linear layer over [G; U] and a function that joins the halves."""
 
     def __init__(self, both: Linear, swiglu: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._both, self._swiglu = both, swiglu
@@ -165,7 +165,7 @@ class PlainGated:
 class PlainKernels:
     """Any device and dtype in plain torch: attention gathers each row's pages. Correct, not fast.
 
-    With `form` the linear layers, but for the output layer, have weights and inputs of 8 bits.
+    With `form`, all linear layers but the output layer have 8-bit weights and quantized inputs.
     """
 
     groups = False
@@ -177,7 +177,7 @@ class PlainKernels:
         return nullcontext()
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
         if self.form is not None:

@@ -1,7 +1,7 @@
 """`Model`: a decoder-only transformer over a batch of mixed rows, the same for every device.
 
-Prefill chunks, decodes and verifications lie end to end: linear layers run once over all tokens, attention
-tells the rows apart, and logits are computed for the wanted positions only.
+The rows' tokens are concatenated: linear layers run once over all tokens, attention runs per row, and logits
+are computed for the output positions only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Mlp:
         self.down(self.gated(x), add_to=residual)
 
     def bytes(self) -> int:
-        """Memory of the weights."""
+        """Bytes of the weights."""
         return self.gated.bytes() + self.down.bytes()
 
 
@@ -67,11 +67,11 @@ class MixtureMlp:
         shares, chosen = torch.softmax(self.router(x).float(), dim=-1).topk(self.moe.experts_per_token)
         if self.moe.norm_topk_prob:
             shares = shares / shares.sum(-1, keepdim=True)
-        # Of a shard each expert gives a part: one sum over all of them will do.
+        # On a shard each expert gives a partial sum: one sum over ranks, after adding the experts, suffices.
         residual += self._shard.sum(self.experts(x, shares, chosen))
 
     def bytes(self) -> int:
-        """Memory of the weights."""
+        """Bytes of the weights."""
         return self.router.bytes() + self.experts.bytes()
 
 
@@ -88,7 +88,7 @@ class Layer:
 
 
 class Model:
-    """The weights in the form that `kernels` want, and the forward pass."""
+    """The weights, stored as `kernels` need them, and the forward pass."""
 
     def __init__(
         self, checkpoint: Checkpoint, kernels: Kernels, progress: Progress, shard: Shard | None = None
@@ -120,7 +120,7 @@ class Model:
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph may capture a step: nothing is read back."""
+        """Whether a CUDA graph can capture a step: the host reads nothing from the device meanwhile."""
         return all(isinstance(layer.mlp, Mlp) or layer.mlp.experts.capturable for layer in self.layers)
 
     def new_caches(self, pages: int, page_size: int) -> list[LayerCache]:
@@ -129,7 +129,7 @@ class Model:
         return [self.kernels.new_cache(pages, page_size, s.kv_heads, s.head_dim) for _ in self.layers]
 
     def prepare(self, batch: Batch) -> Any:
-        """What the layers' attention needs of a batch."""
+        """The batch as the layers' attention reads it; see `Kernels.prepare`."""
         return self.kernels.prepare(batch, self.spec.heads // self.spec.kv_heads)
 
     def hidden(
@@ -150,11 +150,11 @@ class Model:
         return kernels.rms_norm(x[outputs], self.norm, eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """fp32 logits [rows, vocabulary], of a shard its part of the vocabulary."""
+        """fp32 logits [rows, vocabulary]; on a shard, its part of the vocabulary."""
         return self.head(hidden).float()
 
     def bytes(self) -> int:
-        """Memory of the weights."""
+        """Bytes of the weights."""
         return sum(self._sizes())
 
     def _sizes(self) -> Iterator[int]:

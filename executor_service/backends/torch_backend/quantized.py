@@ -21,15 +21,15 @@ ALIGNMENT = 16
 `torch._scaled_mm` asks for it on CUDA and `torch._int_mm` for 8 (ATen: `_scaled_mm_out_cuda`,
 `_int_mm_out_cuda`); lines of int8 begin at multiples of 16 bytes with it, as tensor core kernels want.
 """
-_LEAST_INT8_ROWS = 16
+_MIN_INT8_ROWS = 16
 """`torch._int_mm` refuses fewer than 17 on CUDA (ATen: `_int_mm_out_cuda`); pytorch#178469 fills up to 32.
 
 With two digits these are 32, so up to here the second costs nothing.
 """
-LEAST_FP8 = (8, 9)
+MIN_FP8_CAPABILITY = (8, 9)
 """The compute capability that ATen's `_scaled_mm_out_cuda` asks for; cuBLAS has it from 9.0 on."""
 _ROUNDED_AT_ONCE = 4096  # channels: rounding a weight takes little memory beside the result
-LEAST_MAGNITUDE = 1e-30  # a row of zeros has a scale too
+MIN_MAGNITUDE = 1e-30  # a row of zeros has a scale too
 
 
 class Format(Protocol):
@@ -39,8 +39,8 @@ class Format(Protocol):
     largest_weight: float  # magnitude
     largest_activation: float
     digits: int  # of an activation
-    most_inputs: int  # of a sum
-    least_rows: int  # of x in a product
+    max_inputs: int  # of a sum
+    min_rows: int  # of x in a product
 
     def check(self, device: torch.device) -> None:
         """Raises ModelError where the product does not exist."""
@@ -73,8 +73,8 @@ class Int8:
     largest_weight = 127.0
     largest_activation = 32_639.0  # 256 * 127 + 127
     digits = 2
-    most_inputs = (2**31 - 1) // 128**2  # what is not finite may become -128
-    least_rows = _LEAST_INT8_ROWS
+    max_inputs = (2**31 - 1) // 128**2  # what is not finite may become -128
+    min_rows = _MIN_INT8_ROWS
 
     def check(self, device: torch.device) -> None:
         if device.type not in ("cpu", "cuda"):
@@ -92,7 +92,7 @@ class Int8:
     def product(
         self, x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor
     ) -> torch.Tensor:
-        """See `Format`; fp32."""
+        """As `Format.product`, in fp32."""
         high, low = self.sums(x, weight).float().chunk(2)
         return (256 * high + low) * x_scales * weight_scales
 
@@ -103,14 +103,14 @@ class Fp8:
     dtype = torch.float8_e4m3fn
     largest_weight = largest_activation = 448.0
     digits = 1
-    most_inputs = 2**31 - 1
-    least_rows = 1
+    max_inputs = 2**31 - 1
+    min_rows = 1
 
     def check(self, device: torch.device) -> None:
         if device.type not in ("cpu", "cuda"):
             raise ModelError(f"dtype fp8 runs on cpu and cuda only, not on {str(device)!r}")
-        if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < LEAST_FP8:
-            have, need = (f"{major}.{minor}" for major, minor in (found, LEAST_FP8))
+        if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < MIN_FP8_CAPABILITY:
+            have, need = (f"{major}.{minor}" for major, minor in (found, MIN_FP8_CAPABILITY))
             raise ModelError(f"dtype fp8 needs compute capability {need}; {str(device)!r} has {have}")
 
     def round(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,14 +119,14 @@ class Fp8:
     def product(
         self, x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor
     ) -> torch.Tensor:
-        """See `Format`; bf16, which is all that every kernel behind it gives."""
+        """As `Format.product`, in bf16, the one dtype that all kernels of `_scaled_mm` support."""
         return torch._scaled_mm(x, weight.T, x_scales, weight_scales, out_dtype=torch.bfloat16)
 
 
 def round_rows(x: torch.Tensor, dtype: torch.dtype, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
     """x [rows, k] as dtype, with magnitudes up to `largest`, and its scales, fp32 [rows, 1]."""
     wide = x.float()
-    scales = wide.abs().amax(1, keepdim=True).clamp_min_(LEAST_MAGNITUDE) / largest
+    scales = wide.abs().amax(1, keepdim=True).clamp_min_(MIN_MAGNITUDE) / largest
     wide = wide / scales
     return (wide if dtype.is_floating_point else wide.round_()).to(dtype), scales
 
@@ -139,7 +139,7 @@ def _filled(x: torch.Tensor, form: Format) -> torch.Tensor:
 def padded(x: torch.Tensor, form: Format) -> tuple[int, int]:
     """The size that x is filled up to."""
     rows, k = x.shape
-    return max(rows, form.least_rows), k + -k % ALIGNMENT
+    return max(rows, form.min_rows), k + -k % ALIGNMENT
 
 
 class QuantizedLinear:
@@ -155,7 +155,7 @@ class QuantizedLinear:
     ) -> None:
         """Raises ModelError when a sum could overflow."""
         self._n, self._k = sum(part.shape[0] for part in parts), parts[0].shape[1]
-        if self._k > form.most_inputs:
+        if self._k > form.max_inputs:
             raise ModelError(f"{self._k} inputs of a linear layer are too many for {form.dtype}")
         self.form, self._dtype = form, dtype
         self._weight = torch.zeros(

@@ -1,4 +1,4 @@
-"""`Runner`: what runs a backend's steps; `HostRunner` waits for each, `DeviceRunner` goes ahead."""
+"""`Runner`: runs a backend's steps. `HostRunner` is synchronous, `DeviceRunner` asynchronous."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Runner(Protocol):
     max_pending_forwards: int  # as in `Backend`
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
-        """See `Backend`."""
+        """As `Backend.capture`."""
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
-        """See `Backend`."""
+        """As `Backend.launch`."""

@@ -1,7 +1,7 @@
 """The sampler: from logits to tokens and logprobs, on the logits' device.
 
-The order is `plan.Sampling`'s. Positions are split into greedy ones and drawn ones, each computed
-at once. How to draw is the kernels' affair, see `drawing`.
+The order is `plan.Sampling`'s. All greedy positions are computed together, and so
+are all drawn ones; the kernels draw (`drawing.draw`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from executor_service.contract import noise as reference
 from executor_service.contract.plan import OutputMode, Sampling, TokenIds
 
 MIN_TEMPERATURE = 1e-6
-"""Smaller temperatures above 0 count as this one, so that logits / temperature stays finite."""
+"""Temperatures between 0 and this are raised to it, so that logits / temperature stays finite."""
 
 
 class Picker(Protocol):
-    """What picks tokens; `kernels.Kernels` does."""
+    """Picks tokens from logits; implemented by `kernels.Kernels`."""
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """The lowest id among the largest logits of each row, int64 [rows]."""
@@ -36,7 +36,7 @@ class Picker(Protocol):
         keys: NDArray[np.uint64],
         filters: Filters,
     ) -> torch.Tensor:
-        """One token a row, int64 [rows]; see `drawing.draw`."""
+        """One sampled token per row, int64 [rows], as `drawing.draw` defines it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class _Position:
 
 
 def is_plain(row: ForwardRow) -> bool:
-    """Whether the row wants nothing of its logits, as they are, but a token for each position, or nothing."""
+    """Whether the row needs only tokens (or no output), without penalties, bias, masks or logprobs."""
     s = row.sampling
     return row.output == OutputMode.NONE or (
         row.output == OutputMode.SAMPLE
@@ -61,13 +61,13 @@ def is_plain(row: ForwardRow) -> bool:
 
 
 def is_greedy(row: ForwardRow) -> bool:
-    """Whether the row wants the best id of each position and nothing else of the logits, as they are."""
+    """Whether the row needs only the argmax of its unmodified logits at each position."""
     return row.output == OutputMode.SAMPLE and row.sampling.temperature == 0 and is_plain(row)
 
 
 def finite_rows(logits: torch.Tensor) -> torch.Tensor:
     """Which rows have no NaN and no infinity, bool [rows]."""
-    # A sum is finite unless a term is not, or it overflows: cheaper than asking each of them.
+    # A finite sum proves finite terms, and is cheaper than testing each; sums can overflow, hence the retest.
     finite = torch.isfinite(logits.sum(-1))
     return finite if bool(finite.all()) else torch.isfinite(logits).all(-1)
 
@@ -95,7 +95,7 @@ def sample(logits: torch.Tensor, rows: Sequence[ForwardRow], pick: Picker) -> li
 def ranked(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The k largest values of each row and their ids, [n, k]; of equal ones the lowest ids, in order."""
     top, ids = values.topk(k)
-    # topk breaks ties as it likes: order them, and where a tie crosses the border, take the lowest ids.
+    # topk breaks ties arbitrarily: order ties by id, and where a tie straddles the k-th place, sort the row.
     ids, order = ids.sort(-1)
     top, order = top.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(-1, order)
@@ -222,5 +222,5 @@ def _adjust(logits: torch.Tensor, p: _Position) -> None:
         stops = list(s.stop_token_ids)
         kept = logits[stops]
         logits[stops] = -torch.inf
-        if logits.amax() == -torch.inf:  # a mask that leaves nothing gives way
+        if logits.amax() == -torch.inf:  # a mask that excludes every token is dropped
             logits[stops] = kept

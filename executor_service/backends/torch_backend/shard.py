@@ -1,6 +1,6 @@
-"""`Shard`: what one rank holds of a model, and how the ranks' parts become a whole.
+"""`Shard`: one rank's part of a model, and the collectives that combine the ranks' parts.
 
-The model and the backend are written for a shard; `Whole`, the only rank there is, costs them nothing.
+`Model` and `TorchBackend` always work on a shard; `Whole` is the shard of a single process.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from executor_service.backends.torch_backend.weights import Checkpoint
 class Shard(Protocol):
     """One rank's part. All ranks make the same calls in the same order."""
 
-    rank: int  # 0 answers
+    rank: int  # rank 0 returns the outputs
 
     def loading(self) -> AbstractContextManager[None]:
-        """Around reading the model: raises ModelError at its end if any rank could not."""
+        """A context around loading; raises ModelError at its end if any rank failed to load."""
 
     def cut(self, checkpoint: Checkpoint) -> Checkpoint:
         """The part of a checkpoint that this rank holds. Raises ModelError if it can't be split."""
 
     def summed(self, linear: Linear) -> Linear:
-        """A linear layer over a part of its inputs, made to give the sum of all ranks' parts."""
+        """A linear layer whose result is the sum over ranks; each rank has a part of its inputs."""
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' x, the same bits on every rank and for every shape."""
 
     def embed(self, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-        """Rows of the embedding, of which `lookup` knows this rank's part; tokens int64 [tokens]."""
+        """Embeddings of `tokens` (int64 [tokens]) from all ranks; `lookup` reads this rank's part."""
 
     def whole_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """On rank 0: [rows, vocabulary] of all ranks' columns. Elsewhere what it was given."""
+        """On rank 0: [rows, vocabulary] of all ranks' columns. On other ranks the argument."""
 
     def answer(
         self, logits: torch.Tensor, rows: Sequence[ForwardRow], pick: sampler.Picker
     ) -> list[RowOutput]:
-        """On rank 0: `sampler.sample` of the logits of which each rank has its columns. Elsewhere nothing."""
+        """On rank 0: `sampler.sample` over all ranks' columns of the logits. On other ranks an empty list."""
 
 
 class Whole:
-    """The shard of a single rank: everything."""
+    """The shard of a single process: the whole model."""
 
     rank = 0
 

@@ -65,13 +65,13 @@ class Checkpoint(Protocol):
         """A tensor or a part of it by its Hugging Face name, in the stored dtype or, dequantized, in fp32."""
 
     def rope_factors(self) -> torch.Tensor | None:
-        """What the file divides the rotary frequencies by, fp32 [head_dim / 2]; None: nothing."""
+        """Divisors of the rotary frequencies, fp32 [head_dim / 2]; None if the file has none."""
 
     def files(self) -> list[Path]:
         """The files that hold the weights, in a fixed order."""
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -224,7 +224,7 @@ class GgufCheckpoint:
             raise self.file.fault(f"{_ROPE_FACTORS} has the shape {factors.shape}")
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        """See `Checkpoint`. The whole is dequantized first."""
+        """As `Checkpoint.read`; dequantizes the whole tensor to read a part."""
         stored, index = self._stored(name)
         tensor = torch.from_numpy(self.file.read(stored, index).copy())
         for layer, heads in (("q_proj", self.spec.heads), ("k_proj", self.spec.kv_heads)):

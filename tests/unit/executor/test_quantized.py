@@ -74,7 +74,7 @@ def test_no_sum_of_int8_overflows_at_the_extremes(k: int) -> None:
 
 
 def test_more_inputs_than_a_sum_of_int8_can_take_are_refused() -> None:
-    assert 128**2 * Int8.most_inputs < 2**31
+    assert 128**2 * Int8.max_inputs < 2**31
     with pytest.raises(ModelError, match=r"131072 inputs of a linear layer are too many for torch\.int8"):
         kernels(Int8()).linear([torch.ones(1, 131_072)])
 
@@ -110,7 +110,7 @@ def test_rounding_is_to_the_nearest_number_of_the_format(form: Format) -> None:
     x = torch.randn(9, 40)
     x[:, 3] *= 300  # an outlier, as real models have them
     rounded, scales = form.round(x)
-    rows = max(9, form.least_rows)
+    rows = max(9, form.min_rows)
     assert rounded.shape == (form.digits * rows, 48)
     assert scales.shape == (rows, 1)
     assert rounded.dtype == form.dtype

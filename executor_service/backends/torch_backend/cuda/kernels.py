@@ -80,7 +80,7 @@ class CudaKernels(PlainKernels):
         return WideLinear(self._put(weight), None)
 
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
-        """See `Kernels`. Raises ModelError when the kernels do not take this head_dim."""
+        """As `Kernels.new_cache`. Raises ModelError if head_dim is odd or too large."""
         if head_dim > MAX_HEAD_DIM or head_dim % 2:
             raise ModelError(f"head_dim {head_dim} is odd or above {MAX_HEAD_DIM}: not supported on CUDA")
         return super().new_cache(pages, page_size, kv_heads, head_dim)

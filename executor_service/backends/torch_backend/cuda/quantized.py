@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from executor_service.backends.torch_backend.cuda.launch import Launch
-from executor_service.backends.torch_backend.quantized import LEAST_MAGNITUDE, Format, Fp8, Int8, padded
+from executor_service.backends.torch_backend.quantized import MIN_MAGNITUDE, Format, Fp8, Int8, padded
 
 _COLUMNS = 2048  # of a row at a time
 _TO_NEAREST = tl.constexpr(12_582_912.0)  # 1.5 * 2^23: added and taken away, it rounds to even integers
@@ -73,7 +73,7 @@ def round_launch(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor, form:
         (scales.shape[0], 1, 1),
         {
             "x": x, "out": out, "scales": scales, "x_stride": x.stride(0), "rows": x.shape[0],
-            "k": x.shape[1], "filled": out.shape[1], "least": LEAST_MAGNITUDE,
+            "k": x.shape[1], "filled": out.shape[1], "least": MIN_MAGNITUDE,
             "largest": form.largest_activation,
         },
         {"digits": form.digits, "columns": _COLUMNS},
@@ -119,7 +119,7 @@ class TritonInt8(Int8):
     def product(
         self, x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor
     ) -> torch.Tensor:
-        """See `Format`; bf16."""
+        """As `Format.product`, in bf16."""
         sums = self.sums(x, weight)
         out = torch.empty(len(x_scales), len(weight), dtype=torch.bfloat16, device=x.device)
         scale_launch(sums, out, x_scales, weight_scales).run()

@@ -108,7 +108,7 @@ class CutCheckpoint:
         self._whole, self._cut = whole, cut
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        """See `Checkpoint`; a bias behind a sum is rank 0's alone. Parts of parts are not read."""
+        """This rank's part of a tensor. A bias added after a sum over ranks is zero above rank 0."""
         assert part is None
         tensor = self._whole.read(name, self._cut.part(name))
         if name.endswith("o_proj.bias") and self._cut.rank > 0:

@@ -1,4 +1,4 @@
-"""`LeaderBackend`: rank 0 behind the engine's `Backend` border; each call is made by all ranks together."""
+"""`LeaderBackend`: rank 0's `Backend`; it has all ranks make each call together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NOTHING = np.empty(0, np.int32)
 
 
 class LeaderBackend(Synchronous):
-    """Implements `Backend`. A call that fails leaves the ranks in different places: it is the group's end."""
+    """Implements `Backend`. A failed call ends all ranks, since their states may then differ."""
 
     info: ModelDescription
 
@@ -48,7 +48,7 @@ class LeaderBackend(Synchronous):
         followers: Followers,
         listener: socket.socket | None = None,
     ) -> None:
-        """`listener`: where the followers look for us; None where a launcher started all ranks."""
+        """`listener`: socket at which the followers connect; None where a launcher started all ranks."""
         self._config, self._rank, self._timeout_s = config, rank, timeout_s
         self._followers, self._listener = followers, listener
         self._group: Group
@@ -73,17 +73,17 @@ class LeaderBackend(Synchronous):
         return self._backend.tokenizer()
 
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
-        """See `Backend`; all ranks measure the largest step together, and rank 0 answers."""
+        """All ranks compute the largest step together; the result is rank 0's."""
         with self._all_or_none():
             self._group.send_plan(CollectiveCall.DEFAULT_PAGES, np.array([page_size, rows, tokens], np.int32))
             return self._backend.default_pages(page_size, rows, tokens)
 
     def page_bytes(self, page_size: int) -> int:
-        """See `Backend`; on one rank."""
+        """Bytes of a page on one rank."""
         return self._backend.page_bytes(page_size)
 
     def allocate(self, pages: int, page_size: int) -> None:
-        """See `Backend`; every rank has the same pages, with its heads in them."""
+        """Allocate the same pages on every rank, each for its own heads."""
         with self._all_or_none():
             self._group.send_plan(CollectiveCall.ALLOCATE, np.array([pages, page_size], np.int32))
             self._backend.allocate(pages, page_size)
@@ -104,11 +104,11 @@ class LeaderBackend(Synchronous):
             return self._backend.forward_once(inputs, want)
 
     def memory_bytes(self) -> dict[str, int]:
-        """See `Backend`; of rank 0."""
+        """Sizes on rank 0."""
         return self._backend.memory_bytes()
 
     def close(self) -> None:
-        """Let the others end, then let go."""
+        """Close the followers, then this rank."""
         with suppress(RuntimeError):  # one may be gone already
             self._group.send_plan(CollectiveCall.CLOSE, _NOTHING)
         self._followers.close()

@@ -27,7 +27,7 @@ class TensorShard:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """See `Shard`. A rank that failed says so to the others, who would wait for it otherwise."""
+        """As `Shard.loading`. A rank that fails reports it, since the others would wait for it."""
         try:
             yield
         except ModelError as error:
@@ -48,7 +48,7 @@ class TensorShard:
         return self._group.sum(x)
 
     def embed(self, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-        """See `Shard`. Exact: to what one rank has found, the others add zeros."""
+        """As `Shard.embed`. Exact: one rank has the embedding, and the others add zeros."""
         ids = self._cut.vocabulary
         here = (tokens >= ids.start) & (tokens < ids.stop)
         x = lookup(torch.where(here, tokens - ids.start, 0))
@@ -66,7 +66,7 @@ class TensorShard:
     def answer(
         self, logits: torch.Tensor, rows: Sequence[ForwardRow], pick: sampler.Picker
     ) -> list[RowOutput]:
-        """See `Shard`. Greedy rows exchange their best, 8 bytes a position and rank; others their logits."""
+        """As `Shard.answer`. Greedy rows exchange 8 bytes per position and rank, other rows their logits."""
         greedy = np.repeat([sampler.is_greedy(row) for row in rows], [row.outputs for row in rows])
         best = iter(self._best(_where(logits, greedy), pick)) if greedy.any() else iter(())
         if not greedy.all():
@@ -104,7 +104,7 @@ class SummedLinear:
         return total if add_to is None else add_to.add_(total)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `Linear`; of this rank's part."""
+        """As `Linear.rows`, of this rank's part."""
         return self._linear.rows(ids)
 
     def bytes(self) -> int:
