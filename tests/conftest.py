@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 from hypothesis import settings
+
+# A background job of a shell, or of nohup, ignores these, and so would the services that tests start and signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 # The default run is the same for everybody; --hypothesis-profile explore looks further.
