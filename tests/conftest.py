@@ -6,7 +6,7 @@ import signal
 
 from hypothesis import settings
 
-# A background job of a shell, or of nohup, ignores these, and so would the services that tests start and signal.
+# A background job of a shell ignores these, and the services that tests start and signal would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
