@@ -19,7 +19,7 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import DraftingWish, DraftSource
 from scheduler_service.link.executor import Timing
 from scheduler_service.model import DraftingOffer, RequestAllowance
-from scheduler_service.text.process import TextLimits
+from scheduler_service.text.job import TextLimits
 
 
 def _mode(value: object) -> object:

@@ -1,1 +1,1 @@
-"""Text at the edge: prompts to token ids, token ids to text, and where text ends."""
+"""Prompts to token ids, token ids to text, and stop strings. The scheduler's core has token ids only."""

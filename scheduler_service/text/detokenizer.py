@@ -1,10 +1,10 @@
 """Token ids to text, incrementally: only an unfinished UTF-8 character is held back.
 
-A token stands for bytes, whatever its neighbours are; the text is those bytes read as UTF-8, with
-U+FFFD for what is invalid. So any split of the ids gives the same text. For byte-level BPE this is
-the `tokenizers` library's own decode, to the letter. For byte fallback (sentencepiece) it equals it
-on valid UTF-8; around an invalid byte the library would also take back the valid characters
-beside it, which a stream can't do.
+Each token stands for the same bytes whatever tokens surround it. The text is these bytes decoded as UTF-8,
+with U+FFFD for invalid ones, so any split of the ids gives the same text. For byte-level BPE the result is
+exactly that of `decode` in the `tokenizers` library. For byte fallback (sentencepiece) it is the same on
+valid UTF-8; next to an invalid byte the library also replaces valid characters, which a stream may already
+have sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scheduler_service.text.vocabulary import Vocabulary
 
 
 class Detokenizer:
-    """One completion's ids on their way to text."""
+    """Decodes the ids of one completion."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._bytes_of = vocabulary.__getitem__
@@ -24,13 +24,13 @@ class Detokenizer:
         self._strip = vocabulary.strip
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that these ids complete."""
+        """Take the next ids; returns the text that they complete."""
         text = self._decode(b"".join(map(self._bytes_of, ids)))
         return self._stripped(text) if self._strip and text else text
 
     def flush(self) -> str:
-        """What an unfinished character leaves, now that nothing follows."""
-        return self._stripped(self._decode(b"", True))
+        """Text of an unfinished character (U+FFFD), when no more ids follow; usually empty."""
+        return self._stripped(self._decode(b"", final=True))
 
     def _stripped(self, text: str) -> str:
         spaces = len(text) - len(text.lstrip(" "))

@@ -1,17 +1,17 @@
-"""What can go wrong between a prompt's text and its token ids.
+"""Errors of tokenizing.
 
 TextError
-├── UnusableTokenizerError   an executor's files can't be used
+├── UnusableTokenizerError   the executor's tokenizer or chat template can't be used
 ├── PromptError              this prompt can't be tokenized; names the field
-├── BusyError                too much waits for the tokenizer: later
-└── StuckError               the tokenizer does not answer, for no fault of the prompt
+├── BusyError                too much text is queued: the caller may try again later
+└── StuckError               the tokenizer process does not answer; the prompt need not be at fault
 """
 
 from __future__ import annotations
 
 
 class TextError(Exception):
-    """The root; the message says why."""
+    """Base class; the message says why."""
 
 
 class UnusableTokenizerError(TextError):
@@ -19,7 +19,7 @@ class UnusableTokenizerError(TextError):
 
 
 class PromptError(TextError):
-    """This prompt can't be tokenized. `field` is of the request; "" for the whole prompt."""
+    """This prompt can't be tokenized. `field`: the request's field at fault; "": the whole prompt."""
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
@@ -27,8 +27,8 @@ class PromptError(TextError):
 
 
 class BusyError(TextError):
-    """Too much text waits for the tokenizer."""
+    """Too much text is queued for the tokenizer."""
 
 
 class StuckError(TextError):
-    """The tokenizer does not answer."""
+    """The tokenizer process does not answer."""

@@ -1,4 +1,4 @@
-"""What the scheduler and its tokenizer processes say to each other: frames of a JSON header and raw bytes.
+"""The protocol between the scheduler and its tokenizer processes: frames of a JSON header and raw bytes.
 
     uint32 header length | uint32 payload length | header (JSON, UTF-8) | payload      little-endian
 
@@ -20,24 +20,24 @@ PREFIX = struct.Struct("<II")
 MAX_HEADER_BYTES = 32 << 20
 MAX_PAYLOAD_BYTES = 256 << 20
 LANES = 2
-"""Of a tokenizer process: 0 for small jobs, 1 for large ones and for loading."""
+"""Threads of a tokenizer process that run jobs: lane 0 small ones, lane 1 large ones and loading."""
 LARGE_NICENESS = 15
-"""Of a lane's thread while its job is large, or has turned out to be."""
+"""Niceness of lane 1's thread, and of lane 0's once its job has taken long."""
 EXIT_MEMORY = 3
-"""The status of a tokenizer process that has reached its memory limit."""
+"""Exit status of a tokenizer process that has reached its memory limit."""
 
 
 def encode_head(header: Mapping[str, object], payload_bytes: int) -> bytes:
-    """A frame up to its payload, which follows."""
+    """The bytes of a frame before its payload."""
     head = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     return PREFIX.pack(len(head), payload_bytes) + head
 
 
 def frame_lengths(prefix: bytes) -> tuple[int, int]:
-    """Header and payload bytes that follow the first 8 bytes. Raises ValueError for absurd ones."""
+    """Bytes of header and of payload, read from a frame's first 8 bytes. Raises ValueError above a limit."""
     header, payload = PREFIX.unpack(prefix)
     if header > MAX_HEADER_BYTES or payload > MAX_PAYLOAD_BYTES:
-        raise ValueError(f"a frame of {header} + {payload} bytes")
+        raise ValueError(f"frame too large: {header} bytes of header, {payload} of payload")
     return header, payload
 
 
@@ -45,12 +45,12 @@ def decode_header(head: bytes) -> Header:
     """The header. Raises ValueError if it is no JSON object."""
     header = json.loads(head)
     if not isinstance(header, dict):
-        raise ValueError("a header that is no object")
+        raise ValueError("the header is not a JSON object")
     return header
 
 
 def pack_ints(values: array[int]) -> bytes:
-    """uint32, little-endian; `values` has the typecode I."""
+    """Values as uint32, little-endian; their typecode must be I."""
     if sys.byteorder == "big":
         values = array("I", values)
         values.byteswap()
@@ -58,7 +58,7 @@ def pack_ints(values: array[int]) -> bytes:
 
 
 def unpack_ints(data: bytes) -> array[int]:
-    """The reverse. Raises ValueError if the length is no multiple of 4."""
+    """Values from uint32, little-endian. Raises ValueError if the length is not a multiple of 4."""
     values = array("I")
     values.frombytes(data)
     if sys.byteorder == "big":

@@ -1,8 +1,8 @@
 """The tokenizer processes: a bounded queue of jobs for each lane, and a process replaced when it ends.
 
-A job that is over its limits fails, and ends its process; the other job that ran there begins again. When a
-process ends and nobody knows why, all that ran in it is suspect: suspects run alone, one by one, and what
-was running at two ends fails. Jobs whose caller has left are not begun.
+A job that exceeds its CPU time fails, and its process is killed; the other job of that process runs again.
+When a process ends for an unknown reason, each job that it was running is isolated: run again with no other
+job in the process. A job that was running at MAX_CRASHES such ends fails. Cancelled jobs are not started.
 """
 
 from __future__ import annotations
@@ -21,61 +21,64 @@ from scheduler_service.text.errors import (
     UnusableTokenizerError,
 )
 from scheduler_service.text.frames import LANES, Header, unpack_ints
-from scheduler_service.text.lane import Lane
-from scheduler_service.text.process import End, Job, StartError, TextLimits, TextProcess
+from scheduler_service.text.job import ProcessEnd, TextJob, TextLimits
+from scheduler_service.text.lane_queue import LaneQueue
+from scheduler_service.text.process import StartError, TextProcess
 from scheduler_service.text.vocabulary import TokenBytes
 
 log = Log(__name__)
 
 SMALL_BYTES = 16 << 10
-"""Of a job for the lane of small ones."""
+"""Largest payload of a job in the lane of small jobs."""
 MAX_JOBS = 512
-"""That wait or run, in each lane; one caller may have half of them."""
+"""Queued and running jobs of a lane; one caller may have half of them."""
 MAX_BYTES = 32 << 20
-"""Of them."""
+"""Payload bytes of the queued and running jobs of a lane; one caller may have half of them."""
 MAX_TEMPLATE_CHARS = 1 << 20
-"""Of a chat template and the tokens that it writes; templates in use have up to 20,000."""
+"""Characters of a chat template with its BOS and EOS tokens; published templates have up to 20,000."""
 MAX_PROCESSES = 4
-MAX_DEATHS = 2
-RESTART_S = 0.1  # doubles ...
-RESTART_MAX_S = 5.0  # ... up to here, while processes end without having answered anything
+MAX_CRASHES = 2
+RESTART_S = 0.1
+"""Pause before a process that ended without loading a tokenizer is replaced; doubles up to RESTART_MAX_S."""
+RESTART_MAX_S = 5.0
 SMALL, LARGE = range(LANES)
 
 
 def process_count() -> int:
-    """One on two cores, two on four, up to four."""
+    """Half of the CPU cores that this process may use, at least 1 and at most MAX_PROCESSES."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(MAX_PROCESSES, cores // 2))
 
 
 class TextPool:
-    """Tokenizer processes. They exist while `run` does; `load` decides what they tokenize with."""
+    """Tokenizer processes, running while `run` is. `load` sets their tokenizer, `submit` sends prompts."""
 
     def __init__(self, limits: TextLimits, processes: int | None = None) -> None:
         self._limits = limits
         self._slots = process_count() if processes is None else processes
         self._processes: list[TextProcess] = []
-        self._lanes = [Lane(MAX_JOBS, MAX_BYTES) for _ in range(LANES)]
-        self._suspects: deque[Job] = deque()
-        self._candidate: Job | None = None  # files that were not loaded before, to be tried
-        self._accepted: tuple[Header, bytes] | None = None  # files that were loaded once
+        self._queues = [LaneQueue(MAX_JOBS, MAX_BYTES) for _ in range(LANES)]
+        self._isolated: deque[TextJob] = deque()
+        self._candidate: TextJob | None = None  # a load job of new files, not sent yet
+        self._accepted: tuple[Header, bytes] | None = None  # files that a process has loaded
         self._accepting = asyncio.Event()
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that run now."""
+        """Process ids of the running processes."""
         return [process.pid for process in self._processes]
 
     async def run(self) -> None:
-        """Keep the processes there; ends only when cancelled, and they with it."""
+        """Keep the processes running; ends only when cancelled, and ends them."""
         async with asyncio.TaskGroup() as group:
             for slot in range(self._slots):
-                group.create_task(self._keep(slot), name=f"tokenizer {slot}")
+                group.create_task(self._keep_running(slot), name=f"tokenizer {slot}")
 
     async def load(self, files: TokenizerSource) -> tuple[TokenBytes, bool]:
-        """Tokenize with these files from now on. Returns their pieces, and whether messages can be prompts.
+        """Tokenize with these files from now on. Returns the tokens' bytes, and if there is a chat template.
 
-        Raises UnusableTokenizerError, and then nothing has changed. One call at a time, until one succeeds.
+        Raises UnusableTokenizerError, and then nothing has changed. Calls must not overlap, and no call may
+        follow one that has succeeded.
         """
         size = sum(map(len, (files.chat_template, files.bos_token, files.eos_token)))
         if size > MAX_TEMPLATE_CHARS:
@@ -103,49 +106,49 @@ class TextPool:
         return TokenBytes(payload[size:], unpack_ints(payload[:size]), answer["strip"]), answer["chat"]
 
     async def submit(self, header: Header, payload: bytes, caller: str = "") -> bytes:
-        """The answer's payload. Raises PromptError, BusyError, StuckError."""
+        """Run a job; returns the answer's payload. Raises PromptError, BusyError, StuckError."""
         job = self._job(header, payload, SMALL if len(payload) <= SMALL_BYTES else LARGE, caller)
-        lane = self._lanes[job.lane]
+        lane = self._queues[job.lane]
         lane.enter(job)
         self._dispatch()
         try:
             answer, result = await job.future
         finally:
             lane.leave(job)
-            if job in self._suspects:
-                self._suspects.remove(job)
+            if job in self._isolated:
+                self._isolated.remove(job)
         if "error" in answer:
             raise PromptError(answer["error"], answer["field"])
         return result
 
     @staticmethod
-    def _job(header: Header, payload: bytes, lane: int, caller: str = "") -> Job:
-        return Job(header, payload, lane, asyncio.get_running_loop().create_future(), caller)
+    def _job(header: Header, payload: bytes, lane: int, caller: str = "") -> TextJob:
+        return TextJob(header, payload, lane, asyncio.get_running_loop().create_future(), caller)
 
     def _dispatch(self) -> None:
-        """Begin what can begin."""
+        """Send jobs to the lanes that are free: a load first, isolated jobs next, then the queued ones."""
         loaded = [process for process in self._processes if process.loaded]
         for process in self._processes:
             if not process.loaded and process.idle and self._candidate is not None:
                 job, self._candidate = self._candidate, None
                 self._send_load(process, job)
         for process in loaded:
-            if process.alone:
+            if process.exclusive:
                 if not process.idle:
                     continue
-                process.alone = False
-            if self._suspects and process.idle:
-                process.alone = True
-                process.send(self._suspects.popleft())
-            elif not self._suspects or process is not loaded[0]:  # which is kept free for suspects
-                for number, lane in enumerate(self._lanes):
+                process.exclusive = False
+            if self._isolated and process.idle:
+                process.exclusive = True
+                process.send(self._isolated.popleft())
+            elif not self._isolated or process is not loaded[0]:  # the first is kept free for isolated jobs
+                for number, lane in enumerate(self._queues):
                     if lane and process.free(number):
                         process.send(lane.next())
 
     # Processes
 
-    async def _keep(self, slot: int) -> None:
-        """Keep one process there: the first from the start, the others once there is a tokenizer."""
+    async def _keep_running(self, slot: int) -> None:
+        """Keep one process running: slot 0 from the start, the others once a tokenizer was loaded."""
         if slot:
             await self._accepting.wait()
         pause_s = RESTART_S
@@ -157,14 +160,14 @@ class TextPool:
                 if self._candidate is not None and not self._candidate.future.done():
                     self._candidate.future.set_exception(PromptError(str(error)))
             else:
-                if await self._tend(process):
+                if await self._use(process):
                     pause_s = RESTART_S
                     continue
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RESTART_MAX_S)
 
-    async def _tend(self, process: TextProcess) -> bool:
-        """Until it ends. Returns whether another one may be of use at once."""
+    async def _use(self, process: TextProcess) -> bool:
+        """Give a process jobs until it ends. Returns whether to replace it at once, without a pause."""
         self._processes.append(process)
         if self._accepted is not None:
             self._send_load(process, self._job(*self._accepted, LARGE))
@@ -174,10 +177,10 @@ class TextPool:
         finally:
             self._processes.remove(process)
         log.warning("tokenizer process ended", pid=process.pid, why=end.why)
-        self._bury(end)
+        self._resolve_running(end)
         return process.loaded or self._accepted is None
 
-    def _send_load(self, process: TextProcess, job: Job) -> None:
+    def _send_load(self, process: TextProcess, job: TextJob) -> None:
         def answered(future: asyncio.Future[tuple[Header, bytes]]) -> None:
             if future.cancelled() or future.exception() is not None:
                 return
@@ -187,16 +190,16 @@ class TextPool:
         process.send(job)
         job.future.add_done_callback(answered)
 
-    def _bury(self, end: End) -> None:
-        """What was running begins again, waits to run alone, or fails."""
+    def _resolve_running(self, end: ProcessEnd) -> None:
+        """Decide for each job of an ended process: run it again, isolate it, or fail it."""
         for job in end.running:
-            job.deaths += end.culprit is None
+            job.crashes += end.over_limit is None
             if job.future.done():
                 continue
-            if job is end.culprit or job.deaths >= MAX_DEATHS or job.header["op"] == "load":
+            if job is end.over_limit or job.crashes >= MAX_CRASHES or job.header["op"] == "load":
                 job.future.set_exception(StuckError(end.why) if end.stuck else PromptError(end.why))
-            elif end.culprit is not None:
-                self._lanes[job.lane].put_back(job)
+            elif end.over_limit is not None:
+                self._queues[job.lane].put_back(job)
             else:
-                self._suspects.append(job)
+                self._isolated.append(job)
         self._dispatch()

@@ -1,8 +1,8 @@
-"""Where generated text ends: the first stop string to be completed, however the text was cut.
+"""Stop strings: the first one to be completed ends the text, however the text was split.
 
-All stop strings are looked for at once by one automaton (Aho and Corasick 1975). Its state is the
-longest end of the text so far that could still grow into a stop string, so the state's depth is
-exactly what has to be held back: no more, no less.
+One automaton searches for all stop strings at once (Aho and Corasick 1975). Its state is the longest suffix
+of the text so far that is a prefix of a stop string. The state's depth is the length of that suffix, which
+is exactly the text that has to be held back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StopStrings:
         self.match[state] = string
 
     def _link(self) -> None:
-        queue = deque(self.children[0].values())  # breadth first: fallbacks are shallower, so linked
+        queue = deque(self.children[0].values())  # breadth first: fallbacks are shallower, so already linked
         while queue:
             state = queue.popleft()
             self.match[state] = self.match[state] or self.match[self.fallback[state]]
@@ -55,9 +55,9 @@ class StopStrings:
 
 
 class StopMatcher:
-    """One completion's text on its way out: what can't be part of a stop string any more.
+    """Splits one completion's text into what may be sent and what may still become a stop string.
 
-    The match is the stop string that is complete first; of several that end together, the longest.
+    The match is the stop string that is completed first; of several completed by one character, the longest.
     """
 
     def __init__(self, strings: StopStrings) -> None:
@@ -66,7 +66,10 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text that may go out, and the stop string if one was completed (then push no more)."""
+        """Take more text; returns the text that may be sent, and the stop string if one was completed.
+
+        The stop string is no part of the text. Nothing may be pushed after a match.
+        """
         strings, state = self._strings, self._state
         match = strings.match
         for position, character in enumerate(text):
@@ -82,6 +85,6 @@ class StopMatcher:
         return whole[:out], None
 
     def flush(self) -> str:
-        """What was held back, now that nothing follows."""
+        """The text that was held back, when no more text follows."""
         held, self._held, self._state = self._held, "", 0
         return held

@@ -16,32 +16,32 @@ from scheduler_service.text.pool import TextPool
 from scheduler_service.text.vocabulary import Vocabulary
 
 DECODED_AT_ONCE = 4096
-"""Ids of a text, between which others get their turn on the event loop."""
+"""Ids that are decoded before other tasks of the event loop get a turn."""
 
 
 class TextTools:
-    """Everything between text and token ids."""
+    """The served model's tokenizer, detokenizer and chat template."""
 
     def __init__(self, pool: TextPool, vocabulary: Vocabulary, *, has_chat_template: bool) -> None:
         self._pool = pool
         self._vocabulary = vocabulary
         self.has_chat_template = has_chat_template
-        """Messages can be prompts."""
+        """Whether messages can be prompts."""
 
     @classmethod
     async def made_of(cls, files: TokenizerSource, pool: TextPool) -> TextTools | None:
-        """The tools, or None if the model has no tokenizer. Raises UnusableTokenizerError."""
+        """Load the files; returns None if the model has no tokenizer. Raises UnusableTokenizerError."""
         if not files.tokenizer_json:
             return None
         pieces, has_chat_template = await pool.load(files)
         return cls(pool, Vocabulary(pieces), has_chat_template=has_chat_template)
 
     def detokenizer(self) -> Detokenizer:
-        """For one completion."""
+        """A new detokenizer, for one completion."""
         return Detokenizer(self._vocabulary)
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """The text of all these ids, as a stream of them would have it."""
+        """The text of these ids, the same that a stream of them has."""
         detokenizer = self.detokenizer()
         texts = []
         for start in range(0, len(ids), DECODED_AT_ONCE):
@@ -50,7 +50,7 @@ class TextTools:
         return "".join(texts) + detokenizer.flush()
 
     async def encode_text(self, text: str, caller: str = "") -> array[int]:
-        """Plain text to ids, control tokens included, with the model's first token if it wants one.
+        """Ids of plain text. Control tokens in it are recognized; BOS is prepended if the model adds it.
 
         Raises PromptError, BusyError, StuckError.
         """
@@ -65,10 +65,11 @@ class TextTools:
         continues: bool = False,
         caller: str = "",
     ) -> array[int]:
-        """Messages through the chat template to ids; the template writes the first token itself.
+        """Token ids of messages, rendered by the chat template; BOS is added by the template alone.
 
-        What spells a control token in a message becomes plain text. The template may make `max_bytes`
-        of text; `arguments` are variables of its own; with `continues` the last message goes on.
+        Text in a message that spells a control token is tokenized as plain text. `max_bytes` limits the
+        rendered text, `arguments` are further variables of the template, and with `continues` the prompt
+        ends with the last message's content.
         Raises PromptError, BusyError, StuckError.
         """
         if not self.has_chat_template:

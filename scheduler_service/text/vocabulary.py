@@ -1,6 +1,6 @@
-"""The bytes that each token id stands for: all that the scheduler's process has of a tokenizer.
+"""The bytes of each token id: the only part of a tokenizer that the scheduler's own process has.
 
-The tokenizer process works them out once (`worker.pieces`) and sends them as one block.
+A tokenizer process computes them once (`worker.pieces`) and sends them as one block.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from itertools import accumulate
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """Each id's bytes, one after the other. Special tokens have none."""
+    """The bytes of all token ids, concatenated. Special tokens have none."""
 
     data: bytes
-    lengths: array[int]  # bytes of each id from 0 on
-    strip: int  # spaces to take from the beginning of a text
+    lengths: array[int]  # number of bytes of each id, from id 0 on
+    strip: int  # number of spaces to remove from the beginning of a text
 
 
 class Vocabulary(dict[int, bytes]):
-    """Bytes by id, cut out when first asked for. Unknown ids, by which models pad, are empty."""
+    """Bytes by id, cut from the block at first use. Ids without a token (padding) have no bytes."""
 
     def __init__(self, pieces: TokenBytes) -> None:
         super().__init__()
         self._data = pieces.data
         self._ends = array("q", accumulate(pieces.lengths))
         self.strip = pieces.strip
-        """Spaces to take from the beginning of a text."""
+        """Number of spaces to remove from the beginning of a text."""
 
     def __missing__(self, id_: int) -> bytes:
         ends = self._ends

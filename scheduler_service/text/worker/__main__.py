@@ -1,19 +1,19 @@
-"""`python -m scheduler_service.text.worker MEMORY_MIB CPU_S`: jobs from a socket, answers to it.
+"""`python -m scheduler_service.text.worker MEMORY_MIB CPU_S`: reads jobs from a socket, writes answers to it.
 
-Standard input is a socket to the scheduler: frames (`text.frames`) come and go there. When the scheduler
-closes its end, the process ends.
+Standard input is a socket to the scheduler that carries frames (`text.frames`) in both directions. The
+process exits when the scheduler closes its end.
 
     {op: load, lane, chat_template, ...} + tokenizer.json  ->  {lane, chat, strip, count} + lengths + pieces
     {op: text, lane} + text                                ->  {lane} + token ids
     {op: chat, lane, max_bytes} + a chat as JSON           ->  {lane} + token ids
-    any of them, when it can't be done                     ->  {lane, error, field}
+    any of them that fails                                 ->  {lane, error, field}
 
-An answer has `thread`, its id, if the lane goes on in another one: the scheduler lowers the priority of a
-thread whose job takes long, which nobody but an administrator can raise again.
+Two lanes, each with its own thread, so that a small prompt never waits for a large one. The scheduler lowers
+the priority of a thread whose job takes long. Raising it again takes privileges, so such a thread is replaced
+after its job; the answer then has the new thread's id in `thread`.
 
-Two lanes, a thread each, so that a small prompt never waits for a large one. Running out of memory ends
-the process (status EXIT_MEMORY): it does not tell which lane is to blame. Whatever ends a thread ends the
-process, so that no job waits for an answer that nobody gives.
+Running out of memory ends the process with status EXIT_MEMORY, because it is unknown which lane used too
+much. Any other failure of a thread ends the process too, so that no job is left without an answer.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from scheduler_service.text.worker.chat_template import ChatTemplateError, Rende
 from scheduler_service.text.worker.encoder import Encoder, Files
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a lane may keep the interpreter from the other."""
+"""Seconds for which one lane's thread may hold the interpreter lock while the other wants it."""
 LARGE_BYTES = 256 << 10
-"""Jobs from which on freed memory is given back."""
+"""Payload bytes above which freed memory is returned to the system after the job."""
 MAX_ERROR_CHARACTERS = 500
 MAX_IDS = 4 << 20
-"""Of a prompt; honest tokenizers make at most one token of a byte, and prompts have at most 3 MiB."""
+"""Token ids of a prompt: prompts have at most 3 MiB, and sound tokenizers make at most one token per byte."""
 
 
 class TooManyTokensError(Exception):
-    """A prompt has more tokens than anything can be asked to take."""
+    """A prompt has more than MAX_IDS tokens."""
 
 
 class Worker:
-    """Jobs from `connection`, each in the thread of its lane."""
+    """Runs jobs from `connection`, each in the thread of its lane, and sends the answers."""
 
     def __init__(self, connection: socket.socket, cpu_s: float) -> None:
         self._connection = connection
@@ -71,11 +71,11 @@ class Worker:
         self._encoder: Encoder | None = None
 
     def run(self) -> None:
-        """Until the scheduler closes its end."""
-        # A thread begins with the priority of the one that starts it.
+        """Read jobs until the scheduler closes its end."""
+        # A thread inherits the priority of its creator, so one of normal priority creates all of them.
         _thread(self._start_threads).start()
         threads = [self._new_thread(lane) for lane in range(LANES)]
-        with open(os.devnull, "wb") as nowhere:  # a panic's message may have the prompt in it
+        with open(os.devnull, "wb") as nowhere:  # a panic's message may contain the prompt
             os.dup2(nowhere.fileno(), sys.stderr.fileno())
         self._send({"threads": threads}, b"")
         with self._connection.makefile("rb", buffering=1 << 16) as stream:
@@ -96,12 +96,12 @@ class Worker:
             thread = _thread(partial(self._work, lane))
             try:
                 thread.start()
-            except RuntimeError as error:  # there is no room for its stack
+            except RuntimeError as error:  # no memory for its stack
                 raise MemoryError from error
             self._threads[lane].put(thread.native_id or 0)
 
     def _new_thread(self, lane: int) -> int:
-        """Start one for a lane; returns its id."""
+        """Start a thread for a lane; returns the operating system's id of it."""
         self._successors.put(lane)
         return self._threads[lane].get()
 
@@ -145,9 +145,9 @@ class Worker:
             why, field = str(error), error.field
         except MemoryError:
             raise
-        except BaseException as error:  # the tokenizers library raises nothing narrower, and panics
+        except BaseException as error:  # `tokenizers` raises Exception, and PanicException
             why, field = f"the tokenizer failed: {error or type(error).__name__}", ""
-        why = why[:MAX_ERROR_CHARACTERS].encode(errors="replace").decode()  # a template may say surrogates
+        why = why[:MAX_ERROR_CHARACTERS].encode(errors="replace").decode()  # it may contain surrogates
         return {"error": why, "field": field}, b""
 
     def _load(self, job: Header, payload: bytes) -> tuple[Header, bytes]:
@@ -170,7 +170,7 @@ def _packed(ids: array[int]) -> bytes:
 
 
 def _thread(work: Callable[[], object]) -> threading.Thread:
-    """One that takes the process with it if it fails."""
+    """A thread whose failure ends the process."""
 
     def run() -> None:
         try:
@@ -184,11 +184,11 @@ def _thread(work: Callable[[], object]) -> threading.Thread:
 
 
 def main() -> NoReturn:
-    """Under the limits from here on."""
+    """Set the limits, then run the worker."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     memory_mib, cpu_s = int(sys.argv[1]), float(sys.argv[2])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # sent to all of a group; the scheduler has to drain yet
+        signal.signal(number, signal.SIG_IGN)  # sent to the whole process group; the scheduler still drains
     limits.die_with_parent()
     limits.limit_memory(memory_mib)
     limits.lower_priority(limits.NICENESS)
@@ -197,7 +197,7 @@ def main() -> NoReturn:
     except MemoryError:
         os._exit(EXIT_MEMORY)
     finally:
-        os._exit(0)  # whatever the lanes are doing
+        os._exit(0)  # does not wait for the lanes' threads
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class ChatTemplateError(Exception):
-    """The template can't be compiled, or does not take these messages; the message says why."""
+    """The template can't be compiled, or refuses these messages; the message says why."""
 
     def __init__(self, message: str, field: str = "messages") -> None:
         super().__init__(message)
@@ -22,11 +22,11 @@ class ChatTemplateError(Exception):
 
 
 class RenderedTooLargeError(Exception):
-    """The template makes more text of the messages than a prompt may have."""
+    """The rendered text is longer than a prompt may be."""
 
 
 class ChatTemplate:
-    """Renders messages to the text of a prompt that ends where the assistant's turn begins."""
+    """Renders messages to the text of a prompt, which ends where the assistant's turn begins."""
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -42,7 +42,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
             constants = environment.parse(source).find_all(nodes.Const)
             self.strings = frozenset(node.value for node in constants if isinstance(node.value, str))
-            """The strings that stand quoted in the template: all that it can compare with or split at."""
+            """String literals of the template: the strings that it can compare with or split at."""
         except TemplateError as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
         except MemoryError:
@@ -59,10 +59,11 @@ class ChatTemplate:
         arguments: Mapping[str, object] = MappingProxyType({}),
         continues: bool = False,
     ) -> str:
-        """The prompt's text; it is counted while it is rendered. Each message has a `role` and a `content`.
+        """The prompt's text. Each message has a `role` and a `content`.
 
-        `arguments` are further variables of the template. With `continues` the text ends where the content
-        of the last message does, instead of where a new turn begins.
+        The size is checked while the text is rendered: at most `max_bytes` in UTF-8. `now` is the template's
+        current time. `arguments` are further variables of the template. With `continues` the text ends where
+        the content of the last message does, instead of where a new turn begins.
         Raises ChatTemplateError, RenderedTooLargeError, MemoryError.
         """
         moment = now or datetime.now()
@@ -81,16 +82,16 @@ class ChatTemplate:
                 pieces.append(piece)
         except (RenderedTooLargeError, MemoryError):
             raise
-        except TemplateError as error:  # raise_exception's too: written for the template's users
+        except TemplateError as error:  # also from raise_exception, whose message is meant for users
             raise ChatTemplateError(str(error)) from error
-        except Exception as error:  # a template is a program, and can fail like one
+        except Exception as error:  # expressions in a template may raise anything
             raise ChatTemplateError(f"the chat template failed: {type(error).__name__}") from error
         text = "".join(pieces)
         return _up_to(text, str(messages[-1]["content"])) if continues else text
 
 
 def _up_to(text: str, content: str) -> str:
-    """The text up to the end of the last message's content, whose margins the template may have trimmed."""
+    """The text up to the end of the last message's content; the template may have trimmed its white space."""
     at = text.rfind(content.strip())
     if at < 0 or not content.strip():
         raise ChatTemplateError("the template does not write the last message's content as it is")
@@ -109,7 +110,10 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which would change a prompt."""
+    """Replaces Jinja's own filter, which escapes HTML characters and so would change a prompt.
+
+    Templates may pass any of its arguments by position.
+    """
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

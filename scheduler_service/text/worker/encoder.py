@@ -1,4 +1,4 @@
-"""A model's tokenizer and chat template at work: prompts to token ids."""
+"""Prompts to token ids, by a model's tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from scheduler_service.text.worker.inert import ControlTokens, RenamedTokenizer
 from scheduler_service.text.worker.pieces import pieces_of
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython", "model"})
-"""Which any template may be asked for; others only if they stand quoted in it."""
+"""Roles accepted with any template; others are accepted if they are string literals of the template."""
 TRIAL = "The quick brown fox: 123 naïve 日本語"
 UNKNOWN = "\U0010fffe\U000efffe"
+"""Characters that no vocabulary has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What an executor says of its tokenizer."""
+    """The tokenizer and chat template that an executor sent."""
 
     tokenizer_json: bytes
     chat_template: str  # "" when the model has none
@@ -34,7 +35,7 @@ class Files:
 
 
 class Encoder:
-    """Prompts to ids. Thread-safe. Any exception of its making says what is wrong with the files."""
+    """Prompts to ids. Thread-safe. Any exception of the constructor tells what is wrong with the files."""
 
     def __init__(self, files: Files) -> None:
         self._tokenizer = tokenizer = Tokenizer.from_buffer(files.tokenizer_json)
@@ -50,19 +51,19 @@ class Encoder:
         quoted = self._template.strings if self._template is not None else frozenset[str]()
         self._roles = ROLES | quoted
         self._control = ControlTokens(tokenizer, files.chat_template, quoted)
-        # What text becomes that the vocabulary lacks is no control, although tokenizers call it special.
+        # The id of unknown text is no control token, although tokenizers mark it as special.
         self._counted = frozenset(self._control.ids.values()) - frozenset(self._encode(UNKNOWN))
         self._renamed: RenamedTokenizer | None = None
         self._renaming = threading.Lock()
-        self._encode(TRIAL)  # compiles the patterns of the tokenizer
+        self._encode(TRIAL)  # compiles the tokenizer's regular expressions
 
     @property
     def has_chat_template(self) -> bool:
-        """Messages can be prompts."""
+        """Whether messages can be prompts."""
         return self._template is not None
 
     def encode_text(self, text: str) -> array[int]:
-        """Text to ids, control tokens included, with the model's first token if it wants one."""
+        """Ids of text. Control tokens in it are recognized; BOS is prepended if the model adds it."""
         ids = self._encode(text)
         return array("I", ids if self._bos_id is None or ids[:1] == [self._bos_id] else [self._bos_id, *ids])
 
@@ -74,7 +75,7 @@ class Encoder:
         arguments: Mapping[str, object] = MappingProxyType({}),
         continues: bool = False,
     ) -> array[int]:
-        """Messages through the template to ids; the template writes the first token itself.
+        """Ids of messages, rendered by the chat template; BOS is added by the template alone.
 
         `arguments` and `continues` are those of ChatTemplate.render.
         Raises ChatTemplateError, RenderedTooLargeError.
@@ -93,7 +94,7 @@ class Encoder:
         if control.doubtful([messages, arguments]):
             if control.has_marks([messages, arguments]):
                 raise ChatTemplateError("parts of control tokens beside characters from U+F0000 on")
-            # A private-use character has four bytes, whatever it stands for.
+            # The marked text may be 4 times as long: a private-use character has 4 bytes in UTF-8.
             marked = template.render(
                 [control.marked(message) for message in messages],
                 4 * max_bytes,
@@ -118,12 +119,12 @@ class Encoder:
         return [id_ for id_ in ids if id_ in counted] if not counted.isdisjoint(ids) else []
 
     def _encode(self, text: str) -> list[int]:
-        # `encode` would hold the interpreter for all of its time.
+        # Unlike `encode`, `encode_batch_fast` releases the interpreter lock.
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def _renamed_tokenizer(self) -> RenamedTokenizer:
-        """Made when first needed: it doubles the tokenizer's memory."""
+        """The renamed tokenizer, made at first use because it doubles the tokenizer's memory."""
         with self._renaming:
             if self._renamed is None:
                 self._renamed = RenamedTokenizer(self._tokenizer, self._control)

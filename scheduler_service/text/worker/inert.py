@@ -1,17 +1,20 @@
 """Control tokens come from the chat template alone: text of messages that spells one stays plain text.
 
-A template puts its own control tokens and the messages' contents into one text, in which they can't
-be told apart: content may spell a token, or a part of one that the template or the next message completes.
-So a chat whose contents hold parts of control tokens is rendered twice, the second time *marked*:
-in the contents, each character that control tokens are made of is another one, of a private-use area.
-Where both renderings have their control tokens in the same places, all of them are the template's, and
-the first one is tokenized as it is. Else the marked one is: the template's control tokens get other
-names, which nobody can guess, the contents get their characters back, and a tokenizer that knows the
-control tokens by these names alone finds them. Whatever was done, the result is compared: its control
-tokens must be those that the template wrote, in their order.
+A template writes its own control tokens and the messages' contents into one text, where they can't be told
+apart: content may spell a token, or a part of one that the template or the next message completes. So a chat
+whose contents hold parts of control tokens is rendered a second time, *marked*: in the contents, each
+character that occurs in control tokens is replaced by one of a private-use area (a mark).
 
-Marks leave alone white space (templates trim it) and what stands quoted in the template (templates
-split at `</think>`), unless it could be a part of a control token.
+- If both renderings have control tokens at the same positions, all of them are the template's, and the first
+  rendering is tokenized unchanged.
+- Otherwise the marked rendering is used: its control tokens are replaced by random names, the marks by the
+  original characters, and a tokenizer that knows the control tokens only by these names encodes the result.
+
+In both cases the control tokens of the resulting ids are compared with those that the template wrote; they
+must be the same in the same order.
+
+White space is not marked, because templates trim it. String literals of the template are not marked, because
+templates split contents at them (`</think>`), unless they could be a part of a control token.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 MARKS = 0xF0000
-"""The first of the private-use characters that stand for others."""
+"""Code point of the first mark."""
 
 _PIPED = re.compile(r"<[|｜][^\s<>]+[|｜]>")
 
@@ -41,10 +44,10 @@ class Span:
 
 
 class ControlTokens:
-    """A tokenizer's control tokens, and the strings of a template that text may keep as they are.
+    """A tokenizer's control tokens, and the marking of text that could be mistaken for a part of one.
 
-    Control tokens are the special ones, and those `<|like this|>` that the template writes, whatever
-    the tokenizer calls them.
+    Control tokens are the tokens that the tokenizer marks as special, and added tokens of the form
+    `<|name|>` that the template contains. `quoted`: the template's string literals.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str, quoted: Iterable[str]) -> None:
@@ -72,7 +75,7 @@ class ControlTokens:
         self._private = re.compile(f"[{chr(MARKS)}-{chr(MARKS + len(alphabet))}]")
 
     def _touches(self, string: str, heads: set[str], tails: set[str]) -> bool:
-        """Whether it could be a part of a control token in a text, or has one in it."""
+        """Whether the string contains a control token, or could be a part of one in a longer text."""
         return (
             string in self._joined
             or any(text in string for text in self.ids)
@@ -80,13 +83,13 @@ class ControlTokens:
         )
 
     def spans(self, text: str) -> list[Span]:
-        """The control tokens in a text, as the tokenizer finds them: the leftmost, of these the longest."""
+        """The control tokens in a text as the tokenizer finds them: leftmost first, and the longest there."""
         ids = self.ids
         found = self._pattern.finditer(text)
         return [Span(*match.span(), ids[match[0]]) for match in found if match[0] in ids]
 
     def doubtful(self, value: object) -> bool:
-        """Whether some text in it may have a part of a control token, wherever a template cuts it."""
+        """Whether any string in `value` may contribute to a control token, wherever a template cuts it."""
         return any(self._doubtful(text) for text in _strings(value))
 
     def _doubtful(self, text: str) -> bool:
@@ -99,17 +102,17 @@ class ControlTokens:
         )
 
     def has_marks(self, value: object) -> bool:
-        """Whether some text in it has characters that are used as marks."""
+        """Whether any string in `value` contains characters that are used as marks."""
         return any(self._private.search(text) for text in _strings(value))
 
     def marked(self, message: Mapping[str, object]) -> dict[str, object]:
-        """A message whose texts can't be a part of a control token. Its role stays: templates look at it."""
+        """The message with its strings marked, except for its role, which templates compare."""
         return {key: value if key == "role" else self._marked(value) for key, value in message.items()}
 
     def _marked(self, value: object) -> object:
         match value:
             case str():
-                # re.split puts what is safe at odd places.
+                # re.split puts the safe strings at odd indices.
                 parts = self._safe.split(value)
                 return "".join(
                     part if at % 2 else part.translate(self._mark) for at, part in enumerate(parts)
@@ -121,17 +124,17 @@ class ControlTokens:
         return value
 
     def unmarked(self, text: str) -> str:
-        """The text that was marked."""
+        """The text with marks replaced by the original characters."""
         return text.translate(self._unmark)
 
 
 class RenamedTokenizer:
-    """A copy that knows control tokens by names that nobody else knows, and takes their texts for text."""
+    """A copy of a tokenizer whose control tokens have random names; their original texts are plain text."""
 
     def __init__(self, tokenizer: Tokenizer, control: ControlTokens) -> None:
         secret = secrets.token_hex(8)
         self.names = {id_: f"{chr(MARKS - 1)}{secret}-{id_}{chr(MARKS - 1)}" for id_ in control.ids.values()}
-        """Names by id."""
+        """Random names by control token id."""
         self._tokenizer = renamed = Tokenizer.from_str(_renamed(tokenizer.to_str(), control.ids, self.names))
         originals = {token.content: id_ for id_, token in tokenizer.get_added_tokens_decoder().items()} | {
             name: id_ for id_, name in self.names.items()
@@ -141,13 +144,13 @@ class RenamedTokenizer:
         }
 
     def encode(self, text: str) -> list[int]:
-        """The ids that the tokenizer would give."""
+        """Token ids of a text, as ids of the original tokenizer."""
         originals = self._originals
         ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return [originals.get(id_, id_) for id_ in ids]
 
     def named(self, text: str, spans: Sequence[Span], restored: Callable[[str], str]) -> str:
-        """A text for `encode`: with these control tokens renamed, and all else `restored`."""
+        """A text for `encode`: spans replaced by their random names, and `restored` applied to the rest."""
         parts: list[str] = []
         at = 0
         for span in spans:
@@ -157,16 +160,19 @@ class RenamedTokenizer:
 
 
 def _renamed(tokenizer_json: str, ids: Mapping[str, int], names: Mapping[int, str]) -> str:
-    """The tokenizer with other texts for its control tokens, in its vocabulary and merges too."""
+    """The tokenizer's JSON with its control tokens (`ids` by text) renamed to `names` (by id).
+
+    They are renamed in added tokens and vocabulary; merges that involve them are removed.
+    """
     tokenizer: dict[str, Any] = json.loads(tokenizer_json)
     name = {text: names[id_] for text, id_ in ids.items()}
     for added in tokenizer["added_tokens"]:
         if added["content"] in name:
             added |= {"content": name[added["content"]], "special": True, "normalized": False}
-    tokenizer["post_processor"] = None  # names special tokens, and is not used
+    tokenizer["post_processor"] = None  # it names special tokens, and is not used
     model = tokenizer["model"]
     vocabulary = model.get("vocab")
-    unknown = model.get("unk_token")  # the model writes it for text that it does not know
+    unknown = model.get("unk_token")  # stands for text that the vocabulary lacks
     rename = {old: new for old, new in name.items() if old != unknown}
     if isinstance(vocabulary, dict):
         model["vocab"] = {rename.get(piece, piece): id_ for piece, id_ in vocabulary.items()}
@@ -200,7 +206,7 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def _longest_of(strings: Iterable[str]) -> str:
-    """A pattern that matches the longest of these strings, in a time that does not depend on their number."""
+    """A regular expression for the longest of these strings; its time does not depend on their number."""
     tree: dict[str, Any] = {}
     for string in strings:
         node = tree

@@ -1,4 +1,4 @@
-"""The bytes that each token id of a tokenizer stands for, worked out from its decoder."""
+"""The bytes of each token id of a tokenizer, derived from its decoder."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tokenizers import Tokenizer
 from scheduler_service.text.vocabulary import TokenBytes
 
 MAX_BYTES = 64 << 20
-"""Of all pieces together; the largest vocabularies in use, of 262,144 tokens, have 2 MiB."""
+"""Bytes of all tokens together; a published vocabulary of 262,144 tokens has 2 MiB."""
 MAX_IDS = 1 << 22
-"""Tokens with larger ids have no text."""
+"""Ids from here on have no bytes."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class UnsupportedTokenizerError(Exception):
-    """The decoder is none of those that can run incrementally, or makes too much; the message says which."""
+    """The decoder can't run incrementally, or its tokens have too many bytes; the message says which."""
 
 
 def pieces_of(tokenizer: Tokenizer) -> TokenBytes:
-    """All of them. Raises UnsupportedTokenizerError."""
+    """The bytes of all tokens of a tokenizer. Raises UnsupportedTokenizerError."""
     decoder = _Decoder(tokenizer)
     tokens = tokenizer.get_vocab_size(with_added_tokens=True)
     data: list[bytes] = []
@@ -40,7 +40,7 @@ def pieces_of(tokenizer: Tokenizer) -> TokenBytes:
 
 
 class _Decoder:
-    """What a tokenizer's decoder makes of one token."""
+    """A tokenizer's decoder, applied to single tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._special = frozenset(
@@ -53,7 +53,7 @@ class _Decoder:
         self._separator = b"" if kinds else b" "  # without a decoder, tokens are joined by spaces
         self._replacements: list[tuple[str, str]] = []
         self.strip = 0 if kinds else 1
-        """Spaces to take from the beginning of a text."""
+        """Number of spaces to remove from the beginning of a text."""
         for step in steps:
             self._learn(step)
 
@@ -74,13 +74,13 @@ class _Decoder:
                 raise UnsupportedTokenizerError(f"the decoder step {json.dumps(step)} is not supported")
 
     def piece(self, id_: int, token: str) -> bytes:
-        """Its bytes."""
+        """The bytes of a token."""
         if id_ in self._special:
             return b""
         if self._byte_level:
             try:
                 return bytes([_BYTE_OF[character] for character in token])
-            except KeyError:  # an added token, kept as it is
+            except KeyError:  # an added token, which is not byte-encoded
                 return token.encode()
         if self._byte_fallback and (byte := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(byte[1], 16)])
@@ -98,7 +98,7 @@ def _decoder_steps(tokenizer: Tokenizer) -> list[dict[str, object]]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes (Radford et al. 2019), reversed."""
+    """Byte by character, for the printable characters by which GPT-2 writes bytes (Radford et al. 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if chr(byte) not in alphabet)

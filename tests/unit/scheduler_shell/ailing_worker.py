@@ -1,6 +1,6 @@
 """The tokenizer process, short of memory when a prompt says so.
 
-Tests set `text.process.WORKER` to this module. At a prompt of the text ANSWER there is no memory for the
+Tests set `text.launch.WORKER` to this module. At a prompt of the text ANSWER there is no memory for the
 frame of its answer, at one of the text THREAD none for the thread in which its lane goes on. Prompts may
 have 100 tokens.
 """

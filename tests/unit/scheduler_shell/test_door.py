@@ -19,8 +19,8 @@ from scheduler_service.rpc.servicer import SchedulerServicer
 from scheduler_service.rpc.statuses import CODES
 from scheduler_service.service import SchedulerService
 from scheduler_service.text.errors import BusyError, PromptError, StuckError, TextError
+from scheduler_service.text.job import TextLimits
 from scheduler_service.text.pool import TextPool
-from scheduler_service.text.process import TextLimits
 from scheduler_service.text.tools import TextTools
 from scheduler_service.text.vocabulary import Vocabulary
 from scheduler_service.text.worker.pieces import pieces_of

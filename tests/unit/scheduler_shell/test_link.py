@@ -16,8 +16,8 @@ from paceline.executor.v1 import executor_pb2 as pb
 from scheduler_service.core.step import CacheRow, PlannedStep
 from scheduler_service.link.executor import ExecutorLink, ExecutorLostError, Timing
 from scheduler_service.link.pool import ExecutorPool
+from scheduler_service.text.job import TextLimits
 from scheduler_service.text.pool import TextPool
-from scheduler_service.text.process import TextLimits
 from tests.support.ports import kept_port
 from tests.unit.scheduler_shell.fake_executor import FakeExecutor, serving
 from tests.unit.scheduler_shell.models_made_here import LIMITS

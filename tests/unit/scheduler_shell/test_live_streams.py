@@ -27,8 +27,8 @@ from scheduler_service.streams.output import OutputStart
 from scheduler_service.streams.request import CheckedRequest
 from scheduler_service.streams.stream import MAX_DELTA_TOKENS, RequestStream
 from scheduler_service.streams.streams import LiveRequests
+from scheduler_service.text.job import TextLimits
 from scheduler_service.text.pool import TextPool
-from scheduler_service.text.process import TextLimits
 from scheduler_service.text.tools import TextTools
 from scheduler_service.text.vocabulary import Vocabulary
 from scheduler_service.text.worker.pieces import pieces_of

@@ -7,16 +7,16 @@ import asyncio
 import pytest
 
 from scheduler_service.text.errors import BusyError
-from scheduler_service.text.lane import Lane
-from scheduler_service.text.process import Job
+from scheduler_service.text.job import TextJob
+from scheduler_service.text.lane_queue import LaneQueue
 
 
-def job(caller: str, size: int = 1) -> Job:
-    return Job({}, b"x" * size, 0, asyncio.get_running_loop().create_future(), caller)
+def job(caller: str, size: int = 1) -> TextJob:
+    return TextJob({}, b"x" * size, 0, asyncio.get_running_loop().create_future(), caller)
 
 
 async def test_callers_take_turns_and_each_ones_jobs_stay_in_order() -> None:
-    lane = Lane(100, 1000)
+    lane = LaneQueue(100, 1000)
     jobs = [job("many") for _ in range(3)] + [job("few")]
     for one in jobs:
         lane.enter(one)
@@ -26,7 +26,7 @@ async def test_callers_take_turns_and_each_ones_jobs_stay_in_order() -> None:
 
 
 async def test_one_caller_has_half_and_leaves_room_for_a_newcomer() -> None:
-    lane = Lane(8, 1000)
+    lane = LaneQueue(8, 1000)
     flood = [job("flood") for _ in range(4)]
     for one in flood:
         lane.enter(one)
@@ -40,7 +40,7 @@ async def test_one_caller_has_half_and_leaves_room_for_a_newcomer() -> None:
 
 
 async def test_bytes_are_shared_as_jobs_are() -> None:
-    lane = Lane(100, 80)
+    lane = LaneQueue(100, 80)
     lane.enter(job("flood", 40))
     with pytest.raises(BusyError, match="of this caller"):
         lane.enter(job("flood", 1))
@@ -48,7 +48,7 @@ async def test_bytes_are_shared_as_jobs_are() -> None:
 
 
 async def test_all_together_are_bounded() -> None:
-    lane = Lane(4, 1000)
+    lane = LaneQueue(4, 1000)
     for caller in ("a", "a", "b", "c"):
         lane.enter(job(caller))
     with pytest.raises(BusyError, match="too much text waits"):
@@ -56,7 +56,7 @@ async def test_all_together_are_bounded() -> None:
 
 
 async def test_what_begins_again_goes_first_and_what_runs_counts() -> None:
-    lane = Lane(4, 1000)
+    lane = LaneQueue(4, 1000)
     first, second = job("a"), job("b")
     lane.enter(first)
     lane.enter(second)

@@ -19,8 +19,9 @@ from scheduler_service.model import TokenizerSource
 from scheduler_service.text import pool as pools
 from scheduler_service.text.errors import BusyError, PromptError, StuckError, UnusableTokenizerError
 from scheduler_service.text.frames import LANES, LARGE_NICENESS
+from scheduler_service.text.job import TextJob, TextLimits
 from scheduler_service.text.pool import TextPool, process_count
-from scheduler_service.text.process import Job, TextLimits, TextProcess
+from scheduler_service.text.process import TextProcess
 from scheduler_service.text.tools import TextTools
 from scheduler_service.text.worker.limits import NICENESS
 from tests.unit.scheduler_shell import ailing_worker
@@ -83,7 +84,7 @@ class Recorder:
         self._event = asyncio.Event()
         send = TextProcess.send
 
-        def recorded(process: TextProcess, job: Job) -> None:
+        def recorded(process: TextProcess, job: TextJob) -> None:
             if job.header["op"] != "load":
                 self.begun.append(job.payload)
                 self._process = process
@@ -106,7 +107,7 @@ class Recorder:
 
     def time_is_up(self) -> None:
         """All that runs in the last job's process has used up its wall time."""
-        for lane in self.process._lanes:
+        for lane in self.process._threads:
             lane.wall_s = LIMITS.wall_s
 
 
@@ -221,14 +222,14 @@ async def test_the_neighbour_of_a_culprit_is_not_to_blame(monkeypatch: pytest.Mo
 
 async def test_time_in_which_the_process_stands_still_is_no_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
-    look = TextProcess._look
+    look = TextProcess._check
 
     def counted(process: TextProcess) -> None:
         nonlocal looks
         looks += 1
         look(process)
 
-    monkeypatch.setattr(TextProcess, "_look", counted)
+    monkeypatch.setattr(TextProcess, "_check", counted)
     monkeypatch.setattr("scheduler_service.text.process.WATCH_INTERVAL_S", 0.001)
     async with tools(files(), replace(QUICK, cpu_s=0.05)) as (text, pool):
         pids = pool.pids
@@ -334,7 +335,7 @@ async def test_a_job_at_which_two_processes_died_fails_and_only_that() -> None:
 async def test_an_answer_for_which_there_is_no_memory_is_a_refusal(
     monkeypatch: pytest.MonkeyPatch, ailment: str
 ) -> None:
-    monkeypatch.setattr("scheduler_service.text.process.WORKER", ailing_worker.__name__)
+    monkeypatch.setattr("scheduler_service.text.launch.WORKER", ailing_worker.__name__)
     async with tools(files()) as (text, _):
         with pytest.raises(PromptError, match="512 MiB of memory"):
             await text.encode_text(ailment)
@@ -344,7 +345,7 @@ async def test_an_answer_for_which_there_is_no_memory_is_a_refusal(
 async def test_a_prompt_of_too_many_tokens_is_refused_where_it_is_tokenized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("scheduler_service.text.process.WORKER", ailing_worker.__name__)
+    monkeypatch.setattr("scheduler_service.text.launch.WORKER", ailing_worker.__name__)
     async with tools(files()) as (text, pool):
         pids = pool.pids
         assert len(await text.encode_text("1" * ailing_worker.MAX_IDS)) == ailing_worker.MAX_IDS
@@ -423,7 +424,7 @@ async def test_files_that_take_too_long_to_load_are_refused() -> None:
 
 
 def thread_of(process: TextProcess, lane: int) -> int:
-    return process._lanes[lane].thread
+    return process._threads[lane].id
 
 
 def niceness(thread: int) -> int:
