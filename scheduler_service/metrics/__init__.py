@@ -1,1 +1,1 @@
-"""Figures for the operator's monitor."""
+"""Prometheus metrics and rates."""

@@ -12,10 +12,10 @@ from prometheus_client.utils import floatToGoString
 
 
 class Distribution(Collector):
-    """Counts of what was observed, by upper bounds (included). One thread adds, another may collect.
+    """A Prometheus histogram; `bounds` are inclusive upper bounds. One thread may add, another collect.
 
-    `prometheus_client.Histogram` takes two locks and a search for each observation, which is a microsecond
-    that every streamed token would pay.
+    `prometheus_client.Histogram` takes two locks and a search for each observation: about 1 µs for every
+    streamed token.
     """
 
     def __init__(self, name: str, documentation: str, bounds: Sequence[float]) -> None:
@@ -25,12 +25,12 @@ class Distribution(Collector):
         self._sum = 0.0
 
     def add(self, value: float, times: int) -> None:
-        """`value` was observed so many times."""
+        """Count `times` observations of `value`."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
     def collect(self) -> Iterator[Metric]:
-        """For a scrape."""
+        """The histogram, for a scrape."""
         labels = map(floatToGoString, self._bounds)
         buckets = list(zip(labels, accumulate(self._counts.copy()), strict=True))
         yield HistogramMetricFamily(self._name, self._documentation, buckets, self._sum)

@@ -1,4 +1,4 @@
-"""Prometheus metrics. Figures of the core are copied in by the service's tick, not at each event."""
+"""Prometheus metrics. Gauges and counters of the core are set periodically, not at each event."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GAUGES: Mapping[str, str] = {
     "free_pages": "KV pages that hold nothing",
     "evictable_pages": "KV pages held by the prefix cache alone",
 }
-"""Fields of the core's Snapshot that are shown as they are."""
+"""Fields of the core's Snapshot that are exported as gauges, with their help texts."""
 
 COUNTERS: Mapping[str, str] = {
     "requests": "Requests taken",
@@ -47,10 +47,10 @@ COUNTERS: Mapping[str, str] = {
     "predicted_wait_s": "Seconds that started requests were predicted to be queued",
     "wait_s": "Seconds that started requests were queued",
 }
-"""Fields of the core's Counters that are shown as they are."""
+"""Fields of the core's counters that are exported as counters, with their help texts."""
 
 MAX_IDENTITIES = 32
-"""That have metrics of their own: the first that were among those served most. All others count as OTHER."""
+"""Identities with metrics of their own: the first ones to be among the most served. Others count as OTHER."""
 OTHER = "other"
 
 
@@ -61,7 +61,7 @@ class Telemetry(Collector):
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._snapshot: Snapshot | None = None
-        self._shares: dict[str, Share] = {}  # by label; as of the last look at them
+        self._shares: dict[str, Share] = {}  # by label; as of the last `show`
         self.first_token_s = self._histogram("first_token_seconds", "Arrival to first token", _SECONDS)
         self.inter_token_s = Distribution(
             f"{_PREFIX}_inter_token_seconds", "Between deltas of a stream", _SECONDS
@@ -96,32 +96,32 @@ class Telemetry(Collector):
         return Counter(f"{_PREFIX}_{name}", text, ["position"], registry=self.registry)
 
     def finished(self, usage: CompletionUsage) -> None:
-        """A completion has ended well."""
+        """Count the drafts of a completion that has finished."""
         counts = zip(usage.drafted_by_position, usage.accepted_by_position, strict=True)
         for position, (drafted, accepted) in enumerate(counts, start=1):
             self.drafted.labels(position).inc(drafted)
             self.accepted.labels(position).inc(accepted)
 
     def ended_badly(self, error: ServiceError) -> None:
-        """A request got this instead of an answer."""
+        """Count a request that ended with an error."""
         self.rejections.labels(error.reason.name).inc()
 
     def call_failed(self, method: str, reason: str) -> None:
-        """A call of any method got this error."""
+        """Count a call, of any method, that ended with an error."""
         self.call_errors.labels(method, reason).inc()
 
     def step(self, elapsed_s: float, compute_s: float, rows: int) -> None:
-        """A step was answered."""
+        """Record an answered step."""
         self.step_s.observe(elapsed_s)
         self.compute_s.observe(compute_s)
         self.batch_rows.observe(rows)
 
     def draft_step(self, elapsed_s: float) -> None:
-        """A step of the draft executor was answered."""
+        """Record an answered step of a draft executor."""
         self.draft_step_s.observe(elapsed_s)
 
     def show(self, snapshot: Snapshot, shares: Sequence[Share]) -> None:
-        """The core's figures, from now on; shares: of the identities that were served most."""
+        """Set the core's figures for the next scrapes; `shares`: of the identities served most."""
         self._snapshot = snapshot
         shown = dict(self._shares)
         for share in shares:
@@ -141,7 +141,7 @@ class Telemetry(Collector):
         yield from self._by_identity(snapshot, self._shares)
 
     def _by_identity(self, snapshot: Snapshot, shares: Mapping[str, Share]) -> Iterator[Metric]:
-        """Labels are bounded, so that nobody can fill the monitor's memory with names."""
+        """Metrics by identity. The number of labels is bounded, since clients could choose many names."""
         counters = snapshot.counters
         totals = (
             ("requests", "Requests taken, by identity", counters.requests),
@@ -158,7 +158,7 @@ class Telemetry(Collector):
             yield family
 
     def serve(self, host: str, port: int) -> int:
-        """Serve them over HTTP in a thread of their own; returns the port. Call it in the event loop."""
+        """Serve the metrics over HTTP in a thread; returns the port. Must be called on the event loop."""
         loop = asyncio.get_running_loop()
         self.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
         server, _ = start_http_server(port, host, registry=self.registry)

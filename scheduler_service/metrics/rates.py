@@ -1,4 +1,4 @@
-"""How many tokens a second the scheduler gets done, for routers."""
+"""The scheduler's throughput in tokens per second, which routers can use."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Rates:
     """Exponential moving averages of token counters, with a half-life of HALF_LIFE_S."""
 
     def __init__(self, now: float) -> None:
-        self.prompt_tokens_per_s = 0.0  # computed; what the prefix cache had is not counted
+        self.prompt_tokens_per_s = 0.0  # without prefix hits
         self.completion_tokens_per_s = 0.0
         self._last = (now, 0, 0)
 
     def observe(self, counters: Totals, now: float) -> None:
-        """Take the counters as they are now; `now` never goes back."""
+        """Update the rates with the current counters; `now`, in seconds, never decreases."""
         then, prompt, completion = self._last
         elapsed_s = now - then
         if elapsed_s <= 0:

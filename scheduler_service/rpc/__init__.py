@@ -1,1 +1,1 @@
-"""The door for gRPC clients: handlers, errors as statuses, health."""
+"""The gRPC server's side: handlers, errors as statuses, health."""

@@ -1,4 +1,4 @@
-"""paceline.scheduler.v1.AdminService as handlers: what clients have no business with."""
+"""Handlers of paceline.scheduler.v1.AdminService, for administrators only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class AdminServicer(AdminServiceServicer):
-    """The operator's view of a scheduler. Every handler checks who calls first."""
+    """Administrators' RPCs. Each handler first raises ServiceError if the caller is no administrator."""
 
     def __init__(self, service: SchedulerService, credentials: Credentials, audit: Audit) -> None:
         self._service, self._credentials, self._audit = service, credentials, audit
@@ -27,14 +27,14 @@ class AdminServicer(AdminServiceServicer):
     async def ListExecutors(
         self, request: pb.ListExecutorsRequest, context: _Context
     ) -> pb.ListExecutorsResponse:
-        """Answered in every state."""
+        """All executors with their state; answered in every state of the service."""
         self._check(context, "ListExecutors")
         return executor_list(self._service.executors)
 
     async def AbortRequests(
         self, request: pb.AbortRequestsRequest, context: _Context
     ) -> pb.AbortRequestsResponse:
-        """Ends what is live, whoever's it is."""
+        """End requests by id: those of one identity, or of all identities if none is named."""
         self._check(context, "AbortRequests")
         check_aborts(request.request_ids)
         live, why = self._service.live, "aborted by an operator"

@@ -1,9 +1,9 @@
-"""Calls that have arrived and whose messages were not read yet: callers take turns, and arrivals come first.
+"""Calls whose messages are not read yet. Callers take turns, and taking further calls has priority.
 
-Taking a call from gRPC costs the event loop 0.1 ms; reading its message, checking and admitting or refusing
-it costs several times that. gRPC hands calls over one by one in the order of their arrival, whoever made
-them. While calls arrive, all but a few of each caller wait: a call behind thousands of another caller's is
-delayed by taking those, and not by what is done for them.
+Accepting a call from gRPC costs the event loop 0.1 ms; reading its message and then admitting or refusing it
+costs several times that. gRPC hands calls over one by one in the order of their arrival, whichever caller
+they are from. So while calls keep arriving, only a few of each caller are processed and the others wait: a
+call behind thousands of another caller's is delayed by accepting those, but not by processing them.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 
 AT_ONCE = 4
-"""Calls of one caller that begin without waiting, and calls of all that begin in one round."""
+"""Calls of one caller that start at once between two rounds; also calls of all callers started in a round."""
 QUIET_TURNS = 3
-"""Turns of the event loop in which no call has arrived, before the next round."""
+"""A round starts after this many iterations of the event loop without a new call."""
 MAX_TURNS = 64
-"""Between two rounds, however many calls arrive."""
+"""A round starts after this many iterations of the event loop, even if calls keep arriving."""
 REFUSALS_PER_S = 1000.0
-"""Of one caller; further ones wait."""
+"""Rate at which one caller's calls are refused; further refusals are delayed."""
 REFUSALS_AT_ONCE = 200
+"""Refusals of one caller that may exceed the rate (the burst)."""
 MAX_REFUSED_CALLERS = 1024
-"""Whose pace is remembered before those that have none left are forgotten."""
+"""Number of callers from which on those without a delayed refusal are forgotten."""
 
 
 class ArrivalQueue:
-    """Lets calls begin: those of one caller in their order, the callers in turn.
+    """Starts calls: those of one caller in their order, the callers in turn.
 
-    It waits for nothing but the event loop: a call that has begun and is slow holds up no other.
+    It does not wait for started calls to end, so a slow call delays no other.
     """
 
     def __init__(self) -> None:
-        # by caller; who is next stands first
+        # by caller; the next caller is first
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._begun: Counter[str] = Counter()  # by caller, since the last round
         self._turns = 0  # of the event loop since the last round
@@ -40,9 +41,9 @@ class ArrivalQueue:
         self._is_watching = False
 
     async def turn(self, caller: str) -> bool:
-        """Wait for the call's turn. Raises CancelledError, and then the call is forgotten.
+        """Wait for a call's turn. Returns whether it had to wait, because its caller has sent many at once.
 
-        True if it had to wait: its caller has sent many at once.
+        A call whose task is cancelled here is forgotten.
         """
         self._quiet = 0
         if not self._is_watching:
@@ -57,7 +58,7 @@ class ArrivalQueue:
         return True
 
     def _next_turn(self) -> None:
-        """Of the event loop."""
+        """Runs once per iteration of the event loop while calls wait."""
         self._turns += 1
         self._quiet += 1
         if self._quiet >= QUIET_TURNS or self._turns >= MAX_TURNS:
@@ -85,19 +86,18 @@ class ArrivalQueue:
 
 
 class RefusalPace:
-    """Answers a caller's refused calls at REFUSALS_PER_S, after REFUSALS_AT_ONCE at once.
+    """Limits the rate of each caller's refusals to REFUSALS_PER_S, after a burst of REFUSALS_AT_ONCE.
 
-    A refusal costs a fifth of a millisecond, and a client that sends its next call upon it could keep the
-    event loop busy with nothing else. The call that waits counts among its connection's calls, of which
-    there may be so many: its client can't send the next one before.
+    A refusal costs 0.2 ms, so a client that retries at once could keep the event loop busy. A delayed call
+    counts towards its connection's limit of concurrent calls, which stops such a client.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._due: dict[str, float] = {}  # by caller: when the next refusal is due, were none sent at once
+        self._due: dict[str, float] = {}  # by caller: when the next refusal is due, without the burst
 
     def delay_s(self, caller: str) -> float:
-        """Seconds that a refusal of now has to wait; it is counted."""
+        """Count one refusal of the caller; returns the seconds by which to delay it."""
         now = self._clock()
         if len(self._due) >= MAX_REFUSED_CALLERS:
             self._due = {name: due for name, due in self._due.items() if due > now}

@@ -9,7 +9,7 @@ SERVICE = "paceline.scheduler.v1.SchedulerService"
 
 
 class PublishedHealth:
-    """The status of the whole server ("") and of the service, kept by the service's tick."""
+    """The health status of the whole server ("") and of the service."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._servicer = health.aio.HealthServicer()
@@ -17,7 +17,7 @@ class PublishedHealth:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def show(self, serving: bool) -> None:
-        """What watchers are told from now on."""
+        """Set the status, and tell it to watchers if it has changed."""
         if serving is self._serving:
             return
         self._serving = serving

@@ -1,4 +1,4 @@
-"""The one way out for exceptions: a typed status, never a stack, never UNKNOWN."""
+"""Turns every exception of a handler into a gRPC status: never UNKNOWN, and without a stack trace."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ _OURS = "/paceline."
 _GENERATING = ("/Generate", "/GenerateUnary")
 
 Admit: TypeAlias = Callable[[_Context], Awaitable[None]]
-"""Raises a ServiceError if a call is refused of whose message nothing is known yet."""
+"""Called before a call's message is read. Raises ServiceError to refuse the call."""
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
-    """Maps what our handlers raise. They are coroutines, so that no message pays for this.
+    """Wraps the handlers of paceline's services, and ends failed calls with a status.
 
-    With `admit`, calls of Generate and GenerateUnary are asked about there, and read afterwards.
+    Handlers are coroutines that write their messages themselves, so streamed messages do not pass through
+    here. With `admit`, calls of Generate and GenerateUnary are read only after it has returned.
     """
 
     def __init__(self, credentials: Credentials, audit: Audit, admit: Admit | None = None) -> None:
@@ -43,7 +44,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler | None:
-        """Put a guard around one of our handlers; others are left alone."""
+        """Wrap one of paceline's handlers; other services' are returned unchanged."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(_OURS):
             return handler
@@ -67,7 +68,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         )
 
     def _guarded(self, behaviour: Any, method: str) -> Any:
-        """`behaviour` is a coroutine function; the types of handlers know only the blocking kind."""
+        """A coroutine function that awaits `behaviour`, another one, and maps its exceptions to statuses."""
 
         async def guarded(request: Any, context: _Context) -> Any:
             try:
@@ -93,7 +94,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _reading(handler: _Handler, admit: Admit) -> Any:
-    """The handler of one message as one of a stream, which gRPC does not read by itself."""
+    """A handler of one message as a handler of a stream: gRPC leaves reading a stream to its handler."""
     behaviour: Any = handler.unary_stream or handler.unary_unary
 
     async def read(_requests: object, context: _Context) -> None:
@@ -111,5 +112,5 @@ def _reading(handler: _Handler, admit: Admit) -> Any:
 
 
 def _unless_encoded(serializer: Any) -> Any:
-    """For a handler that may return the bytes of its message."""
+    """A serializer for handlers that may return an encoded message."""
     return lambda message: message if isinstance(message, bytes) else serializer(message)

@@ -1,4 +1,4 @@
-"""paceline.scheduler.v1 as handlers: check, tokenize, admit, stream. Errors leave as ServiceErrors."""
+"""Handlers of paceline.scheduler.v1: check, tokenize, admit, stream. Failures are raised as ServiceError."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class SchedulerServicer(SchedulerServiceServicer):
-    """The public API. Handlers hold no state: what lives is in `service.live`."""
+    """The public API. Handlers keep no state of requests; `service.live` does."""
 
     def __init__(self, service: SchedulerService, credentials: Credentials) -> None:
         self._service, self._credentials = service, credentials
@@ -50,7 +50,7 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def Generate(  # type: ignore[override]  # writes, and so is no iterator
         self, request: pb.GenerateRequest, context: _Context
     ) -> None:
-        """One write per batch of news; whatever ends this coroutine ends the request."""
+        """Stream a request's output. The request ends when this coroutine does, for whatever reason."""
         stream = await self._admitted(request, context)
         stream.reader = asyncio.current_task()
         try:
@@ -77,7 +77,7 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def GenerateUnary(
         self, request: pb.GenerateUnaryRequest, context: _Context
     ) -> pb.GenerateUnaryResponse:
-        """The same stream, collected."""
+        """The output of Generate, collected into one response."""
         stream = await self._admitted(request.request, context)
         try:
             answer = UnaryAnswer(stream.request_id)
@@ -94,7 +94,10 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def Tokenize(  # type: ignore[override]  # encodes by itself
         self, request: pb.TokenizeRequest, context: _Context
     ) -> bytes:
-        """As Generate would. A million ids take 50 ms to encode: others get their turn in between."""
+        """Token ids of a prompt, the same that Generate uses.
+
+        Encoding a million ids takes 50 ms, so other tasks get turns in between.
+        """
         served = self._served(context)
         caller = self._credentials.identify(context)
         ids = await _token_ids(check_prompt(request, served.model), served, caller)
@@ -105,7 +108,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         return b"".join(parts)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: _Context) -> pb.DetokenizeResponse:
-        """As Generate would."""
+        """The text of token ids, the same that Generate returns for them."""
         served = self._served(context)
         check_detokenize(request.token_ids, served.model)
         if served.text is None:
@@ -113,7 +116,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         return pb.DetokenizeResponse(text=await served.text.decode(request.token_ids))
 
     async def Abort(self, request: pb.AbortRequest, context: _Context) -> pb.AbortResponse:
-        """Ends what is live of the caller's."""
+        """End the caller's requests by id."""
         check_aborts(request.request_ids)
         caller = self._credentials.identify(context)
         response = pb.AbortResponse()
@@ -125,7 +128,7 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: _Context
     ) -> pb.GetModelInfoResponse:
-        """Known since the first executor."""
+        """The served model and the limits of a request."""
         served, service = self._served(context), self._service
         return model_info(
             served.model,
@@ -139,7 +142,7 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def GetTokenizer(  # type: ignore[override]  # writes, and so is no iterator
         self, request: pb.GetTokenizerRequest, context: _Context
     ) -> None:
-        """As the executor gave it, in pieces."""
+        """The tokenizer's files as the executor sent them, in pieces."""
         served = self._served(context)
         if served.files is None:
             raise ServiceError(ErrorReason.TOKENIZER_NOT_FOUND, "the model has no tokenizer")
@@ -147,7 +150,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             await context.write(piece)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: _Context) -> pb.GetStatusResponse:
-        """Answered in every state."""
+        """State, counters and load; answered in every state of the service."""
         service = self._service
         return service_status(
             state=service.state,
@@ -158,10 +161,10 @@ class SchedulerServicer(SchedulerServiceServicer):
         )
 
     async def admit(self, context: _Context) -> None:
-        """Let a call of Generate or GenerateUnary begin when it is its caller's turn.
+        """Wait until a call of Generate or GenerateUnary may start: callers take turns.
 
-        Raises a ServiceError if its caller has sent many at once and there is no room for another request,
-        whatever that is: nothing of it was read. A resend among them may be refused too.
+        Raises ServiceError, before the message is read, if the caller has sent many calls at once and no
+        further request of it would be queued. Such a call is refused even if it is a resend.
         """
         caller = self._credentials.identify(context)
         if not await self._arrivals.turn(caller.name):
@@ -174,7 +177,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             raise
 
     async def _refused(self, caller: Identity, error: ServiceError) -> None:
-        """Count it; wait if the caller's refusals come too fast."""
+        """Count a refusal, and delay it if the caller gets too many."""
         self._metrics.ended_badly(error)
         if error.reason in _REFUSALS and (delay_s := self._refusals.delay_s(caller.name)):
             await asyncio.sleep(delay_s)
@@ -210,13 +213,13 @@ _REFUSALS = (ErrorReason.QUEUE_FULL, ErrorReason.QUOTA, ErrorReason.TOO_LATE)
 
 
 def _deadline(context: _Context) -> float | None:
-    """On the clock of time.monotonic."""
+    """The call's deadline on the clock of time.monotonic; None without one."""
     remaining = context.time_remaining()
     return None if remaining is None else time.monotonic() + remaining
 
 
 async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequence[int]:
-    """The prompt's ids, never none. Raises a ServiceError."""
+    """The prompt's token ids, at least one. Raises ServiceError."""
     if isinstance(prompt, TokenPrompt):
         return prompt.ids
     field = "text" if isinstance(prompt, TextPrompt) else "messages"

@@ -1,4 +1,4 @@
-"""Errors as gRPC statuses, with their google.rpc details: the one mapping."""
+"""The mapping of errors to gRPC statuses with google.rpc details."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CODES: Mapping[ErrorReason, grpc.StatusCode] = {
 
 
 def status_of(error: ServiceError) -> grpc.Status:
-    """The status as gRPC wants it."""
+    """The gRPC status of an error."""
     return rich_status(
         CODES[error.reason],
         error.message,

@@ -1,1 +1,1 @@
-"""Where protobuf ends towards clients: requests checked, answers and figures written."""
+"""Protobuf of the public API: requests are checked and decoded, responses encoded."""

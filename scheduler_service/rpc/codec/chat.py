@@ -1,4 +1,4 @@
-"""Messages for the model's chat template, checked."""
+"""Checks and decodes the messages of a chat prompt."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _OWN_VARIABLES = frozenset(
         "tools",
     }
 )
-"""Of a chat template, that no request may set."""
+"""Variables of a chat template that no request may set."""
 
 
 def check_chat(chat: pb.Messages, model: ServedModel) -> ChatPrompt:
-    """Raises ServiceError."""
+    """The chat prompt of a request. Raises ServiceError."""
     for name in ("tools", "tool_choice"):
         if name in {each.name for each, _ in chat.ListFields()}:
             raise unsupported(f"messages.{name}")
@@ -48,7 +48,7 @@ def check_chat(chat: pb.Messages, model: ServedModel) -> ChatPrompt:
 
 
 def _plain(struct: Struct) -> dict[str, object]:
-    """A Struct as JSON values; its numbers are doubles, and integers again where they can be."""
+    """A Struct as JSON values. Its numbers are doubles; those with an integral value become integers."""
 
     def plain(value: object) -> object:
         match value:

@@ -1,4 +1,4 @@
-"""GenerateRequest.continuation, checked: output of an interrupted stream that is to go on here."""
+"""Checks GenerateRequest.continuation: the output of an interrupted stream that is resumed here."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from scheduler_service.streams.continuation import Continuation
 def check_continuation(
     message: pb.Continuation, n: int, min_tokens: int, ends: frozenset[int], model: ServedModel
 ) -> Continuation:
-    """The continuation of a request for `n` completions, which end at any id of `ends`.
+    """The continuation of a request for `n` completions; `ends` are the token ids that end a completion.
 
-    Raises ServiceError: CONTINUATION if it was made by another model or sampler.
+    Raises ServiceError; its reason is CONTINUATION if the output is of another model or sampler.
     """
     _check_fingerprints(message, model.fingerprints)
     seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""GenerateResponse and GenerateUnaryResponse, from what a stream's reader takes."""
+"""Encodes a stream's output as GenerateResponse or GenerateUnaryResponse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler_service.streams.output import Output, OutputDelta, OutputEnd, Out
 
 
 def output_message(output: Output) -> pb.GenerateResponse:
-    """The message that says it."""
+    """One output as a message of the stream."""
     if isinstance(output, OutputDelta):
         response = pb.GenerateResponse()
         if output.index:
@@ -103,7 +103,7 @@ def _ms(seconds: float) -> int:
 
 
 class UnaryAnswer:
-    """A stream's output, gathered into one response."""
+    """A stream's output, collected into one response."""
 
     def __init__(self, request_id: str) -> None:
         self._response = pb.GenerateUnaryResponse(request_id=request_id)
@@ -111,7 +111,7 @@ class UnaryAnswer:
         self._texts: dict[int, list[str]] = {}
 
     def add(self, outputs: Iterable[Output]) -> None:
-        """Take more of the stream."""
+        """Append outputs of the stream."""
         for output in outputs:
             if isinstance(output, OutputStart):
                 continue
@@ -125,7 +125,7 @@ class UnaryAnswer:
                 self._texts.setdefault(index, []).append(output.text)
 
     def response(self) -> pb.GenerateUnaryResponse:
-        """All completions, by index."""
+        """The response, with all completions in the order of their indices."""
         for index, completion in sorted(self._completions.items()):
             completion.text = "".join(self._texts.get(index, ()))
             self._response.completions.append(completion)

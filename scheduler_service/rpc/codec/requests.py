@@ -1,7 +1,7 @@
-"""A GenerateRequest, checked field by field before anything is made of it.
+"""Checks a GenerateRequest field by field, before anything is allocated for it.
 
-Every refusal names the field as the proto spells it (`sampling.temperature`, `stop.strings[3]`).
-Sizes and counts are looked at before contents.
+Errors name the field as the proto does (`sampling.temperature`, `stop.strings[3]`). Sizes and counts are
+checked before contents.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from scheduler_service.streams.request import CheckedRequest, Prompt, Returns, T
 MAX_REQUEST_ID_BYTES = 128
 MAX_SALT_BYTES = 256
 MAX_ABORTS = 1024
-_REQUEST_ID = re.compile(r"[!-~]+")  # visible ASCII: it travels as metadata
+_REQUEST_ID = re.compile(r"[!-~]+")  # visible ASCII: the id is sent as gRPC metadata
 
 
 _RETURNS = {
@@ -39,7 +39,7 @@ _RETURNS = {
     pb.RETURNS_TOKEN_IDS: Returns.TOKEN_IDS,
 }
 DRAFTERS = {pb.DRAFTER_NGRAM: DraftSource.NGRAM, pb.DRAFTER_DRAFT_EXECUTOR: DraftSource.EXECUTOR}
-"""The proto's names of them."""
+"""Drafters by their numbers in the proto."""
 
 
 def check_priority(priority: int, caller: Identity) -> None:
@@ -49,7 +49,7 @@ def check_priority(priority: int, caller: Identity) -> None:
 
 
 def check_request(message: pb.GenerateRequest, model: ServedModel, drafting: DraftingOffer) -> CheckedRequest:
-    """The request, checked. An empty request_id and a missing seed are drawn.
+    """The checked request. A missing request_id and a missing seed are drawn at random.
 
     Raises ServiceError.
     """
@@ -121,7 +121,7 @@ def _digest(message: pb.GenerateRequest) -> bytes:
 
 
 def check_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel) -> Prompt:
-    """What is to be tokenized, or is already. Raises ServiceError."""
+    """The prompt: text, messages or token ids. Raises ServiceError."""
     if isinstance(message, pb.GenerateRequest):
         kind: str | None = message.WhichOneof("prompt")
     else:
@@ -144,20 +144,20 @@ def check_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, model: Served
 
 
 def check_token_ids(field: str, ids: Sequence[int], model: ServedModel) -> None:
-    """Refuse ids outside the vocabulary. Raises ServiceError."""
-    # A message's numbers become an array 100 times faster than Python's integers.
+    """Raises ServiceError if an id is outside the vocabulary."""
+    # Numpy copies a repeated field 100 times faster than a loop over Python integers.
     if ids and int(np.array(ids, np.uint32).max()) >= model.vocab_size:
         index, bad = next((i, id_) for i, id_ in enumerate(ids) if id_ >= model.vocab_size)
         raise invalid(f"{field}[{index}]", f"is {bad}, but the vocabulary has {model.vocab_size} tokens")
 
 
 def check_aborts(ids: Sequence[str]) -> None:
-    """Refuse too many at once. Raises ServiceError."""
+    """Raises ServiceError if there are more than MAX_ABORTS ids."""
     check_size("request_ids", len(ids), MAX_ABORTS, "ids")
 
 
 def check_detokenize(ids: Sequence[int], model: ServedModel) -> None:
-    """Refuse more ids than a context holds, or unknown ones. Raises ServiceError."""
+    """Raises ServiceError if there are more ids than a context holds, or ids outside the vocabulary."""
     check_size("token_ids", len(ids), model.context_length, "ids")
     check_token_ids("token_ids", ids, model)
 
@@ -221,12 +221,12 @@ def _speculation(message: pb.Speculation, model: ServedModel, drafting: Drafting
         if drafter not in drafters:
             raise invalid("speculation.drafter", "the server has no draft executor")
         drafters = frozenset({drafter})
-    most = model.max_draft_tokens
+    max_drafts = model.max_draft_tokens
     match message.mode:
         case pb.SPECULATION_MODE_FIXED:
-            if not most:
+            if not max_drafts:
                 raise invalid("speculation.mode", "the executor verifies no drafts")
-            check_range("speculation.draft_tokens", message.draft_tokens, 1, most)
+            check_range("speculation.draft_tokens", message.draft_tokens, 1, max_drafts)
             return DraftingWish(drafters, message.draft_tokens)
         case _ if message.draft_tokens:
             raise invalid("speculation.draft_tokens", "only with SPECULATION_MODE_FIXED")

@@ -1,4 +1,4 @@
-"""What clients are told of model, tokenizer, executors and load."""
+"""Encodes responses about the model, its tokenizer, the executors and the load."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from scheduler_service.model import DraftingOffer, ExecutorView, ServedModel, Se
 from scheduler_service.rpc.codec.requests import DRAFTERS
 
 TOKEN_IDS_AT_ONCE = 1 << 14
-"""Of a TokenizeResponse; they take less than a millisecond to encode."""
+"""Token ids encoded in one part of a TokenizeResponse, which takes less than a millisecond."""
 
 
 def tokenize_response(ids: Sequence[int]) -> Iterator[bytes]:
-    """An encoded TokenizeResponse, in parts that are it when joined: repeated fields add up."""
+    """An encoded TokenizeResponse in parts to be concatenated (protobuf joins repeated fields)."""
     for start in range(0, len(ids), TOKEN_IDS_AT_ONCE):
         yield pb.TokenizeResponse(token_ids=ids[start : start + TOKEN_IDS_AT_ONCE]).SerializeToString()
 
