@@ -1,9 +1,9 @@
-"""The executors whose smaller model drafts for the one that is served; one is active at a time.
+"""The draft executors, whose smaller model drafts for the served one; one is active at a time.
 
-A draft is a guess of the served model's next token ids, made with the same noise: so vocabulary and
-sampling rules must be the same, and nothing else. One that differs when it is met first is a mistake
-in the configuration, which `mistaken` holds: the scheduler ends. One that differs later (replaced by
-another) is refused like any other executor that won't do, and decoding goes on without drafts.
+Drafts are token ids of the served model, sampled with the same noise, so only vocabulary and sampling rules
+must be equal. An executor that differs at its first handshake is a mistake in the configuration: `mistaken`
+is set, and the scheduler exits. One that differs later (another process at the same address) is refused, and
+decoding goes on without drafts.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""One executor: greeted, watched, lost, and greeted again.
+"""The connection to one executor: handshake, heartbeats, steps, and a new handshake after a loss.
 
     unreachable ── greet (GetStatus, GetInfo, GetTokenizer, OpenSession) ──► ready ──► lost ──► ...
 
-A new session replaces our last one, which releases all that it held and fences its late steps: so
-after any loss, a frozen executor's too, there is nothing to replay, and sequences are recomputed. It
-replaces the one of our former process too, if that was killed: both have the same owner's name.
+A new session replaces the scheduler's last one: its caches are released, and its late steps are refused.
+So after any loss, even if the executor was only frozen, no step is replayed, and sequences are recomputed.
+The session of a killed scheduler process is replaced too, since both have the same owner name.
 
 An executor is lost when its stream or connection ends (a killed process at once, a stopped one
 after the channel's ping timeout, about 3 s), when it does not answer a heartbeat within
 `heartbeat_timeout_s` (its event loop hangs), when it no longer knows our session, when a step
-makes no progress for `step_timeout_s`, or when a reply can't be parsed or can't be an answer to its
-step: nothing that an executor sends ends the scheduler. A long step is no loss: the heartbeat, answered
-by the executor's event loop, tells how old the running step is.
+makes no progress for `step_timeout_s`, or when a reply can't be parsed or does not fit its step. Nothing
+that an executor sends ends the scheduler. A long step is not a loss: the heartbeat, answered by the
+executor's event loop, tells the age of the running step.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Timing:
 
     @property
     def lease_s(self) -> float:
-        """How long our caches outlive us: a few missed heartbeats, since others may wait for the pages."""
+        """Lease of our sessions: a few heartbeats, so that a killed scheduler's pages are soon free."""
         return max(4.0, 4 * self.heartbeat_interval_s)
 
 
@@ -121,12 +121,12 @@ class ExecutorLink:
 
     @property
     def retiring(self) -> bool:
-        """It drains: what it has goes on, and nothing new begins there."""
+        """It drains: its sequences go on, and it takes no new ones."""
         return self._heartbeat.phase is ExecutorPhase.DRAINING
 
     @property
     def step_age_s(self) -> float:
-        """Since the oldest unanswered step was sent; 0 without one."""
+        """Seconds since the oldest unanswered step was sent; 0 without one."""
         return time.monotonic() - self._sent[0].at if self._sent else 0.0
 
     def view(self, *, active: bool, draft: bool = False) -> ExecutorView:
@@ -168,7 +168,7 @@ class ExecutorLink:
             self._part("the scheduler has stopped")
 
     async def leave(self, detail: str) -> None:
-        """Use it no more for now, and give our session back, so that its pages are free at once."""
+        """Close our session, which frees its pages at once; unused until `run` has reconnected."""
         session, client = self._session, self._client
         if session is None or client is None:
             return

@@ -3,9 +3,9 @@
     main loop   ... apply → DraftLoop.plan → plan → send → deliver → receive ...
     this one                  └► send → receive → apply → wake the main loop
 
-Drafts are planned in the main loop's turn, just before its own step: who waits for some is left out
-of that step. From there on nothing here holds the main loop up, whatever the draft executor does; how
-long a sequence waits is the core's business.
+Drafts are planned by the main loop just before its own step, because sequences that wait for drafts are left
+out of that step. The draft executor never delays the main loop otherwise; the core limits how long a
+sequence waits for drafts.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ log = Log(__name__)
 
 
 class DraftLoop:
-    """Drives one draft executor of the pool, as long as there is one.
+    """Drives one draft executor of the pool at a time.
 
-    `wake` is to be set when the pool has changed; `wake_main` is called when the core has new drafts,
-    or will get none.
+    `wake` must be set when the pool has changed; `wake_main` is called when the core has new drafts, or the
+    draft executor was lost.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class DraftLoop:
         self._planned: PlannedStep | None = None  # not sent yet
 
     def plan(self, now: float) -> bool:
-        """Ask the core for a draft step; True if there is one, which goes out at this task's next turn."""
+        """Ask the core for a draft step. Returns whether there is one, which `run` sends at its next turn."""
         if self._planned is None and (plan := self._core.plan_draft(now)) is not None:
             self._planned = plan
             self._wake.set()
         return self._planned is not None
 
     async def run(self) -> None:
-        """Draft; ends only when cancelled, or with a bug's exception."""
+        """Drive draft executors; ends only when cancelled, or with the exception of a bug."""
         while True:
             link = await self._next_executor()
             try:

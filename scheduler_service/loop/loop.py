@@ -2,11 +2,11 @@
 
     drive one executor:   expire → plan drafts → plan → send the step → deliver the last step's events
                           → receive the answer → apply → ...
-    between executors:    expire, until one is ready or everything waiting has timed out
+    without an executor:  expire, until one is ready
 
-The next step is on its way before the last one's tokens are delivered, so that the executor works
-while text is made of them. What an executor's loss means for sequences is the core's business. Drafts
-go their own way, in `draft_loop.py`.
+The next step is sent before the last one's tokens are delivered, so that the executor computes while the
+scheduler detokenizes. The core decides what an executor's loss means for sequences. Drafts have a loop of
+their own, in `draft_loop.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = Log(__name__)
 
 
 class Loop:
-    """Brings the core, the executors and the live requests together."""
+    """Drives the active executor: sends the core's plans, applies answers, passes events to the streams."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Loop:
         self._clock = clock
 
     async def run(self) -> None:
-        """Serve; ends only when cancelled, or with a bug's exception."""
+        """Drive executors; ends only when cancelled, or with the exception of a bug."""
         while True:
             link = await self._next_executor()
             try:
@@ -86,15 +86,15 @@ class Loop:
                 await link.leave("draining")
                 link.check()
             live.post(core.expire(now))
-            drafting = drafts.plan(now)  # first: it decides who waits for drafts and is left out of this step
+            drafting = drafts.plan(now)  # first: sequences that wait for drafts are left out of this step
             while (plan := core.plan(now)) is not None:
                 unanswered.append((now, len(plan.rows) + len(plan.openings)))
                 await link.send(plan)
                 now = self._clock()
-                if plan.openings:  # they may be opened there meanwhile
+                if plan.openings:  # the draft executor may compute their prompts at the same time
                     drafting = drafts.plan(now)
             if drafting:
-                await asyncio.sleep(0)  # off it goes, before text is made of the last step's tokens
+                await asyncio.sleep(0)  # lets the draft loop send before `deliver` detokenizes
             live.deliver()
             if unanswered:
                 result = await link.receive()

@@ -1,4 +1,4 @@
-"""How one task of the scheduler tells another that there is something to look at."""
+"""An event that wakes a task of the event loop."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 
 
 class Wake:
-    """A reason to look again; set from anywhere on the event loop."""
+    """An event that is cleared by the wait that it ends. To be used on the event loop only."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def set(self) -> None:
-        """There is a reason."""
+        """End the current wait, or the next one."""
         self._event.set()
 
     async def wait(self, timeout_s: float | None) -> None:
-        """Wait for a reason, for at most so long."""
+        """Wait for `set`, for at most `timeout_s` seconds (None: without limit)."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()

@@ -1,4 +1,4 @@
-"""The live requests: between the core, which knows no text, and the streams, which know no steps."""
+"""The requests whose streams have not ended: connects the core, which has tokens only, with their streams."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Clock = Callable[[], float]
 
 
 class LiveRequests:
-    """Admits requests, brings the core's events to their streams, ends what has to end.
+    """Admits requests, passes the core's events to their streams, and ends requests.
 
-    Not thread-safe: all on the event loop, like the core. `wake` is called when the loop has a
-    reason to plan again; `clock` is time.monotonic, or a test's. Ids belong to who made them: two callers
-    may use one at once.
+    Not thread-safe: to be used on the event loop only, like the core. `wake` is called when the loop should
+    plan again; `clock` is time.monotonic, or a test's. Request ids are scoped by identity: two callers may
+    use the same id at once.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class LiveRequests:
         return len(self._streams)
 
     def check_id(self, caller: Identity, checked: CheckedRequest) -> None:
-        """Raises ServiceError if the caller's stream of this id has not ended, whatever the core says.
+        """Raises ServiceError if the caller has a stream of this id that has not ended.
 
-        A resend of the same bytes, before the client was sent anything, may take its place.
+        A resend of the same bytes is allowed until output was sent; it replaces the earlier call.
         """
         stream = self._streams.get(scoped_id(caller.name, checked.id))
         if stream is not None and (stream.taken or not checked.digest or stream.digest != checked.digest):
@@ -57,15 +57,15 @@ class LiveRequests:
     def check_room(
         self, caller: Identity, checked: CheckedRequest, prompt_tokens: int, deadline: float | None
     ) -> None:
-        """Raises a ServiceError if no request with at least so many prompt tokens would be taken now.
+        """Raises ServiceError if a request with `prompt_tokens` or more would not be admitted now.
 
-        A resend is not judged here: it may have the queue's room that the call before it holds.
+        Resends are not checked here: they get the room in the queue that the earlier call has.
         """
         if scoped_id(caller.name, checked.id) not in self._streams:
             self._check_room(caller, prompt_tokens, deadline)
 
     def check_any_room(self, caller: Identity, deadline: float | None) -> None:
-        """Raises a ServiceError if no request of the caller, whatever it is, would be taken now."""
+        """Raises ServiceError if no request of the caller, however small, would be admitted now."""
         self._check_room(caller, 1, deadline)
 
     def _check_room(self, caller: Identity, prompt_tokens: int, deadline: float | None) -> None:
@@ -85,7 +85,7 @@ class LiveRequests:
         deadline: float | None,
         served: Served,
     ) -> RequestStream:
-        """Take a request into the queue. Raises a ServiceError, and then nothing has changed."""
+        """Queue a request; returns its stream. Raises ServiceError, and then nothing has changed."""
         self.check_id(caller, checked)
         request = checked.to_core(prompt, caller, arrival=arrival, deadline=deadline)
         stream = RequestStream(
@@ -129,18 +129,18 @@ class LiveRequests:
         )
 
     def post(self, events: Iterable[Event]) -> None:
-        """Keep events for the next `deliver`: the next step is sent first.
+        """Keep events for the next `deliver`, so that the next step can be sent first.
 
-        Each is kept with its stream: a request that reuses the id meanwhile must not get it.
+        Each event is kept with its stream: a later request of the same id must not get it.
         """
         streams = self._streams
         self._posted += [(stream, e) for e in events if (stream := streams.get(e.request_id)) is not None]
 
     def deliver(self) -> None:
-        """Bring the posted events to their streams."""
+        """Pass the posted events to their streams."""
         posted, self._posted = self._posted, []
         now = self._clock()
-        gaps: dict[float, int] = {}  # times between a completion's tokens: one or two, of all in a step
+        gaps: dict[float, int] = {}  # counts by seconds between a completion's deltas
         for stream, event in posted:
             if self._streams.get(event.request_id) is not stream:
                 continue  # its client has left
@@ -165,31 +165,31 @@ class LiveRequests:
             self._metrics.inter_token_s.add(gap, times)
 
     def abort(self, request_id: str, identity: str, why: str) -> bool:
-        """End the request of this id that an identity has; False if there is none."""
+        """End an identity's request of this id; returns False if there is none."""
         stream = self._streams.get(scoped_id(identity, request_id))
         if stream is not None:
             self._cancel(stream, ServiceError(ErrorReason.ABORTED, why))
         return stream is not None
 
     def abort_everybodys(self, request_id: str, why: str) -> bool:
-        """End the requests of this id, whoever has one; False if nobody does."""
+        """End the requests of this id of all identities; returns False if there is none."""
         found = [stream for stream in self._streams.values() if stream.request_id == request_id]
         for stream in found:
             self._cancel(stream, ServiceError(ErrorReason.ABORTED, why))
         return bool(found)
 
     def leave(self, stream: RequestStream) -> None:
-        """The stream's reader has gone, for whatever reason; nothing more is computed for it."""
+        """End a stream's request, because its reader has returned; no effect after the stream's end."""
         if self._streams.get(stream.core_id) is stream:
             self._cancel(stream, ServiceError(ErrorReason.ABORTED, "the client has left"))
 
     def cancel_all(self, begun: ServiceError, untouched: ServiceError) -> None:
-        """End all live requests; those whose client was sent something with `begun`."""
+        """End all requests: with `begun` if output was sent to the client, else with `untouched`."""
         for stream in list(self._streams.values()):
             self._cancel(stream, begun if stream.taken else untouched)
 
     def cancel_stalled(self, timeout_s: float) -> None:
-        """End the requests whose reader has not moved for so long."""
+        """End the requests whose client has read nothing for `timeout_s`, although output was written."""
         now = self._clock()
         stalled = [stream for stream in self._streams.values() if stream.stalled_s(now) > timeout_s]
         for stream in stalled:
@@ -199,7 +199,7 @@ class LiveRequests:
                 stream.reader.cancel()
 
     def _stop(self, stream: RequestStream, index: int) -> None:
-        """The completion's text has reached a stop string."""
+        """End a completion whose text contains a stop string."""
         finished = self._core.stop(stream.core_id, index, self._clock())
         if finished is not None:
             self._finish(stream, finished)
