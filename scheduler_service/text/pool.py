@@ -127,8 +127,9 @@ class TextPool:
 
     def _dispatch(self) -> None:
         """Send jobs to the lanes that are free: a load first, isolated jobs next, then the queued ones."""
-        loaded = [process for process in self._processes if process.loaded]
-        for process in self._processes:
+        connected = [process for process in self._processes if process.connected]
+        loaded = [process for process in connected if process.loaded]
+        for process in connected:
             if not process.loaded and process.idle and self._candidate is not None:
                 job, self._candidate = self._candidate, None
                 self._send_load(process, job)

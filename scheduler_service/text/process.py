@@ -110,6 +110,11 @@ class TextProcess:
         return self._process.pid
 
     @property
+    def connected(self) -> bool:
+        """Whether it can be sent jobs: its connection closes when it ends, before it is reaped."""
+        return not self._writer.is_closing()
+
+    @property
     def idle(self) -> bool:
         """No lane has a job."""
         return all(thread.job is None for thread in self._threads)
@@ -119,10 +124,12 @@ class TextProcess:
         return self._threads[lane].job is None
 
     def send(self, job: TextJob) -> None:
-        """Send a job to its lane, which must be free."""
+        """Send a job to its lane, which must be free; a process that has just ended hands it back."""
         state = self._threads[job.lane]
         assert state.job is None
         state.job, state.wall_s, state.cpu_from = job, 0.0, None
+        if not self.connected:
+            return
         self._writer.write(encode_head(job.header | {"lane": job.lane}, len(job.payload)))
         self._writer.write(job.payload)
         if self._watch is None:

@@ -13,14 +13,16 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from paceline.service.process import new_event_loop
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from scheduler_service.model import TokenizerSource
 from scheduler_service.text import pool as pools
+from scheduler_service.text import process as process_module
 from scheduler_service.text.errors import BusyError, PromptError, StuckError, UnusableTokenizerError
 from scheduler_service.text.frames import LANES, LARGE_NICENESS
 from scheduler_service.text.job import TextJob, TextLimits
-from scheduler_service.text.pool import TextPool, process_count
+from scheduler_service.text.pool import SMALL_BYTES, TextPool, process_count
 from scheduler_service.text.process import TextProcess
 from scheduler_service.text.tools import TextTools
 from scheduler_service.text.worker.limits import NICENESS
@@ -288,6 +290,34 @@ async def test_the_event_loop_never_waits_for_the_end_of_a_process(monkeypatch: 
         assert await text.encode_text("b")
     assert waited_in
     assert threading.get_ident() not in waited_in
+
+
+def test_a_prompt_that_comes_while_a_dead_process_is_reaped_is_done_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kill_and_reap = process_module.kill_and_reap
+
+    async def scenario() -> None:
+        reaping, reap = asyncio.Event(), asyncio.Event()
+
+        async def slowly(process: subprocess.Popen[bytes]) -> int:
+            reaping.set()
+            await reap.wait()
+            return await kill_and_reap(process)
+
+        async with tools(files()) as (text, pool):
+            monkeypatch.setattr(process_module, "kill_and_reap", slowly)
+            os.kill(pool.pids[0], signal.SIGKILL)
+            await reaping.wait()
+            prompts = [asyncio.create_task(text.encode_text("a" * n)) for n in (1, SMALL_BYTES + 1)]
+            await asyncio.sleep(0)  # they are submitted
+            reap.set()
+            assert [len(ids) for ids in await asyncio.gather(*prompts)] == [1, SMALL_BYTES + 1]
+
+    with asyncio.Runner(
+        loop_factory=new_event_loop
+    ) as runner:  # the service's: uvloop's closed streams raise
+        runner.run(scenario())
 
 
 async def test_a_tokenizer_that_never_answers_is_not_the_prompts_fault(
