@@ -1,4 +1,4 @@
-"""What the scheduler knows of one identity: its weight, its share of service so far, what it has here."""
+"""One identity's account: its weight, the service that it has had, and its requests and sequences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OWN_LENGTHS = 32
 
 
 class Account:
-    """One identity's. It is *active* while it has a live request."""
+    """The account of one identity. It is *active* while a request of the identity has not ended."""
 
     __slots__ = (
         "counter",
@@ -35,15 +35,15 @@ class Account:
         self.weight = 1.0
         self.counter = 0.0  # virtual tokens: service so far, divided by the weight
         self.rank = 0  # rises each time that an account becomes active
-        self.version = 0  # of its place among those whose turn may come
-        self.requests = 0  # live
+        self.version = 0  # of its entry in `FairQueue`'s heap
+        self.requests = 0  # that have not ended
         self.waiting = SequenceQueue()  # by priority, then arrival
         self.running = 0  # sequences that hold a cache
         self.queued_requests = 0  # not started yet
         self.queued_tokens = 0  # prompt tokens of those
-        self.taken_at = 0.0  # when its last request was
+        self.taken_at = 0.0  # when its last request was taken
         self.lengths = Lengths(OWN_LENGTHS)
-        # for metrics, since the account is known
+        # for metrics: totals since the account was made
         self.taken = 0  # requests
         self.refused = 0
-        self.tokens = 0  # virtual ones, not divided by the weight
+        self.tokens = 0  # virtual tokens, not divided by the weight

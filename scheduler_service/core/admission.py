@@ -1,4 +1,4 @@
-"""Who is let into the queue, and who is started: bounds per identity, and deadlines that can be met.
+"""Which requests are queued and which are started: bounds per identity, and deadlines that can be met.
 
 The queue's bounds are shared by the identities that have something queued, by their weights: one that is
 alone may use all of it. What an identity had queued before others came stays, so there may be more than the
@@ -6,7 +6,7 @@ bound, but never more than twice as much.
 
 A request with a deadline is refused when its predicted first token is late, or, while requests wait for each
 other, its predicted end (`forecast.py`). Its tokens are expected at the pace that a step has with all
-seats taken, or, if that is too slow for it, at the one that leaves QUEUE_SHARE of its time for the
+places taken, or, if that is too slow for it, at the one that leaves QUEUE_SHARE of its time for the
 queue: steps are kept short enough for that (`may_grow`). So what is started has time left, and a queue of
 requests that are all nearly late, served by a small batch, does not come about.
 
@@ -29,7 +29,7 @@ from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from scheduler_service.core.sequence_pool import SequencePool
 
 QUEUE_SHARE = 0.2
-"""Of its time until the deadline, what a request may spend in the queue if steps are slow."""
+"""Largest part of its time until the deadline that a request may spend in the queue if steps are slow."""
 CAUTION = 1.2
 """A request is refused if it could not take so many times what is predicted."""
 MARGIN = 1.05
@@ -37,11 +37,12 @@ MARGIN = 1.05
 MIN_RETRY_S = 0.1
 MAX_RETRY_S = 60.0
 STEEP = 1.4
-"""Steps get that much shorter with half the rows, or holding rows back helps nobody."""
+"""Requests are held back for others' deadlines only if a step takes so many times as long as with half
+the rows."""
 TRIAL_INTERVAL = 10.0
 """Between two trials of an identity whose lengths are known, in times until the deadline."""
-TRIAL_SEATS = 16
-"""One in so many seats may be taken by trials."""
+TRIAL_PLACES = 16
+"""At most one in so many running sequences is a trial, and at least one trial is allowed."""
 SURPLUS_TOKENS = 64
 """Prompt tokens that identities above their share may start in one step, beside others."""
 SAMPLE = 64
@@ -57,7 +58,7 @@ class Start(enum.Enum):
 
 
 class Admission:
-    """Counts what is queued and not started, and knows what is to be expected of it."""
+    """Counts the queued requests, and decides which are taken and which are started."""
 
     def __init__(self, config: CoreConfig, pool: SequencePool, forecast: Forecast) -> None:
         self._config = config
@@ -76,7 +77,7 @@ class Admission:
     # -- the queue -------------------------------------------------------------------------------
 
     def queue(self, live: LiveRequest) -> None:
-        """It was taken."""
+        """Count a request that was taken."""
         account, tokens = live.account, live.request.input_tokens
         if not account.queued_requests:
             self._queued[account.identity] = account
@@ -90,7 +91,7 @@ class Admission:
         self.tokens += tokens
 
     def unqueue(self, live: LiveRequest, now: float) -> None:
-        """It was started, or has ended before that."""
+        """Count out a request that was started, or that has ended before its start."""
         account, tokens = live.account, live.request.input_tokens
         account.queued_requests -= 1
         account.queued_tokens -= tokens
@@ -106,7 +107,7 @@ class Admission:
             self._forecast.interrupted()
 
     def ended(self, live: LiveRequest, now: float) -> None:
-        """It has ended, well or badly."""
+        """Count out a request that has ended, well or badly."""
         self.trials -= live.is_trial
         if not live.started:
             self.unqueue(live, now)
@@ -125,11 +126,11 @@ class Admission:
         looked_at = list(islice(self._queued.values(), SAMPLE))
         ahead = forecast.ahead(self._queued.get(identity), weight, looked_at)
         ahead *= len(self._queued) / len(looked_at)
-        if not running:  # they have come since the last step: all places are free
+        if not running:  # all queued requests came since the last step, and all places are free
             ahead -= max_sequences
         return forecast.wait_s(ahead)
 
-    # -- the door --------------------------------------------------------------------------------
+    # -- arrival --------------------------------------------------------------------------------
 
     def check_room(self, identity: str, weight: float, prompt_tokens: int) -> None:
         """Raise NoRoom or QuotaUsed if there is no room for a request with so many prompt tokens."""
@@ -191,7 +192,7 @@ class Admission:
 
     def _may_try(self, identity: str, left_s: float, now: float) -> bool:
         """Whether the identity may have a trial that is due in so many seconds."""
-        if self.trials >= max(1, len(self._pool.running) // TRIAL_SEATS):
+        if self.trials >= max(1, len(self._pool.running) // TRIAL_PLACES):
             return False
         account = self._pool.queue.account(identity)
         if account is None or account.requests:
@@ -239,8 +240,8 @@ class Admission:
     def _fits_beside(self, sequence: LiveSequence, limits: JointLimits, now: float) -> bool:
         """Whether the step may have this prompt too, for the sake of others' steps and first tokens.
 
-        Identities that hold no more than their share of the seats may start whatever fits; the others few
-        prompt tokens a step, and none in a step that has the first token of one that holds less.
+        Identities that hold no more than their share of the places may start whatever fits; the others few
+        prompt tokens a step, and none in a step that starts a request of an identity below its share.
         """
         if now != self._plan_at:
             self._plan_at, self._started_tokens, self._started_fairly = now, 0, False

@@ -42,7 +42,7 @@ class NoRoom(AdmissionError):
     def __init__(self, message: str, retry_after_s: float, identity: str = "", limit: str = "") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s  # predicted wait of those that are queued now
-        self.identity = identity  # whose bound it is; empty: everybody's
+        self.identity = identity  # whose bound it is; empty: the bound of all identities together
         self.limit = limit  # "queued requests", "queued tokens" or "deadline"
 
 
@@ -55,7 +55,7 @@ class TooLate(NoRoom):
 
 
 class NotReady(AdmissionError):
-    """No executor has been seen yet, so nobody knows what fits."""
+    """No executor has been seen yet, so no limits are known."""
 
 
 class IllegalEvent(CoreError):

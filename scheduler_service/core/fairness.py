@@ -1,17 +1,18 @@
-"""Whose turn it is: the waiting sequences of all identities, and a virtual token counter for each identity.
+"""Fair order of admission: the queued sequences of all identities, and a virtual token counter per identity.
 
 The counter (VTC: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, arXiv:2401.00588) is
 
     (uncached prompt tokens + OUTPUT_COST · output tokens) / weight
 
-A prompt (and output that it continues) is charged when it is admitted, less what the prefix cache turns
-out to have; output is charged as it comes; what a preemption makes the executor compute again is not charged.
-The lowest counter among those who wait is served next; within one identity `priority` decides, then arrival.
-An identity that becomes active is lifted to the lowest counter among those who wait (if nobody does: to that
-of the last one admitted), so that idleness saves up nothing.
+A prompt (and output that it continues) is charged when it is admitted, less its prefix hit; output tokens
+are charged as they are sampled; tokens that are computed again after a preemption are not charged. Of the
+identities with a queued sequence, the one with the lowest counter is served next; within one identity
+`priority` decides, then arrival. The counter of an identity that becomes active is raised to the lowest one
+of an identity with a queued sequence (if none is queued: to the counter at the last admission), so that an
+idle identity saves up no service.
 
-Everything follows from events. Running sequences are charged when it matters (`settle`): with one
-active identity never, so that it costs a step nothing.
+Running sequences are charged only when counters are compared (`settle`): with one active identity never, so
+that fairness then costs a step nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ MAX_IDLE = 4096
 
 
 _Turn: TypeAlias = tuple[float, bool, int, int, Account]
-"""Counter; whether it runs something; rank, version, account. Who is lifted to another's counter, and has
-nothing that runs, goes before that one if it has."""
+"""Counter, has running sequences, rank, version, account. Of two equal counters, that of an identity without
+running sequences goes first."""
 
 
 def _turn(account: Account) -> _Turn:
@@ -41,19 +42,19 @@ def _turn(account: Account) -> _Turn:
 
 
 class FairQueue:
-    """All accounts, and the sequences that wait in them."""
+    """All accounts, and their queued sequences."""
 
     def __init__(self) -> None:
         self._active: dict[str, Account] = {}
         self._idle: dict[str, Account] = {}  # in the order of becoming idle
         self._turns: list[_Turn] = []
-        """A heap. An entry of another version is void; a counter that has risen since is corrected when the
-        entry surfaces."""
+        """A heap. An entry is void if its version is not the account's. An entry whose account's counter has
+        risen is replaced when it becomes the first."""
         self._ranks = 0
-        self._floor = 0.0  # counter of the last account that was admitted from
-        self._weight = 0.0  # of the active ones
+        self._floor = 0.0  # counter of the last account, when a sequence of it was admitted
+        self._weight = 0.0  # sum of the active accounts' weights
         self._waiting = 0
-        self.waiting_tokens = 0  # known tokens of the waiting sequences
+        self.waiting_tokens = 0  # prompt and output tokens of the queued sequences
 
     # -- accounts --------------------------------------------------------------------------------
 
@@ -64,21 +65,21 @@ class FairQueue:
 
     @property
     def accounts(self) -> Iterable[Account]:
-        """All that are known, active ones first."""
+        """All accounts, active ones first."""
         yield from self._active.values()
         yield from self._idle.values()
 
     @property
     def active(self) -> Iterable[Account]:
-        """Those with a live request."""
+        """The accounts of identities with a request that has not ended."""
         return self._active.values()
 
     def account(self, identity: str) -> Account | None:
-        """The identity's, if it is known."""
+        """The identity's account; None if there is none."""
         return self._active.get(identity) or self._idle.get(identity)
 
     def enter(self, request: Request, running: SequenceQueue) -> Account:
-        """The account that a new request belongs to; lifted if it was idle."""
+        """Count a new request on its identity's account and return it; raise its counter if it was idle."""
         account = self._active.get(request.identity)
         if account is None:
             account = self._idle.pop(request.identity, None) or Account(request.identity)
@@ -98,7 +99,7 @@ class FairQueue:
         return account
 
     def leave(self, account: Account) -> None:
-        """One of its requests has ended."""
+        """Count the end of one of the account's requests."""
         account.requests -= 1
         if account.requests:
             return
@@ -108,13 +109,14 @@ class FairQueue:
         if len(self._idle) > MAX_IDLE:
             del self._idle[next(iter(self._idle))]
 
-    def share(self, account: Account, seats: int) -> int:
-        """Of so many places in a step, those that belong to it while so many identities are active."""
-        return max(1, int(seats * account.weight / self._weight))
+    def share(self, account: Account, places: int) -> int:
+        """The account's share of `places` running sequences: by weight among active accounts, at least 1."""
+        return max(1, int(places * account.weight / self._weight))
 
     def is_below_share(self, identity: str, weight: float, places: int) -> bool:
-        """Whether one more request of it, with all that it has, is within what of so many places would
-        belong to it: then it waits for nobody to end, others give way.
+        """Whether the identity's running sequences and queued requests are fewer than its share of `places`.
+
+        If so, a new request of it need not wait for others to end: sequences of others are preempted for it.
         """
         account = self._active.get(identity)
         others, held = self._weight, 0
@@ -125,7 +127,7 @@ class FairQueue:
     # -- turns -----------------------------------------------------------------------------------
 
     def first(self) -> Account | None:
-        """Whose turn it is; None: nobody waits."""
+        """The account to admit from next; None if no sequence is queued."""
         turns = self._turns
         while turns:
             counter, _, _, version, account = turns[0]
@@ -138,7 +140,7 @@ class FairQueue:
         return None
 
     def admitted(self, sequence: LiveSequence) -> None:
-        """It was given a cache: it leaves the queue, and its prompt is charged."""
+        """Take a sequence that got a cache out of the queue, and charge its prompt."""
         account = sequence.live.account
         self._floor = max(self._floor, account.counter)
         account.running += 1
@@ -146,7 +148,7 @@ class FairQueue:
         self.settle((sequence,))
 
     def settle(self, sequences: Iterable[LiveSequence]) -> None:
-        """Charge what they have cost since they were last charged."""
+        """Charge the sequences' tokens since they were last charged to their accounts."""
         for sequence in sequences:
             cost = OUTPUT_COST * len(sequence.tokens) - (OUTPUT_COST - 1) * sequence.input_length
             cost -= sequence.cached or 0
@@ -161,10 +163,10 @@ class FairQueue:
                 self._queue(account)
 
     def in_turn(self, running: SequenceQueue) -> list[LiveSequence]:
-        """The running sequences, who gives way first last: by counter, then by key.
+        """The running sequences by their accounts' counters, then by key: the last is preempted first.
 
-        The first of `running` stays the first: its place does not depend on counters, so somebody always
-        gets on, however these change.
+        The first of `running` stays the first whatever its counter is, so that at least one sequence always
+        makes progress.
         """
         ordered = list(running)
         if self.contested:
@@ -175,7 +177,7 @@ class FairQueue:
     # -- the queue -------------------------------------------------------------------------------
 
     def add(self, sequence: LiveSequence) -> None:
-        """It waits."""
+        """Queue a sequence."""
         account = sequence.live.account
         account.waiting.add(sequence)
         self._waiting += 1
@@ -184,7 +186,7 @@ class FairQueue:
             self._queue(account)
 
     def remove(self, sequence: LiveSequence) -> None:
-        """It waits no more. Raises KeyError if it did not."""
+        """Take a sequence out of the queue. Raises KeyError if it is not queued."""
         account = sequence.live.account
         account.waiting.remove(sequence)
         self._waiting -= 1

@@ -6,7 +6,7 @@
     wait        = (requests ahead in fair order + 1) · interval of starts while others wait
 
 L is the quantile `LENGTH_QUANTILE` of observed completions: the identity's own when it has had enough, else
-everybody's, never more than `max_tokens`. Where nothing has been seen yet the prediction is "at once".
+that of all identities, never more than `max_tokens`. Before anything was seen, the prediction is "at once".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.speculation.step_time import StepTime, Work
 
 ALL_LENGTHS = 128
-"""Completions from which everybody's lengths are estimated."""
+"""Completions, of all identities, from which lengths are estimated."""
 _SMOOTHING = 0.1  # weight of the newest step in a moving average
 _STARTS = 64  # that the measured interval between them rests on
 _CROWD = 10  # one in so many running requests may miss its deadline for the others' sake
@@ -40,7 +40,7 @@ class Forecast:
         # starts while others waited, and the time that they took; both forget
         self._starts = 0.0
         self._starts_s = 0.0
-        self._started_at: float | None = None  # None: nobody waited then
+        self._started_at: float | None = None  # last start; None if no request was queued after it
         self._took_over = False
 
     # -- what was seen ---------------------------------------------------------------------------
@@ -66,9 +66,9 @@ class Forecast:
     def started(self, now: float, waiting: int) -> None:
         """A request was started; so many are still queued."""
         if self._started_at is None:
-            self._took_over = False  # a free seat
+            self._took_over = False  # it took a free place
         elif now > self._started_at:
-            self._took_over = True  # somebody else's: as are those of all that start with it
+            self._took_over = True  # it took an ended request's place, as do all that start with it
             self._starts_s += now - self._started_at
         if self._took_over:
             keep = 1 - 1 / _STARTS
@@ -77,14 +77,14 @@ class Forecast:
         self._started_at = now if waiting else None
 
     def interrupted(self) -> None:
-        """Nobody is queued any more, or there is no executor: the time until the next start says nothing."""
+        """Leave the time until the next start out: no request is queued any more, or there is no executor."""
         self._started_at = None
 
     def ended(self, sequence: LiveSequence, *, cut_off: bool) -> None:
         """A completion ended, well or by its client; or it was cut off by its deadline.
 
-        What it had then is only a lower bound: it counts as if half had been missing. A server that lets
-        everybody down thus finds out fast how long completions are, though it sees none.
+        What it had then is only a lower bound: it counts as if half had been missing. A server on which
+        all requests miss their deadlines thus finds out fast how long completions are, though it sees none.
         """
         if tokens := sequence.generated:
             if cut_off:
@@ -112,7 +112,7 @@ class Forecast:
         )
 
     def length(self, account: Account | None, max_tokens: int | None) -> int | None:
-        """Expected output tokens of a completion, at least 1; None: nobody knows."""
+        """Expected output tokens of a completion, at least 1; None if too few completions were seen."""
         lengths = self._of(account)
         expected = lengths.quantile(LENGTH_QUANTILE) if lengths.known else None
         if expected is None:

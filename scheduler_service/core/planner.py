@@ -145,7 +145,7 @@ class StepBuilder:
                 self.schedule.tokens_left -= kept
                 self._admit(force=False, ahead_of=sequence.live.account)
                 self.schedule.tokens_left += kept
-            if sequence.cache_id:  # else preempted for somebody's share
+            if sequence.cache_id:  # else it was preempted for an identity below its share
                 self._feed_chunk(sequence)
             if self.stalled:
                 return [s for s in prefilling[at + 1 :] if s.cache_id]

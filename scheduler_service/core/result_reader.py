@@ -19,7 +19,7 @@ from scheduler_service.core.states import SequenceState
 from scheduler_service.core.step import Code, RowAnswer, StepAnswer
 
 _STALE = frozenset({Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION})
-"""ResultReader that say: our view of the cache is wrong. Opening it again mends that."""
+"""Codes of a row whose cache is not in the executor as the core believes: it is opened again."""
 
 
 class ResultReader:

@@ -26,7 +26,6 @@ from scheduler_service.core.errors import AdmissionError, IllegalEvent, NotReady
 from scheduler_service.core.events import CompletionEnded, EndReason, Event, Failed, Failure
 from scheduler_service.core.forecast import Forecast
 from scheduler_service.core.in_flight import StepsInFlight
-from scheduler_service.core.patience import Patience
 from scheduler_service.core.planner import StepBuilder
 from scheduler_service.core.policy import JointLimits
 from scheduler_service.core.registry import Registry, max_tokens, misfit
@@ -38,6 +37,7 @@ from scheduler_service.core.sequence_pool import ISOLATION_LOSSES, SequencePool
 from scheduler_service.core.snapshot import Share, Snapshot, Totals
 from scheduler_service.core.states import SequenceState
 from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
+from scheduler_service.core.stranded import StrandedRequests
 
 RETRY_S = 0.02
 """After an executor was short of pages or sequences: how long until more is asked of it."""
@@ -61,7 +61,7 @@ class StepScheduler:
         self._limits: JointLimits | None = None
         self._connected = False
         self._retiring = False  # connected, and takes no openings any more
-        self._patience = Patience(config.failover_timeout_s)
+        self._stranded = StrandedRequests(config.failover_timeout_s)
         self._in_flight = StepsInFlight()
         self._free_pages = 0  # as of the last reply
         self._evictable_pages = 0
@@ -133,7 +133,7 @@ class StepScheduler:
         for sequence in self._pool.running:
             rows = self._in_flight.rows_of(sequence.cache_id)
             assert sequence.in_flight == rows, f"{sequence.key} awaits {sequence.in_flight} of {rows} answers"
-        assert self._connected or not self._in_flight, "a step is in flight to nobody"
+        assert self._connected or not self._in_flight, "a step is in flight, and no executor is connected"
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class StepScheduler:
             self._registry.fail(replaced, Failure.CANCELLED, "replaced", now)
         live = self._registry.add(request, self._limits, now, is_trial=is_trial)
         if not self._connected or self._retiring:
-            self._patience.strand(live, now)
+            self._stranded.strand(live, now)
         self._counters.requests += 1
         self._counters.prompt_tokens += len(request.prompt)
         return self._registry.take_over(live, now) if request.continued else []
@@ -223,7 +223,7 @@ class StepScheduler:
         self._capacity = capacity
         self._limits = limits = JointLimits.of(self._config, capacity)
         self._connected = True
-        self._patience.relieve()
+        self._stranded.relieve()
         self._free_pages, self._evictable_pages = capacity.total_pages, 0
         self._retry_at = now
         events: list[Event] = []
@@ -254,7 +254,7 @@ class StepScheduler:
             return []
         self._connected = self._retiring = False
         for live in self._registry:
-            self._patience.strand(live, now)
+            self._stranded.strand(live, now)
         self._forecast.interrupted()
         self._counters.executor_losses += 1
         present = [sequence for sequence in self._pool.running if sequence.in_flight]
@@ -331,8 +331,8 @@ class StepScheduler:
         if (deadline := self._registry.next_deadline()) is not None:
             times.append(deadline)
         if not self._connected or self._retiring:
-            if (patience := self._patience.ends()) is not None:
-                times.append(patience)
+            if (ends := self._stranded.ends()) is not None:
+                times.append(ends)
         elif self._retry_at > now and not self._in_flight and len(self._registry):
             times.append(self._retry_at)
         if (draft := self._speculator.next_wakeup(now)) is not None:
@@ -345,8 +345,8 @@ class StepScheduler:
         if self._retiring:
             for live in self._registry:
                 if not any(sequence.cache_id for sequence in live.sequences):
-                    self._patience.strand(live, now)  # queued, or preempted meanwhile
-        for live in self._patience.overdue(now):
+                    self._stranded.strand(live, now)  # queued, or preempted meanwhile
+        for live in self._stranded.overdue(now):
             message = f"no executor for {self._config.failover_timeout_s:g} s"
             self._outbox.append(self._registry.fail(live, Failure.NO_EXECUTOR, message, now))
 

@@ -86,7 +86,7 @@ class SequencePool:
         self.releases.clear()
 
     def isolate(self, sequence: LiveSequence) -> None:
-        """From now on it runs alone, until `clear`."""
+        """Let it run alone from now on, until `end_isolation`."""
         if sequence not in self.isolated:
             self.isolated.add(sequence)
 

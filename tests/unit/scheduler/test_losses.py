@@ -99,7 +99,7 @@ def test_the_poison_alone_fails_and_with_the_third_loss() -> None:
         assert {i: harness.tokens[request.id, i] for i in range(request.n)} == expected
 
 
-def test_suspects_run_alone_until_they_have_got_on() -> None:
+def test_isolated_sequences_run_alone_until_they_have_a_new_token() -> None:
     harness = Harness(FakeExecutor(CAPACITY))
     for name in "ab":
         harness.add(make_request(name, max_tokens=5))
@@ -119,7 +119,7 @@ def test_suspects_run_alone_until_they_have_got_on() -> None:
     assert not harness.failed
 
 
-def test_losses_with_tokens_in_between_are_nobodys_fault() -> None:
+def test_losses_with_tokens_in_between_isolate_no_sequence() -> None:
     harness = Harness(FakeExecutor(CAPACITY))
     harness.add(make_request("a", max_tokens=40))
     for _ in range(10):
@@ -141,9 +141,9 @@ def test_who_was_in_no_unanswered_step_is_not_blamed() -> None:
     assert not harness.failed
 
 
-def test_a_suspect_gets_its_room_from_the_others() -> None:
+def test_an_isolated_sequence_gets_its_pages_from_the_others() -> None:
     harness = Harness(FakeExecutor(replace(CAPACITY, total_pages=6)))
-    harness.add(make_request("suspect", range(16), max_tokens=4))
+    harness.add(make_request("isolated", range(16), max_tokens=4))
     harness.plan()
     harness.lose()
     harness.ready()
@@ -153,7 +153,7 @@ def test_a_suspect_gets_its_room_from_the_others() -> None:
     harness.ready()
     harness.run()
     assert not harness.failed
-    assert set(harness.finished) == {("suspect", 0), ("urgent", 0)}
+    assert set(harness.finished) == {("isolated", 0), ("urgent", 0)}
 
 
 def test_another_executor_may_be_smaller() -> None:

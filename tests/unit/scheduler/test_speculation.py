@@ -235,7 +235,7 @@ def test_long_prompts_are_indexed_without_stalling_a_step() -> None:
     run.run()
 
 
-def test_a_suspect_runs_alone_and_without_drafts() -> None:
+def test_an_isolated_sequence_runs_alone_and_without_drafts() -> None:
     run = harness(1.0)
     run.add(make_request("a", max_tokens=40, speculation=DraftingWish(EXECUTOR, 4)))
     for _ in range(2):

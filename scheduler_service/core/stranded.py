@@ -1,4 +1,4 @@
-"""How long requests have been waiting for an executor that takes openings."""
+"""Requests without an executor that could open caches for them, and how long they have been so."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ MIN_PRUNED = 64
 """Requests, ended ones included, from which on ended ones are looked for."""
 
 
-class Patience:
-    """The requests that no executor can take up at present, those that wait longest first."""
+class StrandedRequests:
+    """The requests that no executor can open caches for at present, in the order in which they became so."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -17,19 +17,19 @@ class Patience:
         self._prune_at = MIN_PRUNED
 
     def strand(self, live: LiveRequest, now: float) -> None:
-        """It waits from now on, or has been waiting already."""
+        """Add a request; no change if it is here already."""
         self._since.setdefault(live, now)
         if len(self._since) >= self._prune_at:
             self._since = {one: since for one, since in self._since.items() if not one.ended}
             self._prune_at = max(MIN_PRUNED, 2 * len(self._since))
 
     def relieve(self) -> None:
-        """There is an executor: nobody waits for one."""
+        """Remove all requests: there is an executor."""
         self._since.clear()
         self._prune_at = MIN_PRUNED
 
     def overdue(self, now: float) -> list[LiveRequest]:
-        """Those that have waited for the whole timeout; they wait no more."""
+        """Remove and return the requests that have been here for the whole timeout."""
         late = []
         while (ends := self.ends()) is not None and ends <= now:
             late.append(next(iter(self._since)))
@@ -37,7 +37,7 @@ class Patience:
         return late
 
     def ends(self) -> float | None:
-        """When `overdue` next has one; None: nobody waits."""
+        """When `overdue` next returns a request; None if there is none."""
         while self._since:
             first, since = next(iter(self._since.items()))
             if not first.ended:
