@@ -17,6 +17,7 @@ from paceline.service.process import new_event_loop
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from scheduler_service.model import TokenizerSource
+from scheduler_service.text import launch
 from scheduler_service.text import pool as pools
 from scheduler_service.text import process as process_module
 from scheduler_service.text.errors import BusyError, PromptError, StuckError, UnusableTokenizerError
@@ -295,7 +296,7 @@ async def test_the_event_loop_never_waits_for_the_end_of_a_process(monkeypatch: 
 def test_a_prompt_that_comes_while_a_dead_process_is_reaped_is_done_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kill_and_reap = process_module.kill_and_reap
+    kill_and_reap = launch.kill_and_reap
 
     async def scenario() -> None:
         reaping, reap = asyncio.Event(), asyncio.Event()
