@@ -78,7 +78,7 @@ class Server:
         port = settings.server_security.bind(self._server, settings.address)
         if settings.local_socket is not None:
             bind_local(self._server, settings.local_socket)
-        await self._health.show(False)
+        await self._health.show(serving=False)
         await self._server.start()
         if settings.metrics_port is not None:
             metrics_port = self.service.metrics.serve(settings.metrics_host, settings.metrics_port)
@@ -98,7 +98,7 @@ class Server:
         mistaken = asyncio.create_task(self.service.drafts.mistaken.wait())
         await asyncio.wait((running, asked, mistaken), return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            await self._health.show(False)
+            await self._health.show(serving=False)
             await self.service.drain(self._settings.drain_timeout_s, shutdown.force)
         watching.cancel()
         asked.cancel()

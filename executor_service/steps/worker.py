@@ -99,7 +99,7 @@ class DeviceWorker:
         request = StepRequest(plan, future, time.perf_counter(), caller, self.wanted, abandonable=not kept)
         replay_key = plan.digest if plan.step_id else b""
         begin = partial(self._begin, request)
-        self._jobs.put(DeviceJob(begin, future, plan.session_id, kept, True, replay_key))
+        self._jobs.put(DeviceJob(begin, future, plan.session_id, kept, is_step=True, replay_key=replay_key))
         return future
 
     def wanted(self) -> bool:

@@ -237,7 +237,7 @@ class StepScheduler:
                     events.append(self._registry.finish(sequence, EndReason.LENGTH, None, now))
         return events
 
-    def executor_retires(self, now: float) -> None:
+    def executor_retires(self) -> None:
         """It takes no openings from now on; what has a cache there goes on. The others wait for another
         executor, for at most `failover_timeout_s`. Does nothing while none is connected.
         """
@@ -274,11 +274,11 @@ class StepScheduler:
 
     # -- the draft executor ----------------------------------------------------------------------
 
-    def draft_ready(self, capacity: Capacity, now: float) -> None:
+    def draft_ready(self, capacity: Capacity) -> None:
         """A draft executor with no cache of ours is there. Raises IllegalEvent while one is."""
         self._speculator.ready(capacity)
 
-    def draft_lost(self, now: float) -> None:
+    def draft_lost(self) -> None:
         """It is gone with all that it held; sequences decode plainly. Does nothing while there is none.
 
         Afterwards `apply_draft` of an old step raises UnknownStep.
@@ -294,7 +294,7 @@ class StepScheduler:
         if not self._speculator.connected:
             return None
         self._decide(now)
-        return self._speculator.plan_draft(self._pool.running, bool(self._pool.isolated), now)
+        return self._speculator.plan_draft(self._pool.running, now, alone=bool(self._pool.isolated))
 
     def apply_draft(self, result: StepAnswer, now: float) -> None:
         """Take the draft step's answer; ask `plan` afterwards.
@@ -395,7 +395,7 @@ class StepScheduler:
     def _speculate(self, builder: StepBuilder, now: float) -> None:
         """Fill a step in which some want drafts; leave it empty if it is better made with them."""
         self._decide(now)
-        if self._speculator.holds(self._pool.running, self._forecast.step_s, now):
+        if self._speculator.holds(self._pool.running, self._forecast.step_s):
             return
         builder.fill()
         builder.attach_drafts(self._speculator)

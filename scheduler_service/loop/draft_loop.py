@@ -67,7 +67,7 @@ class DraftLoop:
                 log.info("decoding without drafts", address=link.address, detail=str(loss))
             finally:
                 self._planned = None
-                self._core.draft_lost(self._clock())
+                self._core.draft_lost()
                 self._wake_main()
 
     async def _next_executor(self) -> ExecutorLink:
@@ -78,7 +78,7 @@ class DraftLoop:
     async def _drive(self, link: ExecutorLink) -> None:
         link.open_stream()
         assert link.capacity is not None
-        self._core.draft_ready(link.capacity, self._clock())
+        self._core.draft_ready(link.capacity)
         self._wake_main()
         while True:
             if self._pool.should_leave(link, holds_caches=True):

@@ -81,7 +81,7 @@ class Loop:
         while True:
             now = self._clock()
             if link.retiring:
-                core.executor_retires(now)
+                core.executor_retires()
             if not unanswered and self._pool.should_leave(link, holds_caches=core.holds_caches):
                 await link.leave("draining")
                 link.check()

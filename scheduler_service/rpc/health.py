@@ -16,7 +16,7 @@ class PublishedHealth:
         self._serving: bool | None = None
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
-    async def show(self, serving: bool) -> None:
+    async def show(self, serving: bool) -> None:  # noqa: FBT001  # its one argument is what its name says
         """Set the status, and tell it to watchers if it has changed."""
         if serving is self._serving:
             return

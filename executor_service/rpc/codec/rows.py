@@ -53,7 +53,7 @@ def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tu
     steps = _per_row("steps", packed.steps, count, 1)
     outputs = _per_row("outputs", packed.outputs, count, pb.OUTPUT_MODE_SAMPLE)
     top_ks = _per_row("top_ks", packed.top_ks, count, 0)
-    bounds = _per_row("kv_length_bounds", packed.kv_length_bounds, count, False)
+    bounds = _per_row("kv_length_bounds", packed.kv_length_bounds, count, default=False)
     tokens, bad_tokens = decode_ragged("tokens", packed.tokens, packed.token_counts, count, limits)
     drafts, bad_drafts = decode_ragged("drafts", packed.drafts, packed.draft_counts, count, limits)
     if packed.drafts and Takes.DRAFTS not in takes:

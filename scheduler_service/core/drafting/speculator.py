@@ -251,7 +251,7 @@ class Speculator:
             elif count and state.ngram is not None:
                 state.offer(state.ngram.drafts(count), len(sequence.tokens), DraftSource.NGRAM)
 
-    def holds(self, running: SequenceQueue, step_s: float, now: float) -> bool:
+    def holds(self, running: SequenceQueue, step_s: float) -> bool:
         """Whether the next target step is better sent after those that wait have their drafts.
 
         Of two target steps of t seconds each, the p sequences with nothing to wait for would be in both and
@@ -348,8 +348,8 @@ class Speculator:
         """The draft executor is gone: those that wait decode plainly."""
         self._draft_executor.lost()
 
-    def plan_draft(self, running: SequenceQueue, alone: bool, now: float) -> PlannedStep | None:
-        """The draft executor's next step, after `decide`; only releases while a suspect runs `alone`."""
+    def plan_draft(self, running: SequenceQueue, now: float, *, alone: bool) -> PlannedStep | None:
+        """The draft executor's next step, after `decide`; releases only while a sequence runs `alone`."""
         if alone:
             return self._draft_executor.plan_releases(now)
         return self._draft_executor.plan(running, now)

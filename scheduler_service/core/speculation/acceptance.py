@@ -39,7 +39,7 @@ class Acceptance:
         prior = WEIGHT * population.hits / population.trials
         return (self._hits + prior) / (self._trials + WEIGHT)
 
-    def learn(self, hits: int, missed: bool) -> None:
+    def learn(self, hits: int, *, missed: bool) -> None:
         """`hits` such drafts in a row were right, and if `missed` the one after them was not."""
         trials = hits + missed
         self._hits += hits

@@ -56,11 +56,11 @@ class NgramDrafter:
             if length > _LONG:
                 length = _LONG
             if not followed:
-                self._first[length].learn(0, True)
+                self._first[length].learn(0, missed=True)
             else:
-                self._first[length].learn(1, False)
+                self._first[length].learn(1, missed=False)
                 if followed > 1 or broke:
-                    self._later[length].learn(followed - 1, broke)
+                    self._later[length].learn(followed - 1, missed=broke)
         return indexed
 
     def candidate(self, most: int) -> Candidate | None:
@@ -87,7 +87,7 @@ class ExecutorDrafter:
 
     def verified(self, drafted: int, accepted: int) -> None:
         """A verification of `drafted` of its drafts accepted the first `accepted`."""
-        self._acceptance.learn(accepted, accepted < drafted)
+        self._acceptance.learn(accepted, missed=accepted < drafted)
 
     def candidate(self, most: int) -> Candidate | None:
         """For up to `most` drafts; None if that is 0."""

@@ -82,7 +82,7 @@ class Harness:
         if connect:
             self.ready()
         if draft is not None:
-            self.core.draft_ready(draft.capacity, self.now)
+            self.core.draft_ready(draft.capacity)
 
     # -- what happens ----------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Harness:
 
     def lose_draft(self) -> None:
         assert self.draft is not None
-        self.core.draft_lost(self.now)
+        self.core.draft_lost()
         self.draft.restart()
         self.drafting = None
         self.drafted_caches.clear()

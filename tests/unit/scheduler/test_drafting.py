@@ -182,7 +182,7 @@ def test_a_prompt_that_kills_draft_executors_is_left_alone_in_the_end() -> None:
             run.lose_draft()
             deaths += 1
             assert run.draft is not None
-            run.core.draft_ready(run.draft.capacity, run.now)
+            run.core.draft_ready(run.draft.capacity)
         while run.plan() is not None:
             pass
         if run.unanswered:

@@ -325,7 +325,7 @@ class Run:
         elif happening.kind == "draft returns":
             if self.draft is not None and not self.draft_connected:
                 self.draft_connected = True
-                harness.core.draft_ready(self.draft.capacity, harness.now)
+                harness.core.draft_ready(self.draft.capacity)
         elif "draft" in happening.kind:
             self.lose_draft(after_computing="after" in happening.kind)
         else:

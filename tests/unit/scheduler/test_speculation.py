@@ -151,7 +151,7 @@ def test_a_lost_draft_executor_means_plain_decoding_until_one_returns() -> None:
         assert len(run.step()) == 1
     assert run.core.snapshot().counters.verifications <= verifications + 1
     assert run.draft is not None
-    run.core.draft_ready(run.draft.capacity, run.now)
+    run.core.draft_ready(run.draft.capacity)
     run.run()
     assert run.core.snapshot().counters.verifications > verifications + 3
     assert run.tokens["a", 0] == plain("a", max_tokens=60)
@@ -160,7 +160,7 @@ def test_a_lost_draft_executor_means_plain_decoding_until_one_returns() -> None:
 def test_a_second_draft_executor_is_an_illegal_event() -> None:
     run = harness(1.0)
     with pytest.raises(IllegalEvent):
-        run.core.draft_ready(CAPACITY, 0.0)
+        run.core.draft_ready(CAPACITY)
 
 
 @pytest.mark.parametrize("code", [Code.INTERNAL, Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED])

@@ -128,7 +128,7 @@ def test_what_runs_on_an_executor_that_retires_goes_on_and_the_others_wait_only_
     harness.add(make_request("runs", max_tokens=50))
     harness.add(make_request("queued"))
     harness.step()
-    harness.core.executor_retires(harness.now)
+    harness.core.executor_retires()
     retired_at = harness.now
     harness.plan()
     assert harness.core.next_wakeup(harness.now) == retired_at + 60
@@ -158,7 +158,7 @@ def test_who_is_preempted_by_an_executor_that_retires_waits_for_another_only_so_
     for name in "ab":
         harness.add(make_request(name, range(20), max_tokens=28))
     harness.step()
-    harness.core.executor_retires(harness.now)
+    harness.core.executor_retires()
     while harness.core.snapshot().counters.preemptions == 0:
         harness.step()
     preempted_at = harness.now

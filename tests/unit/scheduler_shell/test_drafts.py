@@ -37,11 +37,11 @@ class FakeCore:
         self.refuse = False
         self._number = 0
 
-    def draft_ready(self, capacity: Capacity, now: float) -> None:
+    def draft_ready(self, capacity: Capacity) -> None:
         self.calls.append("ready")
         self.capacity = capacity
 
-    def draft_lost(self, now: float) -> None:
+    def draft_lost(self) -> None:
         self.calls.append("lost")
 
     def plan_draft(self, now: float) -> PlannedStep | None:

@@ -22,7 +22,7 @@ def test_a_new_sequence_starts_from_what_the_others_saw() -> None:
     others = [Acceptance(population) for _ in range(10)]
     for _ in range(20):
         for other in others:
-            other.learn(0, True)
+            other.learn(0, missed=True)
     assert prior == pytest.approx(0.7)
     assert Acceptance(population).rate() < 0.1
 
@@ -31,8 +31,8 @@ def test_a_sequence_soon_has_its_own_view() -> None:
     population = executor_population()
     good, bad = Acceptance(population), Acceptance(population)
     for _ in range(12):
-        good.learn(1, False)
-        bad.learn(0, True)
+        good.learn(1, missed=False)
+        bad.learn(0, missed=True)
     assert good.rate() > 0.85
     assert bad.rate() < 0.2
 
@@ -57,9 +57,9 @@ def test_the_estimate_is_the_rate_whatever_the_length(alpha: float, drafted: int
 def test_what_was_long_ago_is_forgotten() -> None:
     acceptance = Acceptance(executor_population())
     for _ in range(2000):
-        acceptance.learn(1, False)
+        acceptance.learn(1, missed=False)
     for _ in range(60):
-        acceptance.learn(0, True)
+        acceptance.learn(0, missed=True)
     assert acceptance.rate() < 0.35
 
 
@@ -74,7 +74,7 @@ def test_a_rate_is_a_probability(learned: list[tuple[int, bool]]) -> None:
     population = Population(0.5)
     acceptance = Acceptance(population)
     for hits, missed in learned:
-        acceptance.learn(hits, missed)
+        acceptance.learn(hits, missed=missed)
     assert 0 <= acceptance.rate() <= 1
     assert 0 <= Acceptance(population).rate() <= 1
 
