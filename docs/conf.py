@@ -18,5 +18,4 @@ myst_enable_extensions = ["colon_fence"]
 
 html_theme = "furo"
 html_title = "Paceline"
-html_static_path = ["_static"]
 html_show_sphinx = False
