@@ -31,7 +31,7 @@ def parse_secrets(line: bytes, known: Collection[str]) -> Mapping[str, str]:
     except ValueError:
         raise ValueError("the line of secrets is not JSON") from None
     if not isinstance(given, dict):
-        raise ValueError("the line of secrets is not a JSON object")
+        raise ValueError("the line of secrets is no JSON object")
     for name, value in given.items():
         if name not in known:
             raise ValueError(f"no secret is called {name!r:.80}{nearest(name, known)}")
