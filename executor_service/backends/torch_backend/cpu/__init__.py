@@ -6,7 +6,7 @@
     attention/     rotation, pages of keys and values, softmax
     gemm/          matrix products over packed weights
     rowwise/       RMSNorm, drawing tokens
-    primitives/    records that calls are, raw memory, registers, vector math
+    primitives/    records that calls are, raw memory, registers, vector math, how machine code is linked
 
 Importing any of them first sets the folder that compiled kernels are kept in.
 """

@@ -49,7 +49,7 @@ class RotateQkv(NamedTuple):
 _read = reader(RotateQkv)
 
 
-@njit(nogil=True)
+@njit(nogil=True, fastmath=FLAGS)
 def _norm_head(head: Array, norm: Array, eps: np.float32) -> None:
     """RMSNorm of one head's vector, in place, where `norm` is not empty."""
     if norm.shape[0]:

@@ -47,7 +47,8 @@ _power_of_two = cast(Callable[[np.float32], np.float32], intrinsic(_exponent))
 """2**n for a whole float n in -126..127, through the exponent's bits."""
 
 
-# Flags of its own: numba would take its first caller's, and "reassoc" undo the two parts of ln 2.
+# All functions that compute floats have flags of their own: numba would take those of the first caller that
+# it compiles. Here "reassoc" would undo the two parts of ln 2.
 @njit(nogil=True, fastmath={"contract"})
 def exp32(x: np.float32) -> np.float32:
     """e**x; 0 below -87.3 and e**88 above 88."""
@@ -59,7 +60,8 @@ def exp32(x: np.float32) -> np.float32:
     return _ZERO if x < _LOWEST else y
 
 
-@njit(nogil=True, error_model="numpy")  # Python's would look for a division by zero, element by element
+# Python's error model would look for a division by zero, element by element.
+@njit(nogil=True, error_model="numpy", fastmath=FLAGS)
 def silu32(x: np.float32) -> np.float32:
     """x * sigmoid(x)."""
     return x / (_ONE + exp32(-x))

@@ -26,6 +26,7 @@ from executor_service.backends.torch_backend.cpu.primitives.records import (
     reader,
     words_of_field,
 )
+from executor_service.backends.torch_backend.cpu.primitives.self_contained import SelfContained
 from executor_service.backends.torch_backend.cpu.threads.call_table import HEADER_SIZE, WIDTH
 from executor_service.backends.torch_backend.cpu.threads.dispatch import (
     RECORD_SIZES,
@@ -150,7 +151,7 @@ def _check(words: NDArray[np.int64]) -> None:
             raise ValueError("a call's record is not of its kind's size")
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, pipeline_class=SelfContained)
 def work(state: int, words: NDArray[np.int64]) -> None:
     """Compute the calls of a `CallTable` one after the other, each together with whoever helps.
 

@@ -1,0 +1,77 @@
+"""Prints a digest of what each kind of kernel makes of fixed inputs, then whether machine code was compiled.
+
+A program, since a process loads the kernels once: `python -m tests.unit.executor.kernel_results`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from executor_service.backends.base import ForwardRow
+from executor_service.backends.torch_backend.batch import Batch
+from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
+from executor_service.backends.torch_backend.cpu.threads.work import work
+from executor_service.backends.torch_backend.drawing import Filters
+from executor_service.backends.torch_backend.kernels import AttentionWeights
+from executor_service.contract.plan import OutputMode, Sampling
+
+_HEADS, _KV_HEADS, _DIM, _PAGE_SIZE = 6, 2, 32, 16
+_VOCABULARY = 999
+
+
+def _products(kernels: CpuKernels) -> Iterator[tuple[str, torch.Tensor]]:
+    weight, up, bias, x = torch.randn(72, 50), torch.randn(72, 50), torch.randn(72), torch.randn(30, 50)
+    for rows in (1, 5, 30):
+        yield f"linear of {rows} rows", kernels.linear([weight], bias)(x[:rows])
+        yield f"gated of {rows} rows", kernels.gated(weight, up)(x[:rows])
+    yield "norm", kernels.rms_norm(x, torch.rand(50), 1e-5)
+
+
+def _attention(kernels: CpuKernels, normed: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    angles = torch.arange(100)[:, None] * torch.rand(_DIM // 2)[None, :]
+    norm = torch.rand(_DIM) + 0.5 if normed else torch.empty(0)
+    weights = AttentionWeights(_HEADS, _KV_HEADS, _DIM, 1e-6, angles.cos(), angles.sin(), norm, norm)
+    cache = kernels.new_cache(10, _PAGE_SIZE, _KV_HEADS, _DIM)
+    table = np.arange(1, 6, dtype=np.int32)
+    for start, count in ((0, 70), (70, 1), (71, 9)):
+        tokens, history = np.zeros(count, np.int32), np.zeros(start + count, np.int32)
+        row = ForwardRow(start, tokens, history, 0, table, 1, OutputMode.SAMPLE, Sampling())
+        prepared = kernels.prepare(Batch.of([row], _PAGE_SIZE, kernels.device), _HEADS // _KV_HEADS)
+        qkv = torch.randn(count, (_HEADS + 2 * _KV_HEADS) * _DIM)
+        yield f"attention, normed={normed}, {start}", kernels.attention(qkv, cache, prepared, weights)
+    yield f"keys, normed={normed}", cache.k
+    yield f"values, normed={normed}", cache.v
+
+
+def _tokens(kernels: CpuKernels) -> Iterator[tuple[str, torch.Tensor]]:
+    rows = 8
+    logits = torch.randn(rows, _VOCABULARY) * 3
+    temperatures, keys = np.full(rows, 0.8, np.float32), np.arange(rows, dtype=np.uint64) * 12_345_678_901
+    yield "the largest", kernels.argmax(logits)
+    for top_p in (1.0, 0.9):
+        filters = Filters(
+            np.full(rows, _VOCABULARY), np.full(rows, top_p), np.full(rows, 1e-4), np.zeros(rows)
+        )
+        yield f"drawn, top_p={top_p}", kernels.draw(logits, temperatures, keys, filters)
+
+
+def main() -> None:
+    for kind in (CpuKernels, CpuInt8Kernels):
+        torch.manual_seed(1)
+        kernels = kind(1)
+        for results in (
+            _products(kernels), _attention(kernels, False), _attention(kernels, True), _tokens(kernels)
+        ):  # fmt: skip
+            for name, result in results:
+                digest = hashlib.sha256(result.contiguous().numpy().tobytes()).hexdigest()
+                print(f"{kind.__name__}, {name}: {digest[:16]}")
+        kernels.close()
+    print("compiled" if work.stats.cache_misses else "loaded")  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main()
