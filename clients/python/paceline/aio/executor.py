@@ -207,12 +207,12 @@ class ExecutorClient:
         """Run each batch shape that is compiled on first use once; returns the time this took, in ms."""
         return (await self._call(self._stub.Warmup, pb.WarmupRequest(), timeout_s)).elapsed_ms
 
-    async def drain(self, *, wait_s: float = 0.0, timeout_s: float | None = None) -> int:
-        """Refuse openings from now on, and wait up to `wait_s` until all caches are released.
+    async def drain(self, *, wait_s: float | None = None, timeout_s: float | None = None) -> int:
+        """Refuse openings from now on, and wait until all caches are released.
 
-        Returns the number of caches that are left.
+        Waits at most `wait_s`; None: until `timeout_s`. Returns the number of caches that are left.
         """
-        request = pb.DrainRequest(timeout_ms=round(wait_s * 1000))
+        request = pb.DrainRequest(timeout_ms=0 if wait_s is None else max(1, round(wait_s * 1000)))
         return (await self._call(self._stub.Drain, request, timeout_s)).sequences
 
     async def _call(
