@@ -247,12 +247,15 @@ def _unanswered(client: Client, timeout_s: float) -> Verdict:
     """The verdict on a request that got no token in time, from the scheduler's status."""
     try:
         status = client.status(timeout_s=timeout_s)
+    except errors.Unauthenticated:  # it answers, and the caller may not read its status
+        return Verdict.SLOW
     except errors.PacelineError:
         return Verdict.FROZEN
-    worse = _state(client, status, timeout_s)
-    if worse is not None:
-        return worse.verdict
-    return Verdict.SLOW if status.running > 1 or status.waiting > 1 else Verdict.NOT_SERVING
+    problem = _state(client, status, timeout_s)
+    if problem is not None:
+        return problem.verdict
+    others = status.running > 1 or status.waiting > 1  # more than our own request
+    return Verdict.SLOW if others else Verdict.NOT_SERVING
 
 
 def _our_version() -> str:
