@@ -1,6 +1,6 @@
 """`Runtime`: loads the model, drains, and knows what state the service is in.
 
-Made and read on the event loop; `load` runs on the device thread.
+Made and read on the event loop; `_load` and `_progress` run on the device thread.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class DeviceWorker:
             self._engine.counters.steps_abandoned += 1
 
     def _check(self, engine: Engine) -> None:
-        """Check the page tables while idle if anything was done; takes at most 1 % of the time."""
+        """While idle, check the page tables if steps were done since; takes 1 % of the time at most."""
         counters, began_s = engine.counters, time.monotonic()
         steps = counters.steps + counters.steps_abandoned
         if steps != self._checked_steps and began_s >= self._next_check_s:

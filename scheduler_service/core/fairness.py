@@ -51,7 +51,7 @@ class FairQueue:
         """A heap. An entry is void if its version is not the account's. An entry whose account's counter has
         risen is replaced when it becomes the first."""
         self._ranks = 0
-        self._floor = 0.0  # counter of the last account, when a sequence of it was admitted
+        self._floor = 0.0  # highest counter of an account when a sequence of it was admitted
         self._weight = 0.0  # sum of the active accounts' weights
         self._waiting = 0
         self.waiting_tokens = 0  # prompt and output tokens of the queued sequences

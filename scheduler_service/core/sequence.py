@@ -261,9 +261,9 @@ class LiveSequence:
         return first
 
     def verdict(self) -> Ending | None:
-        """Why the last token ends it, with the token id that does; None: it goes on.
+        """Why the sequence ends at its last token, and the stop id if that is why; None: it goes on.
 
-        The first `min_tokens` tokens never end it: the executor masks the stop ids there.
+        A stop id among the first `min_tokens` output tokens does not end it: the executor masks them there.
         """
         last = self.tokens[-1]
         if last in self.live.stops and self.generated > self.live.request.min_tokens:

@@ -2,7 +2,7 @@
 
 Names and shapes are Hugging Face's. Every tensor the spec asks for is checked by name and shape when the
 checkpoint is opened, from the headers alone: nothing is allocated for a model that can't be used. A tensor
-that the spec does not ask for, but that would take part in a layer, is refused as well.
+that the spec does not ask for is refused as well: any in a GGUF file, in a directory one of a layer.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ DRAFTING_GAIN = 1.03  # the draft executor must promise so many times the rate w
 AMORTIZED = 32  # cycles over which a draft cache's catching up must pay off
 PROBE_LENGTH = 4  # drafts of a sequence in a probe
 PROBE_EVERY = 32  # choices in a row without drafts until a probe
-PROBE_RARELY = 1024  # of the draft executor: twice as many after each probe in vain, up to these
+PROBE_RARELY = 1024  # the same of the draft executor: doubled by each probe that fails, up to this
 
 
 @dataclass(slots=True)
@@ -114,12 +114,12 @@ class Controller:
         return self.target.seconds(Work(base.rows, base.rows, base.context))
 
     def drafting(self, base: Work, candidates: Sequence[DraftCandidate]) -> DraftLengths:
-        """Lengths (0 included) to draft on the draft executor, and whether in one or two cohorts.
+        """How many drafts to ask the draft executor for, by candidate (0: none), in one or two cohorts.
 
         base: a target step without any drafts in which all running sequences decode, the candidates among
         them. Compares the rate without the draft executor (n-gram drafts at once) with that of cycles of
         drafting and verifying, for every number of draft steps. While the draft executor is not worth it,
-        one sequence tries it now and then: more and more rarely, so that this costs next to nothing.
+        a few sequences (one, once the time of such a step is known) try it, after ever more choices without.
         """
         if not candidates:
             return DraftLengths([], 1)

@@ -48,7 +48,8 @@ def test_calls_stay_in_the_machine_code_whatever_was_loaded_before() -> None:
 
 def test_all_kernels_are_in_one_function_that_shares_none_with_other_machine_code() -> None:
     ThreadPool(1)  # compiles or loads it
-    (compiled,) = work.overloads.values()  # type: ignore[attr-defined]
+    compiled: Any
+    (compiled,) = work.overloads.values()
     functions = compiled.library._get_module_for_linking().functions
     seen = [one.name for one in functions if not one.is_declaration and one.linkage is not Linkage.internal]
     assert len(seen) == 3  # itself, and as what Python and C call

@@ -108,7 +108,10 @@ class CutCheckpoint:
         self._whole, self._cut = whole, cut
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        """This rank's part of a tensor. A bias added after a sum over ranks is zero above rank 0."""
+        """This rank's part of a tensor.
+
+        The bias of `o_proj` is zero above rank 0: the ranks' outputs are summed, and it is in the sum once.
+        """
         assert part is None
         tensor = self._whole.read(name, self._cut.part(name))
         if name.endswith("o_proj.bias") and self._cut.rank > 0:

@@ -25,7 +25,7 @@ from executor_service.backends.torch_backend.cpu.primitives.records import Addre
 from executor_service.backends.torch_backend.cpu.primitives.registers import LANES
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
 
-_PACKED_AT_ONCE = 256 * LANES  # columns: packing takes little memory beside the result
+_PACKED_AT_ONCE = 256 * LANES  # rows of W, so that packing takes little memory beside the result
 
 
 class Scratch:
