@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from executor_service.backends.torch_backend.cpu import kernel_cache
 from executor_service.backends.torch_backend.cpu.kernel_cache import folder_name, writable_folder
 
 
@@ -65,14 +66,24 @@ def test_a_change_in_any_room_names_another_folder(tmp_path: Path) -> None:
     assert len(set(names)) == len(names)
 
 
-def test_numba_is_told_the_folder_that_works(tmp_path: Path, unwritable: Path) -> None:
+def told(**variables: str) -> Path:
+    """The folder that numba is told in a process with these variables."""
     program = (
         "import numba, executor_service.backends.torch_backend.cpu.kernel_cache;"
         " print(numba.config.CACHE_DIR)"
     )
-    variables = {"NUMBA_CACHE_DIR": str(unwritable), "TMPDIR": str(tmp_path)}
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     result = subprocess.run(
         [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
     )
-    assert Path(result.stdout.strip()).parent == tmp_path
+    return Path(result.stdout.strip())
+
+
+def test_numba_is_told_the_folder_that_works(tmp_path: Path, unwritable: Path) -> None:
+    assert told(NUMBA_CACHE_DIR=str(unwritable), TMPDIR=str(tmp_path)).parent == tmp_path
+
+
+def test_kernels_of_other_sources_have_another_folder_wherever_the_cache_is(tmp_path: Path) -> None:
+    folder = told(NUMBA_CACHE_DIR=str(tmp_path))
+    assert folder.parent == tmp_path
+    assert folder.name == folder_name(Path(kernel_cache.__file__).parent)

@@ -66,10 +66,10 @@ def folder_name(sources: Path) -> str:
 
 def _use_folder() -> None:
     name = folder_name(Path(__file__).parent)  # kernels call nothing from elsewhere
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    wanted = Path(os.environ.get(VARIABLE) or base / "paceline" / name)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    base = Path(os.environ.get(VARIABLE) or cache / "paceline")
     fallback = Path(tempfile.gettempdir()) / f"paceline-{os.geteuid()}-{name}"
-    numba.config.CACHE_DIR = str(writable_folder(wanted, fallback))  # type: ignore[attr-defined]
+    numba.config.CACHE_DIR = str(writable_folder(base / name, fallback))  # type: ignore[attr-defined]
 
 
 _use_folder()
