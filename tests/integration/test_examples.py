@@ -32,7 +32,7 @@ def test_many_prompts_in_a_step_get_the_tokens_that_each_gets_alone(address: str
         assert client.get_status().sequences == 0
 
 
-def test_guesses_change_the_number_of_forwards_and_no_token(
+def test_drafts_change_the_number_of_forwards_and_no_token(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = [5, 6, 7, 8] * 4
@@ -43,8 +43,8 @@ def test_guesses_change_the_number_of_forwards_and_no_token(
         def right(tokens: list[int], count: int) -> list[int]:
             return plain[len(tokens) - len(prompt) :][:count]
 
-        monkeypatch.setattr(own_speculator, "guess", right)
-        # The prompt's forward samples one token, each of the others 8 guesses and the token behind them.
+        monkeypatch.setattr(own_speculator, "draft", right)
+        # The prompt's forward samples one token, each of the others 8 drafts and the token behind them.
         assert own_speculator.generate(client, prompt, 48) == (plain, 7)
 
 

@@ -21,19 +21,28 @@ FILE = Path(__file__).with_name("v1.json")
 EXECUTOR = ("--pages", "512", "--vocab-size", "257")
 """Flags of the executor behind the recordings: its tokens depend on them."""
 
-# Of one run, one machine or one version; a client of v1 may rely on their presence alone.
-VOLATILE = frozenset(
+# Times: one that rounds to 0 is not sent.
+TIMES = frozenset(
     (
         "elapsedUs",
-        "epoch",
         "queueUs",
         "computeUs",
         "uptimeS",
-        "requestId",
         "queueMs",
         "firstTokenMs",
         "totalMs",
         "elapsedMs",
+        "computeS",
+        "prefillS",
+        "decodeS",
+        "stepAgeS",
+    )
+)
+# Of one run, one machine or one version; a client of v1 may rely on their presence alone.
+VOLATILE = frozenset(
+    (
+        "epoch",
+        "requestId",
         "version",
         "contractRevision",
         "sessionId",
@@ -41,10 +50,6 @@ VOLATILE = frozenset(
         "vocabulary",
         "modelFingerprint",
         "memoryBytes",
-        "computeS",
-        "prefillS",
-        "decodeS",
-        "stepAgeS",
         "tokenizerJson",
         "weightBytes",
     )
@@ -130,12 +135,13 @@ def methods() -> Iterator[str]:
 
 
 def read(method: str, replies: Sequence[bytes]) -> list[Any]:
-    """The replies as a client of v1 sees them; of volatile fields only that they are there."""
+    """The replies as a client of v1 sees them; of volatile fields only that they are there, and no times."""
     message = message_factory.GetMessageClass(method_of(method).output_type)
     return [_stable(json_format.MessageToDict(message.FromString(reply))) for reply in replies]
 
 
 def _stable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: "*" if name in VOLATILE else _stable(part) for name, part in value.items()}
+        parts = ((name, part) for name, part in value.items() if name not in TIMES)
+        return {name: "*" if name in VOLATILE else _stable(part) for name, part in parts}
     return [_stable(part) for part in value] if isinstance(value, list) else value
