@@ -2,16 +2,19 @@
 
 It samples a hash of all cached content and the seed, so a wrong length, fork or re-opening gives
 another token at once. It has no prefix cache; its ledger is a reference count per page.
+Other texts serve the traces: one that repeats, and one that a draft model gets right most of the time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scheduler_service.core.step import (
     CacheFork,
     CacheOpening,
     CacheRow,
+    CacheTruncation,
     Capacity,
     Code,
     PlannedStep,
@@ -22,12 +25,40 @@ from scheduler_service.core.step import (
 VOCABULARY = 1000
 
 
+Text = Callable[[int, list[int]], int]
+"""The token that follows the given content under the given seed."""
+
+
 def next_token(seed: int, content: list[int]) -> int:
     """What follows `content` under `seed`."""
     value = seed + 1
     for token in content:
         value = (value * 6364136223846793005 + token + 1442695040888963407) % (1 << 64)
     return (value >> 33) % VOCABULARY
+
+
+def repeating(period: int, share: float) -> Text:
+    """Repeats the token that stands `period` tokens back at a share of the positions, else `next_token`."""
+
+    def text(seed: int, content: list[int]) -> int:
+        token = next_token(seed, content)
+        return content[-period] if len(content) >= period and _falls_within(share, token) else token
+
+    return text
+
+
+def agreeing(text: Text, share: float) -> Text:
+    """A draft model of `text`: the same token at a share of the positions, else the one after it."""
+
+    def draft(seed: int, content: list[int]) -> int:
+        agrees = _falls_within(share, next_token(seed + 1, content))
+        return (text(seed, content) + (not agrees)) % VOCABULARY
+
+    return draft
+
+
+def _falls_within(share: float, token: int) -> bool:
+    return token < share * VOCABULARY
 
 
 @dataclass
@@ -44,8 +75,9 @@ class Cache:
 
 
 class FakeExecutor:
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, text: Text = next_token) -> None:
         self.capacity = capacity
+        self.text = text
         self.caches: dict[int, Cache] = {}
         self.free = capacity.total_pages
         self.used_ids: set[int] = set()
@@ -62,6 +94,8 @@ class FakeExecutor:
             if (cache := self.caches.pop(cache_id, None)) is not None:
                 for page in cache.pages:
                     self._drop(page)
+        for cut in plan.truncates:
+            self._truncate(cut)
         forks = [self._fork(fork) for fork in plan.forks]
         rows = [self._row(row) for row in plan.rows]
         rows += [self._open(opening) for opening in plan.openings]
@@ -75,6 +109,18 @@ class FakeExecutor:
     def _drop(self, page: Page) -> None:
         page.references -= 1
         self.free += page.references == 0
+
+    def _truncate(self, cut: CacheTruncation) -> None:
+        if (cache := self.caches.get(cut.cache_id)) is not None and cut.length <= len(cache.content):
+            cache.pending = []
+            self._shorten(cache, cut.length)
+
+    def _shorten(self, cache: Cache, length: int) -> None:
+        """Keep the first `length` tokens, and the pages that they are on."""
+        kept = -(-length // self.capacity.page_size)
+        for page in cache.pages[kept:]:
+            self._drop(page)
+        del cache.pages[kept:], cache.content[length:]
 
     def _fork(self, fork: CacheFork) -> RowAnswer:
         source = self.caches.get(fork.source_id)
@@ -113,9 +159,11 @@ class FakeExecutor:
             return RowAnswer(code=Code.FAILED_PRECONDITION, message=f"n is {len(cache.content)}")
         if row.tokens:
             cache.pending = list(row.tokens)
-        return self._feed(row.cache_id, row.limit)
+        if len(row.drafts) > self.capacity.max_drafts or row.steps > self.capacity.max_steps:
+            return RowAnswer(code=Code.INVALID_ARGUMENT, message="too many drafts or steps")
+        return self._feed(row.cache_id, row.limit, row.drafts, row.steps)
 
-    def _feed(self, cache_id: int, limit: int) -> RowAnswer:
+    def _feed(self, cache_id: int, limit: int, drafts: tuple[int, ...] = (), steps: int = 1) -> RowAnswer:
         if cache_id in self.refuse:
             return RowAnswer(code=self.refuse.pop(cache_id), message="as the test asked")
         cache = self.caches[cache_id]
@@ -123,7 +171,9 @@ class FakeExecutor:
         fed = cache.pending[: limit or None]
         if not fed:
             return RowAnswer(code=Code.INVALID_ARGUMENT, message="nothing is pending")
-        start, end = len(cache.content), len(cache.content) + len(fed)
+        fed += drafts
+        start = len(cache.content)
+        end = start + len(fed) + steps - 1
         missing = -(-end // page_size) - len(cache.pages)
         tail = start // page_size
         shared = tail < len(cache.pages) and cache.pages[tail].references > 1
@@ -135,9 +185,27 @@ class FakeExecutor:
         cache.pages += [Page() for _ in range(missing)]
         self.free -= missing + shared
         cache.content += fed
-        cache.pending = cache.pending[len(fed) :]
+        cache.pending = cache.pending[len(fed) - len(drafts) :]
         tokens = []
         if not cache.pending:
-            tokens = [next_token(cache.seed, cache.content)]
-            cache.pending = list(tokens)
+            tokens = self._verify(cache, drafts) if drafts else self._decode(cache, steps)
+            cache.pending = tokens[-1:]
         return RowAnswer(kv_length=len(cache.content), tokens=tokens)
+
+    def _decode(self, cache: Cache, steps: int) -> list[int]:
+        """Sample `steps` tokens; all but the last are fed back."""
+        tokens = [self.text(cache.seed, cache.content)]
+        while len(tokens) < steps:
+            cache.content.append(tokens[-1])
+            tokens.append(self.text(cache.seed, cache.content))
+        return tokens
+
+    def _verify(self, cache: Cache, drafts: tuple[int, ...]) -> list[int]:
+        """Sample before and after each draft; keep those that are what was sampled in their places."""
+        start = len(cache.content) - len(drafts)
+        for accepted, draft in enumerate(drafts):
+            token = self.text(cache.seed, cache.content[: start + accepted])
+            if token != draft:
+                self._shorten(cache, start + accepted)
+                return [*drafts[:accepted], token]
+        return [*drafts, self.text(cache.seed, cache.content)]
