@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import sys
 
 from paceline.service import logs
-from paceline.service.process import new_event_loop
+from paceline.service.process import limit_collections, new_event_loop
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_factory import follow, follower_rank
@@ -18,7 +17,7 @@ from executor_service.fatal import EXIT_MODEL
 from executor_service.server import EXIT_PORT, ServerStartError, run
 
 _SWITCH_S = 0.0005  # seconds after which the device thread hands the interpreter lock to the event loop
-_GC_YOUNG = 50_000  # objects between collections: a step makes thousands, without cycles
+_YOUNG_OBJECTS = 50_000  # between two garbage collections: a step makes thousands, without cycles
 
 log = logs.Log("executor_service")
 
@@ -28,7 +27,7 @@ def main() -> int:
     config = ExecutorConfig.from_command_line(sys.argv[1:], "python -m executor_service")
     logs.configure(config.log_format, config.log_level)
     sys.setswitchinterval(_SWITCH_S)
-    gc.set_threshold(_GC_YOUNG)
+    limit_collections(_YOUNG_OBJECTS)
     try:
         if (rank := follower_rank(config)) is not None:
             follow(config, rank)

@@ -126,7 +126,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 refusal = Refusal(Reason.INTERNAL, "internal error; the executor's log says more")
             caller = self._credentials.identify(context)
             self._audit.failed(caller.name, method, STATUS_OF[refusal.reason], refusal.reason.name)
-            return await end_call(context, status_of(refusal))
+            ending = end_call(context, status_of(refusal))
+            del request, context, refusal  # see end_call
+            return await ending
 
         return call
 

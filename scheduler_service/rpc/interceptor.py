@@ -88,7 +88,9 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
                 failure = ServiceError(ErrorReason.INTERNAL, "internal error; the scheduler's log has more")
             caller, reason = self._credentials.identify(context), failure.reason
             self._audit.failed(caller.name, method, CODES[reason], reason.name)
-            return await end_call(context, status_of(failure))
+            ending = end_call(context, status_of(failure))
+            del request, context, failure  # see end_call
+            return await ending
 
         return guarded
 

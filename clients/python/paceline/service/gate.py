@@ -79,7 +79,9 @@ class Gate(grpc.aio.ServerInterceptor):
 
         async def answer(_requests: object, context: _Context) -> None:
             self._audit.failed(self._credentials.identify(context).name, method, code, reason)
-            await end_call(context, rich_status(code, message, reason=reason))
+            ending = end_call(context, rich_status(code, message, reason=reason))
+            del _requests, context  # see end_call
+            await ending
 
         return grpc.stream_stream_rpc_method_handler(answer)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from pathlib import Path
@@ -47,6 +48,17 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+def limit_collections(young_objects: int) -> None:
+    """Run the garbage collector only after `young_objects` new objects, and never over those that exist now.
+
+    Collecting stops the process: for 0.1 s with a thousand requests queued and Python's defaults (700
+    objects, modules included). The services make few cycles, so little memory waits for a collection.
+    """
+    gc.set_threshold(young_objects)
+    gc.collect()
+    gc.freeze()
 
 
 def bind_local(server: grpc.aio.Server, path: Path) -> None:
