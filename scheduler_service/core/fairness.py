@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
+from math import ceil
 from typing import TypeAlias
 
 from scheduler_service.core.account import Account
@@ -110,8 +111,8 @@ class FairQueue:
             del self._idle[next(iter(self._idle))]
 
     def share(self, account: Account, places: int) -> int:
-        """The account's share of `places` running sequences: by weight among active accounts, at least 1."""
-        return max(1, int(places * account.weight / self._weight))
+        """The account's share of `places` running sequences: by weight among active accounts, rounded up."""
+        return max(1, ceil(places * account.weight / self._weight - 1e-9))
 
     def is_below_share(self, identity: str, weight: float, places: int) -> bool:
         """Whether the identity's running sequences and queued requests are fewer than its share of `places`.

@@ -19,6 +19,10 @@ from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.states import SequenceState
 
+LEAD = 1024
+"""Virtual tokens by which an identity must have been served more than another to give way within its share:
+so many that two of them do not take turns at preempting each other."""
+
 
 class StepBuilder:
     """Fills one step, by `fill` or `fill_alone`: what is in it is its `schedule`."""
@@ -175,27 +179,29 @@ class StepBuilder:
         self._preempt(list(victims(ordered, needy, len(self.stalled), self._limits)))
 
     def _make_way(self, account: Account, pages: int = 0) -> bool:
-        """Preempt for an identity below its share of the running sequences, from identities above theirs.
+        """Preempt sequences of other identities for `account`: for `pages`, or to run one more sequence.
 
-        For `pages`, or to run one more sequence. True if there are victims. An identity keeps its share, and
-        the first of the running sequences is left alone: so it ends, even if identities come and go.
+        It takes from an identity that will still run as many by weight, and, if it was served much less
+        (LEAD), from any that runs several. The first of the running sequences is left alone: so it ends, even
+        if identities come and go. True if there are victims.
         """
         queue, running = self._pool.queue, self._pool.running
-        places = min(self._limits.max_sequences, len(running) + 1)  # fewer if pages are short
-        if not queue.contested or account.running >= queue.share(account, places):
+        if not queue.contested:
             return False
+        gained = (account.running + 1) / account.weight
         victims: list[LiveSequence] = []
         left: dict[str, int] = {}
         for sequence in reversed(queue.in_turn(running)[1:]):
             other = sequence.live.account
             if other.counter < account.counter or (victims and pages <= 0):
                 break
-            running_there = left.get(other.identity, other.running)
-            if running_there <= queue.share(other, places) or sequence in self._pool.isolated:
+            kept = left.get(other.identity, other.running) - 1
+            leads = other.counter - account.counter > LEAD and kept
+            if (kept / other.weight < gained and not leads) or sequence in self._pool.isolated:
                 continue
             if self.schedule.opens_or_copies(sequence):
                 continue
-            left[other.identity] = running_there - 1
+            left[other.identity] = kept
             pages -= pages_back(sequence, self._limits)
             victims.append(sequence)
         if pages > 0:

@@ -12,6 +12,7 @@ from scheduler_service.core.admission import SURPLUS_TOKENS
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import NoRoom
 from scheduler_service.core.fairness import MAX_IDLE, FairQueue
+from scheduler_service.core.planner import LEAD
 from scheduler_service.core.queue import SequenceQueue
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request
@@ -239,9 +240,9 @@ class Polite(Simulation):
         return replace(call, at=self.now + 0.3, first_token_at=None, finished_at=None, refused=None)
 
 
-def polite_p99(clients: int, flood: int, streams: int) -> float:
+def polite_p99(clients: int, flood: int, streams: int, places: int) -> float:
     """p99 of the polite clients' times to the first token, beside one who sends `flood` requests at once."""
-    config = CoreConfig(max_running=64)
+    config = CoreConfig(max_running=places)
     simulation = Polite(cost=StepCost(0.02, 1e-4), config=config)
     calls = [
         Call(at=0.01 * i, length=80 + 7 * i % 40, prompt=64, identity=f"polite {i % clients}")
@@ -259,10 +260,33 @@ def polite_p99(clients: int, flood: int, streams: int) -> float:
     return quantile(waits, 0.99)
 
 
-@pytest.mark.parametrize("streams", [1, 5], ids=["one stream each", "most of the seats"])
-def test_who_floods_with_ten_thousand_requests_does_not_delay_ten_polite_ones(streams: int) -> None:
-    alone, beside = polite_p99(11, 0, streams), polite_p99(10, 10_000, streams)
+@pytest.mark.parametrize(
+    ("streams", "places"),
+    [(1, 64), (5, 64), (3, 32)],
+    ids=["few places", "most places", "all but two places"],
+)
+def test_who_floods_with_ten_thousand_requests_does_not_delay_ten_polite_ones(
+    streams: int, places: int
+) -> None:
+    alone, beside = polite_p99(11, 0, streams, places), polite_p99(10, 10_000, streams, places)
     assert beside <= 1.5 * alone
+
+
+def test_an_identity_that_was_served_much_more_gives_way_within_its_share() -> None:
+    harness = Harness(FakeExecutor(CAPACITY), CoreConfig(max_running=4))
+    for identity in "ab":
+        for i in range(4):
+            harness.add(make_request(f"{identity}{i}", identity=identity, max_tokens=40))
+    harness.step()
+    pool = harness.core._pool
+    assert sorted(s.live.request.id for s in pool.running) == ["a0", "a1", "b0", "b1"]
+    account = pool.queue.account("a")
+    assert account is not None
+    account.counter += 2 * LEAD
+    harness.step()
+    assert sorted(s.live.request.id for s in pool.running) == ["a0", "b0", "b1", "b2"]
+    harness.run()
+    assert len(harness.finished) == 8
 
 
 def test_beside_others_who_holds_more_than_its_share_starts_few_tokens_a_step() -> None:
