@@ -91,6 +91,11 @@ class StepScheduler:
         """Most tokens (prompt + max_tokens) that a request may have; 0 before the first executor."""
         return self._limits.request_tokens if self._limits else 0
 
+    @property
+    def is_contested(self) -> bool:
+        """Several identities have requests that have not ended."""
+        return self._pool.queue.contested
+
     def live(self, request_id: str) -> bool:
         """The request was taken and has not ended."""
         return self._registry.get(request_id) is not None

@@ -19,7 +19,10 @@ QUIET_TURNS = 3
 MAX_TURNS = 64
 """A round starts after this many iterations of the event loop, even if calls keep arriving."""
 REFUSALS_PER_S = 1000.0
-"""Rate at which one caller's calls are refused; further refusals are delayed."""
+"""Rate at which calls of a caller are refused that is alone; further refusals are delayed."""
+CONTESTED_REFUSALS_PER_S = 250.0
+"""The same while other callers have requests: at 1,000 per second, accepting the next calls of a client that
+retries at once delays everybody's by 80 ms."""
 REFUSALS_AT_ONCE = 200
 """Refusals of one caller that may exceed the rate (the burst)."""
 MAX_REFUSED_CALLERS = 1024
@@ -86,7 +89,7 @@ class ArrivalQueue:
 
 
 class RefusalPace:
-    """Limits the rate of each caller's refusals to REFUSALS_PER_S, after a burst of REFUSALS_AT_ONCE.
+    """Limits the rate of each caller's refusals, after a burst of REFUSALS_AT_ONCE.
 
     A refusal costs 0.2 ms, so a client that retries at once could keep the event loop busy. A delayed call
     counts towards its connection's limit of concurrent calls, which stops such a client.
@@ -96,11 +99,12 @@ class RefusalPace:
         self._clock = clock
         self._due: dict[str, float] = {}  # by caller: when the next refusal is due, without the burst
 
-    def delay_s(self, caller: str) -> float:
+    def delay_s(self, caller: str, *, contested: bool) -> float:
         """Count one refusal of the caller; returns the seconds by which to delay it."""
         now = self._clock()
         if len(self._due) >= MAX_REFUSED_CALLERS:
             self._due = {name: due for name, due in self._due.items() if due > now}
+        interval_s = 1 / (CONTESTED_REFUSALS_PER_S if contested else REFUSALS_PER_S)
         due = max(self._due.get(caller, now), now)
-        self._due[caller] = due + 1 / REFUSALS_PER_S
-        return max(0.0, due - now - REFUSALS_AT_ONCE / REFUSALS_PER_S)
+        self._due[caller] = due + interval_s
+        return max(0.0, due - now - REFUSALS_AT_ONCE * interval_s)

@@ -179,8 +179,10 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def _refused(self, caller: Identity, error: ServiceError) -> None:
         """Count a refusal, and delay it if the caller gets too many."""
         self._metrics.ended_badly(error)
-        if error.reason in _REFUSALS and (delay_s := self._refusals.delay_s(caller.name)):
-            await asyncio.sleep(delay_s)
+        if error.reason in _REFUSALS:
+            contested = self._service.core.is_contested
+            if delay_s := self._refusals.delay_s(caller.name, contested=contested):
+                await asyncio.sleep(delay_s)
 
     async def _admitted(self, request: pb.GenerateRequest, context: _Context) -> RequestStream:
         arrival, caller = time.monotonic(), self._credentials.identify(context)

@@ -17,6 +17,7 @@ from scheduler_service.config import SchedulerSettings
 from scheduler_service.errors import ErrorReason, ServiceError
 from scheduler_service.rpc.arrivals import (
     AT_ONCE,
+    CONTESTED_REFUSALS_PER_S,
     MAX_REFUSED_CALLERS,
     MAX_TURNS,
     REFUSALS_AT_ONCE,
@@ -93,15 +94,20 @@ async def test_a_call_that_was_cancelled_takes_nobodys_turn() -> None:
     assert len(calls.begun) == AT_ONCE + 1
 
 
-def test_refusals_of_one_caller_are_paced_and_nobody_elses() -> None:
+@pytest.mark.parametrize(
+    ("contested", "rate"),
+    [(False, REFUSALS_PER_S), (True, CONTESTED_REFUSALS_PER_S)],
+    ids=["alone", "beside others"],
+)
+def test_refusals_of_one_caller_are_paced_and_nobody_elses(contested: bool, rate: float) -> None:
     now = 100.0
     pace = RefusalPace(lambda: now)
-    assert not any(pace.delay_s("flood") for _ in range(REFUSALS_AT_ONCE))
-    delays = [pace.delay_s("flood") for _ in range(100)]
-    assert delays == pytest.approx([i / REFUSALS_PER_S for i in range(100)])
-    assert pace.delay_s("polite") == 0.0
+    assert not any(pace.delay_s("flood", contested=contested) for _ in range(REFUSALS_AT_ONCE))
+    delays = [pace.delay_s("flood", contested=contested) for _ in range(100)]
+    assert delays == pytest.approx([i / rate for i in range(100)])
+    assert pace.delay_s("polite", contested=contested) == 0.0
     now += 100.0
-    assert pace.delay_s("flood") == 0.0
+    assert pace.delay_s("flood", contested=contested) == 0.0
 
 
 def test_the_pace_of_callers_long_gone_is_forgotten() -> None:
@@ -109,7 +115,7 @@ def test_the_pace_of_callers_long_gone_is_forgotten() -> None:
     pace = RefusalPace(lambda: now)
     for number in range(10 * MAX_REFUSED_CALLERS):
         now += 1.0
-        pace.delay_s(str(number))
+        pace.delay_s(str(number), contested=False)
     assert len(pace._due) <= MAX_REFUSED_CALLERS
 
 
