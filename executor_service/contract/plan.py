@@ -12,11 +12,14 @@ tokens are known but not cached yet: the rest of a prompt, or the token sampled 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Generator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 TokenIds = NDArray[np.int32]
 """Token ids, int32, shape [tokens]."""
@@ -183,8 +186,9 @@ class Abandoned(Exception):
     """The client has left: the step was undone, and nothing has changed."""
 
 
-Wanted = Callable[[], bool]
-"""Called before each of several forwards: whether a client still waits for the result."""
+Forwards = Generator[None, bool, T]
+"""Work of several forwards, which returns a T. It is suspended before each forward, and resumed with a bool:
+whether a client still waits for the result."""
 
 
 @dataclass(slots=True)

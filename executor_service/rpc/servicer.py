@@ -231,8 +231,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         if not loaded.info.can_forward:
             raise RequestRefused(Reason.UNSUPPORTED, "this executor does not offer Forward")
         inputs, want = decode_forward(request, loaded.limits, loaded.info.hidden_size)
-        worker = self._runtime.worker
-        outputs = await worker.submit(lambda: loaded.engine.forward_once(inputs, want, worker.wanted))
+        outputs = await self._runtime.worker.submit_forwards(lambda: loaded.engine.forward_once(inputs, want))
         response = pb.ForwardResponse()
         for output in outputs:
             result = response.results.add()
@@ -245,8 +244,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         """Run the shapes that compile or allocate lazily."""
         self._check_admin(context, "Warmup")
         loaded, began = self._runtime.loaded, time.monotonic()
-        worker = self._runtime.worker
-        await worker.submit(lambda: warm_up(self._runtime.backend, loaded.limits, worker.wanted))
+        await self._runtime.worker.submit_forwards(lambda: warm_up(self._runtime.backend, loaded.limits))
         return pb.WarmupResponse(elapsed_ms=int(1000 * (time.monotonic() - began)))
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:

@@ -8,20 +8,20 @@ import numpy as np
 
 from executor_service.backends.base import Backend, ForwardRow
 from executor_service.contract.limits import Limits
-from executor_service.contract.plan import Abandoned, OutputMode, Sampling, Wanted
+from executor_service.contract.plan import Abandoned, Forwards, OutputMode, Sampling
 
 _SAMPLINGS = (Sampling(), Sampling(temperature=0.8, top_p=0.95), Sampling(temperature=1.0, logprobs=1))
 _CHUNK_TOKENS = 128
 _LARGEST_BATCH = 64
 
 
-def warm_up(backend: Backend, limits: Limits, wanted: Wanted = lambda: True) -> None:
+def warm_up(backend: Backend, limits: Limits) -> Forwards[None]:
     """One forward for each batch size 1, 2, 4, ... and sampling path, and a prompt chunk with decodes.
 
-    Raises Abandoned when `wanted` returns False before one of them.
+    Raises Abandoned when no client waits any more.
     """
     for rows in _forwards(limits):
-        if not wanted():
+        if not (yield):
             raise Abandoned
         backend.forward(rows)
 

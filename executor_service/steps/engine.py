@@ -13,7 +13,7 @@ from executor_service.backends.base import Backend, ForwardOutput
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession, Leases
 from executor_service.contract.limits import Limits
-from executor_service.contract.plan import Abandoned, CacheView, Reason, RequestRefused, TokenIds, Wanted
+from executor_service.contract.plan import Abandoned, CacheView, Forwards, Reason, RequestRefused, TokenIds
 from executor_service.steps.counters import StepCounters
 from executor_service.steps.pipeline import Pipeline
 
@@ -71,17 +71,15 @@ class Engine:
         self.counters.caches_expired += expired.shared
         return expired.owned + expired.shared
 
-    def forward_once(
-        self, inputs: Sequence[TokenIds], want: frozenset[str], wanted: Wanted = lambda: True
-    ) -> list[ForwardOutput]:
+    def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> Forwards[list[ForwardOutput]]:
         """The non-autoregressive forward of each input, one after another, without a cache.
 
-        Raises Abandoned when `wanted` returns False before one of them.
+        Raises Abandoned when no client waits any more.
         """
         self.pipeline.settle()
         outputs: list[ForwardOutput] = []
         for tokens in inputs:
-            if not wanted():
+            if not (yield):
                 raise Abandoned
             outputs += self._backend.forward_once([tokens], want)
         return outputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from executor_service.backends.base import Backend, ComputedForward, ForwardRow, PendingForward, RowOutput
-from executor_service.contract.plan import Wanted
+from executor_service.contract.plan import Abandoned, Forwards
 from executor_service.steps.accepted_row import AcceptedRow
 from executor_service.steps.pieces import cut
 
@@ -17,9 +17,9 @@ def launch(backend: Backend, rows: Iterable[AcceptedRow]) -> PendingForward:
 
 
 def compute(
-    backend: Backend, rows: list[AcceptedRow], max_tokens: int, wanted: Wanted
-) -> ComputedForward | None:
-    """Compute all rows in several forwards; None: given up, because `wanted` returned False before one.
+    backend: Backend, rows: list[AcceptedRow], max_tokens: int, *, abandonable: bool
+) -> Forwards[ComputedForward]:
+    """Compute all rows in several forwards. Raises Abandoned if it may and no client waits any more.
 
     A forward feeds at most `max_tokens` tokens, unless a single row has more output positions than that.
     Nothing is in flight. Nothing is committed; what the rows were given or sampled is in their sequences'
@@ -28,8 +28,8 @@ def compute(
     outputs: dict[AcceptedRow, RowOutput] = {}
     left = rows
     while left:
-        if not wanted():
-            return None
+        if not (yield) and abandonable:
+            raise Abandoned
         pieces = cut(left, max_tokens)
         answered = checked(backend.forward([_forward_row(row, count) for row, count in pieces]), len(pieces))
         continuing: dict[AcceptedRow, None] = {}

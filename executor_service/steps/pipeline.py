@@ -9,9 +9,9 @@ queued behind it. A step is begun behind another only where the outcome of that 
 (`overlap.py`), so that the results are those of one step after another. On any other backend a step is
 finished as soon as it is begun.
 
-A step that takes several forwards is computed when it is begun, with nothing else in flight. Before each
-forward the client is asked whether it still waits; if not, an abandonable step is undone as a whole, its ops
-included (`savepoint.py`).
+A step that takes several forwards is computed while it is begun, with nothing else in flight. `begin` is
+suspended before each of these forwards, and resumed with whether a client still waits for the step. If none
+does, an abandonable step is undone as a whole, its ops included (`savepoint.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections import deque
 from executor_service.backends.base import Backend, ComputedForward, PendingForward, RowOutput
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession
-from executor_service.contract.plan import Abandoned, StepPlan, StepResult
+from executor_service.contract.plan import Abandoned, Forwards, StepPlan, StepResult
 from executor_service.steps.commit import StepCommit
 from executor_service.steps.counters import StepCounters
 from executor_service.steps.forwards import compute, launch
@@ -63,8 +63,8 @@ class Pipeline:
         """What the oldest step in flight waits for; None: nothing is in flight."""
         return self._in_flight[0].forward if self._in_flight else None
 
-    def begin(self, request: StepRequest) -> None:
-        """Begin a step, after finishing those that must be finished first.
+    def begin(self, request: StepRequest) -> Forwards[None]:
+        """Begin a step, after finishing those that must be finished first. Suspended only if it is long.
 
         A replay is finished at once, with the stored result. Raises RequestRefused when nothing was done, and
         Abandoned when everything was undone; any other exception is fatal.
@@ -81,7 +81,7 @@ class Pipeline:
         savepoint = Savepoint(session, plan, store) if undoable else None
         ops = [store.apply(session, op, now_s) for op in plan.ops]
         try:
-            rows, forward = self._launch(request, session, now_s, savepoint)
+            rows, forward = yield from self._launch(plan, session, now_s, savepoint)
         except Abandoned:
             self._counters.steps_abandoned += 1
             self._counters.compute_s += time.perf_counter() - began_s
@@ -129,13 +129,13 @@ class Pipeline:
             self.settle()
 
     def _launch(
-        self, request: StepRequest, session: ClientSession, now_s: float, savepoint: Savepoint | None
-    ) -> tuple[StepRows, PendingForward]:
+        self, plan: StepPlan, session: ClientSession, now_s: float, savepoint: Savepoint | None
+    ) -> Forwards[tuple[StepRows, PendingForward]]:
         """Reserve the rows and launch their forward, or compute them if they take several.
 
         Raises Abandoned after undoing the step.
         """
-        plan, store = request.plan, self._store
+        store = self._store
         rows = self._reserve(session, plan, now_s)
         if self._in_flight and (rows.has_refusals or rows.needs_several(self._max_piece_tokens)):
             # A step in flight may give back what a row was refused for.
@@ -148,21 +148,24 @@ class Pipeline:
             savepoint.discard()
             savepoint = None
             rows = self._reserve(session, plan, now_s)
-        forward: PendingForward | None
-        if not rows.needs_several(self._max_piece_tokens):
-            forward = launch(self._backend, rows.accepted)
-        else:
-            wanted = request.wanted if savepoint is not None else lambda: request.wanted() or True
-            forward = compute(self._backend, rows.accepted, self._max_piece_tokens, wanted)
+        try:
+            forward = yield from self._compute(rows, abandonable=savepoint is not None)
+        except Abandoned:
+            assert savepoint is not None
+            rows.undo(store)
+            savepoint.restore()
+            raise
         if savepoint is not None:
-            if forward is None:
-                rows.undo(store)
-                savepoint.restore()
-            else:
-                savepoint.discard()
-        if forward is None:
-            raise Abandoned
+            savepoint.discard()
         return rows, forward
+
+    def _compute(self, rows: StepRows, *, abandonable: bool) -> Forwards[PendingForward]:
+        """Launch the rows' one forward, or compute several to their end."""
+        if not rows.needs_several(self._max_piece_tokens):
+            return launch(self._backend, rows.accepted)
+        return (
+            yield from compute(self._backend, rows.accepted, self._max_piece_tokens, abandonable=abandonable)
+        )
 
     def _reserve(self, session: ClientSession, plan: StepPlan, now_s: float) -> StepRows:
         ahead = self._in_flight[-1].rows if self._in_flight else None

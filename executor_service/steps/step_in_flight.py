@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from executor_service.backends.base import PendingForward
 from executor_service.cache.session import ClientSession
-from executor_service.contract.plan import OpResult, StepPlan, StepResult, Wanted
+from executor_service.contract.plan import OpResult, StepPlan, StepResult
 from executor_service.steps.step_rows import StepRows
 
 
@@ -17,8 +17,7 @@ class StepRequest(NamedTuple):
     reply_to: Any  # whatever the caller finds its client by; the pipeline hands it back with the result
     arrived_s: float  # by `time.perf_counter`
     caller: str = ""  # name of the caller's identity
-    wanted: Wanted = lambda: True  # called before each forward of a step that takes several
-    abandonable: bool = False  # undone as a whole, if `wanted` returns False
+    abandonable: bool = False  # undone as a whole when no client waits any more, if it takes several forwards
 
 
 class StepInFlight(NamedTuple):

@@ -5,10 +5,13 @@ queued, renews the leases of all sessions that have jobs queued, lets leases exp
 the next step, run another job, or finish the oldest step in flight. With one step in flight it waits for the
 next job or the device, whichever comes first. Jobs that are not steps run with nothing in flight.
 
-A job whose future was cancelled is dropped when its turn comes; one that is running learns of it by calling
-`wanted`. A job that is `kept` is done regardless, and so is a step whose replay is queued. A job that raises
-anything but a refusal leaves the device or the page tables in an unknown state and ends the process: clients
-lose nothing that they cannot compute again, and wrong tokens would be worse.
+A job whose future was cancelled is dropped when its turn comes. A job of several forwards is suspended before
+each of them: the thread sends the answers that are ready, reads what was queued, and resumes the job with
+whether a client still waits for it. A job that is `kept` is done regardless, and so is a step whose replay is
+queued.
+
+A job that raises anything but a refusal leaves the device or the page tables in an unknown state and ends the
+process: clients lose nothing that they cannot compute again, and wrong tokens would be worse.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from types import GeneratorType
 from typing import Any, TypeVar
 
 from paceline.service.logs import Log
 
-from executor_service.contract.plan import Abandoned, Reason, RequestRefused, StepPlan, StepResult
+from executor_service.contract.plan import Abandoned, Forwards, Reason, RequestRefused, StepPlan, StepResult
 from executor_service.fatal import die
 from executor_service.steps.answers import AnswerSender
 from executor_service.steps.engine import Engine
@@ -43,7 +47,7 @@ class DeviceWorker:
         self._jobs = JobQueue()
         self._answers = AnswerSender()
         self._watcher = ForwardWatcher(on_done=self._jobs.wake)
-        self._running: DeviceJob | None = None
+        self._is_running = False  # a job is running, or suspended between two forwards
         self._busy_since_s: float | None = None
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -85,10 +89,16 @@ class DeviceWorker:
     def submit(self, work: Callable[[], T], session_id: int = 0, *, kept: bool = False) -> asyncio.Future[T]:
         """Queue a job; jobs run in the order of these calls. Raises RequestRefused when too many are queued.
 
-        Cancelling the future cancels the job, unless it is `kept`.
+        Cancelling the future cancels the job, unless it is `kept` or has begun.
         """
         future = self._new_future()
         self._jobs.put(DeviceJob(work, future, session_id, kept))
+        return future
+
+    def submit_forwards(self, work: Callable[[], Forwards[T]]) -> asyncio.Future[T]:
+        """The same for a job of several forwards; one that has begun is cancelled before its next forward."""
+        future = self._new_future()
+        self._jobs.put(DeviceJob(work, future, session_id=0, kept=False))
         return future
 
     def submit_step(
@@ -96,22 +106,11 @@ class DeviceWorker:
     ) -> asyncio.Future[tuple[StepPlan, StepResult]]:
         """The same for a step. If it is not `kept`, it can be abandoned between two of its forwards."""
         future = self._new_future()
-        request = StepRequest(plan, future, time.perf_counter(), caller, self.wanted, abandonable=not kept)
+        request = StepRequest(plan, future, time.perf_counter(), caller, abandonable=not kept)
         replay_key = plan.digest if plan.step_id else b""
         begin = partial(self._begin, request)
         self._jobs.put(DeviceJob(begin, future, plan.session_id, kept, is_step=True, replay_key=replay_key))
         return future
-
-    def wanted(self) -> bool:
-        """Whether anybody waits for the running job; device thread, between two forwards.
-
-        Sends the answers of what was finished meanwhile, and drops the queued jobs that were cancelled.
-        """
-        self._send_answers()
-        self._jobs.read()
-        for job in self._jobs.drop_cancelled():
-            self._count_dropped(job)
-        return self._running is None or self._jobs.is_wanted(self._running)
 
     def _new_future(self) -> asyncio.Future[Any]:
         assert self._loop is not None
@@ -165,21 +164,36 @@ class DeviceWorker:
         if not self._jobs.is_wanted(job):
             self._count_dropped(job)
             return
-        self._running = job
+        self._is_running = True
         if self._busy_since_s is None:
             self._busy_since_s = time.monotonic()
         try:
             outcome = job.work()
+            if isinstance(outcome, GeneratorType):
+                outcome = self._run_forwards(job, outcome)
             if not job.is_step:
                 self._answers.add(job.future, outcome)
         except (RequestRefused, Abandoned) as error:
             self._answers.add(job.future, error, is_error=True)
-        self._running = None
+        self._is_running = False
         self._send_answers()
 
-    def _begin(self, request: StepRequest) -> None:
+    def _run_forwards(self, job: DeviceJob, forwards: Forwards[Any]) -> Any:
+        """Run a job of several forwards; before each, answer finished steps and read the queue."""
+        try:
+            next(forwards)
+            while True:
+                self._send_answers()
+                self._jobs.read()
+                for dropped in self._jobs.drop_cancelled():
+                    self._count_dropped(dropped)
+                forwards.send(self._jobs.is_wanted(job))
+        except StopIteration as end:
+            return end.value
+
+    def _begin(self, request: StepRequest) -> Forwards[None]:
         assert self._engine is not None
-        self._engine.pipeline.begin(request)
+        return self._engine.pipeline.begin(request)
 
     def _send_answers(self) -> None:
         """Send what the running job and the pipeline have finished."""
@@ -190,7 +204,7 @@ class DeviceWorker:
             for request, result in pipeline.take_finished():
                 self._answers.add(request.reply_to, (request.plan, result))
                 self._busy_since_s = time.monotonic()  # when the next step got the device
-        if self._running is None and not in_flight:
+        if not (self._is_running or in_flight):
             self._busy_since_s = None
         self._answers.send(at_once=not (self.queued or in_flight))
 

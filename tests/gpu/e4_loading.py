@@ -20,6 +20,7 @@ from executor_service.contract.plan import Sampling
 from executor_service.runtime.warmup import warm_up
 from tests.bench.step_time import rows_of
 from tests.gpu.bench import PAGE, Bench, Case
+from tests.support import engine_steps
 
 _MARK = "result: "
 
@@ -71,7 +72,7 @@ def main() -> None:
     backend.capture(rows, bench.pick(2048, 64), lambda what, done: None)
     mark("capture_s")
     limits = Limits(vocabulary, backend.info.context_length, PAGE, pages, rows, rows, bench.pick(2048, 64))
-    warm_up(backend, limits)
+    engine_steps.run(warm_up(backend, limits))
     mark("warm_up_s")
     result = times | {"memory_bytes": backend.memory_bytes(), "memory_bytes_without_graphs": before}
     print(_MARK + json.dumps(result), flush=True)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
-from executor_service.contract.plan import StepPlan, StepResult, Wanted
+from executor_service.contract.plan import Forwards, StepPlan, StepResult
 from executor_service.steps.engine import Engine
 from executor_service.steps.pipeline import Pipeline
 from executor_service.steps.step_in_flight import StepRequest
+
+T = TypeVar("T")
 
 
 class BegunStep:
@@ -36,15 +40,27 @@ class BegunStep:
 def begin(
     engine: Engine,
     plan: StepPlan,
-    wanted: Wanted = lambda: True,
+    is_wanted: Callable[[], bool] = lambda: True,
     *,
     abandonable: bool = False,
     caller: str = "",
 ) -> BegunStep:
-    """Begin a step that arrives now."""
+    """Begin a step that arrives now. If it takes several forwards, `is_wanted` is called before each."""
     step = BegunStep(engine.pipeline)
-    engine.pipeline.begin(StepRequest(plan, step, time.perf_counter(), caller, wanted, abandonable))
+    request = StepRequest(plan, step, time.perf_counter(), caller, abandonable)
+    run(engine.pipeline.begin(request), is_wanted)
     return step
+
+
+def run(forwards: Forwards[T], is_wanted: Callable[[], bool] = lambda: True) -> T:
+    """Run work of several forwards to its end; `is_wanted` is called before each."""
+    try:
+        next(forwards)
+        while True:
+            forwards.send(is_wanted())
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
 def execute(engine: Engine, plan: StepPlan) -> StepResult:

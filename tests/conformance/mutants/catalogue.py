@@ -246,9 +246,9 @@ def fork_with_its_sources_sampling() -> None:
 def ops_out_of_order() -> None:
     """a step's ops are applied last to first"""
 
-    def begin(original: Any, self: Pipeline, request: Any) -> None:
+    def begin(original: Any, self: Pipeline, request: Any) -> Any:
         plan = replace(request.plan, ops=request.plan.ops[::-1])
-        original(self, request._replace(plan=plan))
+        return original(self, request._replace(plan=plan))
 
     def take_finished(original: Any, self: Pipeline) -> Any:
         return [
@@ -578,9 +578,9 @@ def cancelled_opening_stays() -> None:
 def cancelled_step_uses_its_id_up() -> None:
     """a step given up in the middle counts as done, but there is no reply of it"""
 
-    def begin(original: Any, self: Pipeline, request: Any) -> None:
+    def begin(original: Any, self: Pipeline, request: Any) -> Any:
         try:
-            original(self, request)
+            yield from original(self, request)
         except Abandoned:
             self._store.sessions.get(request.plan.session_id, request.caller).advance(request.plan)
             raise
@@ -595,12 +595,12 @@ def replays_leave_with_the_first() -> None:
     wrap(Pipeline, "begin", _refusing_what_was_given_up)
 
 
-def _refusing_what_was_given_up(original: Any, self: Pipeline, request: Any) -> None:
+def _refusing_what_was_given_up(original: Any, self: Pipeline, request: Any) -> Any:
     given_up = self.__dict__.setdefault("given_up", set())
     if request.plan.digest in given_up:
         raise RequestRefused(Reason.STEP_FORGOTTEN, "the step was given up")
     try:
-        original(self, request)
+        yield from original(self, request)
     except Abandoned:
         given_up.add(request.plan.digest)
         raise

@@ -11,7 +11,7 @@ from executor_service.backends.base import Backend
 from executor_service.cache.kv_cache import KvCache
 from executor_service.contract.plan import Abandoned, Reason, RequestRefused, StepPlan
 from tests.support import engine_steps
-from tests.support.engine_steps import BegunStep, execute
+from tests.support.engine_steps import BegunStep, execute, run
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import FakeBackend, continuation, ids, limits
 from tests.unit.executor.harness import Harness, Release, Truncate, fork, opening, plan, row
@@ -199,9 +199,9 @@ def test_what_was_held_for_the_way_back_is_free_in_the_reply() -> None:
 def test_forward_is_given_up_between_its_inputs() -> None:
     h = Prepared()
     inputs = [ids(1, 2), ids(3), ids(4)]
-    assert len(h.engine.forward_once(inputs, frozenset({"hidden"}), Client(3))) == 3
+    assert len(run(h.engine.forward_once(inputs, frozenset({"hidden"})), Client(3))) == 3
     with pytest.raises(Abandoned):
-        h.engine.forward_once(inputs, frozenset({"hidden"}), Client(2))
+        run(h.engine.forward_once(inputs, frozenset({"hidden"})), Client(2))
 
 
 def test_a_page_is_copied_before_it_is_written_where_others_know_it() -> None:

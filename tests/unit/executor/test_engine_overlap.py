@@ -19,7 +19,7 @@ from executor_service.contract.plan import (
     Sampling,
     StepPlan,
 )
-from tests.support.engine_steps import BegunStep, begin, execute
+from tests.support.engine_steps import BegunStep, begin, execute, run
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import continuation, limits
 from tests.unit.executor.harness import Harness, Release, Truncate, fork, opening, plan, row
@@ -294,7 +294,7 @@ def test_a_reply_knows_nothing_of_what_was_begun_behind_it(h: Harness) -> None:
 
 JOBS: list[Callable[[Harness], object]] = [
     lambda h: h.engine.close_session(h.engine.open_session(0, 0, "").id),
-    lambda h: h.engine.forward_once([], frozenset()),
+    lambda h: run(h.engine.forward_once([], frozenset())),
 ]
 
 

@@ -12,6 +12,7 @@ from executor_service.backends.base import Backend, ForwardRow, RowOutput
 from executor_service.contract.plan import Abandoned, Reason, Release, RequestRefused, StepPlan, StepResult
 from executor_service.runtime.warmup import warm_up
 from executor_service.steps.worker import DeviceWorker
+from tests.support.engine_steps import run
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import FakeBackend, continuation, ids, limits
 from tests.unit.executor.harness import Harness, opening, plan, row
@@ -275,18 +276,18 @@ async def test_forward_and_warm_up_end_where_they_are(case: Case) -> None:
 
     case.backend.forward_once = forward_once  # type: ignore[assignment, method-assign]
     inputs = [ids(1)] * 5
-    left = worker.submit(lambda: case.engine.forward_once(inputs, frozenset(), worker.wanted))
+    left = worker.submit_forwards(lambda: case.engine.forward_once(inputs, frozenset()))
     await asyncio.to_thread(started.wait, 10)
     left.cancel()
     gate.release()
-    warming = worker.submit(lambda: warm_up(OfAnyRows(case), limits(), worker.wanted))  # type: ignore[arg-type]
+    warming = worker.submit_forwards(lambda: warm_up(OfAnyRows(case), limits()))  # type: ignore[arg-type]
     await case.entered()
     warming.cancel()
     case.let_go()
     assert await case.forwards() == 0
     assert not gate.acquire(blocking=False)
     with pytest.raises(Abandoned):
-        warm_up(OfAnyRows(case), limits(), lambda: False)  # type: ignore[arg-type]
+        run(warm_up(OfAnyRows(case), limits()), lambda: False)  # type: ignore[arg-type]
 
 
 class OfAnyRows:
