@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
+from numba.core.callconv import RETCODE_USEREXC, Status, excinfo_ptr_t
 from numba.extending import intrinsic
 
 from executor_service.backends.torch_backend.cpu.attention.attend import ATTEND_PAGES
@@ -39,6 +40,8 @@ KERNELS = (
     NORM_ROWS, ROTATE_QKV, ATTEND_PAGES, DRAW_TOKENS, TAKE_LARGEST,
 )  # fmt: skip
 
+_I64 = ir.IntType(64)
+
 RECORD_SIZES = tuple(size_of(kernel.declaration) for kernel in KERNELS)
 """Words of each kind's record."""
 
@@ -51,25 +54,30 @@ def header_of(kind: Kind) -> Header:
     return Header(number, RECORD_SIZES[number])
 
 
-def _switch(typing_context: Any, functions: Sequence[Any], signature: Any) -> tuple[Any, Any]:
+EmitCall = Callable[[Any, Any, Any, Any, Any], Any]
+"""(numba's context, builder, njit function, its signature, arguments): emits a call that gives an int64."""
+
+
+def _switch(
+    typing_context: Any, functions: Sequence[Any], signature: Any, emit_call: EmitCall
+) -> tuple[Any, Any]:
     """Typing and code of a function(kind, ...) that calls the kind's among `functions` with the rest."""
-    dispatchers = [types.Dispatcher(function) for function in functions]
-    called = [one.get_call_type(typing_context, signature.args[1:], {}) for one in dispatchers]
+    called = [
+        types.Dispatcher(one).get_call_type(typing_context, signature.args[1:], {}) for one in functions
+    ]
 
     def codegen(context: Any, b: Any, _signature: Any, args: Any) -> Any:
         unknown, done = b.append_basic_block("unknown"), b.append_basic_block("done")
         switch, results = b.switch(args[0], unknown), []
         b.position_at_end(unknown)
         b.unreachable()
-        for number, (function, call_type) in enumerate(zip(dispatchers, called, strict=True)):
+        for number, (function, call_type) in enumerate(zip(functions, called, strict=True)):
             block = b.append_basic_block(f"kind_{number}")
-            switch.add_case(ir.Constant(ir.IntType(64), number), block)
+            switch.add_case(ir.Constant(_I64, number), block)
             b.position_at_end(block)
-            results.append((context.get_function(function, call_type)(b, args[1:]), b.block))
+            results.append((emit_call(context, b, function, call_type, args[1:]), b.block))
             b.branch(done)
         b.position_at_end(done)
-        if signature.return_type == types.void:
-            return context.get_dummy_value()
         result = b.phi(results[0][0].type)
         for value, block in results:
             result.add_incoming(value, block)
@@ -78,17 +86,48 @@ def _switch(typing_context: Any, functions: Sequence[Any], signature: Any) -> tu
     return signature, codegen
 
 
+def _emit_for_result(context: Any, b: Any, function: Any, call_type: Any, args: Any) -> Any:
+    """A call that gives the function's result; what the function raises is raised."""
+    return context.get_function(types.Dispatcher(function), call_type)(b, args)
+
+
+def _emit_for_error(context: Any, b: Any, function: Any, call_type: Any, args: Any) -> Any:
+    """A call that gives the address of numba's description of what the function raised, or 0."""
+    compiled = function.get_compile_result(call_type)
+    context.active_code_library.add_linking_library(compiled.library)
+    status, _ = context.call_internal_no_propagate(b, compiled.fndesc, call_type, args)
+    error = b.ptrtoint(status.excinfoptr, _I64)
+    return b.select(status.is_error, error, ir.Constant(_I64, 0))
+
+
 def _count(typing_context, kind, record):  # type: ignore[no-untyped-def]
     functions = [kernel.count_chunks for kernel in KERNELS]
-    return _switch(typing_context, functions, types.int64(types.int64, types.int64))
+    return _switch(typing_context, functions, types.int64(types.int64, types.int64), _emit_for_result)
 
 
 def _compute(typing_context, kind, record, chunk):  # type: ignore[no-untyped-def]
     functions = [kernel.compute_chunk for kernel in KERNELS]
-    return _switch(typing_context, functions, types.void(types.int64, types.int64, types.int64))
+    signature = types.int64(types.int64, types.int64, types.int64)
+    return _switch(typing_context, functions, signature, _emit_for_error)
+
+
+def _raise(_typing_context, error):  # type: ignore[no-untyped-def]
+    def codegen(context: Any, b: Any, _signature: Any, args: Any) -> Any:
+        with b.if_then(b.icmp_signed("!=", args[0], ir.Constant(_I64, 0)), likely=False):
+            status = Status(
+                code=RETCODE_USEREXC,
+                excinfoptr=b.inttoptr(args[0], excinfo_ptr_t),
+                **dict.fromkeys(set(Status._fields) - {"code", "excinfoptr"}),
+            )
+            context.call_conv.return_status_propagate(b, status)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
 
 
 count_chunks = cast(Callable[[int, int], int], intrinsic(_count))
 """(kind, record): how many chunks this call has. The kind must be one of KERNELS."""
-compute_chunk = cast(Callable[[int, int, int], None], intrinsic(_compute))
-"""(kind, record, chunk): compute one of them."""
+compute_chunk = cast(Callable[[int, int, int], int], intrinsic(_compute))
+"""(kind, record, chunk): compute one of them; returns what the kernel raised, for `raise_error`, or 0."""
+raise_error = cast(Callable[[int], None], intrinsic(_raise))
+"""Raise what `compute_chunk` returned in any of the threads; 0: raise nothing."""

@@ -48,7 +48,11 @@ class ThreadPool:
         self.run_table(CallTable(calls))
 
     def run_table(self, table: CallTable) -> None:
-        """The same with calls that are in a table already. Raises ValueError if its words are damaged."""
+        """The same with calls that are in a table already.
+
+        Raises ValueError if its words are damaged, and what a kernel raised, in whichever thread; the calls
+        after that one are not made.
+        """
         work(self._address, table.words)
 
     def close(self) -> None:

@@ -9,6 +9,9 @@ takes longer between two than a small kernel does, and has to ask for the interp
 The threads share a state of int64 words. Its ticket is the number of the current call << 32 | the next chunk;
 its ring has a `Slot` for each of the last calls. A helper reads a slot after its claim: a valid one keeps its
 call unfinished, hence its slot and its table in place; the slot's number tells whether a claim is valid.
+
+A chunk whose kernel raises is done, too: whoever computed it leaves the error in the state, and the caller
+raises it once no thread uses the call's memory any more. The calls after this one are not made.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from executor_service.backends.torch_backend.cpu.threads.dispatch import (
     Header,
     compute_chunk,
     count_chunks,
+    raise_error,
 )
 
 
@@ -48,6 +52,7 @@ class Slot(NamedTuple):
 _TICKET = 0
 _FINISHED = 128  # chunks of the current call that are done
 _OVER = 256  # 1 between steps
+_ERROR = 320  # what a chunk of the current call raised, of several the last; 0: nothing
 _SLOTS = 384
 _SLOT_BYTES = 64
 _RING = 64
@@ -76,8 +81,8 @@ def _slot(state: int, number: int) -> int:
 
 
 @_inlined
-def _compute(call: int, chunk: int) -> None:
-    compute_chunk(_read_header(call).kind, call + _HEADER_BYTES, chunk)
+def _compute(call: int, chunk: int) -> int:
+    return compute_chunk(_read_header(call).kind, call + _HEADER_BYTES, chunk)
 
 
 @_inlined
@@ -88,7 +93,9 @@ def _claim_and_compute(state: int) -> bool:
     slot = _slot(state, number)
     if chunk >= load(slot + _CHUNKS) or load(slot + _NUMBER) != number:
         return False
-    _compute(load(slot + _CALL), chunk)
+    error = _compute(load(slot + _CALL), chunk)
+    if error != 0:
+        store(state + _ERROR, error)
     fetch_add(state + _FINISHED, 1)
     return True
 
@@ -103,14 +110,15 @@ def _offer(state: int, call: int, chunks: int) -> None:
     store(slot + _CALL, call)
     store(slot + _NUMBER, number)
     store(state + _FINISHED, 0)
+    store(state + _ERROR, 0)
     store(state + _TICKET, number << 32)
 
 
 @_inlined
 def _execute(state: int, call: int) -> None:
     chunks = count_chunks(_read_header(call).kind, call + _HEADER_BYTES)
-    if chunks == 1:  # done before anybody has come to help
-        _compute(call, 0)
+    if chunks == 1:  # done before a helper has come
+        raise_error(_compute(call, 0))
         return
     _offer(state, call, chunks)
     while _claim_and_compute(state):
@@ -120,6 +128,7 @@ def _execute(state: int, call: int) -> None:
         turns += 1
         if turns > _PATIENCE:
             yield_core()
+    raise_error(load(state + _ERROR))
 
 
 @_inlined
@@ -156,7 +165,8 @@ def work(state: int, words: NDArray[np.int64]) -> None:
     """Compute the calls of a `CallTable` one after the other, each together with whoever helps.
 
     Without any: help with others' calls until the step is over. One function, since it holds all kernels and
-    is compiled as a whole. Raises ValueError for words that are no calls, before any of them is computed.
+    is compiled as a whole. Raises ValueError for words that are no calls, before any of them is computed, and
+    what a kernel raises.
     """
     _check(words)
     if words.shape[0] == 0:
