@@ -21,18 +21,21 @@ from executor_service.backends.base import (
     RowOutput,
     TokenizerBundle,
 )
-from executor_service.backends.torch_backend import sampler
-from executor_service.backends.torch_backend.batch import LOGITS_ROWS, Batch
 from executor_service.backends.torch_backend.finite import FiniteCheckpoint
 from executor_service.backends.torch_backend.host_runner import HostRunner
+from executor_service.backends.torch_backend.kernel_choice import DTYPES, make_kernels
 from executor_service.backends.torch_backend.kernels import Kernels, LayerCache, PlainKernels
 from executor_service.backends.torch_backend.model import Model
-from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8
 from executor_service.backends.torch_backend.runner import Runner
 from executor_service.backends.torch_backend.shard import Shard, Whole
 from executor_service.backends.torch_backend.tokenizer_files import (
     tokenizer_from_directory,
     tokenizer_from_gguf,
+)
+from executor_service.backends.torch_backend.uncached import (
+    compile_kernels,
+    forward_uncached,
+    step_bytes,
 )
 from executor_service.backends.torch_backend.weights import (
     Checkpoint,
@@ -41,22 +44,10 @@ from executor_service.backends.torch_backend.weights import (
     fingerprint,
     open_checkpoint,
 )
-from executor_service.contract.plan import OutputMode, Sampling, TokenIds
+from executor_service.contract.plan import TokenIds
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": torch.float32,  # on CPU: dtype of all but weights, keys and values
-    "fp8": torch.bfloat16,  # dtype of all but the linear layers
-}
-_FORMATS: dict[str, Format] = {"int8": Int8(), "fp8": Fp8()}
-_WARMUP_PAGE = 16  # tokens
 _CPU_KV_BYTES = 1 << 30
-_SPARE, _MIN_SPARE_BYTES = (
-    0.05,
-    2 << 30,
-)  # share of device memory left to CUDA graphs and libraries, and its minimum
+_SPARE_SHARE, _MIN_SPARE_BYTES = 0.05, 2 << 30  # of device memory, left to CUDA graphs and libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +66,8 @@ class TorchConfig:
         return 2048 if self.device.startswith("cuda") else 512
 
     def __post_init__(self) -> None:
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(_DTYPES)}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
         if self.threads < 0:
             raise ValueError(f"threads {self.threads} is negative")
 
@@ -99,7 +90,7 @@ class TorchBackend:
         with self._shard.loading():
             self._load(progress)
         progress("warming up", 0.0)
-        self._warm_up()
+        compile_kernels(self.model, self._shard, self.info.context_length)
         progress("ready", 1.0)
 
     def _load(self, progress: Progress) -> None:
@@ -135,10 +126,10 @@ class TorchBackend:
         """Number of KV pages: on CUDA in free memory less the largest step's, otherwise in 1 GiB."""
         device, free = self.model.kernels.device, _CPU_KV_BYTES
         if device.type == "cuda":
-            peak = self._step_bytes(rows, tokens)
+            peak = step_bytes(self.model, self.info.context_length, rows, tokens)
             torch.cuda.empty_cache()
             free, total = torch.cuda.mem_get_info(device)
-            free -= peak + max(int(_SPARE * total), _MIN_SPARE_BYTES)
+            free -= peak + max(int(_SPARE_SHARE * total), _MIN_SPARE_BYTES)
         return free // self.page_bytes(page_size) - 1  # page 0 is scratch
 
     def page_bytes(self, page_size: int) -> int:
@@ -173,7 +164,7 @@ class TorchBackend:
     def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
         """One result per input, without using the KV cache; `want`: of "hidden", "embedding", "logits"."""
         with torch.inference_mode(), self.model.kernels.step():
-            return [self._forward_alone(tokens, want) for tokens in inputs]
+            return [forward_uncached(self.model, self._shard, tokens, want) for tokens in inputs]
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of weights and KV storage, and the peak of the process (on CUDA: of the device)."""
@@ -215,30 +206,7 @@ class TorchBackend:
 
     def _kernels(self) -> Kernels:
         threads = self._config.threads or os.cpu_count() or 1
-        dtype, form = _DTYPES[self._config.dtype], _FORMATS.get(self._config.dtype)
-        try:
-            device = torch.device(self._config.device)
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise ModelError(f"device {self._config.device!r} can't be used: {error}") from None
-        if device.type == "cpu" and dtype == torch.float32:
-            # Only here: CUDA needs no compiler for the host.
-            from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
-
-            torch.set_num_threads(1)  # large operations use the kernels' thread pool
-            return CpuKernels(threads) if form is None else CpuInt8Kernels(threads)
-        if form is not None:
-            form.check(device)
-            dtype = torch.bfloat16
-        torch.set_num_threads(threads)
-        if device.type == "cuda":
-            # Only here: torch brings Triton along where it is built for CUDA.
-            from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
-
-            if device.index is not None:
-                torch.cuda.set_device(device)  # of this thread: Triton launches on the current one
-            return CudaKernels(device, dtype, form)
-        return PlainKernels(device, dtype, form)
+        return make_kernels(self._config.device, self._config.dtype, threads)
 
     def _describe(self, checkpoint: Checkpoint, digest: bytes) -> ModelDescription:
         spec = checkpoint.spec
@@ -271,68 +239,9 @@ class TorchBackend:
             return "tokenizer.ggml.model" in checkpoint.file.metadata
         return (self._config.model / "tokenizer.json").is_file()
 
-    def _step_bytes(self, rows: int, tokens: int) -> int:
-        """Peak bytes of a step beyond weights and KV pages: prompts of `tokens` in all, logits of `rows`."""
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        longest = min(tokens, self.info.context_length)
-        lengths = [longest] * (tokens // longest) + [tokens % longest] * (tokens % longest > 0)
-        with torch.inference_mode():
-            hidden = self._hidden_alone([np.zeros(length, np.int32) for length in lengths])
-            self.model.logits(hidden[: min(rows, LOGITS_ROWS)])
-        return torch.cuda.max_memory_allocated() - before
-
-    def _hidden_alone(self, prompts: Sequence[TokenIds]) -> torch.Tensor:
-        """Final hidden states of all prompts' tokens, computed with temporary KV pages."""
-        model, spec = self.model, self.model.spec
-        rows, pages = [], 1
-        for tokens in prompts:
-            count = -(-len(tokens) // _WARMUP_PAGE)
-            rows.append(_prompt_row(tokens, pages, pages + count, Sampling()))
-            pages += count
-        # All layers share one layer's storage: a layer reads only the KV that it has just written.
-        scratch = model.kernels.new_cache(pages, _WARMUP_PAGE, spec.kv_heads, spec.head_dim)
-        batch = Batch.of(rows, _WARMUP_PAGE, model.kernels.device)
-        return model.hidden(batch.tokens, batch.outputs, model.prepare(batch), [scratch] * spec.layers)
-
-    def _forward_alone(self, tokens: TokenIds, want: frozenset[str]) -> ForwardOutput:
-        hidden = self._hidden_alone([tokens])
-        mean = hidden.float().mean(0)
-        return ForwardOutput(
-            hidden=hidden.float().cpu().numpy() if "hidden" in want else None,
-            embedding=(mean / mean.norm().clamp_min(1e-12)).cpu().numpy() if "embedding" in want else None,
-            logits=self._shard.whole_logits(self.model.logits(hidden)).cpu().numpy()
-            if "logits" in want
-            else None,
-        )
-
-    def _warm_up(self) -> None:
-        """Compile what the first step needs: numba caches it on disk, so only the first start is slow."""
-        kernels = self.model.kernels
-        with torch.inference_mode(), kernels.step():
-            tokens = np.zeros(8, np.int32)
-            logits = self._forward_alone(tokens, frozenset({"logits"})).logits
-            if kernels.device.type == "cuda":  # rows longer than a verification use another kernel
-                self._forward_alone(np.zeros(min(32, self.info.context_length), np.int32), frozenset())
-            for sampling in (Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
-                sampler.sample(torch.from_numpy(logits), [_prompt_row(tokens, 1, 2, sampling)], kernels)
-
 
 def _kv_bytes(caches: Sequence[LayerCache]) -> int:
     return sum(cache.k.nbytes + cache.v.nbytes for cache in caches)
-
-
-def _prompt_row(tokens: TokenIds, first_page: int, end_page: int, sampling: Sampling) -> ForwardRow:
-    return ForwardRow(
-        start=0,
-        tokens=tokens,
-        history=tokens,
-        prompt_length=len(tokens),
-        block_table=np.arange(first_page, end_page, dtype=np.int32),
-        outputs=len(tokens),
-        output=OutputMode.SAMPLE,
-        sampling=sampling,
-    )
 
 
 def _peak_rss_bytes() -> int:

@@ -1,0 +1,51 @@
+"""From a device and a dtype to the `Kernels` that compute there."""
+
+from __future__ import annotations
+
+import torch
+
+from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend.kernels import Kernels, PlainKernels
+from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.float32,  # on CPU: dtype of all but weights, keys and values
+    "fp8": torch.bfloat16,  # dtype of all but the linear layers
+}
+"""Values of `--dtype`, and the dtype that activations have with each."""
+_FORMATS: dict[str, Format] = {"int8": Int8(), "fp8": Fp8()}
+
+
+def make_kernels(device_name: str, dtype_name: str, threads: int) -> Kernels:
+    """The kernels for a torch device ("cuda:1") and one of DTYPES, with this number of CPU threads.
+
+    Sets the current CUDA device and torch's number of threads. Raises ModelError for a device that cannot be
+    used, or on which the dtype cannot be computed.
+    """
+    dtype, form = DTYPES[dtype_name], _FORMATS.get(dtype_name)
+    try:
+        device = torch.device(device_name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"device {device_name!r} can't be used: {error}") from None
+    if device.type == "cpu" and dtype == torch.float32:
+        # Imported only here: CUDA needs no compiler for the host.
+        from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
+
+        torch.set_num_threads(1)  # large operations use the kernels' thread pool
+        return CpuKernels(threads) if form is None else CpuInt8Kernels(threads)
+    if form is not None:
+        form.check(device)
+        dtype = torch.bfloat16
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        # Imported only here: Triton comes with torch's CUDA builds alone.
+        from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
+
+        if device.index is not None:
+            torch.cuda.set_device(device)  # of this thread: Triton launches on the current device
+        return CudaKernels(device, dtype, form)
+    return PlainKernels(device, dtype, form)

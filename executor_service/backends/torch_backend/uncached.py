@@ -1,0 +1,85 @@
+"""Forwards over whole inputs with temporary KV pages, which no sequence owns.
+
+They serve the Forward RPC, compile kernels at the start, and find out how much memory a step takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from executor_service.backends.base import ForwardOutput, ForwardRow
+from executor_service.backends.torch_backend import sampler
+from executor_service.backends.torch_backend.batch import LOGITS_ROWS, Batch
+from executor_service.backends.torch_backend.model import Model
+from executor_service.backends.torch_backend.shard import Shard
+from executor_service.contract.plan import OutputMode, Sampling, TokenIds
+
+_PAGE_SIZE = 16  # tokens
+
+
+def forward_uncached(model: Model, shard: Shard, tokens: TokenIds, want: frozenset[str]) -> ForwardOutput:
+    """What is wanted of "hidden", "embedding" and "logits" of one input, int32 [tokens].
+
+    The embedding is the mean of the final hidden states, scaled to length 1.
+    """
+    hidden = _hidden(model, [tokens])
+    mean = hidden.float().mean(0)
+    return ForwardOutput(
+        hidden=hidden.float().cpu().numpy() if "hidden" in want else None,
+        embedding=(mean / mean.norm().clamp_min(1e-12)).cpu().numpy() if "embedding" in want else None,
+        logits=shard.whole_logits(model.logits(hidden)).cpu().numpy() if "logits" in want else None,
+    )
+
+
+def compile_kernels(model: Model, shard: Shard, context_length: int) -> None:
+    """Compile what the first step needs: numba caches it on disk, so only the first start is slow."""
+    kernels = model.kernels
+    with torch.inference_mode(), kernels.step():
+        tokens = np.zeros(8, np.int32)
+        logits = forward_uncached(model, shard, tokens, frozenset({"logits"})).logits
+        if kernels.device.type == "cuda":  # rows longer than a verification use another kernel
+            forward_uncached(model, shard, np.zeros(min(32, context_length), np.int32), frozenset())
+        for sampling in (Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
+            sampler.sample(torch.from_numpy(logits), [_prompt_row(tokens, 1, 2, sampling)], kernels)
+
+
+def step_bytes(model: Model, context_length: int, rows: int, tokens: int) -> int:
+    """Peak bytes on CUDA, beyond weights and KV pages, of prompts of `tokens` in all and logits of `rows`."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    longest = min(tokens, context_length)
+    lengths = [longest] * (tokens // longest) + [tokens % longest] * (tokens % longest > 0)
+    with torch.inference_mode():
+        hidden = _hidden(model, [np.zeros(length, np.int32) for length in lengths])
+        model.logits(hidden[: min(rows, LOGITS_ROWS)])
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _hidden(model: Model, prompts: Sequence[TokenIds]) -> torch.Tensor:
+    """Final hidden states of all prompts' tokens, [tokens, hidden]."""
+    spec = model.spec
+    rows, pages = [], 1
+    for tokens in prompts:
+        count = -(-len(tokens) // _PAGE_SIZE)
+        rows.append(_prompt_row(tokens, pages, pages + count, Sampling()))
+        pages += count
+    # All layers share one layer's storage: a layer reads only the keys and values that it has just written.
+    scratch = model.kernels.new_cache(pages, _PAGE_SIZE, spec.kv_heads, spec.head_dim)
+    batch = Batch.of(rows, _PAGE_SIZE, model.kernels.device)
+    return model.hidden(batch.tokens, batch.outputs, model.prepare(batch), [scratch] * spec.layers)
+
+
+def _prompt_row(tokens: TokenIds, first_page: int, end_page: int, sampling: Sampling) -> ForwardRow:
+    return ForwardRow(
+        start=0,
+        tokens=tokens,
+        history=tokens,
+        prompt_length=len(tokens),
+        block_table=np.arange(first_page, end_page, dtype=np.int32),
+        outputs=len(tokens),
+        output=OutputMode.SAMPLE,
+        sampling=sampling,
+    )
