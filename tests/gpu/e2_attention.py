@@ -172,7 +172,7 @@ def _triton(rows: Rows) -> Attend:
     tensors = {name: torch.from_numpy(array.copy()).to(rows.device) for name, array in arrays.items()}
     sets = [
         AttentionRows(
-            tables[n * rows.count : (n + 1) * rows.count].flatten(), most_tokens=SHORT_TOKENS, **tensors
+            tables[n * rows.count : (n + 1) * rows.count].flatten(), max_short_tokens=SHORT_TOKENS, **tensors
         )
         for n in range(rows.sets)
     ]

@@ -76,7 +76,7 @@ def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     qkv = torch.empty(4096, width * shape.head_dim, dtype=shape.dtype, device="meta")
     q = qkv.view(4096, width, shape.head_dim)[:, : shape.heads]
     out = torch.empty(4096, shape.heads * shape.head_dim, dtype=shape.dtype, device="meta")
-    rows = AttentionRows(*[numbers] * 13, most_tokens=5)  # type: ignore[arg-type,misc]
+    rows = AttentionRows(*[numbers] * 13, max_short_tokens=5)  # type: ignore[arg-type,misc]
     names = ("attention, short", "merge", "attention, long")
     yield from zip(names, attention_launches(out, q, pages, pages, rows), strict=True)
     angles, norm = torch.empty(32768, shape.head_dim // 2), torch.empty(shape.head_dim)

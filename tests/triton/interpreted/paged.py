@@ -78,7 +78,7 @@ class Paged:
         arrays |= {name: np.append(arrays[name], [-1] * padding) for name in padded}
         arrays["table_starts"] = np.array([r.sequence for r in rows]) * self.table.shape[1]
         tensors = {name: torch.from_numpy(array.astype(np.int32)) for name, array in arrays.items()}
-        work = AttentionRows(self.table.flatten(), most_tokens=SHORT_TOKENS, **tensors)
+        work = AttentionRows(self.table.flatten(), max_short_tokens=SHORT_TOKENS, **tensors)
         out = paged_attention(
             qkv[:, : self.heads], self.k_pages, self.v_pages, work, split_tokens=split_tokens
         )

@@ -114,7 +114,7 @@ def test_what_the_kernel_does_not_take_is_refused() -> None:
         paged.attend([Row(0, 8, 1)])
     one = torch.ones(1, dtype=torch.int32)
     with pytest.raises(ValueError, match="kv_lens"):
-        AttentionRows(one, one, one, one, one.long(), *[one] * 8, most_tokens=1)  # type: ignore[arg-type,misc]
+        AttentionRows(one, one, one, one, one.long(), *[one] * 8, max_short_tokens=1)  # type: ignore[arg-type,misc]
     scattered: list[Any] = [torch.ones(3, 2, dtype=torch.int32)[:, 0]] * 13
     with pytest.raises(ValueError, match="contiguous"):
-        AttentionRows(*scattered, most_tokens=1)  # type: ignore[misc]
+        AttentionRows(*scattered, max_short_tokens=1)  # type: ignore[misc]

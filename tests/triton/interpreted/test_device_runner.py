@@ -59,7 +59,13 @@ def runner(backend: TorchBackend) -> DeviceRunner:
 @pytest.fixture
 def capturing(runner: DeviceRunner, monkeypatch: pytest.MonkeyPatch) -> DeviceRunner:
     """With three graphs: decodes, verifies, and a chunk beside decodes."""
-    sizes = {"_ROWS": (4,), "_VERIFIED": (1, 5), "_CHUNKS": (20,), "_CHUNK_ROWS": (2,), "_OPENINGS": 2}
+    sizes = {
+        "_ROWS": (4,),
+        "_ROW_TOKENS": (1, 5),
+        "_PROMPT_TOKENS": (20,),
+        "_DECODES": (2,),
+        "_MAX_PROMPTS": 2,
+    }
     for name, size in sizes.items():
         monkeypatch.setattr(graphs, name, size)
     told: list[float] = []
@@ -239,6 +245,6 @@ def test_the_shape_for_so_many_rows_holds_every_step_that_fits_the_pages(
     shapes = shapes_of(len(fed), 10_000, pages, PAGE, 4096, tiling)
     need = StepShape(
         tokens=int(fed.sum()), rows=len(fed), outputs=int(fed.sum()), items=len(work["item_rows"]),
-        merges=len(work["merge_rows"]), long_blocks=0, pages=pages, most_tokens=each,
+        merges=len(work["merge_rows"]), long_blocks=0, pages=pages, max_short_tokens=each,
     )  # fmt: skip
     assert any(shape.holds(need) for shape in shapes)

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.cuda import pick as triton_pick
-from executor_service.backends.torch_backend.cuda.pick import PickRows, _noise, pick
+from executor_service.backends.torch_backend.cuda.gumbel_noise import gumbel_noise
+from executor_service.backends.torch_backend.cuda.pick import PickRows, pick
 from executor_service.backends.torch_backend.kernels import PlainKernels
 from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE, sample
 from executor_service.contract import noise
@@ -107,7 +108,7 @@ def test_any_rows(
 @triton.jit  # type: ignore[untyped-decorator]
 def _noise_kernel(out, low, high, lanes: tl.constexpr):  # type: ignore[no-untyped-def]
     token = tl.arange(0, lanes)
-    tl.store(out + token, _noise(low.to(tl.uint32), high.to(tl.uint32), token))
+    tl.store(out + token, gumbel_noise(low.to(tl.uint32), high.to(tl.uint32), token))
 
 
 @pytest.mark.parametrize("key", [0, 2**64 - 1, noise.key(3, 4), noise.key(2**63, 99)])

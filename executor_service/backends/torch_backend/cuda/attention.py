@@ -1,16 +1,17 @@
-"""Paged attention in Triton: decode, verify, chunk and prefill rows over K and V that lie in pages.
+"""Paged attention in Triton: decode, verify, chunk and prefill rows over K and V in pages.
 
-A program serves one query block (consecutive tokens of one row) and one KV head. Its matrix has a line for
-each token and query head of the group, so that K and V are read once for all heads that share them. It
-walks the keys in tiles with an online softmax (Milakov, Gimelshein 2018; FlashAttention-2, Dao 2023).
+A program computes one query block (consecutive tokens of one row) for one KV head. Its matrix has a line for
+each token and query head of the group, so that K and V are read once for all heads that share them. It goes
+over the keys in tiles with an online softmax (Milakov, Gimelshein 2018; FlashAttention-2, Dao 2023).
 
-Two row classes differ in their tiles. Short rows (decode and verify) are bound by memory: their keys are
-split into pieces of SPLIT_TOKENS, which run side by side and are then merged (Flash-Decoding, Dao et al.
-2023). Long rows (chunks and prefill) are bound by arithmetic and have blocks enough: no split.
+There are two classes of rows. Short rows (decode and verify) are bound by memory: their keys are split into
+pieces of SPLIT_TOKENS, which are computed side by side and then merged (Flash-Decoding, Dao et al. 2023).
+Long rows (chunks and prefill) are bound by arithmetic and have enough blocks to fill the device: their keys
+are not split.
 
-**A row's result depends neither on its neighbours, nor on the number of rows, nor on the block table's
-width**: the tiles follow from the model and the row's class, pieces have a fixed size, not a fixed number,
-and the order of every sum follows from positions alone.
+**A row's result depends neither on the other rows, nor on their number, nor on the width of the block
+table**: tiles follow from the model and the row's class, pieces have a fixed size and not a fixed number, and
+the order of every sum follows from positions alone.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ import triton.language as tl
 from executor_service.backends.torch_backend.cuda.launch import Arguments, Launch, power_of_two
 from executor_service.backends.torch_backend.cuda.rows import SPLIT_TOKENS, AttentionRows, Tiling
 
-MAX_HEAD_DIM = 128  # more does not fit into registers with these tiles
-_LEAST = 16  # lines and columns of a matrix instruction
+MAX_HEAD_DIM = 128  # more would not fit into registers with these tiles
+_MIN_SIDE = 16  # lines, and columns, of a matrix instruction
 _SHORT_TILE_BYTES, _LONG_TILE_BYTES = 8192, 16384  # of K, and as much of V
-_MERGE_PIECES = 16  # read at once
+_MERGE_PIECES = 16  # pieces whose results are read at once
 _LOG2_E = 1.4426950408889634
 
-_MASKED = tl.constexpr(-1e30)  # below every score, yet finite: -inf - -inf is not a number
+_MASKED = tl.constexpr(-1e30)  # below every score, but finite: -inf - -inf would be NaN
 
 
 @triton.jit
@@ -39,9 +40,9 @@ def _attend(
     kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr,
     lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Keys begin..end of one row, seen by q [lines, columns] at `positions` [lines].
+    """Attention of q [lines, columns] at `positions` [lines] over keys begin..end of one row.
 
-    Returns the sums of weighted values [lines, columns], the sums of weights and the highest scores [lines].
+    Returns the weighted sums of values [lines, columns], the sums of weights and the highest scores [lines].
     """
     d = tl.arange(0, columns)
     in_head = d < head_dim
@@ -50,7 +51,7 @@ def _attend(
     sums = tl.zeros([lines, columns], tl.float32)
     for first in range(begin, end, tile):
         key = first + tl.arange(0, tile)
-        live = key < end  # behind it lie slots that were never written, and pages of others
+        live = key < end  # beyond it are unwritten slots, and other rows' pages
         page = tl.load(table + key // page_size, mask=live, other=0).to(tl.int64)
         offset = ((page * page_size + key % page_size) * kv_heads + kv_head) * head_dim
         k_offset, v_offset = offset[None, :] + d[:, None], offset[:, None] + d[None, :]
@@ -72,7 +73,7 @@ def _attend(
     return sums, total, highest
 
 
-# Its last size changes from step to step: a kernel that knew it would be compiled anew while requests wait.
+# partial_tokens changes from step to step: specialized for it, the kernel would be compiled during requests.
 @triton.jit(do_not_specialize=("partial_tokens",))
 def _attention_kernel(
     out, partial_out, partial_lse, q, k_pages, v_pages, tables, table_starts, q_starts, q_lens, kv_lens,
@@ -81,7 +82,7 @@ def _attention_kernel(
     block_tokens: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr,
     split_tokens: tl.constexpr,
 ):  # fmt: skip
-    """Program (item, KV head): one piece of a block's keys, or all of them where they are not split.
+    """Program (item, KV head): a query block over one piece of its keys, or over all of them if not split.
 
     Programs start in order: all heads of an item, then the next item.
     """
@@ -91,7 +92,7 @@ def _attention_kernel(
         return
     q_len, kv_len = tl.load(q_lens + row), tl.load(kv_lens + row)
     q_start, first = tl.load(q_starts + row), tl.load(item_firsts + item)
-    begin, end = 0, tl.minimum(kv_len, kv_len - q_len + first + block_tokens)  # what its last token sees
+    begin, end = 0, tl.minimum(kv_len, kv_len - q_len + first + block_tokens)  # seen by its last token
     if split_tokens > 0:
         begin = tl.load(item_pieces + item) * split_tokens
         end = tl.minimum(end, begin + split_tokens)
@@ -102,7 +103,7 @@ def _attention_kernel(
     real = (token < q_len) & (line < block_tokens * group)
     positions = kv_len - q_len + token
     mask = real[:, None] & (d < head_dim)[None, :]
-    # Wide where the row begins: inside of it no number is large.
+    # int64 only for the row's offset: offsets within a row fit into int32.
     q += q_start.to(tl.int64) * q_stride
     out += q_start.to(tl.int64) * (group * kv_heads * head_dim)
     q_offset = token * q_stride + head * head_dim
@@ -111,12 +112,12 @@ def _attention_kernel(
         queries, k_pages, v_pages, tables + tl.load(table_starts + row), positions, begin, end, score_scale,
         kv_head, kv_heads, head_dim, page_size, lines, columns, tile,
     )  # fmt: skip
-    total = tl.where(total > 0, total, 1.0)  # a line that is no token's, or comes before the piece
+    total = tl.where(total > 0, total, 1.0)  # a padding line, or a token before the piece
     result = sums / total[:, None]
     out_offset = token * (group * kv_heads * head_dim) + head * head_dim
     done = mask
     if split_tokens > 0:
-        # Tokens whose keys are one piece are done; the others, from the pieces they see, are merged.
+        # A token whose keys are all in one piece is done. The others' results are stored to be merged.
         done = mask & ((positions < split_tokens) & (begin == 0))[:, None]
         shared = (positions >= split_tokens) & (positions >= begin)
         place = (item.to(tl.int64) * (group * kv_heads) + head) * partial_tokens + line // group
@@ -132,7 +133,7 @@ def _merge_kernel(
     group: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, columns: tl.constexpr,
     split_tokens: tl.constexpr, at_once: tl.constexpr,
 ):  # fmt: skip
-    """Program (merge, head): the mean of a token's pieces, each by its share of the weights."""
+    """Program (merge, head): the mean of the results of a token's pieces, by their sums of weights."""
     row = tl.load(merge_rows + tl.program_id(0))
     if row < 0:
         return
@@ -171,15 +172,15 @@ def paged_attention(
     *,
     split_tokens: int = SPLIT_TOKENS,
 ) -> torch.Tensor:
-    """Causal attention of every row's tokens over the row's keys; out [tokens, heads * head_dim], dtype of q.
+    """Causal attention of every row's tokens over the row's keys; [tokens, heads * head_dim] in q's dtype.
 
-    q [tokens, heads, head_dim] bf16, fp16 or fp32: a view with any distance between tokens (of a multiple
-    of 16 elements, for speed); k_pages, v_pages [pages, page_size, kv_heads, head_dim], contiguous, of q's
-    dtype, the step's own K and V already in them. Scores are scaled by head_dim ** -0.5 and summed in fp32.
-    A result is left undefined where a token belongs to no row. Raises ValueError.
+    q [tokens, heads, head_dim] bf16, fp16 or fp32, a view with any stride between tokens (for speed a
+    multiple of 16 elements); k_pages, v_pages [pages, page_size, kv_heads, head_dim], contiguous, in q's
+    dtype, with the step's own K and V already in them. Scores are scaled by head_dim ** -0.5 and summed in
+    fp32. The result of a token that belongs to no row is undefined. Raises ValueError.
 
-    All arguments live on the device, nothing is read back, and every grid follows from shapes: a CUDA graph
-    may capture this, once each kernel has been compiled by a call outside of it.
+    All arguments are on the device, nothing is read back, and every grid follows from shapes: a CUDA graph
+    can capture this after a call outside of it has compiled each kernel.
     """
     tokens, heads, head_dim = q.shape
     kv_heads = k_pages.shape[2]
@@ -203,12 +204,12 @@ def attention_launches(
     rows: AttentionRows,
     split_tokens: int = SPLIT_TOKENS,
 ) -> Iterator[Launch]:
-    """What `paged_attention` launches, one after the other: short rows, their merge, long rows."""
+    """The launches of `paged_attention`, in their order: short rows, their merge, long rows."""
     heads, head_dim = q.shape[1:]
     _, page_size, kv_heads, _ = k_pages.shape
     group = heads // kv_heads
     tiling = Tiling.of(group, q.dtype)
-    columns = max(power_of_two(head_dim), _LEAST)
+    columns = max(power_of_two(head_dim), _MIN_SIDE)
     shape = {"group": group, "kv_heads": kv_heads, "head_dim": head_dim, "columns": columns}
     common: Arguments = {"q_starts": rows.q_starts, "q_lens": rows.q_lens, "kv_lens": rows.kv_lens}
     inputs = common | {
@@ -220,14 +221,14 @@ def attention_launches(
         return shape | {
             "page_size": page_size,
             "block_tokens": block_tokens,
-            "lines": max(power_of_two(block_tokens * group), _LEAST),
+            "lines": max(power_of_two(block_tokens * group), _MIN_SIDE),
             "tile": min(64, tile_bytes // (columns * q.element_size())),
         }
 
     if items := rows.item_rows.shape[0]:
         merges = rows.merge_rows.shape[0]
-        partial_tokens = min(rows.most_tokens, tiling.short)
-        partial_out = partial_lse = q.new_empty(0, dtype=torch.float32)  # not touched
+        partial_tokens = min(rows.max_short_tokens, tiling.short)
+        partial_out = partial_lse = q.new_empty(0, dtype=torch.float32)  # not accessed
         if merges:
             places = (items, heads, partial_tokens)
             partial_out = torch.empty(*places, head_dim, dtype=torch.float32, device=q.device)

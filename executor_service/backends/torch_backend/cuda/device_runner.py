@@ -3,10 +3,11 @@
     launch   rows ─► HostStep ─► one copy ─► look up tokens, layers, logits, pick ─► one copy back
     outputs  wait for the copy
 
-Between the copies the host reads nothing back, so the next step can be launched before this one has been
-computed: the tokens that it goes on with are looked up on the device, in `_sampled`. The exception are rows
-that want more of their logits than a token drawn from them (penalties, biases, logprobs, the logits):
-`sampler` picks theirs, and the launch waits for it.
+The host reads nothing back between the two copies, so it can launch the next step before this one is
+computed. The tokens that the next step continues from are then looked up on the device, in `_sampled`.
+
+Rows that need more of their logits than a drawn token (penalties, biases, logprobs, the logits themselves)
+are an exception: `sampler` picks their tokens, and the launch waits for it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from executor_service.backends.torch_backend.cuda.step_buffer import HostStep, S
 from executor_service.backends.torch_backend.kernels import LayerCache
 from executor_service.backends.torch_backend.model import Model
 
-_MOST_ROWS = 1 << 16  # of a step
+_MAX_ROWS = 1 << 16  # of a step
 
 
 class DeviceRunner:
@@ -39,8 +40,8 @@ class DeviceRunner:
         self._device = model.kernels.device
         self._tiling = Tiling.of(model.spec.heads // model.spec.kv_heads, model.kernels.dtype)
         self._graphs = Graphs(self._device)
-        # What each row of the last step sampled last, by the row's place in that step.
-        self._sampled = torch.zeros(_MOST_ROWS, dtype=torch.int32, device=self._device)
+        # The token that each row of the last step sampled last, by the row's index in that step.
+        self._sampled = torch.zeros(_MAX_ROWS, dtype=torch.int32, device=self._device)
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         if not self._model.capturable:
@@ -68,7 +69,7 @@ class DeviceRunner:
             return LaunchedStep(rows, picked.picks, self._by_sampler(rows, picked.hidden))
 
     def _compute(self, step: StepBuffer) -> Picked:
-        """All that the device does in a step. Nothing is read back: this may be captured."""
+        """Everything that the device does in a step. Nothing is read back, so that it can be captured."""
         tokens = torch.where(step.tokens < 0, self._sampled[(-1 - step.tokens).clamp(min=0)], step.tokens)
         hidden = self._model.hidden(tokens, step.outputs, step.attention, self._caches)
         picks = torch.empty(2, len(hidden), dtype=torch.int32, device=self._device)
@@ -80,7 +81,7 @@ class DeviceRunner:
         return Picked(hidden, picks)
 
     def _by_sampler(self, rows: Sequence[ForwardRow], hidden: torch.Tensor) -> dict[int, RowOutput]:
-        """The outputs of the rows that `pick` is not enough for, by their places in the step."""
+        """The outputs of the rows that need more than `pick` gives, by their indices in the step."""
         special = [index for index, row in enumerate(rows) if row.outputs and not sampler.is_plain(row)]
         answered: dict[int, RowOutput] = {}
         ends = np.cumsum([row.outputs for row in rows]).tolist()
@@ -96,7 +97,7 @@ class DeviceRunner:
 
 
 class LaunchedStep:
-    """A step on its way: the `PendingForward` of a `DeviceRunner`."""
+    """A step that the device is computing: the `PendingForward` of a `DeviceRunner`."""
 
     def __init__(
         self, rows: Sequence[ForwardRow], picks: torch.Tensor, answered: dict[int, RowOutput]
@@ -105,14 +106,14 @@ class LaunchedStep:
         cuda = picks.device.type == "cuda"
         self._picks = torch.empty(picks.shape, dtype=torch.int32, pin_memory=cuda)
         self._picks.copy_(picks, non_blocking=True)
-        # Blocking: who waits sleeps, and does not take the core from who launches the next step.
+        # Blocking: a thread that waits sleeps, and leaves its core to the thread that launches the next step.
         self._done = torch.cuda.Event(blocking=True) if cuda else None  # type: ignore[no-untyped-call]
         if self._done is not None:
             self._done.record()
 
     def wait(self) -> None:
         if self._done is not None:
-            with torch.cuda.device(self._device):  # a thread's own affair
+            with torch.cuda.device(self._device):  # each thread has a current device of its own
                 self._done.synchronize()
 
     def outputs(self) -> list[RowOutput]:

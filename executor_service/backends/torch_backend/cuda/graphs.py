@@ -1,8 +1,9 @@
-"""`Graphs`: steps captured once for each of some shapes, and replayed with other numbers.
+"""`Graphs`: steps captured as CUDA graphs, one for each of some shapes, and replayed with other contents.
 
-A CUDA graph launches a step's thousand kernels at once. It repeats addresses, so what changes from step to
-step lies in one buffer, at places that follow from the shape; a smaller step is padded. Steps that no shape
-holds (long prompts, which keep the device busy for longer than their launches take) run without.
+A CUDA graph launches the thousand or so kernels of a step at once. It repeats addresses, so everything that
+changes from step to step is in one buffer, at offsets that follow from the shape; a smaller step is padded.
+Steps that no captured shape holds run without a graph: those of long prompts, whose kernels take longer than
+their launches.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from executor_service.backends.torch_backend.cuda.rows import SPLIT_TOKENS, Tili
 from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer, StepShape, numbers_of
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_VERIFIED = (1, 4, 9)  # tokens of a row: the last one and up to 8 drafts
-_MOST_OUTPUTS = 512  # of a captured step: its logits are what takes memory
-_CHUNKS, _CHUNK_ROWS = (64, 128, 256, 384, 512), (8, 32, 128)  # tokens of prompts, rows beside them
-_OPENINGS = 8  # rows that such a chunk may be cut into
-_SHARED = 4  # by how much the keys of rows that share prefixes may exceed all that there are
+_ROW_TOKENS = (1, 4, 9)  # of a decode, and of verifications of up to 3 and 8 drafts
+_MAX_OUTPUTS = 512  # of a captured step of verifications: logits take most of its memory
+_PROMPT_TOKENS, _DECODES = (64, 128, 256, 384, 512), (8, 32, 128)  # of steps with prompts
+_MAX_PROMPTS = 8  # among which such a step's prompt tokens are divided
+_SHARING = 4  # keys that the rows of a step read, as a multiple of all pages' keys, where rows share prefixes
 
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """What a step leaves on the device."""
+    """The results of a step on the device."""
 
     hidden: torch.Tensor  # [outputs, hidden], after the final norm
     picks: torch.Tensor  # int32 [2, outputs]: the token of each output, and whether its logits were finite
@@ -42,16 +43,16 @@ class Captured(Protocol):
     picked: Picked
 
     def replay(self) -> None:
-        """Enqueue it again; `picked` then holds what this run left."""
+        """Enqueue the step again; `picked` then holds the results of this run."""
 
 
 class CudaGraph:
-    """A step as a CUDA graph. All of a stream and pool share memory: each may overwrite what another left."""
+    """A step as a CUDA graph. Graphs of one stream and pool share memory: each overwrites others' results."""
 
     def __init__(self, step: Step, buffer: StepBuffer, stream: torch.cuda.Stream, pool: Any) -> None:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            step(buffer)  # compiles what was not yet, and lets libraries allocate
+            step(buffer)  # compiles kernels, and lets libraries allocate
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool, stream=stream):
@@ -62,7 +63,7 @@ class CudaGraph:
 
 
 class Rerun:
-    """What stands for a CUDA graph where there is none: the same step on the same buffer, computed again."""
+    """Replaces `CudaGraph` where there is no GPU: computes the step on the buffer again."""
 
     def __init__(self, step: Step, buffer: StepBuffer) -> None:
         self._step, self._buffer = step, buffer
@@ -81,10 +82,10 @@ class Graphs:
         self.buffer = torch.zeros(0, dtype=torch.int32, device=device)
 
     def capture(self, step: Step, shapes: Sequence[StepShape], progress: Progress) -> None:
-        """Capture the step for each shape, the largest first, for the others then fit into its memory."""
+        """Capture the step for each shape, the largest first, so that the others fit into its memory."""
         self.buffer = torch.zeros(max(map(numbers_of, shapes)), dtype=torch.int32, device=self._device)
         cuda = self._device.type == "cuda"
-        # The allocator gives memory back to the stream that it came from alone: one stream for all.
+        # One stream for all: the allocator reuses memory only on the stream that it was allocated on.
         stream = torch.cuda.Stream() if cuda else None  # type: ignore[no-untyped-call]
         pool = torch.cuda.graph_pool_handle() if cuda else None
         for done, shape in enumerate(sorted(shapes, key=_cost, reverse=True)):
@@ -92,7 +93,7 @@ class Graphs:
             numbers = StepBuffer.padding(self.buffer, shape)
             graph = CudaGraph(step, numbers, stream, pool) if stream is not None else Rerun(step, numbers)
             self._captured[shape] = graph
-        # The cheapest that holds a step comes first.
+        # `find` takes the first that holds a step: the cheapest comes first.
         self._captured = dict(sorted(self._captured.items(), key=lambda item: _cost(item[0])))
         progress("capturing CUDA graphs", 1.0)
 
@@ -111,31 +112,32 @@ def _cost(shape: StepShape) -> tuple[int, int, int]:
 def shapes_of(
     rows: int, tokens: int, pages: int, page_size: int, context_length: int, tiling: Tiling
 ) -> list[StepShape]:
-    """What is worth capturing where steps have up to so many rows and tokens, on so many pages in all.
+    """The shapes to capture, for steps of up to `rows` rows and `tokens` tokens, with `pages` pages in all.
 
-    Attention's work is bounded by the pages there are; for decodes of many rows, which may share
-    prefixes, there is a second shape with more.
+    The number of pages bounds the work of attention. Rows that share prefixes can read a page several times:
+    for decodes there is a second shape with room for that.
     """
 
-    def shape(count: int, each: int, chunk: int = 0, openings: int = 0, shared: int = 1) -> StepShape:
-        every_row = (count + openings) * -(-context_length // page_size)
-        readable = min(shared * pages + count + openings, every_row)  # with a started page each
+    def shape(count: int, each: int, prompt: int = 0, prompts: int = 0, sharing: int = 1) -> StepShape:
+        """`count` rows of `each` tokens, and up to `prompts` rows that have `prompt` tokens together."""
+        every_row = (count + prompts) * -(-context_length // page_size)
+        readable = min(sharing * pages + count + prompts, every_row)  # one partial page for each row
         short, blocks = count * each, -(-each // tiling.short)
         return StepShape(
-            tokens=short + chunk,
-            rows=count + openings,
-            outputs=short + openings,
-            # Every block has a last piece, and whole ones before it.
+            tokens=short + prompt,
+            rows=count + prompts,
+            outputs=short + prompts,
+            # Each block has one item of a partial piece of keys, and items of whole ones.
             items=blocks * (count + readable * page_size // SPLIT_TOKENS),
             merges=short,
-            long_blocks=chunk // tiling.long + openings,
+            long_blocks=prompt // tiling.long + prompts,
             pages=readable,
-            most_tokens=each,
+            max_short_tokens=each,
         )
 
     counts = sorted({min(count, rows) for count in _ROWS})
-    shapes = [shape(n, each) for each in _VERIFIED for n in counts if n * each <= _MOST_OUTPUTS]
-    shapes += [shape(n, 1, shared=_SHARED) for n in counts]
-    besides = [n for n in _CHUNK_ROWS if n + _OPENINGS <= rows]
-    shapes += [shape(n, 1, chunk, _OPENINGS) for chunk in _CHUNKS for n in besides]
+    shapes = [shape(n, each) for each in _ROW_TOKENS for n in counts if n * each <= _MAX_OUTPUTS]
+    shapes += [shape(n, 1, sharing=_SHARING) for n in counts]
+    decodes = [n for n in _DECODES if n + _MAX_PROMPTS <= rows]
+    shapes += [shape(n, 1, prompt, _MAX_PROMPTS) for prompt in _PROMPT_TOKENS for n in decodes]
     return list(dict.fromkeys(s for s in shapes if s.tokens <= tokens))

@@ -1,6 +1,6 @@
-"""`CudaKernels`: bf16, fp16 or fp32 on CUDA; products in torch, everything else in Triton.
+"""`CudaKernels`: bf16, fp16 or fp32 on CUDA; matrix products in torch, everything else in Triton.
 
-Linear layers of int8 and fp8 are those of `quantized`.
+Linear layers with int8 or fp8 weights are in `quantized.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from executor_service.backends.torch_backend.quantized import Format
 
 @dataclass(frozen=True, slots=True)
 class CudaStep:
-    """What attention needs of a step's tokens, [tokens] each, and rows; all int32 on the device."""
+    """What attention needs to know of a step: int32 [tokens] on the device, and the rows."""
 
     positions: torch.Tensor
     pages: torch.Tensor
@@ -39,7 +39,7 @@ class CudaStep:
 
 
 class CudaLinear(PlainLinear):
-    """x W^T + b; what it is added to is the product's own first summand, where there is no b."""
+    """x W^T + b. Without b, `add_to` is accumulated by the matrix product itself, in one launch."""
 
     def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
         if add_to is None or self._bias is not None:
@@ -48,7 +48,7 @@ class CudaLinear(PlainLinear):
 
 
 class WideLinear(PlainLinear):
-    """x W^T as the fp32 sums it is made of: rounded to bf16, the best logits would often be equal."""
+    """x W^T with a result in fp32: rounded to bf16, the largest logits would often be equal."""
 
     def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
         out = torch.mm(x, self.weight.T, out_dtype=torch.float32)
@@ -75,7 +75,7 @@ class CudaKernels(PlainKernels):
         return triton_pointwise.rms_norm(x, weight, eps)
 
     def head(self, weight: torch.Tensor) -> Linear:
-        if self.device.type != "cuda" or self.dtype == torch.float32:  # interpreted; wide already
+        if self.device.type != "cuda" or self.dtype == torch.float32:  # interpreted; fp32 already
             return super().head(weight)
         return WideLinear(self._put(weight), None)
 
@@ -91,7 +91,7 @@ class CudaKernels(PlainKernels):
         arrays["table_starts"] = np.arange(len(batch.counts), dtype=np.int32) * np.int32(width)
         rows = AttentionRows(
             tables=batch.tables.flatten(),
-            most_tokens=SHORT_TOKENS,
+            max_short_tokens=SHORT_TOKENS,
             **{name: torch.from_numpy(a.copy()).to(self.device) for name, a in arrays.items()},
         )
         return CudaStep(batch.positions, batch.pages, batch.slots, rows)

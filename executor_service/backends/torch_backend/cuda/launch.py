@@ -1,4 +1,4 @@
-"""`Launch`: a Triton kernel with all it is launched with, so that it can be compiled without being run."""
+"""`Launch`: a Triton kernel with everything a launch needs, so that tests can compile it without a GPU."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 import torch
 
 Arguments = dict[str, torch.Tensor | int | float]
-"""What a kernel is given, by name."""
+"""A kernel's arguments by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch; all but what the tensors hold is known when a CUDA graph is captured."""
+    """One kernel launch. A CUDA graph repeats it with everything unchanged but the tensors' contents."""
 
     kernel: Any  # a @triton.jit function
     grid: tuple[int, int, int]
     arguments: Mapping[str, torch.Tensor | int | float]
-    constants: Mapping[str, int]  # tl.constexpr
+    constants: Mapping[str, int]  # tl.constexpr parameters
     warps: int
     stages: int
 
     def run(self) -> None:
-        """Enqueue it on the current stream."""
+        """Enqueue the kernel on the current stream."""
         self.kernel[self.grid](
             **self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages
         )

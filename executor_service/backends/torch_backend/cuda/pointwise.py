@@ -1,4 +1,4 @@
-"""RMSNorm and SwiGLU's product in Triton: one launch each, where plain torch takes eight and two."""
+"""RMSNorm and the product of SwiGLU in Triton: one launch each, instead of eight and two in plain torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import triton.language as tl
 
 from executor_service.backends.torch_backend.cuda.launch import Launch, power_of_two
 
-_COLUMNS = 1024  # of one program of `swiglu`
+_COLUMNS = 1024  # per program of `swiglu`
 
 
 @triton.jit
 def _norm_kernel(x, weight, out, eps, width: tl.constexpr, columns: tl.constexpr):
-    """Program (row)."""
+    """Program (row): norm one row."""
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, columns)
     mask = d < width
     wide = tl.load(x + row * width + d, mask=mask, other=0.0).to(tl.float32)
@@ -24,18 +24,18 @@ def _norm_kernel(x, weight, out, eps, width: tl.constexpr, columns: tl.constexpr
 
 @triton.jit
 def _swiglu_kernel(both, out, width: tl.constexpr, columns: tl.constexpr):
-    """Program (row, part of its columns)."""
+    """Program (row, block of columns): silu(gate) * up of the columns."""
     row, d = tl.program_id(0).to(tl.int64), tl.program_id(1) * columns + tl.arange(0, columns)
     mask = d < width
     gate = tl.load(both + row * (2 * width) + d, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(both + row * (2 * width) + width + d, mask=mask, other=0.0).to(tl.float32)
-    # Rounded in between, as torch does it in two steps.
+    # silu is rounded before it is multiplied, as torch does in two steps.
     silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * width + d, (silu * up).to(out.dtype.element_ty), mask=mask)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm of each row of x [rows, width], in fp32; weight fp32 [width]. The dtype of x."""
+    """RMSNorm of each row of x [rows, width], computed in fp32, in x's dtype; weight fp32 [width]."""
     x = x.contiguous()
     out = torch.empty_like(x)
     norm_launch(x, weight, out, eps).run()
@@ -50,7 +50,7 @@ def swiglu(both: torch.Tensor) -> torch.Tensor:
 
 
 def norm_launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> Launch:
-    """What `rms_norm` launches."""
+    """The launch of `rms_norm`; x contiguous."""
     width = x.shape[1]
     return Launch(
         _norm_kernel,
@@ -63,7 +63,7 @@ def norm_launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: f
 
 
 def swiglu_launch(both: torch.Tensor, out: torch.Tensor) -> Launch:
-    """What `swiglu` launches."""
+    """The launch of `swiglu`; both contiguous."""
     width = out.shape[1]
     return Launch(
         _swiglu_kernel,

@@ -1,6 +1,6 @@
-"""The formats of `quantized` on CUDA: rows are rounded, and sums of int8 scaled, in one Triton kernel each.
+"""The formats of `quantized.py` on CUDA, with one Triton kernel to round rows and one to scale int8 sums.
 
-In plain torch these are a dozen launches for each linear layer, which would cost more than 8 bits save.
+In plain torch these are a dozen launches for each linear layer, which cost more than 8-bit weights save.
 """
 
 from __future__ import annotations
@@ -12,29 +12,33 @@ import triton.language as tl
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.quantized import MIN_MAGNITUDE, Format, Fp8, Int8, padded
 
-_COLUMNS = 2048  # of a row at a time
-_TO_NEAREST = tl.constexpr(12_582_912.0)  # 1.5 * 2^23: added and taken away, it rounds to even integers
+_COLUMNS = 2048  # of a row, read at once
+_TO_NEAREST = tl.constexpr(
+    12_582_912.0
+)  # 1.5 * 2^23: adding and subtracting it rounds to integers, ties to even
 
 
 @triton.jit(do_not_specialize=["rows"])  # it differs from step to step
 def _round_kernel(
-    x, out, scales, x_stride, rows, k, filled, least, largest,
+    x, out, scales, x_stride, rows, k, filled, min_magnitude, largest,
     digits: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """Program (row): its largest magnitude, then its numbers; rows and columns beyond are zeros.
+    """Program (row): the scale from the row's largest magnitude, then its rounded numbers.
 
-    One digit is a number of `out`, two are integers; the low ones come below all high ones.
+    `filled` columns are written, with zeros from column k on, and in rows from `rows` on. With one digit a
+    number is stored as `out`'s dtype, with two as an integer, whose low digits follow the high digits of all
+    rows.
     """
     row = tl.program_id(0)
     line = x + row.to(tl.int64) * x_stride
     column = tl.arange(0, columns)
     known = tl.where(row < rows, k, 0)
-    # Magnitudes are ordered as their bits are, NaN above all: no comparison loses one.
-    most = tl.full([columns], least, tl.float32).to(tl.int32, bitcast=True)
+    # Magnitudes compare as their bits do, with NaN above all others, so that a NaN is never lost.
+    magnitudes = tl.full([columns], min_magnitude, tl.float32).to(tl.int32, bitcast=True)
     for first in range(0, k, columns):
         numbers = tl.load(line + first + column, mask=first + column < known, other=0.0).to(tl.float32)
-        most = tl.maximum(most, numbers.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
-    scale = tl.div_rn(tl.max(most, 0).to(tl.float32, bitcast=True), largest)
+        magnitudes = tl.maximum(magnitudes, numbers.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    scale = tl.div_rn(tl.max(magnitudes, 0).to(tl.float32, bitcast=True), largest)
     tl.store(scales + row, scale)
     for first in range(0, filled, columns):
         numbers = tl.load(line + first + column, mask=first + column < known, other=0.0).to(tl.float32)
@@ -53,9 +57,9 @@ def _round_kernel(
 
 @triton.jit
 def _scale_kernel(sums, out, x_scales, weight_scales, n, columns: tl.constexpr):  # fmt: skip
-    """Program (row, part of its columns): puts the digits' sums together, then scales them.
+    """Program (row, block of columns): 256 * the sums of high digits + those of low digits, scaled.
 
-    256 times a number is exact: whether a multiplication and an addition become one changes nothing.
+    The product with 256 is exact, so a fused multiply-add gives the same result.
     """
     row, column = tl.program_id(0), tl.program_id(1) * columns + tl.arange(0, columns)
     place, mask = row.to(tl.int64) * n + column, column < n
@@ -67,13 +71,16 @@ def _scale_kernel(sums, out, x_scales, weight_scales, n, columns: tl.constexpr):
 
 
 def round_launch(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor, form: Format) -> Launch:
-    """x [rows, k], lines contiguous, to out [digits * m, k or more] and scales fp32 [m, 1], m >= rows."""
+    """The launch that rounds x [rows, k], with contiguous columns.
+
+    out [digits * m, k or more], scales fp32 [m, 1], m >= rows.
+    """
     return Launch(
         _round_kernel,
         (scales.shape[0], 1, 1),
         {
             "x": x, "out": out, "scales": scales, "x_stride": x.stride(0), "rows": x.shape[0],
-            "k": x.shape[1], "filled": out.shape[1], "least": MIN_MAGNITUDE,
+            "k": x.shape[1], "filled": out.shape[1], "min_magnitude": MIN_MAGNITUDE,
             "largest": form.largest_activation,
         },
         {"digits": form.digits, "columns": _COLUMNS},
@@ -85,9 +92,9 @@ def round_launch(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor, form:
 def scale_launch(
     sums: torch.Tensor, out: torch.Tensor, x_scales: torch.Tensor, weight_scales: torch.Tensor
 ) -> Launch:
-    """out [rows, n] = sums int32 [2 * rows, n], high digits first, put together and scaled; contiguous.
+    """The launch that combines and scales sums int32 [2 * rows, n], high digits first, to out [rows, n].
 
-    x_scales fp32 [rows, 1], weight_scales fp32 [1, n].
+    x_scales fp32 [rows, 1], weight_scales fp32 [1, n]; all contiguous.
     """
     rows, n = out.shape
     return Launch(
@@ -111,7 +118,7 @@ def _round(x: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class TritonInt8(Int8):
-    """`Int8` with three kernels a product."""
+    """`Int8` in three launches per product: round, multiply, scale."""
 
     def round(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return _round(x, self)
@@ -127,12 +134,12 @@ class TritonInt8(Int8):
 
 
 class TritonFp8(Fp8):
-    """`Fp8` with two."""
+    """`Fp8` in two launches per product: round, multiply."""
 
     def round(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return _round(x, self)
 
 
 def fused(form: Format) -> Format:
-    """The same format in these kernels."""
+    """The same format with these kernels."""
     return TritonFp8() if form.dtype.is_floating_point else TritonInt8()

@@ -1,4 +1,4 @@
-"""What comes before attention, in one Triton kernel: norm and rotate q and k, write k and v into pages."""
+"""The step before attention in one Triton kernel: norm and rotate q and k, write k and v into pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ def _rotary_kernel(
     group: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr,
     normed: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, KV head): a line for each query head of the group and one for the key; the value."""
+    """Program (token, KV head): the query heads that share the KV head, its key and its value.
+
+    A line of the matrices is a query head; the last line is the key. Columns are half a head.
+    """
     token, kv_head = tl.program_id(0), tl.program_id(1)
     half: tl.constexpr = head_dim // 2
     heads: tl.constexpr = group * kv_heads
@@ -61,11 +64,12 @@ def rotary_launch(
     k_norm: torch.Tensor,
     eps: float,
 ) -> Launch:
-    """Norm (where the norms are not empty) and rotate q and k in fp32; k and v go to their pages.
+    """The launch that norms and rotates q and k in fp32, and writes k and v into their pages.
 
     qkv [tokens, (heads + 2 kv_heads) * head_dim], whose q is overwritten; k_pages, v_pages [pages, page_size,
     kv_heads, head_dim], contiguous; positions, pages, page_slots int32 [tokens]; cos, sin fp32 [context,
-    head_dim / 2]; q_norm, k_norm fp32 [head_dim] or [0]. Padding tokens go to page 0, at position 0.
+    head_dim / 2]; q_norm, k_norm fp32 [head_dim], or [0] for models without these norms. Padding tokens have
+    page 0 and position 0.
     """
     _, page_size, kv_heads, head_dim = k_pages.shape
     group = qkv.shape[1] // (head_dim * kv_heads) - 2

@@ -1,11 +1,11 @@
-"""`StepBuffer`: all that the device has to know of a step, in one int32 array that crosses in one copy.
+"""`StepBuffer`: everything that the device has to know of a step, in one int32 array, copied at once.
 
-The host derives everything, as it knows every length: page and slot of each token, attention's work, the
-noise keys. The one thing it may not know is a token that the step before this one samples; in its place
-stands the row that samples it, as -1 - row, and the device looks it up.
+The host derives all of it, since it knows every length: page and slot of each token, the work of attention,
+the noise keys. It may not know a token that the step before this one samples. Such a token is written as -1 -
+r, where r is the index of the row that samples it, and the device looks it up.
 
-Steps of one shape have their parts in the same places, padded: what was captured with one of them in a CUDA
-graph can be replayed with another.
+Steps of one shape have their parts at the same offsets, padded, so that a CUDA graph captured with one of
+them can be replayed with another.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from executor_service.backends.torch_backend.cuda.rows import (
 from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE
 from executor_service.contract import noise
 
-_ALIGNMENT = 4  # numbers: Triton compiles anew for a pointer that is not to a multiple of 16 bytes
+_ALIGNMENT = 4  # int32s: Triton compiles anew for a pointer that is not a multiple of 16 bytes
 _FLOATS = ("temperatures", "top_ps", "min_ps")
-_PADDING = {"item_rows": -1, "merge_rows": -1, "long_rows": -1}  # everywhere else zeros harm nobody
+_PADDING = {"item_rows": -1, "merge_rows": -1, "long_rows": -1}  # elsewhere padding is 0
 
 
 class StepShape(NamedTuple):
-    """How many there are of each kind of thing in a step, or at most."""
+    """The lengths of the parts of a step, or upper bounds of them."""
 
     tokens: int
     rows: int
     outputs: int
-    items: int  # of attention's work, see `AttentionRows`
+    items: int  # this and the next two: the work of attention, see `AttentionRows`
     merges: int
     long_blocks: int
-    pages: int  # in all block tables
-    most_tokens: int  # of a short row
+    pages: int  # in all block tables together
+    max_short_tokens: int  # of any short row
 
     def holds(self, other: StepShape) -> bool:
-        """Whether a step of that shape, padded, can be one of this shape."""
+        """Whether a step of the other shape can be padded to this one."""
         return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
 
 
-# Where each part's length comes from, in the order in which they lie. Block tables come last: their room is
-# large, and the part of it that is not used need not be copied.
+# The parts in the order of their offsets, each with the field of `StepShape` that is its length. Block tables
+# come last: they are long, and what of them is unused need not be copied.
 _PARTS: Mapping[str, str] = {
     **dict.fromkeys(("tokens", "positions", "page_of_token", "slots"), "tokens"),
     **dict.fromkeys(("q_starts", "q_lens", "kv_lens", "table_starts", "last_outputs"), "rows"),
@@ -69,12 +69,13 @@ _PARTS: Mapping[str, str] = {
 
 
 def numbers_of(shape: StepShape) -> int:
-    """The length of a buffer for steps of this shape."""
+    """The length in int32s of a buffer for steps of this shape."""
     ends: list[int] = [place.stop for _, place in _places(shape)]
     return max(ends)
 
 
 def _places(shape: StepShape) -> Iterator[tuple[str, slice]]:
+    """Each part's name and its place in the buffer."""
     begin = 0
     for name, kind in _PARTS.items():
         length: int = getattr(shape, kind)
@@ -83,7 +84,7 @@ def _places(shape: StepShape) -> Iterator[tuple[str, slice]]:
 
 
 class HostStep:
-    """One step's numbers on the host."""
+    """The contents of a step's buffer, on the host."""
 
     def __init__(self, rows: Sequence[ForwardRow], page_size: int, tiling: Tiling) -> None:
         layout = lay_out(rows, page_size)
@@ -94,7 +95,7 @@ class HostStep:
             tokens[places[follows >= 0]] = -1 - follows[follows >= 0]
         arrays: dict[str, NDArray[np.generic]] = {
             **cut(layout.starts, layout.counts, tiling),
-            **_picked(rows, layout),
+            **_pick_parts(rows, layout),
             "tokens": tokens,
             "positions": layout.positions,
             "page_of_token": layout.pages,
@@ -107,10 +108,10 @@ class HostStep:
         self._arrays = arrays
         most = int(layout.counts[layout.counts <= SHORT_TOKENS].max(initial=1))
         lengths = {kind: len(arrays[name]) for name, kind in _PARTS.items()}
-        self.shape = StepShape(**lengths, most_tokens=most)
+        self.shape = StepShape(**lengths, max_short_tokens=most)
 
     def write(self, shape: StepShape, buffer: Ints) -> int:
-        """Lay the numbers out in `buffer` as in a step of `shape`; how much of it is used."""
+        """Write the step into `buffer`, padded to `shape`; returns the number of int32s to copy."""
         used = 0
         for name, place in _places(shape):
             array = self._arrays[name]
@@ -121,8 +122,8 @@ class HostStep:
         return used
 
 
-def _picked(rows: Sequence[ForwardRow], layout: Layout) -> dict[str, NDArray[np.generic]]:
-    """How the token of each output is picked."""
+def _pick_parts(rows: Sequence[ForwardRow], layout: Layout) -> dict[str, NDArray[np.generic]]:
+    """The parts of `PickRows`, for each output."""
     counts, samplings = layout.output_counts, [row.sampling for row in rows]
 
     def each(values: list[float], dtype: type[np.generic]) -> NDArray[np.generic]:
@@ -143,13 +144,13 @@ def _picked(rows: Sequence[ForwardRow], layout: Layout) -> dict[str, NDArray[np.
 
 
 class StepBuffer:
-    """The same on the device: a view for each part of a buffer that holds a step of `shape`."""
+    """A step on the device: a view of each part of a buffer that holds a step of `shape`."""
 
     def __init__(self, buffer: torch.Tensor, shape: StepShape) -> None:
         part = {name: buffer[place] for name, place in _places(shape)}
         self.tokens, self.outputs, self.last_outputs = part["tokens"], part["outputs"], part["last_outputs"]
         names = set(AttentionRows.__slots__) & set(part)
-        rows = AttentionRows(most_tokens=shape.most_tokens, **{name: part[name] for name in names})
+        rows = AttentionRows(max_short_tokens=shape.max_short_tokens, **{name: part[name] for name in names})
         self.attention = CudaStep(part["positions"], part["page_of_token"], part["slots"], rows)
         self._pick = {
             name: part[name].view(torch.float32) if name in _FLOATS else part[name]
@@ -158,11 +159,11 @@ class StepBuffer:
 
     @classmethod
     def padding(cls, buffer: torch.Tensor, shape: StepShape) -> StepBuffer:
-        """A step of nothing but padding, written into the buffer."""
+        """A step of padding alone, written into the buffer."""
         for name, place in _places(shape):
             buffer[place] = _PADDING.get(name, 0)
         return cls(buffer, shape)
 
     def pick(self, part: slice) -> PickRows:
-        """How some of the outputs are picked."""
+        """The sampling parameters of some of the outputs."""
         return PickRows(**{name: tensor[part] for name, tensor in self._pick.items()})
