@@ -1,9 +1,10 @@
-"""Drawing one token a row from filtered, noisy logits, in plain torch.
+"""Drawing one token per row from filtered logits with noise, in plain torch.
 
-Top-k, top-p and min-p each keep a prefix of the tokens in order of likelihood (then of id), which makes
-drawing exact without sorting: take the noisiest token; if fewer than k tokens, and less mass than the
-nucleus holds, come before it, it is kept, and so it is the noisiest of the kept. If not, nothing after it is
-kept either: take the noisiest token before it, and so on.
+Top-k, top-p and min-p each keep a prefix of the tokens in order of likelihood (then of id), so that drawing
+is exact without sorting. Take the token that is largest with noise. It is kept if fewer than k tokens come
+before it, if their mass is less than the nucleus's, and if it has at least min_p of the likeliest token's
+probability; then it is the answer. Otherwise no token after it is kept either: take the largest with noise
+among those before it, and repeat.
 """
 
 from __future__ import annotations
@@ -20,24 +21,22 @@ from executor_service.backends.torch_backend.gumbel import gumbel
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Top-k, top-p and min-p of some rows, [rows] each.
+    """Top-k, top-p and min-p of some rows, [rows] each."""
 
-    `top_k` is the vocabulary's size where it is off; `totals` is the mass that top-k leaves, as
-    exp(z - highest), where top-p applies to it, and 0 where top-p applies to everything.
-    """
-
-    top_k: NDArray[np.int64]
-    top_p: NDArray[np.float64]
-    min_p: NDArray[np.float64]
-    totals: NDArray[np.float64]
+    top_k: NDArray[np.int64]  # the vocabulary's size: off
+    top_p: NDArray[np.float64]  # 1: off
+    min_p: NDArray[np.float64]  # 0: off
+    totals: NDArray[
+        np.float64
+    ]  # with top_k: the mass of the tokens that it keeps, as exp(z - highest); else 0
 
 
 def draw(
     logits: torch.Tensor, temperatures: NDArray[np.float32], keys: NDArray[np.uint64], filters: Filters
 ) -> torch.Tensor:
-    """One token for each row of logits fp32 [rows, vocabulary], int64 [rows]; any device.
+    """One token for each row of logits, int64 [rows].
 
-    `temperatures` > 0 and the noise `keys`: [rows].
+    logits fp32 [rows, vocabulary] on any device; temperatures [rows], above 0; keys [rows], of the noise.
     """
 
     def column(values: NDArray[Any]) -> torch.Tensor:

@@ -1,8 +1,9 @@
-"""Linear layers with weights of 8 bits, int8 or fp8 (e4m3), through torch's own products of 8 bits.
+"""Linear layers with 8-bit weights, int8 or fp8 (e4m3), computed by torch's 8-bit matrix products.
 
-A weight has a scale for each output channel, found when it is loaded; an input has one for each row, found as
-it comes: the largest magnitude over the largest number of the format. Inputs of fp8 have 8 bits, those of
-int8 16, as on CPU: two digits of 8, rows of one product. All else stays in the input's dtype.
+A weight matrix has a scale for each output channel, computed at loading; an input has one for each row,
+computed when it arrives. A scale is the largest magnitude divided by the largest number of the format. fp8
+inputs have 8 bits. int8 inputs have 16, as on CPU: two digits of 8 bits, which are two rows of one product.
+Everything else stays in the input's dtype.
 """
 
 from __future__ import annotations
@@ -16,64 +17,65 @@ from torch.nn import functional
 from executor_service.backends.base import ModelError
 
 ALIGNMENT = 16
-"""Inputs and output channels are filled up with zeros to a multiple of this.
+"""The numbers of inputs and output channels are padded with zeros to a multiple of this.
 
-`torch._scaled_mm` asks for it on CUDA and `torch._int_mm` for 8 (ATen: `_scaled_mm_out_cuda`,
-`_int_mm_out_cuda`); lines of int8 begin at multiples of 16 bytes with it, as tensor core kernels want.
+On CUDA `torch._scaled_mm` requires 16 and `torch._int_mm` 8 (ATen: `_scaled_mm_out_cuda`,
+`_int_mm_out_cuda`). With 16, int8 rows also begin at multiples of 16 bytes, which tensor core kernels need to
+be fast.
 """
 _MIN_INT8_ROWS = 16
-"""`torch._int_mm` refuses fewer than 17 on CUDA (ATen: `_int_mm_out_cuda`); pytorch#178469 fills up to 32.
+"""Rows are padded to at least 16, which are 32 with two digits: up to there the second digit costs nothing.
 
-With two digits these are 32, so up to here the second costs nothing.
+`torch._int_mm` refuses fewer than 17 on CUDA (ATen: `_int_mm_out_cuda`); pytorch#178469 pads to 32.
 """
 MIN_FP8_CAPABILITY = (8, 9)
-"""The compute capability that ATen's `_scaled_mm_out_cuda` asks for; cuBLAS has it from 9.0 on."""
-_ROUNDED_AT_ONCE = 4096  # channels: rounding a weight takes little memory beside the result
-MIN_MAGNITUDE = 1e-30  # a row of zeros has a scale too
+"""The compute capability that ATen's `_scaled_mm_out_cuda` requires; cuBLAS has such products from 9.0 on."""
+_ROUNDED_AT_ONCE = 4096  # output channels: bounds the memory that rounding a weight matrix takes
+MIN_MAGNITUDE = 1e-30  # so that a row of zeros has a scale above 0
 
 
 class Format(Protocol):
-    """Numbers of 8 bits and their product."""
+    """An 8-bit number format and its matrix product."""
 
     dtype: torch.dtype  # of weights and digits
-    largest_weight: float  # magnitude
-    largest_activation: float
-    digits: int  # of an activation
-    max_inputs: int  # of a sum
-    min_rows: int  # of x in a product
+    largest_weight: float  # magnitude of a rounded weight
+    largest_activation: float  # magnitude of a rounded activation
+    digits: int  # per activation
+    max_inputs: int  # per output channel, so that no sum overflows
+    min_rows: int  # of a product's x, to which it is padded
 
     def check(self, device: torch.device) -> None:
-        """Raises ModelError where the product does not exist."""
+        """Raises ModelError for a device on which the product is not available."""
 
     def round(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [rows, k] as [digits * rows, k], all rows' high digits first, and its scales, fp32 [rows, 1].
+        """Round x [rows, k] to [digits * rows, k], all rows' high digits first, and scales fp32 [rows, 1].
 
-        Rows and k are filled up as the product needs. The scale of a row that is not finite
-        is not finite either, whatever its numbers became.
+        Rows and k are padded as the product needs. A row with a NaN or infinity has a scale that is not
+        finite; its numbers are then undefined.
         """
 
     def product(
         self, x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor
     ) -> torch.Tensor:
-        """x W^T, scaled, [rows, n] in fp32 or bf16.
+        """The scaled product x W^T, [rows, n] in fp32 or bf16.
 
         x [digits * rows, k], its scales fp32 [rows, 1]; weight [n, k], its scales fp32 [1, n].
         """
 
 
 class Int8:
-    """Weights of -127 to 127, and activations of 256 high + low, with digits of -128 to 127.
+    """Weights from -127 to 127; activations are 256 high + low, with digits from -128 to 127.
 
-    The sums of either digit are int32 and exact in any order. They are rounded to fp32, then their weighted
-    sum is, then its products with the two scales: each number by itself, so that **a row's result does not
-    depend on its batch**. Next to the sum of its magnitudes a weighted sum is exact to 2^-22.
+    The sums of each digit are int32, hence exact in any order. They are rounded to fp32, and so are 256 high
+    + low and its products with the two scales: each number by itself, so that **a row's result does not
+    depend on its batch**. The error of 256 high + low is at most 2^-22 of the sum of its terms' magnitudes.
     """
 
     dtype = torch.int8
     largest_weight = 127.0
     largest_activation = 32_639.0  # 256 * 127 + 127
     digits = 2
-    max_inputs = (2**31 - 1) // 128**2  # what is not finite may become -128
+    max_inputs = (2**31 - 1) // 128**2  # a number that is not finite can become -128
     min_rows = _MIN_INT8_ROWS
 
     def check(self, device: torch.device) -> None:
@@ -81,7 +83,7 @@ class Int8:
             raise ModelError(f"dtype int8 runs on cpu and cuda only, not on {str(device)!r}")
 
     def round(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        rounded, scales = round_rows(_filled(x, self), torch.int16, self.largest_activation)
+        rounded, scales = round_rows(_padded_with_zeros(x, self), torch.int16, self.largest_activation)
         high = (rounded + 128) >> 8
         return torch.cat([high, rounded - 256 * high]).to(torch.int8), scales
 
@@ -98,7 +100,7 @@ class Int8:
 
 
 class Fp8:
-    """e4m3: four bits of exponent, three of mantissa. Shapes may change the order and precision of sums."""
+    """e4m3: four bits of exponent, three of mantissa. Order and precision of sums may depend on shapes."""
 
     dtype = torch.float8_e4m3fn
     largest_weight = largest_activation = 448.0
@@ -114,7 +116,7 @@ class Fp8:
             raise ModelError(f"dtype fp8 needs compute capability {need}; {str(device)!r} has {have}")
 
     def round(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return round_rows(_filled(x, self), self.dtype, self.largest_activation)
+        return round_rows(_padded_with_zeros(x, self), self.dtype, self.largest_activation)
 
     def product(
         self, x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor
@@ -124,26 +126,26 @@ class Fp8:
 
 
 def round_rows(x: torch.Tensor, dtype: torch.dtype, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [rows, k] as dtype, with magnitudes up to `largest`, and its scales, fp32 [rows, 1]."""
+    """x [rows, k] / scales as dtype, with magnitudes up to `largest`, and the scales, fp32 [rows, 1]."""
     wide = x.float()
     scales = wide.abs().amax(1, keepdim=True).clamp_min_(MIN_MAGNITUDE) / largest
     wide = wide / scales
     return (wide if dtype.is_floating_point else wide.round_()).to(dtype), scales
 
 
-def _filled(x: torch.Tensor, form: Format) -> torch.Tensor:
+def _padded_with_zeros(x: torch.Tensor, form: Format) -> torch.Tensor:
     rows, k = padded(x, form)
     return functional.pad(x, (0, k - x.shape[1], 0, rows - len(x)))
 
 
 def padded(x: torch.Tensor, form: Format) -> tuple[int, int]:
-    """The size that x is filled up to."""
+    """Rows and columns of x after padding."""
     rows, k = x.shape
     return max(rows, form.min_rows), k + -k % ALIGNMENT
 
 
 class QuantizedLinear:
-    """x W^T + b, with W [n, k] given as parts that follow each other in n."""
+    """x W^T + b, with W [n, k] given as parts that are concatenated along n."""
 
     def __init__(
         self,
@@ -179,13 +181,13 @@ class QuantizedLinear:
         return out.to(self._dtype).contiguous() if add_to is None else add_to.add_(out)
 
     def product(self, x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """x W^T of what `Format.round` gives, [its rows, n] in what the format's product gives."""
+        """x W^T of results of `Format.round`, [rows, n] in the dtype of `Format.product`."""
         return self.form.product(x, scales, self._weight, self._scales)[:, : self._n]
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of W as they were rounded, [ids, k]."""
+        """Rows of the rounded W, dequantized, [ids, k]."""
         return (self._weight[ids, : self._k].float() * self._scales[0, ids, None]).to(self._dtype)
 
     def bytes(self) -> int:
-        """Memory of the weights."""
+        """Bytes of the weights and scales."""
         return self._weight.nbytes + self._scales.nbytes

@@ -1,7 +1,7 @@
 """`SafetensorsDirectory`: the tensors of a Hugging Face model directory, read on demand.
 
-Format: github.com/huggingface/safetensors. Headers are checked against the files' sizes and counted before
-the library sees them, and shards never leave the directory.
+Format: github.com/huggingface/safetensors. Each header is checked against its file's size, and its tensors
+are counted, before the library reads it. A shard outside of the directory is refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SafetensorsDirectory:
         self.path = path
         self.files = self._shards()
         self.tensors: dict[str, ShardTensor] = {}
-        self._open: dict[Path, Any] = {}  # the library reads a header each time that it opens a file
+        self._open: dict[Path, Any] = {}  # kept open, because the library reads the header at each opening
         self._exits = ExitStack()
         for file in self.files:
             for name, shape in _header(file, _MAX_TENSORS - len(self.tensors)).items():
@@ -48,7 +48,7 @@ class SafetensorsDirectory:
                 self.tensors[name] = ShardTensor(shape, file)
 
     def read(self, name: str, part: tuple[slice, ...] | None = None) -> torch.Tensor:
-        """A tensor in the dtype it is stored in, or a part of it, of which alone the bytes are read."""
+        """A tensor in its stored dtype, or a part of it; reads only that part's bytes. Raises ModelError."""
         file = self.tensors[name].file
         try:
             if file not in self._open:
@@ -60,7 +60,7 @@ class SafetensorsDirectory:
             raise ModelError(f"{file.name}: {error}") from None
 
     def close(self) -> None:
-        """Let go of the files; tensors that were read stay."""
+        """Close the files. Tensors that were read stay valid."""
         self._open.clear()
         self._exits.close()
 
@@ -86,8 +86,8 @@ class SafetensorsDirectory:
         return files
 
 
-def _header(file: Path, most: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a file's up to `most` tensors, after checking that all of them lie inside of it."""
+def _header(file: Path, max_tensors: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a file's tensors. Raises ModelError for too many, or one that exceeds the file."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -98,12 +98,14 @@ def _header(file: Path, most: int) -> dict[str, tuple[int, ...]]:
             )
         header = parse_json(stream.read(length), f"{file.name}: the header")
     header.pop("__metadata__", None)
-    if len(header) > most:
+    if len(header) > max_tensors:
         raise ModelError(f"{file.name}: more than {_MAX_TENSORS} tensors in all")
     return {name: _entry(file, name, entry, size - 8 - length) for name, entry in header.items()}
 
 
 def _entry(file: Path, name: str, entry: Any, data_bytes: int) -> tuple[int, ...]:
+    """The shape of a header's entry. Raises ModelError if dtype, shape and offsets do not fit each other."""
+
     def whole(values: Any) -> bool:
         return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
 

@@ -1,7 +1,7 @@
-"""`ModelSpec`: what a decoder-only model is.
+"""`ModelSpec`: the architecture and the sizes of a decoder-only model.
 
-`config_json.py` and `gguf_spec.py` read it from files. What this model can't compute is refused there and
-here, with a ModelError that says what, before a weight is read.
+`config_json.py` and `gguf_spec.py` read it from files. A model that cannot be computed is refused there and
+here, with a ModelError that names the reason, before any weight is read.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 MAX_LAYERS = 1024
 MAX_EXPERTS = 4096
 MAX_END_IDS = 64
-"""End ids of a model. They cross with each request's own stop ids, and the executor takes 128 of both."""
+"""End ids of a model. A request sends them with its own stop ids, and the executor takes 128 together."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding (Su et al. 2021), with the scaling of `kind`."""
+    """Rotary position embedding (Su et al. 2021), and how its frequencies are scaled."""
 
     theta: float
     kind: str = "default"  # "default", "linear" (Chen et al. 2023), "llama3" (Llama 3.1's)
@@ -31,13 +31,13 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class MoeSpec:
-    """A mixture of experts: softmax over all experts, then the best `experts_per_token`."""
+    """A mixture of experts: softmax over all of them, then the `experts_per_token` likeliest."""
 
     experts: int
     experts_per_token: int
     intermediate_size: int
-    norm_topk_prob: bool
-    sparse_layers: frozenset[int]  # the others have a dense MLP
+    norm_topk_prob: bool  # the weights of a token's experts are scaled to a sum of 1
+    sparse_layers: frozenset[int]  # the layers with experts; others have a dense MLP
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ModelSpec:
 
 
 def checked(f: Fields, spec: ModelSpec) -> ModelSpec:
-    """The spec, if its numbers fit each other. Raises ModelError."""
+    """The spec. Raises ModelError, with the place that `f` names, if its sizes contradict each other."""
     if spec.heads % spec.kv_heads:
         raise f.fault(f"{spec.heads} heads can't be shared by {spec.kv_heads} KV heads")
     if spec.head_dim % 2:

@@ -1,7 +1,8 @@
 """`TokenizerBundle` from a model directory, or built from the metadata of a GGUF file.
 
-`add_bos` says whether plain text starts with the bos token: encode with `add_special_tokens=False` and
-put bos first where it is True. Pre-tokenizer names are llama.cpp's (`tokenizer.ggml.pre`).
+`add_bos` tells whether the model expects the bos token before plain text. Encode with
+`add_special_tokens=False`, and put bos first where it is True. Pre-tokenizer names are llama.cpp's
+(`tokenizer.ggml.pre`).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _PRE_TOKENIZERS: Mapping[str, Callable[[], PreTokenizer]] = {
 
 
 def tokenizer_from_directory(path: Path) -> TokenizerBundle:
-    """Read tokenizer.json and what lies beside it. Raises ModelError."""
+    """Read tokenizer.json, tokenizer_config.json and the chat template. Raises ModelError."""
     file = path / "tokenizer.json"
     if not file.is_file():
         raise ModelError(f"{path.name}: tokenizer.json is missing: the model has no tokenizer")
@@ -154,7 +155,7 @@ def _chat_template(path: Path, config: Mapping[str, Any]) -> str:
         except UnicodeDecodeError:
             raise ModelError("chat_template.jinja: not UTF-8") from None
     template = config.get("chat_template")
-    if isinstance(template, list):  # several by name
+    if isinstance(template, list):  # several templates, each with a name
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, Mapping)}
         template = named.get("default")
     return template if isinstance(template, str) else ""

@@ -1,8 +1,9 @@
 """`Checkpoint`: a model's spec and weights under one set of names, from a directory or a GGUF file.
 
-Names and shapes are Hugging Face's. Every tensor the spec asks for is checked by name and shape when the
-checkpoint is opened, from the headers alone: nothing is allocated for a model that can't be used. A tensor
-that the spec does not ask for is refused as well: any in a GGUF file, in a directory one of a layer.
+Names and shapes are Hugging Face's. When a checkpoint is opened, the name and shape of every tensor of the
+spec are checked, from the files' headers alone: nothing is allocated for a model that cannot be used. A
+tensor that the spec does not have is refused as well: in a GGUF file any, in a directory those of the head
+and the layers.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ Part = tuple[slice, ...]
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _HEAD_BIAS, _LAYERS = "lm_head.bias", "model.layers."
-_BUFFERS = (".rotary_emb.inv_freq", ".masked_bias")  # that old files hold beside their weights
+_BUFFERS = (".rotary_emb.inv_freq", ".masked_bias")  # old files have them beside the weights; ignored
 _ROPE_FACTORS = "rope_freqs.weight"
-_COMPARED_ROWS = 4096
+_COMPARED_ROWS = 4096  # of two matrices, read at once
 
 log = Log(__name__)
 
@@ -62,7 +63,7 @@ class Checkpoint(Protocol):
     spec: ModelSpec
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        """A tensor or a part of it by its Hugging Face name, in the stored dtype or, dequantized, in fp32."""
+        """A tensor or a part of it, by its Hugging Face name: in its stored dtype, or dequantized to fp32."""
 
     def rope_factors(self) -> torch.Tensor | None:
         """Divisors of the rotary frequencies, fp32 [head_dim / 2]; None if the file has none."""
@@ -90,7 +91,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor a model of this spec has, with its shape."""
+    """Name and shape of every tensor of a model of this spec."""
     hidden, q, kv = spec.hidden_size, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     yield EMBEDDING, (spec.vocab_size, hidden)
     yield FINAL_NORM, (hidden,)
@@ -119,7 +120,7 @@ def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def fingerprint(checkpoint: Checkpoint, dtypes: Sequence[str], progress: Progress) -> bytes:
-    """SHA-256 over the weights' files, the spec and the dtypes of the arithmetic."""
+    """SHA-256 of the weights' files, the spec and the dtypes of the arithmetic."""
     digest = hashlib.sha256()
     files = checkpoint.files()
     total = max(sum(file.stat().st_size for file in files), 1)
@@ -136,10 +137,10 @@ def fingerprint(checkpoint: Checkpoint, dtypes: Sequence[str], progress: Progres
 
 
 class DirectoryCheckpoint:
-    """A Hugging Face directory: config.json beside safetensors.
+    """A Hugging Face directory: config.json and safetensors files.
 
-    `tie_word_embeddings` holds as in transformers: of two different tensors in the file both are used, and of
-    the embedding and the head either may be missing.
+    `tie_word_embeddings` means what it does in transformers: if the file has different tensors for embedding
+    and head, both are used, and one of the two may be missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -173,7 +174,7 @@ class DirectoryCheckpoint:
         _refuse_unused(self.spec, found, self.name)
 
     def _equal(self, one: str, other: str) -> bool:
-        """Whether two matrices of one shape hold the same numbers; reads a piece of them at a time."""
+        """Whether two matrices [vocabulary, hidden] are equal; reads some rows at a time."""
         pieces = (slice(i, i + _COMPARED_ROWS) for i in range(0, self.spec.vocab_size, _COMPARED_ROWS))
         return all(
             torch.equal(self._store.read(one, (rows,)).float(), self._store.read(other, (rows,)).float())
@@ -194,7 +195,7 @@ class DirectoryCheckpoint:
 
 
 class GgufCheckpoint:
-    """A GGUF file. Experts lie stacked in it; Llama's q and k lie permuted, which is undone here."""
+    """A GGUF file. It stacks experts in one tensor and permutes rows of Llama's q and k; both is undone."""
 
     def __init__(self, path: Path) -> None:
         self.file = GgufFile(path)
@@ -229,7 +230,7 @@ class GgufCheckpoint:
         tensor = torch.from_numpy(self.file.read(stored, index).copy())
         for layer, heads in (("q_proj", self.spec.heads), ("k_proj", self.spec.kv_heads)):
             if self.spec.architecture == "llama" and f"self_attn.{layer}." in name:
-                # rows came as pairs (2i, 2i + 1) of a head; Hugging Face rotates (i, i + d/2)
+                # GGUF has the rows that are rotated together at 2i and 2i + 1; Hugging Face at i and i + d/2.
                 pairs = tensor.reshape(heads, self.spec.head_dim // 2, 2, -1)
                 tensor = pairs.transpose(1, 2).reshape(tensor.shape)
         return tensor if part is None else tensor[part].clone()
@@ -265,7 +266,7 @@ def _mlp_shapes(prefix: str, hidden: int, inner: int) -> Iterator[tuple[str, tup
 
 
 def check_shapes(spec: ModelSpec, found: Shapes, where: str) -> None:
-    """Whether all tensors of the spec are there, in its shapes. Raises ModelError naming one that is not."""
+    """Raises ModelError for the first tensor of the spec that is missing or has another shape."""
     for name, shape in expected_shapes(spec):
         _check_shape(name, shape, found, where)
 
@@ -278,7 +279,10 @@ def _check_shape(name: str, shape: tuple[int, ...], found: Shapes, where: str) -
 
 
 def _refuse_unused(spec: ModelSpec, found: Shapes, where: str) -> None:
-    """Refuse what would take part in the head or a layer; later layers and old files' buffers are ignored."""
+    """Raises ModelError for a tensor of the head or a layer that the spec does not have.
+
+    Layers beyond the spec's and the buffers of old files are ignored.
+    """
     used = {name for name, _ in expected_shapes(spec)} | {HEAD}
     for name in found:
         layer = name.removeprefix(_LAYERS).split(".", 1)[0] if name.startswith(_LAYERS) else ""

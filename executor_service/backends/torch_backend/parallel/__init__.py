@@ -1,1 +1,1 @@
-"""Tensor parallelism: several processes, each with a part of every layer, compute as one."""
+"""Tensor parallelism: several processes compute one model, each with a part of every layer."""

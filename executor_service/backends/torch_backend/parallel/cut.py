@@ -1,8 +1,8 @@
-"""Which part of a model a rank holds: heads, MLP columns and ids of the vocabulary, a share each.
+"""The part of a model that a rank holds: a share of the heads, MLP neurons and ids of the vocabulary.
 
-The layout is Megatron's (Shoeybi et al. 2019): what makes heads and MLP neurons is split by its outputs, what
-takes them in by its inputs, so that a block needs two sums. Experts are split like other MLPs, each into a
-share of its neurons. Where there are fewer KV heads than ranks, ranks hold copies.
+The layout is Megatron's (Shoeybi et al. 2019). Linear layers that produce heads and MLP neurons are split by
+their outputs, those that consume them by their inputs, so that a block needs two sums over the ranks. An
+expert is split as an MLP is. Where there are fewer KV heads than ranks, several ranks hold copies of one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from executor_service.backends.torch_backend.weights import EMBEDDING, HEAD, Che
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The share of rank `rank` of `ranks` in a model of this spec. Raises ModelError."""
+    """The share of one rank in a model. Raises ModelError for a model that cannot be split so."""
 
     spec: ModelSpec  # of the whole
     rank: int
@@ -43,12 +43,12 @@ class Cut:
 
     @property
     def vocabulary(self) -> slice:
-        """The ids whose embeddings and logits are here; shares differ by one at most."""
+        """The ids whose embeddings and logits this rank holds. Shares differ by at most one id."""
         return self._share(self.spec.vocab_size)
 
     @property
     def local(self) -> ModelSpec:
-        """The spec of the share, as of a narrower model."""
+        """The spec of the share, which is a narrower model."""
         s = self.spec
         moe = s.moe and replace(s.moe, intermediate_size=max(s.moe.intermediate_size // self.ranks, 1))
         ids = self.vocabulary
@@ -62,7 +62,7 @@ class Cut:
         )
 
     def part(self, name: str) -> Part | None:
-        """The part of a tensor, by its Hugging Face name, that is here; None: all of it."""
+        """This rank's part of a tensor, by its Hugging Face name; None: all of it."""
         s = self.spec
         if name in (EMBEDDING, HEAD):
             return (self.vocabulary,)
@@ -101,7 +101,7 @@ class Cut:
 
 
 class CutCheckpoint:
-    """A `Checkpoint` of which only a rank's share is read, under the spec of that share."""
+    """A `Checkpoint` of one rank's share; reads nothing else."""
 
     def __init__(self, whole: Checkpoint, cut: Cut) -> None:
         self.name, self.spec = whole.name, cut.local
@@ -110,7 +110,7 @@ class CutCheckpoint:
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """This rank's part of a tensor.
 
-        The bias of `o_proj` is zero above rank 0: the ranks' outputs are summed, and it is in the sum once.
+        The bias of `o_proj` is zero on all ranks but 0, because the ranks' outputs are summed.
         """
         assert part is None
         tensor = self._whole.read(name, self._cut.part(name))

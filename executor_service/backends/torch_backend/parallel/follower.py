@@ -22,7 +22,7 @@ log = Log(__name__)
 def follow(config: TorchConfig, rank: Rank, timeout_s: float) -> None:
     """Load this rank's share of the model and repeat the calls of rank 0 until it closes.
 
-    Raises ModelError; any other exception means that this rank or another is lost.
+    Raises ModelError. Any other exception means that this rank or another has failed.
     """
     group = Group(rank, torch.device(config.device), timeout_s)
     backend = TorchBackend(config, TensorShard(group))

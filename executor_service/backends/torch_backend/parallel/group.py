@@ -1,8 +1,9 @@
 """`Group`: the collectives of a tensor-parallel group, over torch.distributed.
 
-Three process groups, which differ in how long they wait. The default one joins and loads. Plans go over gloo
-from host memory, and a rank waits for one as long as nothing is asked of rank 0. Within a step, whoever keeps
-another rank waiting for too long is lost. One that ended closes its connections, which gloo notices at once.
+There are three process groups, with different timeouts. The default group is for joining and loading. The
+second carries plans, over gloo from host memory; followers wait in it for as long as rank 0 has no step. The
+third is for the collectives within a step, where a rank that keeps another waiting for longer than
+`timeout_s` counts as lost. A rank that ends closes its connections, which gloo reports at once.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _REPORT_BYTES = 1024
 
 
 class Group:
-    """This process's place among the ranks. One thread makes all calls; errors are RuntimeErrors."""
+    """This process's membership among the ranks. One thread makes all calls; failures raise RuntimeError."""
 
     def __init__(
         self, rank: Rank, device: torch.device, timeout_s: float, listener: socket.socket | None = None
     ) -> None:
-        """Waits for all ranks. `listener` is for the rank 0 of a group that no launcher looks after."""
+        """Wait for all ranks. `listener`: rank 0's socket, where no launcher (torchrun) started the ranks."""
         self.rank, self.ranks = rank.number, rank.ranks
-        if rank.host == LOOPBACK:  # all on this machine: let no other one connect
+        if rank.host == LOOPBACK:  # all ranks are on this machine: refuse connections from others
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -41,15 +42,15 @@ class Group:
             "gloo", store=_store(rank, listener), rank=rank.number, world_size=rank.ranks, timeout=_LOAD
         )
         step = timedelta(seconds=timeout_s)
-        # Gloo sends when the receiver is ready: rank 0 waits too, for one that does not come for its plan.
+        # Gloo sends when the receiver is ready, so rank 0 waits too, for a follower that does not receive.
         self._plans = dist.new_group(backend="gloo", timeout=_IDLE if rank.number else step)
         self._steps = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo", timeout=step)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks in their order, rounded once to x's dtype.
 
-        Not an all-reduce: that adds in an order that depends on where in the buffer an element lies, and so a
-        row would depend on its neighbours.
+        Not an all-reduce, whose order of additions depends on the element's position in the buffer: a row's
+        result would depend on the other rows.
         """
         parts = self.gather(x)
         total = parts[0].float()
@@ -73,13 +74,13 @@ class Group:
         return parts
 
     def send_plan(self, kind: int, body: NDArray[np.int32]) -> None:
-        """Rank 0: have all others receive this."""
+        """Send a plan from rank 0 to all others."""
         dist.broadcast(torch.tensor([kind, len(body)]), 0, group=self._plans)
         if len(body):
             dist.broadcast(torch.from_numpy(body), 0, group=self._plans)
 
     def receive_plan(self) -> tuple[int, NDArray[np.int32]]:
-        """The others: what rank 0 sends next, however long that takes."""
+        """On other ranks: the kind and the body of rank 0's next plan; waits for it without a limit."""
         header = torch.empty(2, dtype=torch.int64)
         dist.broadcast(header, 0, group=self._plans)
         kind, size = header.tolist()
@@ -89,7 +90,7 @@ class Group:
         return kind, body.numpy()
 
     def exchange(self, report: str) -> list[str]:
-        """Every rank's report, in their order, when all have loaded; long ones are cut off."""
+        """All ranks' reports in the order of ranks, once all have reported; at most _REPORT_BYTES of each."""
         mine = torch.zeros(_REPORT_BYTES, dtype=torch.uint8)
         text = report.encode()[:_REPORT_BYTES]
         mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else 0
@@ -98,7 +99,7 @@ class Group:
         return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in reports]
 
     def close(self) -> None:
-        """Leave; the others must do so too."""
+        """Leave the group. All ranks have to."""
         dist.destroy_process_group()
 
 

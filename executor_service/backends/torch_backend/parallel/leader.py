@@ -1,4 +1,4 @@
-"""`LeaderBackend`: rank 0's `Backend`; it has all ranks make each call together."""
+"""`LeaderBackend`: rank 0's `Backend`. It sends each call to the other ranks, and makes it with them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LeaderBackend(Synchronous):
         self.max_piece_tokens = config.max_piece_tokens
 
     def load(self, progress: Progress) -> None:
-        """Check that the model can be split, wait for the others, load. Raises ModelError."""
+        """Check that the model can be split, wait for the other ranks, load. Raises ModelError."""
         checkpoint = open_checkpoint(self._config.model)
         checkpoint.close()
         Cut(checkpoint.spec, self._rank.number, self._rank.ranks)
@@ -109,7 +109,7 @@ class LeaderBackend(Synchronous):
 
     def close(self) -> None:
         """Close the followers, then this rank."""
-        with suppress(RuntimeError):  # one may be gone already
+        with suppress(RuntimeError):  # a follower may have ended already
             self._group.send_plan(CollectiveCall.CLOSE, _NOTHING)
         self._followers.close()
         self._backend.close()
@@ -117,6 +117,7 @@ class LeaderBackend(Synchronous):
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
+        """Kill the followers if a call fails."""
         try:
             yield
         except BaseException:

@@ -1,7 +1,7 @@
-"""Rank 0's calls as int32 arrays: what the other ranks need to make the same ones.
+"""Rank 0's calls as int32 arrays, from which the other ranks make the same calls.
 
-Of a row they need where it lies and what it feeds. What becomes of the logits is rank 0's affair, but for one
-bit: whether the best id will do, or the logits themselves are wanted.
+Of a row the other ranks need its pages and the tokens that it feeds. Only rank 0 samples. Of that the others
+need one bit: whether rank 0 needs their largest logit alone (a greedy row) or all of their logits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CollectiveCall(enum.IntEnum):
 
 
 def pack_rows(rows: Sequence[ForwardRow]) -> Body:
-    """Rows, then for each: start, tokens, outputs, greedy, pages; then all tokens; then all block tables."""
+    """The number of rows; of each: start, tokens, outputs, greedy, pages; all tokens; all block tables."""
     heads = np.array(
         [(r.start, len(r.tokens), r.outputs, is_greedy(r), len(r.block_table)) for r in rows], np.int32
     )
@@ -43,7 +43,7 @@ def pack_rows(rows: Sequence[ForwardRow]) -> Body:
 
 
 def unpack_rows(body: Body) -> list[ForwardRow]:
-    """The rows as a rank needs them that does not answer; their histories are left out."""
+    """The rows as the other ranks need them, without their histories and sampling parameters."""
     count = int(body[0])
     heads = body[1 : 1 + 5 * count].reshape(count, 5)
     ends = 1 + 5 * count + np.cumsum(np.concatenate([heads[:, 1], heads[:, 4]]))
@@ -66,14 +66,14 @@ def unpack_rows(body: Body) -> list[ForwardRow]:
 
 
 def pack_inputs(inputs: Sequence[TokenIds], want: frozenset[str]) -> Body:
-    """A bit for each of "hidden", "embedding", "logits"; inputs; the length of each; all tokens."""
+    """Bits of "hidden", "embedding" and "logits"; the number of inputs; the length of each; all tokens."""
     bits = sum(1 << i for i, name in enumerate(_WANTS) if name in want)
     head = np.array([bits, len(inputs), *(len(tokens) for tokens in inputs)])
     return np.concatenate([head, *inputs]).astype(np.int32)
 
 
 def unpack_inputs(body: Body) -> tuple[list[TokenIds], frozenset[str]]:
-    """The reverse of `pack_inputs`."""
+    """The inputs, and what is wanted of them: the inverse of `pack_inputs`."""
     want = frozenset(name for i, name in enumerate(_WANTS) if body[0] >> i & 1)
     count = int(body[1])
     ends = 2 + count + np.cumsum(body[2 : 2 + count])

@@ -27,7 +27,7 @@ class TensorShard:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """As `Shard.loading`. A rank that fails reports it, since the others would wait for it."""
+        """As `Shard.loading`. A rank that fails reports its error, because the others wait for its report."""
         try:
             yield
         except ModelError as error:
@@ -48,7 +48,7 @@ class TensorShard:
         return self._group.sum(x)
 
     def embed(self, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-        """As `Shard.embed`. Exact: one rank has the embedding, and the others add zeros."""
+        """As `Shard.embed`. Exact: one rank has a token's embedding, and the others add zeros to it."""
         ids = self._cut.vocabulary
         here = (tokens >= ids.start) & (tokens < ids.stop)
         x = lookup(torch.where(here, tokens - ids.start, 0))
@@ -66,7 +66,7 @@ class TensorShard:
     def answer(
         self, logits: torch.Tensor, rows: Sequence[ForwardRow], pick: sampler.Picker
     ) -> list[RowOutput]:
-        """As `Shard.answer`. Greedy rows exchange 8 bytes per position and rank, other rows their logits."""
+        """As `Shard.answer`. Ranks exchange 8 bytes per position for greedy rows, and logits for others."""
         greedy = np.repeat([sampler.is_greedy(row) for row in rows], [row.outputs for row in rows])
         best = iter(self._best(_where(logits, greedy), pick)) if greedy.any() else iter(())
         if not greedy.all():
@@ -87,14 +87,14 @@ class TensorShard:
         values, ids = pairs[..., 0].contiguous().view(torch.float32), pairs[..., 1]
         top, best = values[0], ids[0]
         for value, number in zip(values[1:], ids[1:], strict=True):
-            larger = value > top  # of equals the lower rank has the lower id
+            larger = value > top  # of equal values the first is kept: lower ranks have lower ids
             top, best = torch.where(larger, value, top), torch.where(larger, number, best)
         found: list[int] = torch.where(values.isnan().any(0), -1, best).tolist()
         return found
 
 
 class SummedLinear:
-    """A linear layer whose inputs are split among the ranks; `Linear` but for `rows`, which need no sum."""
+    """A `Linear` whose inputs are split among the ranks: its results are summed over them."""
 
     def __init__(self, linear: Linear, group: Group) -> None:
         self._linear, self._group = linear, group
@@ -104,7 +104,7 @@ class SummedLinear:
         return total if add_to is None else add_to.add_(total)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """As `Linear.rows`, of this rank's part."""
+        """As `Linear.rows`, of this rank's part: rows of weights need no sum."""
         return self._linear.rows(ids)
 
     def bytes(self) -> int:
