@@ -1,4 +1,4 @@
-"""Which page holds which tokens of which sequence. No torch, no gRPC, and none of the KV itself.
+"""The bookkeeping of pages: which page holds which tokens of which sequence, but not the KV itself.
 
 At any time a page is exactly one of
     free     in no block table, and its content is unused
@@ -105,8 +105,8 @@ class KvCache:
     def open(self, salt: bytes, tokens: TokenIds) -> tuple[BlockTable, int]:
         """A table that shares the longest published prefix of `tokens`, and the length of that prefix.
 
-        The length is a multiple of the page size and at most len(tokens) - 1, so that a token is left to
-        compute. Takes no free page. The caller calls `count_hit` when the opening is committed.
+        The length is a multiple of the page size and at most len(tokens) - 1, so that at least one token is
+        left to compute. No free page is used. The caller calls `count_hit` when it commits the opening.
         """
         table = BlockTable(hashlib.sha256(b"paceline/prefix/1:" + salt).digest())
         parent = table.root
@@ -134,10 +134,10 @@ class KvCache:
         return self._references[page] > 1 or page in self._hash_of
 
     def reserve(self, table: BlockTable, start: int, end: int) -> tuple[int, int] | None:
-        """Make positions start .. end-1 of a sequence of `start` tokens writable, or change nothing.
+        """Make positions start .. end-1 of a sequence of `start` tokens writable.
 
         Returns (source, target) if the partly filled last page was replaced by a private page: the caller
-        copies its KV before anything is written. Raises OutOfPages.
+        copies its KV before anything is written. Raises OutOfPages, and then has changed nothing.
         """
         missing = self.pages_for(end) - table.count
         index = start // self.page_size
@@ -214,11 +214,12 @@ class KvCache:
             raise LedgerError("pages and hashes do not correspond")
 
     def _chain(self, parent: bytes, tokens: TokenIds, index: int) -> bytes:
+        """The hash of the page at `index`, where `parent` is the hash of the page before it, or the root."""
         page = tokens[index * self.page_size : (index + 1) * self.page_size]
         return hashlib.sha256(parent + page.tobytes()).digest()
 
     def _new(self) -> int:
-        """Take a free page, or evict a cached one; the caller has checked that there is one."""
+        """Take a free page, or else evict a cached one. The caller has checked that there is either."""
         if self._free:
             page = self._free.pop()
         else:
@@ -229,11 +230,13 @@ class KvCache:
         return page
 
     def _take(self, page: int) -> None:
+        """Count one more reference to a page that is owned or cached."""
         if self._references[page] == 0:
             del self._cached[page]
         self._references[page] += 1
 
     def _drop(self, page: int) -> None:
+        """Count one reference less. A page without references becomes cached if published, else free."""
         self._references[page] -= 1
         if self._references[page] == 0:
             if page in self._hash_of:

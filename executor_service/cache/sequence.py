@@ -11,8 +11,8 @@ from executor_service.contract.plan import Sampling, TokenIds
 class CachedSequence:
     """The state behind one cache id. Owned by its session, changed by the device thread only.
 
-    The KV of `ids[:length]` is cached; `ids[length:known]` are pending. What follows in `ids` is not part of
-    the sequence: drafts that are being verified, or room to grow.
+    The KV of `ids[:length]` is cached; `ids[length:known]` are pending. Elements of `ids` from `known` on are
+    not part of the sequence: drafts that are being verified, or unused capacity.
     """
 
     __slots__ = (
@@ -39,7 +39,7 @@ class CachedSequence:
         renewed_s: float,
     ) -> None:
         self.table = table
-        self.ids = ids  # int32; its length doubles when it is full
+        self.ids = ids  # int32; grows by doubling
         self.length = length  # KV length, in tokens
         self.known = len(ids)
         self.sampled = False  # the only pending token is the one sampled last
@@ -49,7 +49,7 @@ class CachedSequence:
         self.renewed_s = renewed_s  # last use, by the lease clock; session 0 has a lease for each sequence
 
     def make_room(self, tokens: int) -> None:
-        """Make `ids` long enough for so many tokens."""
+        """Let `ids` hold at least this number of tokens."""
         if tokens > len(self.ids):
             grown = np.zeros(max(tokens, 2 * len(self.ids)), np.int32)
             grown[: len(self.ids)] = self.ids

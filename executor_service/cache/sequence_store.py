@@ -26,7 +26,7 @@ from executor_service.contract.plan import (
 
 
 class Expired(NamedTuple):
-    """What was released because its lease had run out."""
+    """Numbers of sessions and sequences released because their leases had run out."""
 
     sessions: int
     owned: int  # sequences of these sessions
@@ -63,12 +63,12 @@ class SequenceStore:
             raise RequestRefused(Reason.EPOCH, f"header.epoch: {epoch} is over, it is {self.epoch}")
 
     def add(self, session: ClientSession, cache_id: int, sequence: CachedSequence) -> None:
-        """Enter a sequence; its id is unused and `limits.max_sequences` allows one more."""
+        """Add a sequence. Its id is unused, and there are fewer than `limits.max_sequences` (not checked)."""
         session.caches[cache_id] = sequence
         self.count += 1
 
     def take_back(self, session: ClientSession, cache_id: int) -> None:
-        """Undo `add`: the id may be used again. The sequence's pages have been released."""
+        """Undo `add`, so that the id can be used again. The sequence's pages have been released."""
         del session.caches[cache_id]
         self.count -= 1
 
@@ -83,16 +83,16 @@ class SequenceStore:
         return self._fork(session, op, now_s)
 
     def end(self, session: ClientSession, *, fence: bool) -> int:
-        """Release all sequences of a session and forget it; returns how many there were.
+        """Release all sequences of a session and forget it; returns the number of sequences.
 
-        No step of the session is in flight. `fence`: tell its later steps that it was replaced.
+        No step of the session is in flight. `fence`: refuse its later steps as FENCED.
         """
         released = sum(self._release(session, cache_id) for cache_id in tuple(session.caches))
         self.sessions.remove(session, fence=fence)
         return released
 
     def expire(self) -> Expired:
-        """Release what has outlived its lease: whole sessions, and single sequences of session 0."""
+        """Release sessions, and sequences of session 0, whose leases have run out."""
         now_s = self.clock()
         sessions = owned = shared = 0
         for session in self.sessions:
@@ -124,10 +124,10 @@ class SequenceStore:
         return views
 
     def check(self) -> None:
-        """Recount pages and sequences. Raises LedgerError or AssertionError at a difference."""
+        """Recount pages and sequences. Raises LedgerError or AssertionError if a count is wrong."""
         self.pages.check(sequence.table for session in self.sessions for sequence in session.caches.values())
         if self.count != sum(len(session.caches) for session in self.sessions):
-            raise AssertionError("the number of live sequences is wrong")
+            raise AssertionError(f"{self.count} sequences are counted, but the sessions hold another number")
 
     def _release(self, session: ClientSession, cache_id: int) -> bool:
         """Forget a sequence. If it has a row in flight, the commit finds its block table empty."""

@@ -11,18 +11,18 @@ from executor_service.cache.sequence import CachedSequence
 from executor_service.contract.plan import Reason, RequestRefused, StepPlan, StepResult
 
 REMEMBERED_IDS = 16_384
-"""Number of released cache ids that a session remembers, to refuse their reuse (documented in the proto)."""
+"""Released cache ids that a session remembers to refuse their reuse; the proto promises this number."""
 
 REMEMBERED_FENCES = 16_384
-"""Number of replaced sessions whose late steps are refused as fenced; those of older ones are unknown."""
+"""Replaced sessions that are remembered, so that their late steps are refused as FENCED, not as unknown."""
 
 MAX_CALLERS = 1024
-"""Number of callers that have a session 0."""
+"""Maximum number of callers with a session 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """Lease lengths in seconds: of a session that asks for none, and the range that may be asked for."""
+    """Lease lengths in seconds: the default, and the limits of what a client may ask for."""
 
     default_s: float = 30.0
     min_s: float = 0.5
@@ -33,8 +33,8 @@ class ClientSession:
     """One client's caches, step order and stored replies.
 
     Each caller also has a session 0, whose steps have no order. `caller` is the name of the caller's
-    identity. A new session of the same caller with the same `owner` replaces this one, unless that is "".
-    `quota` bounds session 0; None: unbounded.
+    identity. Opening a session replaces the same caller's session with the same `owner`, unless that is "".
+    `quota` limits session 0; None: no limit.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class ClientSession:
         self._replies: OrderedDict[int, tuple[bytes, StepResult]] = OrderedDict()
 
     def used(self, cache_id: int) -> bool:
-        """Whether the id is that of a cache, or of one of the last REMEMBERED_IDS released ones."""
+        """Whether the id names a cache, or one of the last REMEMBERED_IDS released caches."""
         return cache_id in self.caches or cache_id in self._released
 
     def remember_released(self, cache_id: int) -> None:
-        """Remember a released cache id, so that it is refused from now on."""
+        """Remember a released cache id, so that it cannot be used again."""
         self._released[cache_id] = None
         if len(self._released) > REMEMBERED_IDS:
             self._released.popitem(last=False)
@@ -69,23 +69,23 @@ class ClientSession:
         return self._released.copy()
 
     def restore_released(self, released: OrderedDict[int, None]) -> None:
-        """Forget the ids released since that copy was made."""
+        """Forget the ids released since `released_ids` made this copy."""
         self._released = released
 
     def is_next(self, plan: StepPlan) -> bool:
-        """Whether the step follows the one begun last; always True for steps without an id."""
+        """Whether the step's id follows that of the last step begun; True for steps without an id."""
         return plan.step_id in (0, self.last_step_id + 1)
 
     def advance(self, plan: StepPlan) -> None:
-        """The step was begun: the same id is a replay from now on."""
+        """Note that the step was begun: from now on, a step with its id is a replay."""
         if plan.step_id:
             self.last_step_id = plan.step_id
 
     def replay(self, plan: StepPlan) -> StepResult | None:
         """The stored reply if the step is a replay, None if it is the next step.
 
-        Raises RequestRefused when it is neither. All steps before it are done: a replay of one that is in
-        flight waits for it first.
+        Raises RequestRefused if it is neither. No step of the session is in flight unless the step is the
+        next one: the pipeline finishes a step before it looks for its reply.
         """
         step_id = plan.step_id
         if step_id == 0:
@@ -123,14 +123,14 @@ class ClientSession:
 
 
 class Quota:
-    """Bounds on what the session 0s of all callers hold together, so that there is room for other sessions.
+    """Limits on the pages and caches that the session 0s of all callers hold together; 0: no limit.
 
-    A page counts once for each cache that uses it. 0: no bound.
+    The rest is left to other sessions. A page counts once for each cache that uses it.
     """
 
     def __init__(self, max_pages: int, max_caches: int) -> None:
         self.max_pages, self.max_caches = max_pages or 1 << 31, max_caches or 1 << 31
-        self.sessions: OrderedDict[str, ClientSession] = OrderedDict()  # by caller; the least recent first
+        self.sessions: OrderedDict[str, ClientSession] = OrderedDict()  # by caller, least recently used first
 
     @property
     def pages_left(self) -> int:
@@ -158,35 +158,35 @@ class Quota:
 class Sessions:
     """All sessions, and the ids of replaced ones, whose late steps are refused as fenced.
 
-    A caller finds only its own sessions: the id of another's is as unknown as one that was never given out,
-    so that guessing ids reveals nothing. In a service without identities every caller is "".
+    A caller finds only its own sessions. Another caller's id is answered like an id that does not exist, so
+    that guessing ids reveals nothing. In a service without identities every caller is "".
     """
 
     def __init__(
         self,
         default_lease_s: float,
-        limit: int,
+        max_sessions: int,
         clock: Callable[[], float],
-        limit_per_caller: int | None = None,
+        max_per_caller: int | None = None,
         quota: Quota | None = None,
     ) -> None:
-        self._clock, self._limit, self._default_lease_s = clock, limit, default_lease_s
-        self._limit_per_caller = limit if limit_per_caller is None else limit_per_caller
+        self._clock, self._max_sessions, self._default_lease_s = clock, max_sessions, default_lease_s
+        self._max_per_caller = max_sessions if max_per_caller is None else max_per_caller
         self._quota = quota or Quota(0, 0)
-        self._live: dict[int, ClientSession] = {}
-        self._fenced: OrderedDict[int, str] = OrderedDict()  # with their callers
+        self._opened: dict[int, ClientSession] = {}  # all but session 0
+        self._fenced: OrderedDict[int, str] = OrderedDict()  # id to caller, oldest first
 
     def __iter__(self) -> Iterator[ClientSession]:
-        return iter((*self._quota.sessions.values(), *self._live.values()))
+        return iter((*self._quota.sessions.values(), *self._opened.values()))
 
     def __len__(self) -> int:
-        """Number of sessions; a session 0 counts while it holds caches."""
-        return len(self._live) + sum(bool(one.caches) for one in tuple(self._quota.sessions.values()))
+        """Number of sessions; a session 0 counts only while it holds caches."""
+        return len(self._opened) + sum(bool(one.caches) for one in tuple(self._quota.sessions.values()))
 
     def get(self, session_id: int, caller: str = "") -> ClientSession:
-        """The caller's session, with its lease renewed. Raises RequestRefused.
+        """The caller's session, with its lease renewed. Raises RequestRefused if there is none.
 
-        Any thread for sessions other than 0.
+        Session 0: device thread. Others: any thread.
         """
         session = self.find(session_id, caller) if session_id else self._shared(caller)
         if session is None:
@@ -198,45 +198,45 @@ class Sessions:
 
     def owned_by(self, owner: str, caller: str = "") -> ClientSession | None:
         """The caller's session that was opened for this owner."""
-        mine = (session for session in self._live.values() if session.caller == caller)
+        mine = (session for session in self._opened.values() if session.caller == caller)
         return next((session for session in mine if session.owner == owner), None)
 
     def open(self, lease_s: float, label: str, owner: str = "", caller: str = "") -> ClientSession:
-        """A new session. Its id is random, so that ids of another process are unknown here."""
-        mine = sum(session.caller == caller for session in self._live.values())
-        if mine >= self._limit_per_caller:
+        """A new session, whose id is random: ids of an earlier process are unknown. Raises RequestRefused."""
+        mine = sum(session.caller == caller for session in self._opened.values())
+        if mine >= self._max_per_caller:
             raise RequestRefused(
                 Reason.SESSIONS,
-                f"{caller or 'the caller'} has {mine} sessions open, the most of one caller; close one",
+                f"{caller or 'the caller'} has {mine} sessions open, the maximum of one caller; close one",
             )
-        if len(self._live) >= self._limit:
-            raise RequestRefused(Reason.SESSIONS, f"{self._limit} sessions are open; close one")
+        if len(self._opened) >= self._max_sessions:
+            raise RequestRefused(Reason.SESSIONS, f"{self._max_sessions} sessions are open; close one")
         session_id = 0
-        while session_id == 0 or session_id in self._live:
+        while session_id == 0 or session_id in self._opened:
             session_id = secrets.randbits(63)
-        self._live[session_id] = ClientSession(session_id, lease_s, label, self._clock(), owner, caller)
-        return self._live[session_id]
+        self._opened[session_id] = ClientSession(session_id, lease_s, label, self._clock(), owner, caller)
+        return self._opened[session_id]
 
     def find(self, session_id: int, caller: str = "") -> ClientSession | None:
         """The caller's session, without renewing its lease; None if it is unknown or session 0."""
-        session = self._live.get(session_id)
+        session = self._opened.get(session_id)
         return session if session is not None and session.caller == caller else None
 
     def touch(self, session_id: int) -> None:
-        """Renew the lease of a session, if it exists, whoever its caller is."""
-        if (session := self._live.get(session_id)) is not None:
+        """Renew the lease of a session, if it exists, of whichever caller."""
+        if (session := self._opened.get(session_id)) is not None:
             session.renewed_s = self._clock()
 
     def remove(self, session: ClientSession, *, fence: bool) -> None:
-        """Forget a session whose caches were released. `fence`: refuse its later steps as fenced."""
-        del self._live[session.id]
+        """Forget a session whose caches were released. `fence`: refuse its later steps as FENCED."""
+        del self._opened[session.id]
         if fence:
             self._fenced[session.id] = session.caller
             if len(self._fenced) > REMEMBERED_FENCES:
                 self._fenced.popitem(last=False)
 
     def _shared(self, caller: str) -> ClientSession:
-        """The caller's session 0. An empty one is dropped if there are MAX_CALLERS."""
+        """The caller's session 0, made if there is none. At MAX_CALLERS one without caches is dropped."""
         every = self._quota.sessions
         session = every.get(caller)
         if session is None:

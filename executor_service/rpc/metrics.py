@@ -80,7 +80,7 @@ class _RuntimeCollector(Collector):
         """All metrics except the histograms."""
         runtime = self._runtime
         yield _gauge("serving", "1 while steps are computed", float(runtime.state is RuntimeState.SERVING))
-        yield _gauge("queued_steps", "Jobs waiting for the device", runtime.worker.queued)
+        yield _gauge("queued_steps", "Jobs queued for the device", runtime.worker.queued)
         yield _gauge("step_age_seconds", "Age of the running job", runtime.worker.busy_s)
         loaded = runtime.loaded_or_none
         if loaded is None:
@@ -94,7 +94,11 @@ class _RuntimeCollector(Collector):
         yield _gauge("sessions", "Live sessions", len(store.sessions))
         for name, text, value in (
             ("steps", "Steps done", counters.steps),
-            ("steps_abandoned", "Steps that nobody waited for any more", counters.steps_abandoned),
+            (
+                "steps_abandoned",
+                "Steps cancelled before they began or between two forwards",
+                counters.steps_abandoned,
+            ),
             ("rows", "Rows done", counters.rows),
             ("tokens_computed", "Tokens fed", counters.tokens_computed),
             ("tokens_sampled", "Tokens sampled", counters.tokens_sampled),

@@ -1,4 +1,4 @@
-"""One accepted row of a step, from its reservation to its commit."""
+"""`AcceptedRow`: one row of a step between its reservation and its commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits the rows of a step: what their forward computed becomes the state of their sequences."""
+"""`StepCommit`: makes the results of a step's forward the state of its rows' sequences."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class StepCommit:
         self._computed = self._sampled = self._verified = self._accepted = 0
         self._prefill_rows = self._decode_rows = 0
         self.undone: list[AcceptedRow] = []
-        # Pages freed by undoing rows that were not theirs but reserved by the step behind this one; negative
-        # where the rows' own pages had been released before.
+        # Undoing a row also frees the pages that the step behind reserved for the same sequence. This counts
+        # those; it is negative where an op of the step behind had released the row's own pages before.
         self.freed_behind = 0
 
     @property
     def tally(self) -> StepTally:
-        """What was computed."""
+        """The counts of what the committed rows computed."""
         return StepTally(
             self._computed,
             self._sampled,
@@ -65,7 +65,8 @@ class StepCommit:
             return
         tokens = output.tokens
         if tokens is None or len(tokens) != row.outputs:
-            raise RuntimeError("the backend brought back the wrong number of tokens")
+            given = 0 if tokens is None else len(tokens)
+            raise RuntimeError(f"the backend gave {given} tokens for {row.outputs} output positions")
         drafts = len(row.drafts)
         if drafts:
             # Equality is acceptance: t[i] is what the target samples after drafts[:i].
@@ -96,8 +97,9 @@ class StepCommit:
             self._decode_rows += 1
         sequence.length, sequence.known = length, known
         full = length // pages.page_size
-        # Pages are published only behind an output that was finite, because it attended to all of them.
-        # A chunk without outputs leaves its pages to the row that has them. An empty table was released.
+        # Pages are published only after an output that is finite, since it attended to all of them. The pages
+        # of a chunk without outputs are published with the first row that has some. A table without pages was
+        # released by an op of the step behind.
         if row.outputs and full > len(table.hashes) and table.count:
             pages.publish(table, sequence.ids, length)
         if length < row.end:
@@ -107,7 +109,7 @@ class StepCommit:
         )
 
     def _undo(self, row: AcceptedRow) -> None:
-        """Undo a row whose logits were not finite."""
+        """Undo a row whose logits are not finite."""
         self._computed += row.computed
         length, pages_for = row.sequence.length, self._pages.pages_for
         kept = 0 if row.opened else pages_for(length)

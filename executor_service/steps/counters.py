@@ -1,4 +1,4 @@
-"""What the executor has computed since it started."""
+"""Counters of what the executor has computed since it started."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StepCounters:
     """Totals since the start. Written by the device thread, read by others."""
 
     steps: int = 0
-    steps_abandoned: int = 0  # given up before they began or between two forwards: their clients had left
+    steps_abandoned: int = 0  # cancelled before they began, or between two forwards
     rows: int = 0
     tokens_computed: int = 0
     tokens_sampled: int = 0

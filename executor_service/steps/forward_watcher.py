@@ -16,8 +16,8 @@ class ForwardWatcher:
     def __init__(self, on_done: Callable[[], None]) -> None:
         self._on_done = on_done  # called on the watcher's thread
         self._to_watch: queue.SimpleQueue[PendingForward | None] = queue.SimpleQueue()
-        self._watched: PendingForward | None = None  # last
-        self._done: PendingForward | None = None  # last; written by the watcher's thread
+        self._watched: PendingForward | None = None  # the last one
+        self._done: PendingForward | None = None  # the last one; written by the watcher's thread
         self._thread = threading.Thread(target=self._run, name="forwards", daemon=True)
 
     def start(self) -> None:
@@ -25,21 +25,21 @@ class ForwardWatcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread when it has nothing to wait for."""
+        """End the thread after the forward that it waits for."""
         self._to_watch.put(None)
 
     def watch(self, forward: PendingForward) -> None:
-        """Begin to wait for a forward, unless that was begun before."""
+        """Begin to wait for a forward; does nothing if it is watched already."""
         if forward is not self._watched:
             self._watched = forward
             self._to_watch.put(forward)
 
     def is_waiting_for(self, forward: PendingForward) -> bool:
-        """Whether the forward is watched, and was not done when last looked at."""
+        """Whether the forward is watched and not known to be done."""
         return forward is self._watched and forward is not self._done
 
     def is_done(self, forward: PendingForward) -> bool:
-        """Whether the forward was watched and is done."""
+        """Whether the forward is the last that the watcher saw done."""
         return forward is self._done
 
     def _run(self) -> None:

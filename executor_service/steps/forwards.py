@@ -1,4 +1,4 @@
-"""From accepted rows to forwards: all rows side by side in one, or a long step in several."""
+"""From accepted rows to forwards: one for all rows, or several for a long step."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def compute(
     """Compute all rows in several forwards. Raises Abandoned if it may and no client waits any more.
 
     A forward feeds at most `max_tokens` tokens, unless a single row has more output positions than that.
-    Nothing is in flight. Nothing is committed; what the rows were given or sampled is in their sequences'
-    `ids`, behind the known tokens.
+    Nothing else is in flight. Nothing is committed: tokens that the rows were given or sampled are in their
+    sequences' `ids`, beyond the known tokens.
     """
     outputs: dict[AcceptedRow, RowOutput] = {}
     left = rows
@@ -47,14 +47,14 @@ def compute(
 
 
 def checked(outputs: list[RowOutput], rows: int) -> list[RowOutput]:
-    """The outputs, one for each row. Raises RuntimeError if there are more or fewer."""
+    """The outputs, after a check that there is one for each row. Raises RuntimeError."""
     if len(outputs) != rows:
-        raise RuntimeError(f"the backend answered {len(outputs)} of {rows} rows")
+        raise RuntimeError(f"the backend gave {len(outputs)} outputs for {rows} rows")
     return outputs
 
 
 def _forward_row(row: AcceptedRow, count: int) -> ForwardRow:
-    """The row's next `count` tokens. Its outputs come with the last of them."""
+    """A forward of the row's next `count` tokens. Its outputs are computed with the last of its tokens."""
     sequence, start = row.sequence, row.start
     history = sequence.ids[: start + count]
     return ForwardRow(
@@ -73,7 +73,7 @@ def _forward_row(row: AcceptedRow, count: int) -> ForwardRow:
 
 
 def _continues(row: AcceptedRow, output: RowOutput) -> bool:
-    """Whether a row of several steps has one left. If so, the token it sampled is what it feeds next."""
+    """Whether a row of several steps has a step left. If so, let it feed the token that it sampled."""
     if row.left == 1 or not output.finite:
         return False
     assert output.tokens is not None

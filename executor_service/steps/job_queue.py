@@ -1,4 +1,4 @@
-"""`JobQueue`: what the event loop's thread asks of the device thread, in order."""
+"""`JobQueue`: calls that the event loop's thread queues for the device thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class DeviceJob:
-    """One call on the device thread, and the future of whoever waits for it."""
+    """One call on the device thread, and the future for its result."""
 
     work: Callable[[], Any]
     future: asyncio.Future[Any]
@@ -24,7 +24,7 @@ class DeviceJob:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it is to be done for its own sake."""
+        """Whether the job is kept, or its future is not cancelled. A replay may want it all the same."""
         return self.kept or not self.future.cancelled()
 
 
@@ -44,12 +44,12 @@ class JobQueue:
 
     @property
     def queued(self) -> int:
-        """Jobs put and not taken. Any thread."""
+        """Number of jobs put and not taken. Any thread."""
         return self._put - self._taken
 
     @property
     def first(self) -> DeviceJob | None:
-        """The next job, of those that were read."""
+        """The next job of those that were read; None: there is none."""
         return self._jobs[0] if self._jobs else None
 
     @property
@@ -71,7 +71,7 @@ class JobQueue:
         self._inbox.put(_Mark.CLOSE)
 
     def read(self, timeout_s: float = 0.0) -> None:
-        """Take in what was put; wait up to `timeout_s` for a job, `wake` or `close`."""
+        """Read what other threads put; wait up to `timeout_s` seconds for a job, `wake` or `close`."""
         try:
             item = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
             while True:
@@ -89,13 +89,13 @@ class JobQueue:
         return self._jobs.popleft()
 
     def is_wanted(self, job: DeviceJob) -> bool:
-        """Whether a job is to be done, for its own sake or for that of a queued replay."""
+        """Whether the job, or a queued replay of its step, is kept or not cancelled."""
         if job.is_wanted or not job.replay_key:
             return job.is_wanted
         return any(other.is_wanted and other.replay_key == job.replay_key for other in self._jobs)
 
     def drop_cancelled(self) -> list[DeviceJob]:
-        """Remove the jobs that nobody waits for any more, so that others can be queued."""
+        """Remove the jobs that are not wanted, so that others can be queued; returns them."""
         if all(job.is_wanted for job in self._jobs):
             return []
         replays = {job.replay_key for job in self._jobs if job.replay_key and job.is_wanted}

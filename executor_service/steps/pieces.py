@@ -1,4 +1,4 @@
-"""Steps too long for one forward: which need several, and what each of them feeds."""
+"""Steps that are too long for one forward: which these are, and how their tokens are cut into forwards."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from executor_service.steps.accepted_row import AcceptedRow
 
 
 def may_take_several(plan: StepPlan, session: ClientSession, max_piece_tokens: int) -> bool:
-    """Whether the step may need more than one forward; True whenever it does.
+    """Whether the step may need more than one forward: False only if it certainly does not.
 
-    Known before anything is changed, so a prompt counts in full, whatever the prefix cache holds of it.
+    Called before anything is reserved, so prompts count in full: the prefix hit is not known yet.
     """
     tokens = 0
     for row in plan.rows:
@@ -33,8 +33,8 @@ def may_take_several(plan: StepPlan, session: ClientSession, max_piece_tokens: i
 def cut(rows: Iterable[AcceptedRow], max_tokens: int) -> list[tuple[AcceptedRow, int]]:
     """The next forward: rows in their order, with the number of tokens that each feeds.
 
-    At most `max_tokens` in all. A row's output positions stay together, after everything else that it feeds;
-    where they alone are more than `max_tokens`, they are a forward of their own.
+    These are at most `max_tokens` in all. A row's output positions are its last tokens and are not split; if
+    they alone are more than `max_tokens`, they are a forward of their own.
     """
     pieces: list[tuple[AcceptedRow, int]] = []
     room = max_tokens

@@ -60,14 +60,15 @@ class Pipeline:
 
     @property
     def oldest_forward(self) -> PendingForward | None:
-        """What the oldest step in flight waits for; None: nothing is in flight."""
+        """The forward of the oldest step in flight; None: nothing is in flight."""
         return self._in_flight[0].forward if self._in_flight else None
 
     def begin(self, request: StepRequest) -> Forwards[None]:
-        """Begin a step, after finishing those that must be finished first. Suspended only if it is long.
+        """Begin a step, after finishing those that must be finished first.
 
-        A replay is finished at once, with the stored result. Raises RequestRefused when nothing was done, and
-        Abandoned when everything was undone; any other exception is fatal.
+        A step of one forward never suspends this. A replay is finished at once, with the stored result.
+        Raises RequestRefused when nothing was done, and Abandoned when everything was undone; any other
+        exception is fatal.
         """
         plan, store = request.plan, self._store
         store.check_epoch(plan.epoch)
@@ -113,7 +114,7 @@ class Pipeline:
             self.finish_oldest()
 
     def renew_leases(self) -> None:
-        """No lease runs out while a step that needs it is in flight."""
+        """Renew the leases of all steps in flight, so that none runs out meanwhile."""
         for step in self._in_flight:
             self._renew_leases_of(step)
 
@@ -172,7 +173,7 @@ class Pipeline:
         return RowReservation(session, plan, self._store, self._backend, now_s, ahead).reserve()
 
     def _commit(self, step: StepInFlight, outputs: list[RowOutput]) -> StepCommit:
-        """Commit a step's rows, and refuse the rows behind them that went by another outcome."""
+        """Commit a step's rows, and refuse the rows behind them whose predicted start turned out wrong."""
         pages = self._store.pages
         free, cached = pages.free, pages.cached
         commit = StepCommit(step.rows, self._store)

@@ -1,4 +1,4 @@
-"""Checks the rows of a step against their sequences and reserves the pages that they write to."""
+"""`RowReservation`: checks the rows of a step against their sequences, and reserves their pages."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class RowReservation:
         return rows
 
     def _duplicates(self) -> set[int]:
-        """Cache ids that more than one row of the step names."""
+        """Cache ids that are in more than one row of the step."""
         plan = self._plan
         ids = [item.cache_id for item in plan.rows if not isinstance(item, Refusal)]
         ids += [item.cache_id for item in plan.openings if not isinstance(item, Refusal)]
@@ -98,7 +98,7 @@ class RowReservation:
         return {cache_id for cache_id, count in Counter(ids).items() if count > 1}
 
     def _no_room(self, index: int) -> Refusal | None:
-        """Why no sequence can be opened, whatever its prompt; None: one can."""
+        """The refusal of any opening, whatever its prompt; None: a sequence can be opened."""
         store, limit = self._store, self._limits.max_sequences
         if store.draining:
             return Refusal(Reason.DRAINING, "draining: no sequences are opened any more")
@@ -218,9 +218,9 @@ class RowReservation:
         return accepted
 
     def _over_quota(self, table: BlockTable, held: int, end: int) -> str:
-        """Why the row may not have pages up to token `end`; "": it may.
+        """The error message if pages up to token `end` exceed the session's quota; else "".
 
-        `held`: pages of the table that its session's quota does not count yet.
+        `held`: pages of the table that the quota does not count yet.
         """
         if self._quota is None:
             return ""

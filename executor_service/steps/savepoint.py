@@ -1,8 +1,8 @@
-"""`Savepoint`: restores what a step's ops changed, if the step is given up while it is computed.
+"""`Savepoint`: restores what a step's ops changed, if the step is abandoned while it is computed.
 
-What the step's rows changed is undone first, by `StepRows.undo`. The savepoint restores the rest: sequences
-that ops released, truncated or forked, and pages that rows replaced by copies. It holds references of its own
-to these pages, so that nobody writes to them.
+`StepRows.undo` comes first, and undoes what the step's rows changed. The savepoint restores the rest:
+sequences that ops released, truncated or forked, and pages that rows replaced by copies. It holds references
+to these pages, so that they are neither reused nor written.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Savepoint:
 
     @property
     def holds_pages(self) -> bool:
-        """Whether it keeps pages from being used."""
+        """Whether it holds pages that would be available without it."""
         return bool(self._saved)
 
     def discard(self) -> None:
-        """Release what is held: the step cannot be given up any more."""
+        """Release the held pages: the step is done, or cannot be abandoned any more."""
         for saved in self._saved:
             self._pages.cut(saved.table, 0)
         self._saved = []
@@ -72,7 +72,7 @@ class Savepoint:
 
 
 def _changed(session: ClientSession, plan: StepPlan, pages: KvCache) -> Iterator[CachedSequence]:
-    """The sequences that lose a page to the step's ops, or to a copy that one of its rows writes to."""
+    """The sequences whose pages the step's ops release, or of which a row replaces a page by a copy."""
     ids: dict[int, None] = {}
     for op in plan.ops:
         if isinstance(op, Release):

@@ -1,4 +1,4 @@
-"""A step as its client asked for it, while it is in flight, and with its result."""
+"""The three forms of a step in the pipeline: requested, in flight, finished."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StepRequest(NamedTuple):
     """A step and who asks for it."""
 
     plan: StepPlan
-    reply_to: Any  # whatever the caller finds its client by; the pipeline hands it back with the result
+    reply_to: Any  # opaque to the pipeline, which returns it with the result
     arrived_s: float  # by `time.perf_counter`
     caller: str = ""  # name of the caller's identity
     abandonable: bool = False  # undone as a whole when no client waits any more, if it takes several forwards
@@ -29,12 +29,12 @@ class StepInFlight(NamedTuple):
     rows: StepRows
     forward: PendingForward
     began_s: float  # by `time.perf_counter`
-    free_pages: int  # once the step was begun, without the changes that commits made until then
+    free_pages: int  # when the step had begun, less the net change by all commits until then
     cached_pages: int
 
 
 class FinishedStep(NamedTuple):
-    """A step that is done: computed now, or when it was sent first."""
+    """A step with its result, which for a replay is the stored one."""
 
     request: StepRequest
     result: StepResult

@@ -23,9 +23,9 @@ class StepRows:
     plan: StepPlan
     accepted: list[AcceptedRow]  # in the order of their launch: rows, then openings
     results: list[RowResult]
-    tokens: int = 0  # to compute, at most
-    steps: int = 1  # of the row that has the most
-    mispredicted: set[AcceptedRow] = field(default_factory=set)  # refused: what they continue was undone
+    tokens: int = 0  # upper bound of the tokens to compute
+    steps: int = 1  # maximum over the rows
+    mispredicted: set[AcceptedRow] = field(default_factory=set)  # refused: the rows they continue were undone
     _index_of: dict[CachedSequence, int] | None = field(default=None, repr=False)
 
     @property
@@ -55,12 +55,12 @@ class StepRows:
         return None if index < 0 else self.accepted[index]
 
     def undo(self, store: SequenceStore) -> None:
-        """Release what the rows reserved; none of them is in flight."""
+        """Undo the reservation of all rows; none of them is in flight."""
         for row in reversed(self.accepted):
             undo_row(row, row.begin, self.session, store)
 
     def refuse_followers(self, undone: Iterable[AcceptedRow]) -> None:
-        """Refuse the rows that continue one of these, which were undone together with their pages."""
+        """Refuse the rows that continue an undone row, whose undoing released their pages too."""
         for former in undone:
             row = self.row_of(former.sequence)
             if row is None:

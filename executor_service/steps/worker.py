@@ -56,12 +56,15 @@ class DeviceWorker:
 
     @property
     def queued(self) -> int:
-        """Jobs waiting, the running one excluded. Any thread."""
+        """Number of queued jobs, without the running one. Any thread."""
         return self._jobs.queued
 
     @property
     def busy_s(self) -> float:
-        """How long the running job or the oldest step in flight has had the device; 0: idle. Any thread."""
+        """Seconds for which the running job or the oldest step in flight has had the device; 0: idle.
+
+        Any thread.
+        """
         since_s = self._busy_since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 
@@ -126,7 +129,7 @@ class DeviceWorker:
             die(error)
 
     def _turn(self) -> bool:
-        """Read what has come, expire leases, do one thing. False: closed, and nothing is left to do."""
+        """Read the queue, expire leases, do one thing. False: closed, and nothing is left to do."""
         self._jobs.read(0.0 if self._has_work() else self._tick_s)
         job, engine = self._jobs.first, self._engine
         if engine is None:  # not loaded yet
@@ -147,14 +150,14 @@ class DeviceWorker:
         return self._jobs.first is not None or len(pipeline) > 0 or not self._jobs.is_closed
 
     def _has_work(self) -> bool:
-        """Whether there is something to do before anything new comes."""
+        """Whether there is something to do without waiting for a new job or the device."""
         if self._jobs.first is not None or self._jobs.is_closed:
             return True
         forward = None if self._engine is None else self._engine.pipeline.oldest_forward
         return forward is not None and not self._watcher.is_waiting_for(forward)
 
     def _expire(self, engine: Engine) -> None:
-        """Let leases run out, except those of sessions that have jobs queued."""
+        """Release what has outlived its lease; sessions with queued jobs are renewed first."""
         for session_id in self._jobs.session_ids:
             engine.store.sessions.touch(session_id)
         if expired := engine.expire():
@@ -213,7 +216,7 @@ class DeviceWorker:
             self._engine.counters.steps_abandoned += 1
 
     def _check(self, engine: Engine) -> None:
-        """While idle, check the page tables if steps were done since; takes 1 % of the time at most."""
+        """Check the page tables if steps were done since the last check; at most 1 % of the time."""
         counters, began_s = engine.counters, time.monotonic()
         steps = counters.steps + counters.steps_abandoned
         if steps != self._checked_steps and began_s >= self._next_check_s:

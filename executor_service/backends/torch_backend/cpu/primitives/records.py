@@ -1,7 +1,7 @@
 """Records: what Python hands to a kernel, declared once and known to both by the names of its fields.
 
 A declaration is a NamedTuple class. `words_of` writes a record as int64 words, `reader` makes the function
-that kernels read it back with. Both follow the declaration, so that nobody counts offsets. A field is of one
+that kernels read it back with. Both follow the declaration, so that no code counts offsets. A field is of one
 of these types:
 
     int, Address    one word
@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 Address = NewType("Address", int)
-"""Where an array begins in memory. Whoever writes it into a record keeps the array alive."""
+"""Where an array begins in memory. The code that writes it into a record keeps a reference to the array."""
 
 Record = tuple[Any, ...]
 """An instance of a declaration."""

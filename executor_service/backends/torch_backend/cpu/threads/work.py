@@ -1,17 +1,18 @@
-"""`work`: calls that several threads compute together, and nobody waits for a thread that is not there.
+"""`work`: calls that several threads compute together, without waiting for a thread that has no core.
 
-OpenMP's parallel regions end in a barrier: when another process holds a core, every one of a step's 150
-regions waits for a thread that got no core and has nothing left to do; steps then last twenty times as
-long. Here a call is a number of chunks, threads claim them from a counter, and the caller, who claims too,
-waits only for chunks that a helper has begun. Calls come as a table, so that many of them cost Python one: it
-takes longer between two than a small kernel does, and has to ask for the interpreter first.
+OpenMP's parallel regions end in a barrier. When another process holds a core, each of a step's 150 regions
+waits for a thread that has no core and no work left, and steps last twenty times as long. Here a call is a
+number of chunks, which threads claim from a counter. The caller claims chunks too, and waits only for those
+that a helper has begun. Calls come as a table, so that many of them cost Python one call: between two calls
+Python takes longer than a small kernel, since it has to get the interpreter's lock first.
 
 The threads share a state of int64 words. Its ticket is the number of the current call << 32 | the next chunk;
-its ring has a `Slot` for each of the last calls. A helper reads a slot after its claim: a valid one keeps its
-call unfinished, hence its slot and its table in place; the slot's number tells whether a claim is valid.
+its ring has a `Slot` for each of the last calls. A helper reads the slot after its claim. A valid claim keeps
+its call unfinished, and hence the slot and the table in place; the slot's number tells whether a claim is
+valid.
 
-A chunk whose kernel raises is done, too: whoever computed it leaves the error in the state, and the caller
-raises it once no thread uses the call's memory any more. The calls after this one are not made.
+A chunk whose kernel raises counts as finished. The thread that computed it leaves the error in the state, and
+the caller raises it when no thread uses the call's memory any more. The calls after this one are not made.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from executor_service.backends.torch_backend.cpu.threads.dispatch import (
 
 
 class Slot(NamedTuple):
-    """A call in the ring; each word is read and written by itself, as others change meanwhile."""
+    """A call in the ring. Each word is read and written atomically, by itself."""
 
     number: int
     chunks: int
@@ -66,7 +67,7 @@ _NUMBER, _CHUNKS, _CALL = (WORD_BYTES * words_of_field(Slot, name).start for nam
 _HEADER_BYTES = WORD_BYTES * HEADER_SIZE
 _SIZES = np.array(RECORD_SIZES)
 
-_PATIENCE = 2000  # turns of spinning before a core is offered to others
+_PATIENCE = 2000  # turns of spinning before the core is offered to other threads
 _LOW, _NUMBERS = (1 << 32) - 1, (1 << 31) - 1
 
 _read_header = reader(Header)
@@ -149,7 +150,7 @@ def _help(state: int) -> None:
 
 @njit(nogil=True)
 def _check(words: NDArray[np.int64]) -> None:
-    """Refuse what is no table of calls: a kernel would read wild memory."""
+    """Raises ValueError for words that are no call table, with which kernels would read arbitrary memory."""
     if words.shape[1] != WIDTH:
         raise ValueError("calls are of another width than those of a table")
     for i in range(words.shape[0]):
@@ -162,9 +163,9 @@ def _check(words: NDArray[np.int64]) -> None:
 
 @njit(nogil=True, cache=True, pipeline_class=SelfContained)
 def work(state: int, words: NDArray[np.int64]) -> None:
-    """Compute the calls of a `CallTable` one after the other, each together with whoever helps.
+    """Compute the calls of a `CallTable` one after the other, each together with the helpers.
 
-    Without any: help with others' calls until the step is over. One function, since it holds all kernels and
+    Without calls: help with the caller's until the step is over. One function, since it holds all kernels and
     is compiled as a whole. Raises ValueError for words that are no calls, before any of them is computed, and
     what a kernel raises.
     """
