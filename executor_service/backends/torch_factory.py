@@ -76,6 +76,7 @@ def follow(config: ExecutorConfig, rank: Rank) -> None:
 
 
 def _launched(settings: TorchSettings) -> Rank | None:
+    """This process's rank, if a launcher (torchrun) started several ranks. Raises ModelError."""
     try:
         rank = Rank.from_environment(os.environ)
     except ValueError as error:

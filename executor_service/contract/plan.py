@@ -153,7 +153,7 @@ class Reason(enum.Enum):
     PAGES = "pages"
     SEQUENCES = "sequences"
     SESSIONS = "sessions"
-    QUEUE = "queue"  # too many steps wait
+    QUEUE = "queue"  # too many steps are queued
     QUOTA = "quota"  # session 0's share is used up
     LOADING = "loading"
     DRAINING = "draining"

@@ -179,7 +179,7 @@ class Runtime:
         self.loading, self.load_fraction = what, min(max(fraction, 0.0), 1.0)
 
     def _pages(self) -> int:
-        """Number of KV pages that fit in the memory for them. Raises ModelError if there is none."""
+        """Number of KV pages: as configured, or as many as memory holds. Raises ModelError for none."""
         config = self.config
         if config.pages is not None:
             return min(config.pages, _MAX_PAGES)

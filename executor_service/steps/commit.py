@@ -52,7 +52,7 @@ class StepCommit:
                 self._absorb(row, output)
 
     def _absorb(self, row: AcceptedRow, output: RowOutput) -> None:
-        """Commit one row by its last output."""
+        """Commit one row with the output of its last forward; undo it if that is not finite."""
         sequence = row.sequence
         if not output.finite:
             self._undo(row)

@@ -149,8 +149,15 @@ class Pipeline:
             savepoint.discard()
             savepoint = None
             rows = self._reserve(session, plan, now_s)
+        forward: PendingForward
+        max_tokens, abandonable = self._max_piece_tokens, savepoint is not None
         try:
-            forward = yield from self._compute(rows, abandonable=savepoint is not None)
+            if rows.needs_several(max_tokens):
+                forward = yield from compute(
+                    self._backend, rows.accepted, max_tokens, abandonable=abandonable
+                )
+            else:
+                forward = launch(self._backend, rows.accepted)
         except Abandoned:
             assert savepoint is not None
             rows.undo(store)
@@ -159,14 +166,6 @@ class Pipeline:
         if savepoint is not None:
             savepoint.discard()
         return rows, forward
-
-    def _compute(self, rows: StepRows, *, abandonable: bool) -> Forwards[PendingForward]:
-        """Launch the rows' one forward, or compute several to their end."""
-        if not rows.needs_several(self._max_piece_tokens):
-            return launch(self._backend, rows.accepted)
-        return (
-            yield from compute(self._backend, rows.accepted, self._max_piece_tokens, abandonable=abandonable)
-        )
 
     def _reserve(self, session: ClientSession, plan: StepPlan, now_s: float) -> StepRows:
         ahead = self._in_flight[-1].rows if self._in_flight else None

@@ -82,7 +82,7 @@ class DeviceWorker:
         return self.submit(run, kept=True)
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish what is queued and end the thread; False if that took too long."""
+        """Finish the queued jobs and end the thread. False: it did not end within the time limit."""
         self._jobs.close()
         self._thread.join(timeout_s)
         self._answers.stop()

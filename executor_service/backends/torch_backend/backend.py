@@ -198,7 +198,7 @@ class TorchBackend:
 
     def _new_runner(self, page_size: int) -> Runner:
         if self.model.kernels.device.type == "cuda" and isinstance(self._shard, Whole):
-            # Only here: torch brings Triton along where it is built for CUDA.
+            # Imported only here: Triton comes with torch's CUDA builds alone.
             from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
 
             return DeviceRunner(self.model, self._caches, page_size)

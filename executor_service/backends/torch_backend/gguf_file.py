@@ -85,6 +85,7 @@ class GgufFile:
         return values
 
     def _take(self, count: int, what: str) -> bytes:
+        """The next `count` bytes of the header; `what` names them in the ModelError if there are fewer."""
         if count > self.size - self._at:
             raise self.fault(f"{what} at byte {self._at} runs beyond the file's {self.size} bytes")
         if self._at + count > _MAX_HEADER_BYTES:

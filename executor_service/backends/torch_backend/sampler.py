@@ -73,7 +73,10 @@ def finite_rows(logits: torch.Tensor) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, rows: Sequence[ForwardRow], pick: Picker) -> list[RowOutput]:
-    """The rows' outputs from the logits of their output positions, fp32 [sum of outputs, vocabulary]."""
+    """The rows' outputs from the logits of all their output positions, fp32 [positions, vocabulary].
+
+    A row with logits that are not finite has the output RowOutput(finite=False).
+    """
     ends = np.cumsum([row.outputs for row in rows])
     spans = [slice(int(end) - row.outputs, int(end)) for row, end in zip(rows, ends, strict=True)]
     good = finite_rows(logits).cpu().numpy()
@@ -108,6 +111,7 @@ def ranked(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _output(row: ForwardRow, logits: torch.Tensor, tokens: TokenIds) -> RowOutput:
+    """One row's output from its logits, which are finite, and the tokens sampled from them."""
     if row.outputs == 0 or row.output == OutputMode.NONE:
         return RowOutput()
     if row.output == OutputMode.FULL:

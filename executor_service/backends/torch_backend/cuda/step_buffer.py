@@ -106,9 +106,9 @@ class HostStep:
             "last_outputs": np.maximum(np.cumsum(counts, dtype=np.int32) - 1, 0),
         }
         self._arrays = arrays
-        most = int(layout.counts[layout.counts <= SHORT_TOKENS].max(initial=1))
+        max_short_tokens = int(layout.counts[layout.counts <= SHORT_TOKENS].max(initial=1))
         lengths = {kind: len(arrays[name]) for name, kind in _PARTS.items()}
-        self.shape = StepShape(**lengths, max_short_tokens=most)
+        self.shape = StepShape(**lengths, max_short_tokens=max_short_tokens)
 
     def write(self, shape: StepShape, buffer: Ints) -> int:
         """Write the step into `buffer`, padded to `shape`; returns the number of int32s to copy."""
@@ -132,9 +132,9 @@ def _pick_parts(rows: Sequence[ForwardRow], layout: Layout) -> dict[str, NDArray
     # The output of position p is the token at index p + 1.
     seeds = np.repeat(np.array([s.seed for s in samplings], np.uint64), counts)
     halves = noise.keys(seeds, layout.positions[layout.outputs] + 1).view(np.int32).reshape(-1, 2)
-    warm = [max(s.temperature, MIN_TEMPERATURE) if s.temperature else 0.0 for s in samplings]
+    temperatures = [max(s.temperature, MIN_TEMPERATURE) if s.temperature else 0.0 for s in samplings]
     return {
-        "temperatures": each(warm, np.float32),
+        "temperatures": each(temperatures, np.float32),
         "key_lows": np.ascontiguousarray(halves[:, 0]),
         "key_highs": np.ascontiguousarray(halves[:, 1]),
         "top_ks": each([s.top_k for s in samplings], np.int32),
