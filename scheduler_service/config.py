@@ -1,4 +1,4 @@
-"""The scheduler's settings: flags, then PACELINE_SCHEDULER_*, then the YAML file of --config."""
+"""The scheduler's settings: from flags, else variables PACELINE_SCHEDULER_*, else the file of --config."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ from scheduler_service.model import DraftingOffer, RequestAllowance
 from scheduler_service.text.job import TextLimits
 
 
-def _mode(value: object) -> object:
-    """YAML reads `off` as false, and a number as a number."""
+def _speculation_text(value: object) -> object:
+    """Undo YAML's conversions: `off` is read as False, and a number as an int."""
     if value is False:
         return "off"
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-SpeculationSetting = Annotated[str, BeforeValidator(_mode), Field(pattern=r"^(off|auto|[1-9]\d{0,3})$")]
-"""off, auto, or how many drafts."""
+SpeculationSetting = Annotated[
+    str, BeforeValidator(_speculation_text), Field(pattern=r"^(off|auto|[1-9]\d{0,3})$")
+]
+"""off, auto, or a number of drafts."""
 
 
 MAX_INSTANCE = 96
-"""Characters of a scheduler's name: executors take owners of 128 bytes at most, and links add to it."""
+"""Characters of a scheduler's name. Session owners have up to 128 bytes, and add a link's number to it."""
 
 
 class SchedulerSettings(ServiceSettings):
-    """Paceline's scheduler: takes requests, decides what executors compute, streams tokens."""
+    """Paceline's scheduler: takes requests, plans the executors' steps, streams tokens."""
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_SCHEDULER_")
 
@@ -48,7 +50,7 @@ class SchedulerSettings(ServiceSettings):
     }
     OTHER_SECRETS: ClassVar[frozenset[str]] = frozenset({"executor_token"})
 
-    # Where
+    # Addresses
     executor: StringList = Field(
         default=("127.0.0.1:50061",),
         min_length=1,
@@ -56,91 +58,130 @@ class SchedulerSettings(ServiceSettings):
     )
     port: int = Field(default=50051, ge=0, le=65535, description="port to listen on; 0: any free one")
     draft_executor: StringList = Field(
-        default=(), description="address of an executor whose smaller model drafts; repeat it for failover"
+        default=(),
+        description="address of an executor with a smaller model, which drafts; repeat it for failover",
     )
 
     instance: str = Field(
         default="",
         max_length=MAX_INSTANCE,
         pattern=r"^[!-~]*$",
-        description="this scheduler's name among those that share an executor, the same after a restart: its"
-        " former caches come free at once; default: host name, hardware address and port, unless that is 0",
+        description="this scheduler's name among those that share an executor; the same after a restart, so"
+        " that the caches it had are freed at once; default: host name, hardware address and port (none with"
+        " port 0)",
     )
 
-    # How much at once
-    max_step_tokens: int = Field(default=512, ge=1, le=1 << 20, description="tokens fed in one step")
-    prefill_chunk_tokens: int = Field(default=256, ge=1, le=1 << 20, description="of one prompt in one step")
-    max_running: int = Field(default=256, ge=1, le=1 << 16, description="sequences that hold a cache")
+    # Batches and queues
+    max_step_tokens: int = Field(default=512, ge=1, le=1 << 20, description="tokens computed in one step")
+    prefill_chunk_tokens: int = Field(
+        default=256, ge=1, le=1 << 20, description="tokens of one prompt computed in one step"
+    )
+    max_running: int = Field(default=256, ge=1, le=1 << 16, description="sequences that have a cache")
     steps_in_flight: int = Field(
-        default=0, ge=0, le=64, description="sent and not answered; 0: 2 if the executor has a GPU, else 1"
+        default=0,
+        ge=0,
+        le=64,
+        description="steps sent and not answered; 0: 2 if the executor has a GPU, else 1",
     )
     max_queued_requests: int = Field(
-        default=1024, ge=1, le=1 << 20, description="requests that wait, shared by the clients that have some"
+        default=1024,
+        ge=1,
+        le=1 << 20,
+        description="queued requests; the identities that have any share them by their weights",
     )
     max_queued_requests_per_identity: int = Field(
-        default=0, ge=0, le=1 << 20, description="of one client, even alone; 0: only its share of them all"
+        default=0,
+        ge=0,
+        le=1 << 20,
+        description="queued requests of one identity; 0: limited by its share of max-queued-requests alone",
     )
-    max_queued_tokens: int = Field(default=1 << 20, ge=1, le=1 << 30, description="their prompt tokens")
+    max_queued_tokens: int = Field(
+        default=1 << 20, ge=1, le=1 << 30, description="prompt tokens of all queued requests"
+    )
 
-    # How far ahead
+    # Speculation
     speculation: SpeculationSetting = Field(
-        default="auto", description="of requests that say nothing: off, auto, or how many drafts a step"
+        default="auto",
+        description="for requests that do not choose: off, auto, or the number of drafts per verification",
     )
-    max_draft_tokens: int = Field(default=8, ge=1, le=1024, description="most drafts a step of auto")
+    max_draft_tokens: int = Field(
+        default=8, ge=1, le=1024, description="drafts in one verification with auto, at most"
+    )
 
-    # What one request may ask for
-    max_n: int = Field(default=16, ge=1, le=1024, description="completions of a request")
-    max_stop_strings: int = Field(default=16, ge=0, le=1024, description="stop strings of a request")
-    max_stop_string_bytes: int = Field(default=256, ge=1, le=4096, description="of one of them")
-    max_stop_token_ids: int = Field(default=64, ge=0, le=1024, description="stop tokens of a request")
-    max_logit_bias: int = Field(default=1024, ge=0, le=1 << 16, description="logit bias entries")
-    max_logprobs: int = Field(default=20, ge=0, le=128, description="most likely tokens shown")
-    max_prompt_bytes: int = Field(default=1 << 20, ge=1, le=3 << 20, description="of text or messages")
+    # Limits of one request
+    max_n: int = Field(default=16, ge=1, le=1024, description="completions of one request")
+    max_stop_strings: int = Field(default=16, ge=0, le=1024, description="stop strings of one request")
+    max_stop_string_bytes: int = Field(default=256, ge=1, le=4096, description="bytes of one stop string")
+    max_stop_token_ids: int = Field(default=64, ge=0, le=1024, description="stop token ids of one request")
+    max_logit_bias: int = Field(default=1024, ge=0, le=1 << 16, description="logit biases of one request")
+    max_logprobs: int = Field(
+        default=20, ge=0, le=128, description="most likely tokens returned with each token's logprob"
+    )
+    max_prompt_bytes: int = Field(
+        default=1 << 20, ge=1, le=3 << 20, description="bytes of one prompt's text or messages"
+    )
 
-    # How long
+    # Times
     failover_timeout_s: float = Field(
-        default=60.0, ge=0, le=86400, description="a request waits so long for an executor"
+        default=60.0, ge=0, le=86400, description="time after which a request without an executor ends"
     )
     stall_timeout_s: float = Field(
-        default=30.0, gt=0, le=86400, description="a client may leave its stream unread so long"
+        default=30.0,
+        gt=0,
+        le=86400,
+        description="time after which a stream that is not read ends",
     )
-    heartbeat_interval_s: float = Field(default=1.0, gt=0, le=60, description="between looks at an executor")
+    heartbeat_interval_s: float = Field(
+        default=1.0, gt=0, le=60, description="time between two heartbeats of an executor"
+    )
     heartbeat_timeout_s: float = Field(
-        default=10.0, gt=0, le=600, description="an executor that does not answer them is lost"
+        default=10.0,
+        gt=0,
+        le=600,
+        description="time without an answer after which an executor is lost",
     )
     step_timeout_s: float = Field(
-        default=120.0, gt=0, le=86400, description="a step without progress so long means a lost executor"
+        default=120.0,
+        gt=0,
+        le=86400,
+        description="time without progress in a step after which an executor is lost",
     )
 
-    # What text to token ids may take, in processes of its own
+    # The tokenizer processes
     tokenizer_cpu_s: float = Field(
-        default=10.0, gt=0, le=3600, description="CPU time for one prompt, or to load the tokenizer"
+        default=10.0, gt=0, le=3600, description="CPU time to tokenize one prompt, or to load the tokenizer"
     )
     tokenizer_memory_mib: int = Field(
-        default=1536, ge=64, le=1 << 20, description="memory of a tokenizer process"
+        default=1536, ge=64, le=1 << 20, description="memory of one tokenizer process"
     )
 
-    # How executors know us
-    executor_tls_ca: Path | None = Field(default=None, description="PEM; executors' authority")
-    executor_tls_cert: Path | None = Field(default=None, description="PEM; our certificate for executors")
-    executor_tls_key: Path | None = Field(default=None, description="PEM; its key")
-    executor_token_file: Path | None = Field(default=None, description="the executors' token")
+    # Connections to executors
+    executor_tls_ca: Path | None = Field(
+        default=None, description="PEM certificate authority of the executors; implies TLS to them"
+    )
+    executor_tls_cert: Path | None = Field(
+        default=None, description="PEM certificate that is sent to executors (mTLS)"
+    )
+    executor_tls_key: Path | None = Field(default=None, description="PEM private key of that certificate")
+    executor_token_file: Path | None = Field(
+        default=None, description="file with the token that is sent to executors"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> SchedulerSettings:
-        _ = self.executor_security  # it checks itself, and reads the token file
+        _ = self.executor_security  # raises ValueError if its files do not fit together
         addresses = (*self.executor, *self.draft_executor)
         if len(set(addresses)) != len(addresses):
-            raise ValueError("an executor is named twice")
+            raise ValueError("--executor, --draft-executor: an address is given twice")
         return self
 
     def check_secrets(self) -> None:
-        """Raises ValueError if the tokens that were given contradict one another."""
+        """Raises ValueError if two tokens are equal or are given twice, or the tokens file is malformed."""
         super().check_secrets()
         _ = self.executor_security
 
     def security_warnings(self) -> list[str]:
-        """Those of the port, and one for plaintext connections to executors on other machines."""
+        """Those of every service, and one for plaintext connections to executors on other machines."""
         warnings = super().security_warnings()
         addresses = (*self.executor, *self.draft_executor)
         if self.executor_tls_ca is None and (far := [one for one in addresses if not is_loopback(one)]):
@@ -152,16 +193,16 @@ class SchedulerSettings(ServiceSettings):
 
     @property
     def instance_name(self) -> str:
-        """`instance`, or its default; "" if there is none that would be the same after a restart."""
+        """`instance`, or its default; "" with port 0, since a restart would choose another port."""
         if self.instance or not self.port:
             return self.instance
-        # Machines may have the same name: two schedulers of one name would end each other's sessions in turn.
+        # Host names alone need not be unique. Two schedulers of one name would end each other's sessions.
         machine = f"{socket.gethostname()}-{uuid.getnode():012x}"
         return f"{machine}/{self.address}"[-MAX_INSTANCE:]
 
     @property
     def core(self) -> CoreConfig:
-        """The core's part."""
+        """The core's settings."""
         return CoreConfig(
             max_step_tokens=self.max_step_tokens,
             prefill_chunk_tokens=self.prefill_chunk_tokens,
@@ -176,7 +217,7 @@ class SchedulerSettings(ServiceSettings):
 
     @property
     def drafting(self) -> DraftingOffer:
-        """What requests may choose from, and what those get that say nothing."""
+        """The drafters that requests may choose from, and the drafting of those that do not choose."""
         drafters = frozenset(
             {DraftSource.NGRAM, DraftSource.EXECUTOR} if self.draft_executor else {DraftSource.NGRAM}
         )
@@ -187,7 +228,7 @@ class SchedulerSettings(ServiceSettings):
 
     @property
     def request_limits(self) -> RequestAllowance:
-        """The codec's part."""
+        """The settings' limits of one request."""
         return RequestAllowance(
             max_n=self.max_n,
             max_stop_strings=self.max_stop_strings,
@@ -200,12 +241,12 @@ class SchedulerSettings(ServiceSettings):
 
     @property
     def text_limits(self) -> TextLimits:
-        """The tokenizer processes' part."""
+        """Limits of a tokenizer process."""
         return TextLimits(memory_mib=self.tokenizer_memory_mib, cpu_s=self.tokenizer_cpu_s)
 
     @property
     def timing(self) -> Timing:
-        """The links' part."""
+        """Intervals and timeouts of the connections to executors."""
         return Timing(
             heartbeat_interval_s=self.heartbeat_interval_s,
             heartbeat_timeout_s=self.heartbeat_timeout_s,
@@ -214,7 +255,10 @@ class SchedulerSettings(ServiceSettings):
 
     @property
     def executor_security(self) -> Security:
-        """Towards executors. Raises ValueError."""
+        """TLS files and token of the connections to executors.
+
+        Raises ValueError if the files do not fit together, or the token is given twice.
+        """
         token = read_token(self.executor_token_file)
         if secret := self._secrets.get("executor_token", ""):
             if token:

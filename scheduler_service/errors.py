@@ -1,8 +1,8 @@
-"""What a request can end badly with: one exception, of which a reason says what happened.
+"""ServiceError: the one exception with which a request is refused or fails, and its reasons.
 
-Each door has its own words for a reason (`rpc/statuses.py`: a gRPC status). The core's refusals and failures
-become these in `of_admission` and `of_failure`; any other exception is a bug: it is logged, and leaves as
-INTERNAL without its text.
+`rpc/statuses.py` maps each reason to a gRPC status. `of_admission` and `of_failure` make a ServiceError of
+the core's refusals and failures. Any other exception is a bug: it is logged, and the client gets INTERNAL
+without the exception's text.
 """
 
 from __future__ import annotations
@@ -15,35 +15,36 @@ from scheduler_service.core.events import Failed, Failure
 
 
 class ErrorReason(enum.Enum):
-    """Why a request ended badly, under the names of the public contract."""
+    """Why a request was refused or failed: names of the proto's ErrorReason, without its prefix."""
 
-    INVALID_REQUEST = enum.auto()  # a parameter is bad or too large, or it can never fit; names the field
-    UNSUPPORTED = enum.auto()  # a field is set whose feature is missing here
+    INVALID_REQUEST = enum.auto()  # a field is malformed or too large, or the request can never fit
+    UNSUPPORTED = enum.auto()  # a field is set whose feature this scheduler does not have
     MODEL_NOT_FOUND = enum.auto()
-    TOKENIZER_NOT_FOUND = enum.auto()  # the model has none
-    CONTINUATION = enum.auto()  # another prompt, model or sampler than the one continued
-    DUPLICATE_REQUEST = enum.auto()  # the request_id is live
-    PERMISSION = enum.auto()  # the caller is no administrator
+    TOKENIZER_NOT_FOUND = enum.auto()  # the model has no tokenizer
+    CONTINUATION = enum.auto()  # the stream to be continued had another prompt, model or sampler
+    DUPLICATE_REQUEST = enum.auto()  # the caller has a live request of this id
+    PERMISSION = enum.auto()  # the caller is not an administrator
     QUEUE_FULL = enum.auto()
-    QUOTA = enum.auto()  # the caller's own requests fill its share of the queue
+    QUOTA = enum.auto()  # the caller's queued requests fill its share of the queue
     TOO_LATE = enum.auto()  # predicted to miss its deadline: refused before anything is computed
-    NOT_READY = enum.auto()  # loading, or no executor
-    DRAINING = enum.auto()  # no new requests are taken
-    SHUTTING_DOWN = enum.auto()  # ended by a drain that took too long
-    ABORTED = enum.auto()  # by Abort, or its client left
-    REPLACED = enum.auto()  # a resend of the same request took its place
-    STALLED_READER = enum.auto()  # the client stopped reading
+    NOT_READY = enum.auto()  # no executor is ready, or none has been ready since the start
+    DRAINING = enum.auto()  # refused during a drain
+    SHUTTING_DOWN = enum.auto()  # ended because the drain's time was over
+    ABORTED = enum.auto()  # by Abort, or because the client disconnected
+    REPLACED = enum.auto()  # by a resend of the same request
+    STALLED_READER = enum.auto()  # the client did not read its stream
     DEADLINE_EXCEEDED = enum.auto()
-    INTERNAL = enum.auto()  # a fault that could not be healed
-    EXECUTORS_LOST = enum.auto()  # several, while they computed it
-    NOT_FINITE = enum.auto()  # its logits
-    EXECUTOR_REFUSED = enum.auto()  # its row, for good
+    INTERNAL = enum.auto()  # a bug, or a fault that retries did not overcome
+    EXECUTORS_LOST = enum.auto()  # several executors were lost while they computed this request
+    NOT_FINITE = enum.auto()  # a logit was NaN or infinite
+    EXECUTOR_REFUSED = enum.auto()  # the executor refused the request's row, for good
 
 
 class ServiceError(Exception):
-    """A request's bad end. `retry_after_s` is set where the same request may then be sent again.
+    """A request was refused or has failed.
 
-    metadata: facts for programs; under "field" the name of the field that is at fault.
+    `retry_after_s`: seconds after which the same request may be sent again; None: it should not be.
+    `metadata`: details for programs; "field" is the request's field at fault.
     """
 
     def __init__(
@@ -62,34 +63,34 @@ class ServiceError(Exception):
 
     @property
     def field(self) -> str:
-        """The field that is at fault; "": none is."""
+        """The request's field at fault; "" if there is none."""
         return self.metadata.get("field", "")
 
 
-def _at_fault(reason: ErrorReason, field: str, problem: str) -> ServiceError:
+def _field_error(reason: ErrorReason, field: str, problem: str) -> ServiceError:
     return ServiceError(reason, f"{field}: {problem}", metadata={"field": field})
 
 
 def invalid(field: str, problem: str) -> ServiceError:
-    """A parameter is bad or too large."""
-    return _at_fault(ErrorReason.INVALID_REQUEST, field, problem)
+    """An error: this field is malformed or too large."""
+    return _field_error(ErrorReason.INVALID_REQUEST, field, problem)
 
 
 def unsupported(field: str) -> ServiceError:
-    """A field is set whose feature is missing here."""
-    return _at_fault(ErrorReason.UNSUPPORTED, field, "this scheduler does not offer it")
+    """An error: this field is set, and this scheduler does not have its feature."""
+    return _field_error(ErrorReason.UNSUPPORTED, field, "this scheduler does not offer it")
 
 
 def mismatch(field: str, problem: str) -> ServiceError:
-    """What is to be continued is not what would run here."""
-    return _at_fault(ErrorReason.CONTINUATION, field, problem)
+    """An error: the request to be continued is not the one that would run here."""
+    return _field_error(ErrorReason.CONTINUATION, field, problem)
 
 
 RETRY_AFTER_S = 1.0
-"""The hint while loading, or while no executor is there."""
+"""`retry_after_s` where the core predicts no time: no executor is ready, or the scheduler drains."""
 
 _FIELDS = {"max_tokens": "stop.max_tokens"}
-"""The core's names of fields that the proto calls otherwise."""
+"""The proto's names of fields whose names in the core differ."""
 
 _REFUSALS: Mapping[type[core_errors.NoRoom], ErrorReason] = {
     core_errors.NoRoom: ErrorReason.QUEUE_FULL,
@@ -108,19 +109,19 @@ _FAILURES: Mapping[Failure, ErrorReason] = {
 
 
 def of_admission(error: core_errors.AdmissionError) -> ServiceError:
-    """What the client is told when the core does not take its request."""
+    """The client's error for a request that the core refused."""
     match error:
         case core_errors.NeverFits():
             return invalid(_FIELDS.get(error.field, error.field), error.message)
         case core_errors.IdInUse():
             return ServiceError(ErrorReason.DUPLICATE_REQUEST, "request_id: it is live")
         case core_errors.NoRoom():
-            known = {"identity": error.identity, "limit": error.limit}
+            details = {"identity": error.identity, "limit": error.limit}
             return ServiceError(
                 _REFUSALS[type(error)],
                 str(error),
                 retry_after_s=error.retry_after_s,
-                metadata={name: value for name, value in known.items() if value},
+                metadata={name: value for name, value in details.items() if value},
             )
         case core_errors.NotReady():
             return ServiceError(ErrorReason.NOT_READY, str(error), retry_after_s=RETRY_AFTER_S)
@@ -128,7 +129,7 @@ def of_admission(error: core_errors.AdmissionError) -> ServiceError:
 
 
 def of_failure(failed: Failed) -> ServiceError:
-    """What the client is told when the core ends its request."""
+    """The client's error for a request that the core has ended."""
     may_retry = failed.failure is Failure.NO_EXECUTOR and not failed.emitted
     retry_after_s = RETRY_AFTER_S if may_retry else None
     return ServiceError(_FAILURES[failed.failure], failed.message, retry_after_s=retry_after_s)

@@ -1,4 +1,7 @@
-"""The model that this scheduler serves, as its first executor described it. Fixed from then on."""
+"""The model that this scheduler serves, its executors, and the service's state, as plain data.
+
+The first executor to connect describes the model; the description never changes afterwards.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ from scheduler_service.core.request import DraftingWish, DraftSource
 
 
 class ServiceState(enum.Enum):
-    """What a scheduler can do for a new request: the proto's SchedulerState."""
+    """How the scheduler treats a new request: the proto's SchedulerState."""
 
-    LOADING = "loading"  # no executor was ready yet
+    LOADING = "loading"  # refused: no executor has been ready since the start
     SERVING = "serving"
-    NO_EXECUTOR = "no_executor"  # none is ready to take new requests; they wait
-    DRAINING = "draining"  # takes no new requests
+    NO_EXECUTOR = "no_executor"  # queued: no executor is ready for new sequences
+    DRAINING = "draining"  # refused
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprints:
-    """What has to be equal for a sequence to go on elsewhere with the same tokens."""
+    """Equal in two executors if a sequence of one can continue on the other with the same tokens."""
 
     model: bytes  # SHA-256 of weights, config and dtype
     sampler: str  # version of the sampling rules
@@ -28,11 +31,11 @@ class Fingerprints:
 
 @dataclass(frozen=True, slots=True)
 class TokenSpace:
-    """What has to be equal for one model's tokens to be drafts of another's."""
+    """A vocabulary and its sampling rules. Equal in two models if one can draft for the other."""
 
-    fingerprint: bytes  # SHA-256 of the tokenizer; empty: the model has none
-    size: int
-    sampler: str  # version of the sampling rules: the noise is part of them
+    fingerprint: bytes  # SHA-256 of the tokenizer; empty: the model has no tokenizer
+    size: int  # token ids
+    sampler: str  # version of the sampling rules, which include the noise
 
     def __str__(self) -> str:
         return f"{self.size} tokens, fingerprint {self.fingerprint.hex()[:12] or 'none'}, {self.sampler}"
@@ -40,7 +43,7 @@ class TokenSpace:
 
 @dataclass(frozen=True, slots=True)
 class DraftingOffer:
-    """What this server offers of speculative decoding."""
+    """The drafters that this scheduler has, and the drafting of requests that do not choose."""
 
     drafters: frozenset[DraftSource] = frozenset({DraftSource.NGRAM})
     default: DraftingWish = field(default_factory=lambda: DraftingWish(frozenset({DraftSource.NGRAM})))
@@ -48,7 +51,7 @@ class DraftingOffer:
 
 @dataclass(frozen=True, slots=True)
 class RequestAllowance:
-    """What one request may ask for; the executor's limits and the settings', whichever is less."""
+    """Limits of one request: for each, the smaller of the executor's limit and the setting."""
 
     max_n: int
     max_stop_strings: int
@@ -61,7 +64,7 @@ class RequestAllowance:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Facts about the model; lengths in tokens."""
+    """The served model and the limits of its requests."""
 
     fingerprints: Fingerprints
     vocabulary: TokenSpace
@@ -69,20 +72,20 @@ class ServedModel:
     architecture: str
     dtype: str
     version: str  # of the executor's Paceline
-    vocab_size: int
-    context_length: int
+    vocab_size: int  # token ids
+    context_length: int  # tokens
     eos_token_ids: frozenset[int]
     limits: RequestAllowance
-    max_draft_tokens: int  # of a fixed number; 0: the executor verifies no drafts
-    generation_defaults: Mapping[str, float] = field(default_factory=dict)
+    max_draft_tokens: int  # largest fixed number of drafts; 0: the executor verifies no drafts
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)  # sampling parameters by name
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """What `text.TextTools` is made of, and what the model's files say of generation."""
+    """The tokenizer's files, for `text.TextTools`; the model's end tokens and sampling defaults."""
 
     tokenizer_json: bytes = b""  # empty: the model has no tokenizer
-    chat_template: str = ""  # "" when the model has none
+    chat_template: str = ""  # empty: the model has none
     bos_token: str = ""
     eos_token: str = ""
     add_bos: bool = False
@@ -96,10 +99,10 @@ class ExecutorView:
 
     address: str
     connected: bool
-    active: bool
-    detail: str  # what it is waiting for, when not connected; that it drains
+    active: bool  # the scheduler sends it steps
+    detail: str  # why it is not connected, or "draining"
     total_pages: int
-    available_pages: int  # free and evictable
-    losses: int
-    draft: bool  # its model drafts for the others'
+    available_pages: int  # free or cached
+    losses: int  # of its connection, since the scheduler's start
+    draft: bool  # its model drafts for the served model
     draining: bool  # takes no new sequences
