@@ -1,4 +1,4 @@
-"""Startup, main, shutdown."""
+"""The scheduler's process: its gRPC server from start to shutdown."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ log = Log(__name__)
 ADMIN_SERVICE = "paceline.scheduler.v1.AdminService"
 
 RECEIVE_BYTES = 16 << 20
-"""Above the 4 MiB of public messages, so that a prompt far too large is refused by name."""
+"""Above the 4 MiB of the public contract, so that a prompt of up to this size is refused with its field."""
 _PUBLIC_OPTIONS = dict(server_options(Link.PUBLIC)) | {"grpc.max_receive_message_length": RECEIVE_BYTES}
 SPARE_STREAMS = 64
 GRACE_S = 1.0
-"""For answers that are already on their way when the server stops."""
+"""Seconds that calls have to send their last messages when the server stops."""
 
 
 def max_streams(settings: SchedulerSettings) -> int:
-    """Calls of one connection that are taken at once: all that can be live, and some to be refused by name.
+    """Concurrent calls of one connection: as many as requests can be live, and SPARE_STREAMS to refuse more.
 
-    Calls that have arrived are taken one by one, 0.1 ms each, whoever made them: a connection's further ones
-    wait at its client instead of before everybody's.
+    gRPC hands arriving calls over one by one, 0.1 ms each, in the order of all callers. Calls beyond this
+    limit stay in their client, and so delay no other client's calls.
     """
     live = settings.max_running + settings.max_queued_requests
     return min(live + SPARE_STREAMS, MAX_CONNECTION_STREAMS)
 
 
 class Server:
-    """The service behind a port. `start` it, `serve` until told to stop."""
+    """The gRPC server of a SchedulerService. Call `start`, then `serve`."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.service = SchedulerService(settings)
@@ -73,7 +73,7 @@ class Server:
             reflection.enable_server_reflection(names, self._server)
 
     async def start(self) -> int:
-        """Listen; returns the port. Raises RuntimeError, OSError."""
+        """Listen, on the metrics port too; returns the gRPC port. Raises RuntimeError, OSError."""
         settings = self._settings
         port = settings.server_security.bind(self._server, settings.address)
         if settings.local_socket is not None:
@@ -91,27 +91,27 @@ class Server:
         return port
 
     async def serve(self, shutdown: Shutdown) -> int:
-        """Serve until asked to stop, then drain. Returns the exit status."""
+        """Serve until a shutdown is asked for, then drain and stop. Returns the process's exit status."""
         running = asyncio.create_task(self.service.run(self._health.show), name="service")
         watching = asyncio.create_task(self._settings.credentials.watch(), name="tokens file")
         asked = asyncio.create_task(shutdown.drain.wait())
-        mistaken = asyncio.create_task(self.service.drafts.mistaken.wait())
-        await asyncio.wait((running, asked, mistaken), return_when=asyncio.FIRST_COMPLETED)
+        misconfigured = asyncio.create_task(self.service.drafts.misconfigured.wait())
+        await asyncio.wait((running, asked, misconfigured), return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             await self._health.show(serving=False)
             await self.service.drain(self._settings.drain_timeout_s, shutdown.force)
         watching.cancel()
         asked.cancel()
-        mistaken.cancel()
+        misconfigured.cancel()
         await self._server.stop(GRACE_S)
-        await self.service.leave()
+        await self.service.close_sessions()
         running.cancel()
         try:
             await running
         except asyncio.CancelledError:
             log.info("stopped")
             if self.service.drafts.mistake:
-                log.error(self.service.drafts.mistake)  # the last word, for who started us
+                log.error(self.service.drafts.mistake)  # as the log's last line
                 return EXIT_USAGE
             return 0
         except BaseExceptionGroup as error:
@@ -120,7 +120,7 @@ class Server:
 
 
 async def main(settings: SchedulerSettings) -> int:
-    """Run a scheduler process. Returns its exit status."""
+    """Run a scheduler until a signal, or the end of its parent, stops it. Returns the exit status."""
     shutdown = Shutdown()
     shutdown.listen()
     if settings.bound_to_stdin:

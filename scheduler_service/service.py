@@ -1,4 +1,4 @@
-"""The scheduler as one object: core, executors, live requests and loop, between start and drain."""
+"""The scheduler as one object, from start to drain: core, executors, streams, tokenizers and loops."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from scheduler_service.text.pool import TextPool
 log = Log(__name__)
 
 TICK_S = 0.5
+"""Seconds between two updates of health and metrics, and between two checks for stalled readers."""
 STUCK_STEP_S = 30.0
-"""A step that takes longer makes the service NOT_SERVING, long before its executor is given up."""
+"""Age of an unanswered step from which health is NOT_SERVING; its executor counts as lost only later."""
 
 
 class SchedulerService:
-    """What the servicer serves. `now` is time.monotonic everywhere."""
+    """The scheduler without its RPCs. All its parts use the clock of time.monotonic."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
@@ -41,7 +42,7 @@ class SchedulerService:
         self.draining = False
         self.started_at = time.monotonic()
         self.rates = Rates(self.started_at)
-        self._wake, wake_drafts, self._look = Wake(), Wake(), Wake()
+        self._wake, wake_drafts, self._wake_tick = Wake(), Wake(), Wake()
         wake = self._wake
         self.text = TextPool(settings.text_limits)
         self.pool = ExecutorPool(
@@ -66,7 +67,10 @@ class SchedulerService:
         self._loop = Loop(self.core, self.pool, self._draft_loop, self.live, self.metrics, wake)
 
     async def run(self, show_health: Callable[[bool], Awaitable[None]]) -> None:
-        """Serve until cancelled. Ends with the exception of a bug, after telling all live requests."""
+        """Serve until cancelled, or until a bug raises an exception; then end all live requests.
+
+        `show_health` is called with `healthy` every TICK_S, and when an executor's state has changed.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_endless(self.text.run()), name="tokenizers")
@@ -83,7 +87,7 @@ class SchedulerService:
 
     @property
     def state(self) -> ServiceState:
-        """What it can do for a new request, as of the last heartbeats of the executors."""
+        """How a new request is treated, as of the executors' last heartbeats."""
         if self.draining:
             return ServiceState.DRAINING
         if self.pool.served is None or self.core.capacity is None:
@@ -92,12 +96,12 @@ class SchedulerService:
 
     @property
     def ready_executors(self) -> int:
-        """Executors that could take new sequences now."""
-        return sum(link.ready and not link.retiring for link in self.pool.links)
+        """Number of executors that can take new sequences now."""
+        return sum(link.ready and not link.draining for link in self.pool.links)
 
     @property
     def healthy(self) -> bool:
-        """A request sent now would get tokens."""
+        """Whether a request sent now would get tokens: the server's health."""
         active = self.pool.active
         if self.state is not ServiceState.SERVING or active is None or not active.ready:
             return False
@@ -105,14 +109,17 @@ class SchedulerService:
 
     @property
     def executors(self) -> list[ExecutorView]:
-        """All of them, those that draft last."""
+        """All executors, with the draft executors last."""
         pool, drafts = self.pool, self.drafts
         return [link.view(active=link is pool.active) for link in pool.links] + [
             link.view(active=link is drafts.active, draft=True) for link in drafts.links
         ]
 
     def served(self, caller: Identity) -> Served:
-        """The model. Raises ServiceError while no executor was seen; administrators are told why."""
+        """The served model and its tokenizer.
+
+        Raises ServiceError if no executor has been ready yet; its text gives the reasons to administrators.
+        """
         if self.pool.served is None:
             details = ", ".join(f"{link.address}: {link.detail}" for link in self.pool.links)
             why = f" ({details})" if caller.admin else ""
@@ -120,17 +127,20 @@ class SchedulerService:
         return self.pool.served
 
     def door(self, caller: Identity) -> Served:
-        """The model, for a new request. Raises ServiceError also while draining."""
+        """The served model, for a new request. Raises ServiceError as `served` does, and while draining."""
         if self.draining:
             raise ServiceError(ErrorReason.DRAINING, "draining", retry_after_s=RETRY_AFTER_S)
         return self.served(caller)
 
-    async def leave(self) -> None:
-        """Give all executors their sessions back."""
-        await asyncio.gather(self.pool.leave(), self.drafts.leave())
+    async def close_sessions(self) -> None:
+        """Close the scheduler's sessions on all executors, which frees their pages at once."""
+        await asyncio.gather(self.pool.close_sessions(), self.drafts.close_sessions())
 
     async def drain(self, timeout_s: float, force: asyncio.Event) -> None:
-        """Refuse new requests; wait until the live ones have ended, it takes too long, or force."""
+        """Refuse new requests from now on, and wait until the live ones have ended.
+
+        After `timeout_s`, or when `force` is set, those that are left end with SHUTTING_DOWN.
+        """
         self.draining = True
         log.info("draining", live=len(self.live), timeout_s=timeout_s)
         deadline = time.monotonic() + timeout_s
@@ -148,7 +158,7 @@ class SchedulerService:
 
     def _executors_changed(self) -> None:
         self._wake.set()
-        self._look.set()
+        self._wake_tick.set()
 
     def _model(self) -> ServedModel | None:
         return None if self.pool.served is None else self.pool.served.model
@@ -162,12 +172,14 @@ class SchedulerService:
             for link in (*self.pool.links, *self.drafts.links):
                 self.metrics.executor_ready.labels(link.address).set(link.ready)
             await show_health(self.healthy)
-            await self._look.wait(TICK_S)  # or until an executor is ready, lost or drains
+            await self._wake_tick.wait(TICK_S)  # or until an executor is ready or lost, or at a heartbeat
 
 
 async def _endless(work: Coroutine[object, object, None]) -> None:
-    """Work that ends only when it is cancelled. A task group would not mind if it just ended, or if
-    a CancelledError that was meant for something inside of it got out."""
+    """Await work that must end only when its task is cancelled. Raises RuntimeError if it ends otherwise.
+
+    A task group ignores a task that returns, or that raises CancelledError without having been cancelled.
+    """
     try:
         await work
     except asyncio.CancelledError:

@@ -1,1 +1,1 @@
-"""Executors as the loop sees them: `executor` is one of them, `pool` chooses the one to use."""
+"""Connections to executors: `executor` is one of them, `pool` chooses the active one."""

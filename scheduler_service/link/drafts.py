@@ -1,9 +1,9 @@
-"""The draft executors, whose smaller model drafts for the served one; one is active at a time.
+"""The pool of draft executors, whose smaller model drafts for the served model.
 
 Drafts are token ids of the served model, sampled with the same noise, so only vocabulary and sampling rules
-must be equal. An executor that differs at its first handshake is a mistake in the configuration: `mistaken`
-is set, and the scheduler exits. One that differs later (another process at the same address) is refused, and
-decoding goes on without drafts.
+must be equal. An executor that differs at its first handshake is a mistake in the configuration, at which
+the scheduler exits. One that differs later (another process at the same address) is refused, and decoding
+goes on without drafts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from paceline.channel import Security
 from paceline.service.logs import Log
 
-from scheduler_service.link.executor import ExecutorLink, RefusedExecutorError, Timing
+from scheduler_service.link.executor import ExecutorLink, Timing
 from scheduler_service.link.facts import ExecutorFacts
+from scheduler_service.link.handshake import RefusedExecutorError
 from scheduler_service.link.pool import LinkPool, owner_of
 from scheduler_service.model import ServedModel, TokenizerSource
 
@@ -23,7 +24,10 @@ log = Log(__name__)
 
 
 class DraftPool(LinkPool):
-    """The draft executors at `addresses`, which may be none. `served` tells the model, once it is known."""
+    """The draft executors at `addresses`, of which there may be none.
+
+    `served` returns the served model, or None as long as no executor has described it.
+    """
 
     def __init__(
         self,
@@ -35,52 +39,55 @@ class DraftPool(LinkPool):
         instance: str = "",
     ) -> None:
         self.mistake = ""
-        """Why this scheduler must not go on with the draft executors that it was given."""
-        self.mistaken = asyncio.Event()
-        doors = [_Door(address, served, self._complain) for address in addresses]
+        """The mistake in the configuration, once `misconfigured` is set."""
+        self.misconfigured = asyncio.Event()
+        checks = [_VocabularyCheck(address, served, self._report) for address in addresses]
         super().__init__(
             [
-                ExecutorLink(door.address, security, timing, door, changed, owner_of(instance, number))
-                for number, door in enumerate(doors)
+                ExecutorLink(check.address, security, timing, check, changed, owner_of(instance, number))
+                for number, check in enumerate(checks)
             ]
         )
 
-    def _complain(self, mistake: str) -> None:
+    def _report(self, mistake: str) -> None:
         self.mistake = self.mistake or mistake
-        self.mistaken.set()
+        self.misconfigured.set()
 
 
-class _Door:
-    """Lets one draft executor in if it speaks the served model's token ids."""
+class _VocabularyCheck:
+    """The CompatibilityCheck of one draft executor: its vocabulary is the served model's.
+
+    `report` is called with the mistake if the executor has never passed the check before.
+    """
 
     def __init__(
-        self, address: str, served: Callable[[], ServedModel | None], complain: Callable[[str], None]
+        self, address: str, served: Callable[[], ServedModel | None], report: Callable[[str], None]
     ) -> None:
         self.address = address
         self._served = served
-        self._complain = complain
-        self._met = False
+        self._report = report
+        self._has_passed = False
         self._last_refusal = ""
 
     def check(self, facts: ExecutorFacts) -> bool:
-        """Its tokenizer is never needed. Raises RefusedExecutorError if it won't do."""
+        """False: the executor's tokenizer is not needed. Raises RefusedExecutorError."""
         model = self._served()
         if model is None:
-            raise RefusedExecutorError("waiting to know the model that it drafts for")
+            raise RefusedExecutorError("waiting for the served model to be described")
         vocabulary = facts.vocabulary
         if vocabulary == model.vocabulary:
-            self._met = True
+            self._has_passed = True
             return False
         why = (
             f"the draft model's vocabulary ({facts.model_name}: {vocabulary}) is not "
             f"the served model's ({model.name}: {model.vocabulary})"
         )
-        if not self._met:
-            self._complain(f"--draft-executor {self.address}: {why}")
+        if not self._has_passed:
+            self._report(f"--draft-executor {self.address}: {why}")
         elif why != self._last_refusal:
             self._last_refusal = why
             log.error("draft executor refused", address=self.address, detail=why)
         raise RefusedExecutorError(why)
 
     async def learn(self, facts: ExecutorFacts, tokenizer: TokenizerSource) -> None:
-        """Nothing is."""
+        """Never called: `check` asks for no tokenizer."""

@@ -1,17 +1,21 @@
 """The connection to one executor: handshake, heartbeats, steps, and a new handshake after a loss.
 
-    unreachable ── greet (GetStatus, GetInfo, GetTokenizer, OpenSession) ──► ready ──► lost ──► ...
+    unreachable ── handshake ──► ready ──► lost ── handshake ──► ready ──► ...
 
 A new session replaces the scheduler's last one: its caches are released, and its late steps are refused.
 So after any loss, even if the executor was only frozen, no step is replayed, and sequences are recomputed.
 The session of a killed scheduler process is replaced too, since both have the same owner name.
 
-An executor is lost when its stream or connection ends (a killed process at once, a stopped one
-after the channel's ping timeout, about 3 s), when it does not answer a heartbeat within
-`heartbeat_timeout_s` (its event loop hangs), when it no longer knows our session, when a step
-makes no progress for `step_timeout_s`, or when a reply can't be parsed or does not fit its step. Nothing
-that an executor sends ends the scheduler. A long step is not a loss: the heartbeat, answered by the
-executor's event loop, tells the age of the running step.
+An executor counts as lost when
+
+- its stream or connection ends: a killed process at once, a stopped one after the ping timeout, about 3 s;
+- it does not answer a heartbeat within `heartbeat_timeout_s`, because its event loop hangs;
+- the answer to a heartbeat says that the session has ended, or that the process is another one;
+- a step makes no progress for `step_timeout_s`;
+- a reply can't be parsed, or does not fit its step.
+
+Nothing that an executor sends ends the scheduler. A long step alone is not a loss: heartbeats, which the
+executor's event loop answers meanwhile, tell the age of the running step.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from paceline import errors
 from paceline.aio.executor import ExecutorClient, StepStream
@@ -32,143 +36,138 @@ from paceline.session import Session
 
 from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 from scheduler_service.link.codec.foreign import brief
-from scheduler_service.link.codec.handshake import decode_facts, decode_heartbeat, decode_tokenizer
+from scheduler_service.link.codec.handshake import decode_heartbeat
 from scheduler_service.link.codec.steps import decode_result, encode_step
-from scheduler_service.link.facts import Bounds, ExecutorFacts, ExecutorPhase, Heartbeat
-from scheduler_service.model import ExecutorView, TokenizerSource
+from scheduler_service.link.facts import Bounds, ExecutorPhase, Heartbeat
+from scheduler_service.link.handshake import CompatibilityCheck, RefusedExecutorError, perform_handshake
+from scheduler_service.model import ExecutorView
 
 log = Log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long to wait, in seconds."""
+    """Intervals and timeouts of a connection, in seconds."""
 
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
     step_timeout_s: float = 120.0
-    greeting_timeout_s: float = 10.0  # of each of its RPCs
-    retry_s: float = 0.1  # doubles ...
-    retry_max_s: float = 0.5  # ... up to here
+    handshake_timeout_s: float = 10.0  # of each RPC of the handshake
+    retry_s: float = 0.1  # pause between two handshakes; doubles up to `retry_max_s`
+    retry_max_s: float = 0.5
 
     @property
     def lease_s(self) -> float:
-        """Lease of our sessions: a few heartbeats, so that a killed scheduler's pages are soon free."""
+        """Lease of sessions: a few heartbeats, so that a killed scheduler's pages are soon free."""
         return max(4.0, 4 * self.heartbeat_interval_s)
 
 
 class ExecutorLostError(Exception):
-    """The executor, or our session on it, is gone; the message says how."""
-
-
-class RefusedExecutorError(Exception):
-    """This executor can't serve our sequences; the message says why."""
-
-
-class Doorkeeper(Protocol):
-    """Decides which executors may serve."""
-
-    def check(self, facts: ExecutorFacts) -> bool:
-        """Whether its tokenizer is needed too. Raises RefusedExecutorError if it won't do."""
-
-    async def learn(self, facts: ExecutorFacts, tokenizer: TokenizerSource) -> None:
-        """What was needed. Raises RefusedExecutorError if it won't do."""
+    """The executor was lost; the message says how."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class _UnansweredStep:
     plan: PlannedStep
     step_id: int
-    at: float  # time.monotonic()
+    sent_at: float  # time.monotonic()
 
 
 class ExecutorLink:
-    """One executor at `address`. `run` keeps it greeted; the loop drives it while it is `ready`."""
+    """One executor, at `address`. `run` keeps the connection up; a loop sends steps while it is `ready`.
+
+    `changed` is called when `ready` or `detail` has changed, and at each heartbeat. `owner` names the
+    scheduler's sessions: the same after a restart, and no other link's; "": they have no owner.
+    """
 
     def __init__(
         self,
         address: str,
         security: Security,
         timing: Timing,
-        doorkeeper: Doorkeeper,
+        compatibility: CompatibilityCheck,
         changed: Callable[[], None],
         owner: str = "",
     ) -> None:
         self.address = address
         self.detail = "not reached yet"
-        """What it is waiting for, when not ready."""
+        """Why it is not ready; "" while it is."""
         self.losses = 0
         self.capacity: Capacity | None = None
+        """As of the last handshake."""
         self._security = security
         self._timing = timing
-        self._doorkeeper = doorkeeper
-        self._owner = owner  # of our sessions there: the same after a restart, nobody else's ever
-        self._changed = changed  # called when `ready` or `detail` has changed, and at each heartbeat
+        self._compatibility = compatibility
+        self._owner = owner
+        self._changed = changed
         self._client: ExecutorClient | None = None
         self._session: Session | None = None
-        self._last: Session | None = None  # the session, also when it was lost
+        self._last_session: Session | None = None  # kept after a loss, to be replaced by the next one
         self._stream: StepStream | None = None
         self._bounds: Bounds | None = None
-        self._sent: deque[_Sent] = deque()  # unanswered
+        self._unanswered: deque[_UnansweredStep] = deque()
         self._lost = asyncio.Event()
         self._last_refusal = ""
         self._heartbeat = Heartbeat()  # the last one
 
     @property
     def ready(self) -> bool:
-        """It was greeted and has not been lost since."""
+        """A handshake has succeeded, and the executor has not been lost since."""
         return self._session is not None
 
     @property
-    def retiring(self) -> bool:
-        """It drains: its sequences go on, and it takes no new ones."""
+    def draining(self) -> bool:
+        """The executor drains: its sequences continue, and it takes no new ones."""
         return self._heartbeat.phase is ExecutorPhase.DRAINING
 
     @property
     def step_age_s(self) -> float:
         """Seconds since the oldest unanswered step was sent; 0 without one."""
-        return time.monotonic() - self._sent[0].at if self._sent else 0.0
+        return time.monotonic() - self._unanswered[0].sent_at if self._unanswered else 0.0
 
     def view(self, *, active: bool, draft: bool = False) -> ExecutorView:
-        """For ListExecutors."""
+        """The executor's state, for ListExecutors."""
         return ExecutorView(
             address=self.address,
             connected=self.ready,
             active=active and self.ready,
-            detail="draining" if self.ready and self.retiring else self.detail,
+            detail="draining" if self.ready and self.draining else self.detail,
             total_pages=self._heartbeat.total_pages,
             available_pages=self._heartbeat.available_pages,
             losses=self.losses,
             draft=draft,
-            draining=self.retiring,
+            draining=self.draining,
         )
 
-    # Being there
+    # The connection
 
     async def run(self) -> None:
-        """Greet, watch, and greet again; ends only when cancelled."""
+        """Connect, send heartbeats, and connect again after a loss; ends only when cancelled."""
         retry_s = self._timing.retry_s
         try:
             while True:
                 self._client = ExecutorClient(self.address, security=self._security)
                 try:
-                    await self._greet(self._client)
+                    await self._connect(self._client)
                     retry_s = self._timing.retry_s
                     await self._watch(self._client)
                 except (errors.PacelineError, RefusedExecutorError, ValueError) as error:
                     self._not_ready(str(error))
-                except Exception as error:  # whatever it sent, it is this executor's fault or ours alone
-                    log.error("executor can't be greeted", error, address=self.address)
-                    self._part(f"what it says can't be handled ({type(error).__name__})")
+                except Exception as error:  # a bug, perhaps met by a reply: the other executors go on
+                    log.error("executor can't be used", error, address=self.address)
+                    self._disconnect(f"its reply can't be handled ({type(error).__name__})")
                 finally:
                     await self._client.close()
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, self._timing.retry_max_s)
         finally:
-            self._part("the scheduler has stopped")
+            self._disconnect("the scheduler has stopped")
 
-    async def leave(self, detail: str) -> None:
-        """Close our session, which frees its pages at once; unused until `run` has reconnected."""
+    async def close_session(self, detail: str) -> None:
+        """Close the session, which frees its pages at once. Not `ready` then, until `run` has reconnected.
+
+        `detail` becomes the link's detail.
+        """
         session, client = self._session, self._client
         if session is None or client is None:
             return
@@ -176,46 +175,23 @@ class ExecutorLink:
             await client.close_session(session.id, timeout_s=1.0)
         except errors.PacelineError as error:  # its lease will end it
             log.info("session not closed", address=self.address, detail=str(error))
-        if self._session is session:  # after the call: parting closes its channel
-            self._part(detail)
+        if self._session is session:  # not before the call, whose channel `_disconnect` closes
+            self._disconnect(detail)
 
-    async def _greet(self, client: ExecutorClient) -> None:
-        timeout_s = self._timing.greeting_timeout_s
-        heartbeat = decode_heartbeat(await client.get_status(timeout_s=timeout_s))
-        match heartbeat.phase:
-            case ExecutorPhase.LOADING:
-                raise RefusedExecutorError(
-                    f"{heartbeat.loading or 'loading'} ({heartbeat.load_fraction:.0%})"
-                )
-            case ExecutorPhase.DRAINING:
-                raise RefusedExecutorError("draining")
-            case None:
-                raise RefusedExecutorError("in an unknown state")
-        facts = decode_facts(await client.get_info(timeout_s=timeout_s))
-        if self._doorkeeper.check(facts):
-            try:
-                tokenizer = decode_tokenizer(await client.get_tokenizer(timeout_s=timeout_s))
-            except errors.NotFound:
-                tokenizer = TokenizerSource()  # token ids only
-            await self._doorkeeper.learn(facts, tokenizer)
-        last = self._last if self._last is not None and self._last.epoch == facts.epoch else None
-        session = await client.open_session(
-            replaces=last.id if last is not None else 0,
-            lease_ms=round(self._timing.lease_s * 1000),
-            label="paceline scheduler",
+    async def _connect(self, client: ExecutorClient) -> None:
+        timing = self._timing
+        handshake = await perform_handshake(
+            client,
+            self._compatibility,
+            replaces=self._last_session,
             owner=self._owner,
-            timeout_s=timeout_s,
+            lease_s=timing.lease_s,
+            timeout_s=timing.handshake_timeout_s,
         )
-        if session.epoch != facts.epoch:
-            raise RefusedExecutorError("restarted while it was greeted")
-        if not session.id:  # the default session, which everybody shares
-            raise RefusedExecutorError("it opened no session")
-        self.capacity = facts.capacity
-        self._bounds = Bounds(
-            facts.vocabulary.size, facts.capacity.context_length, facts.capacity.total_pages
-        )
-        self._session = self._last = session
-        self._heartbeat = heartbeat
+        facts, session = handshake.facts, handshake.session
+        self.capacity, self._bounds = facts.capacity, facts.bounds
+        self._session = self._last_session = session
+        self._heartbeat = handshake.heartbeat
         self._lost.clear()
         self.detail = self._last_refusal = ""
         log.info("executor ready", address=self.address, model=facts.model_name, epoch=session.epoch)
@@ -247,17 +223,17 @@ class ExecutorLink:
                     await self._lost.wait()
 
     def lose(self, detail: str) -> None:
-        """The executor is gone, as far as we can tell; `run` will greet it again."""
+        """Treat the executor as lost, because of `detail`; `run` connects to it again."""
         if self._session is None:
             return
         log.warning("executor lost", address=self.address, detail=brief(detail))
         self.losses += 1
-        self._part(detail)
+        self._disconnect(detail)
 
-    def _part(self, detail: str) -> None:
+    def _disconnect(self, detail: str) -> None:
         self._session = None
         self.detail = self._last_refusal = brief(detail)
-        self._sent.clear()
+        self._unanswered.clear()
         self._lost.set()
         if self._stream is not None:
             self._stream.close()
@@ -271,27 +247,27 @@ class ExecutorLink:
             log.info("executor not ready", address=self.address, detail=detail)
             self._changed()
 
-    # Being driven
+    # Steps
 
     def open_stream(self) -> None:
-        """Begin to drive it. Raises ExecutorLostError."""
+        """Open the stream on which steps are sent. Raises ExecutorLostError."""
         if self._client is None or self._session is None:
             raise ExecutorLostError(self.detail)
         self._stream = self._client.stream()
 
     def check(self) -> None:
-        """Raises ExecutorLostError if it was lost since `open_stream`."""
+        """Raises ExecutorLostError if the executor was lost since `open_stream`."""
         if self._stream is None:
             raise ExecutorLostError(self.detail)
 
     async def send(self, plan: PlannedStep) -> None:
-        """Send one step; returns when it is on its way. Raises ExecutorLostError."""
+        """Send one step; returns when gRPC has taken it. Raises ExecutorLostError."""
         stream, session = self._stream, self._session
         if stream is None or session is None:
             raise ExecutorLostError(self.detail)
         header = session.header()
         step = encode_step(plan, header)
-        self._sent.append(_Sent(plan, header.step_id, time.monotonic()))
+        self._unanswered.append(_UnansweredStep(plan, header.step_id, time.monotonic()))
         try:
             await stream.send(step)
         except errors.PacelineError as error:
@@ -304,19 +280,19 @@ class ExecutorLink:
             raise ExecutorLostError(self.detail)
         try:
             message = await stream.recv()
-            sent = self._sent.popleft()
+            sent = self._unanswered.popleft()
             if (message.step_id, message.epoch) != (sent.step_id, session.epoch):
                 raise ValueError(f"step {message.step_id}, epoch {message.epoch}, which was not sent")
             return decode_result(sent.plan, message, bounds)
         except errors.PacelineError as error:
-            # A step that was refused whole is no answer to any row: our session is gone, or we
-            # disagree on where it stands. Either way the way out is a new session.
+            # Also a step that was refused as a whole: the session has ended, or the executor and the core
+            # disagree on its state. Only a new session helps.
             self._fail(stream, f"the stream broke: {error}")
         except (ValueError, IndexError) as error:
             self._fail(stream, f"an answer that does not fit its step: {error}")
 
     def _fail(self, stream: StepStream, detail: str) -> NoReturn:
-        if self._stream is not stream:  # lost before, and maybe there again
+        if self._stream is not stream:  # lost before, and perhaps connected again
             raise ExecutorLostError(self.detail)
         self.lose(detail)
         raise ExecutorLostError(detail)

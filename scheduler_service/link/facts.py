@@ -1,4 +1,4 @@
-"""What executors say of themselves, and the model that a scheduler makes of it."""
+"""What an executor says of itself, and the served model that a scheduler derives from it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ log = Log(__name__)
 
 
 class ExecutorPhase(enum.Enum):
-    """Between its start and its end."""
+    """The state of an executor process."""
 
     LOADING = "loading"
     SERVING = "serving"
-    DRAINING = "draining"  # what it has goes on, and nothing new begins there
+    DRAINING = "draining"  # its caches continue, and it opens no new ones
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What an executor can do now: GetStatus."""
+    """An executor's current state: a reply to GetStatus."""
 
-    epoch: int = 0  # random, new at each of its starts
-    phase: ExecutorPhase | None = None  # None: one that we don't know
-    loading: str = ""  # what it is loading
-    load_fraction: float = 0.0
+    epoch: int = 0  # random, new at each start of the process
+    phase: ExecutorPhase | None = None  # None: a state that this version does not know
+    loading: str = ""  # the part of the start that is under way, such as "weights"
+    load_fraction: float = 0.0  # 0 to 1
     step_age_s: float = 0.0  # since the running step began; 0 without one
     total_pages: int = 0
-    available_pages: int = 0  # free and evictable
+    available_pages: int = 0  # free or cached
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What no honest answer of an executor exceeds."""
+    """Upper bounds against which an executor's answers are checked."""
 
     vocab_size: int
     context_length: int  # tokens
@@ -47,12 +47,12 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorFacts:
-    """What an executor has and can do, for as long as it lives: GetInfo. Texts are cut to a safe length."""
+    """What an executor process has and can do: its reply to GetInfo. Texts are cut by `brief`."""
 
     epoch: int
     capacity: Capacity
-    fingerprints: Fingerprints  # failover demands that it is equal
-    vocabulary: TokenSpace  # drafting demands that it is equal
+    fingerprints: Fingerprints  # equal in all executors of a scheduler, for failover
+    vocabulary: TokenSpace  # equal in its draft executors too
     model_name: str
     architecture: str
     dtype: str
@@ -65,14 +65,14 @@ class ExecutorFacts:
 
     @property
     def bounds(self) -> Bounds:
-        """What its answers are checked against."""
+        """The bounds of this executor's answers."""
         return Bounds(self.vocabulary.size, self.capacity.context_length, self.capacity.total_pages)
 
 
 def served_model(facts: ExecutorFacts, tokenizer: TokenizerSource, own: RequestAllowance) -> ServedModel:
-    """The model, with the settings' limits narrowed to what this executor takes.
+    """The model that an executor describes. Its limits are the settings' (`own`), lowered to the executor's.
 
-    Raises ValueError if it has more end tokens than a step may carry: no request could be computed.
+    Raises ValueError if the model has more end tokens than a row may carry: no request could be computed.
     """
     eos = _end_tokens(facts, tokenizer)
     if len(eos) > facts.max_stop_token_ids:
@@ -94,7 +94,7 @@ def served_model(facts: ExecutorFacts, tokenizer: TokenizerSource, own: RequestA
             max_n=min(own.max_n, facts.capacity.max_sequences) if facts.can_fork else 1,
             max_stop_strings=own.max_stop_strings,
             max_stop_string_bytes=own.max_stop_string_bytes,
-            # end tokens travel beside them, to be masked until min_tokens
+            # A row carries the end tokens too, which are masked until min_tokens.
             max_stop_token_ids=max(0, min(own.max_stop_token_ids, facts.max_stop_token_ids - len(eos))),
             max_logit_bias=min(own.max_logit_bias, facts.max_logit_bias),
             max_logprobs=min(own.max_logprobs, facts.max_logprobs),
@@ -106,17 +106,17 @@ def served_model(facts: ExecutorFacts, tokenizer: TokenizerSource, own: RequestA
 
 
 def _end_tokens(facts: ExecutorFacts, tokenizer: TokenizerSource) -> frozenset[int]:
-    """Ids outside of the vocabulary are never sampled, and executors refuse steps that carry them."""
+    """The model's end tokens without those outside of the vocabulary, for which executors refuse a step."""
     given = facts.eos_token_ids | tokenizer.eos_token_ids
-    known = frozenset(id_ for id_ in given if id_ < facts.vocabulary.size)
-    if known != given:
-        outside, size = sorted(given - known)[:8], facts.vocabulary.size
+    valid = frozenset(id_ for id_ in given if id_ < facts.vocabulary.size)
+    if valid != given:
+        outside, size = sorted(given - valid)[:8], facts.vocabulary.size
         log.warning("end tokens outside of the vocabulary ignored", ids=outside, vocab_size=size)
-    return known
+    return valid
 
 
 def _generation_defaults(given: Mapping[str, float]) -> dict[str, float]:
-    """Those that requests may have: another would make each request fail that does not say its own."""
+    """The model's sampling defaults within their ranges; others would fail every request that omits them."""
     defaults = {}
     for key, value in given.items():
         if key not in RANGES:

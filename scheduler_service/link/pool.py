@@ -1,9 +1,8 @@
-"""All executors on the command line: one is active, the others stand by for failover.
+"""The pools of executors. In each, one executor is active, and the others stand by for failover.
 
-The first that is ready becomes active and stays so until it is lost. What the first one said about
-its model holds from then on: an executor of another model, or with other sampling rules, would go
-on with other tokens, and is refused. (The pool is its links' doorkeeper.) `drafts.py` has the pool of
-the executors that draft.
+The first executor that is ready becomes active, and stays so until it is lost. The first one to connect
+determines the served model. One with another model or other sampling rules would continue sequences with
+other tokens, and is refused. `drafts.py` has the pool of the draft executors.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from dataclasses import dataclass
 from paceline.channel import Security
 from paceline.service.logs import Log
 
-from scheduler_service.link.executor import ExecutorLink, RefusedExecutorError, Timing
+from scheduler_service.link.executor import ExecutorLink, Timing
 from scheduler_service.link.facts import ExecutorFacts, served_model
+from scheduler_service.link.handshake import RefusedExecutorError
 from scheduler_service.model import RequestAllowance, ServedModel, TokenizerSource
 from scheduler_service.text.errors import UnusableTokenizerError
 from scheduler_service.text.pool import TextPool
@@ -27,56 +27,61 @@ log = Log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What this scheduler serves, known since its first executor."""
+    """The model that this scheduler serves, and its tokenizer."""
 
     model: ServedModel
     text: TextTools | None  # None: the model has no tokenizer, prompts are token ids
-    files: TokenizerSource | None = None  # what `text` is made of
+    files: TokenizerSource | None = None  # those that `text` has loaded
 
 
 def owner_of(instance: str, number: int) -> str:
-    """The name under which the scheduler `instance` owns the sessions of its link `number`; "" for "".
+    """The owner of the sessions that link `number` of the scheduler `instance` opens; "" for "".
 
-    Two links never have the same one, even to the same executor: each would end the other's session.
+    No two links have the same owner, even if they connect to the same executor: each would end the other's
+    session.
     """
     return f"{instance}#{number}" if instance else ""
 
 
 class LinkPool:
-    """Links of which one is driven at a time."""
+    """Links to executors, of which at most one is active: its executor gets the steps."""
 
     def __init__(self, links: Sequence[ExecutorLink]) -> None:
         self.links = links
         self.active: ExecutorLink | None = None
 
     async def run(self) -> None:
-        """Keep all links greeted; ends only when cancelled."""
+        """Keep all links connected; ends only when cancelled."""
         async with asyncio.TaskGroup() as group:
             for link in self.links:
                 group.create_task(link.run(), name=f"link {link.address}")
 
     def choose(self) -> ExecutorLink | None:
-        """The one to drive from now on: the active one while it lasts, else the next that takes openings."""
+        """The active link; one that is not ready is replaced first, by a link that is and does not drain.
+
+        None: there is no such link.
+        """
         if self.active is None or not self.active.ready:
-            self.active = next((link for link in self.links if link.ready and not link.retiring), None)
+            self.active = next((link for link in self.links if link.ready and not link.draining), None)
             if self.active is not None:
                 log.info("executor active", address=self.active.address)
         return self.active
 
     def should_leave(self, link: ExecutorLink, *, holds_caches: bool) -> bool:
-        """It drains, and another one is ready, or nothing of ours is left on it."""
-        others = any(other.ready and not other.retiring for other in self.links)
-        return link.retiring and (others or not holds_caches)
+        """Whether to stop using a link: it drains, and another can take over or it has none of our caches."""
+        others = any(other.ready and not other.draining for other in self.links)
+        return link.draining and (others or not holds_caches)
 
-    async def leave(self) -> None:
-        """Give all sessions back."""
-        await asyncio.gather(*(link.leave("the scheduler is shutting down") for link in self.links))
+    async def close_sessions(self) -> None:
+        """Close the sessions of all links."""
+        await asyncio.gather(*(link.close_session("the scheduler is shutting down") for link in self.links))
 
 
 class ExecutorPool(LinkPool):
-    """The executors at `addresses`; `text` loads the first one's tokenizer.
+    """The executors at `addresses`; `text` loads the tokenizer of the first one to connect.
 
-    `changed` is called when one is ready or lost, and at heartbeats.
+    `changed` is called when an executor is ready or lost, and at each heartbeat. The pool is the
+    CompatibilityCheck of its links.
     """
 
     def __init__(
@@ -101,24 +106,30 @@ class ExecutorPool(LinkPool):
         self._learning = asyncio.Lock()
 
     def check(self, facts: ExecutorFacts) -> bool:
-        """Whether its tokenizer is needed: only the first one's. Raises RefusedExecutorError."""
+        """Whether the executor's tokenizer is needed: until a model is served.
+
+        Raises RefusedExecutorError if the executor has not the served model, vocabulary and sampling rules.
+        """
         if self.served is None:
             return True
-        theirs, expected = facts.fingerprints, self.served.model.fingerprints
-        if theirs.model != expected.model:
+        model = self.served.model
+        found, expected = facts.fingerprints, model.fingerprints
+        if found.model != expected.model:
             raise RefusedExecutorError(
-                f"another model ({facts.model_name}, fingerprint {theirs.model.hex()[:12]}) "
-                f"than the one served ({self.served.model.name}, {expected.model.hex()[:12]})"
+                f"another model ({facts.model_name}, fingerprint {found.model.hex()[:12]}) "
+                f"than the one served ({model.name}, {expected.model.hex()[:12]})"
             )
-        if theirs.sampler != expected.sampler:
-            raise RefusedExecutorError(f"other sampling rules ({theirs.sampler}, not {expected.sampler})")
-        vocabulary, known = facts.vocabulary, self.served.model.vocabulary
-        if vocabulary != known:
-            raise RefusedExecutorError(f"another vocabulary ({vocabulary}, not {known})")
+        if found.sampler != expected.sampler:
+            raise RefusedExecutorError(f"other sampling rules ({found.sampler}, not {expected.sampler})")
+        if facts.vocabulary != model.vocabulary:
+            raise RefusedExecutorError(f"another vocabulary ({facts.vocabulary}, not {model.vocabulary})")
         return False
 
     async def learn(self, facts: ExecutorFacts, tokenizer: TokenizerSource) -> None:
-        """What is served from now on, unless another executor was faster. Raises RefusedExecutorError."""
+        """Serve this executor's model from now on, unless one is served meanwhile: then only `check` it.
+
+        Raises RefusedExecutorError if the tokenizer can't be used, ValueError if the model can't be served.
+        """
         async with self._learning:
             if not self.check(facts):
                 return

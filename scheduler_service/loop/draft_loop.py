@@ -82,7 +82,7 @@ class DraftLoop:
         self._wake_main()
         while True:
             if self._pool.should_leave(link, holds_caches=True):
-                await link.leave("draining")
+                await link.close_session("draining")
             link.check()
             if not self.plan(self._clock()):
                 await self._wake.wait(None)

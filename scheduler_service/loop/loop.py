@@ -80,10 +80,10 @@ class Loop:
         answered_at = 0.0
         while True:
             now = self._clock()
-            if link.retiring:
+            if link.draining:
                 core.executor_retires()
             if not unanswered and self._pool.should_leave(link, holds_caches=core.holds_caches):
-                await link.leave("draining")
+                await link.close_session("draining")
                 link.check()
             live.post(core.expire(now))
             drafting = drafts.plan(now)  # first: sequences that wait for drafts are left out of this step

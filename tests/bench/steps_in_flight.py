@@ -95,7 +95,7 @@ async def at_the_loop(
     pool = ExecutorPool(
         settings.executor, PLAINTEXT, settings.timing, settings.request_limits, text, changed=wake.set
     )
-    anything: Any = sink  # quacks like LiveRequests and Metrics
+    anything: Any = sink  # stands for StreamRegistry and Telemetry
     drafts = DraftLoop(
         core, DraftPool((), PLAINTEXT, settings.timing, lambda: None, wake.set), anything, Wake(), wake.set
     )
@@ -111,7 +111,7 @@ async def at_the_loop(
             )
         wake.set()
         await asyncio.sleep(seconds)
-        await pool.leave()
+        await pool.close_sessions()
     finally:
         for task in tasks:
             task.cancel()

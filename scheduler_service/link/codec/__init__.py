@@ -1,1 +1,1 @@
-"""Where protobuf ends towards executors: steps and their answers, the handshake."""
+"""Protobuf messages of the executor protocol, from and to plain types: the only place that knows them."""

@@ -1,4 +1,4 @@
-"""What an executor says of itself, in plain types: GetInfo, GetTokenizer and GetStatus."""
+"""Decodes an executor's replies to GetInfo, GetTokenizer and GetStatus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PHASES = {
 
 
 def decode_facts(info: pb.GetInfoResponse) -> ExecutorFacts:
-    """Raises ValueError if the executor can hold nothing, or has no vocabulary."""
+    """The facts in a reply to GetInfo. Raises ValueError if the vocabulary or a limit is 0."""
     model, limits, prints = info.model, info.limits, info.fingerprints
     if model.vocab_size < 1:
         raise ValueError("the executor's vocab_size is 0")
@@ -59,7 +59,7 @@ def _capacity(info: pb.GetInfoResponse) -> Capacity:
 
 
 def decode_tokenizer(message: pb.GetTokenizerResponse) -> TokenizerSource:
-    """The files for `text.TextTools`, and what they say of generation."""
+    """The files in a reply to GetTokenizer, its pieces joined."""
     return TokenizerSource(
         tokenizer_json=message.tokenizer_json,
         chat_template=message.chat_template,
@@ -72,7 +72,7 @@ def decode_tokenizer(message: pb.GetTokenizerResponse) -> TokenizerSource:
 
 
 def decode_heartbeat(status: pb.GetStatusResponse) -> Heartbeat:
-    """What the executor can do now."""
+    """The executor's current state."""
     cache = status.cache
     return Heartbeat(
         epoch=status.epoch,

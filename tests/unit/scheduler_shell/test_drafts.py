@@ -152,8 +152,8 @@ async def test_an_answer_that_the_core_does_not_know_loses_the_draft_executor() 
 async def test_no_draft_executor_is_let_in_before_the_model_is_known() -> None:
     async with serving(FakeExecutor()) as port, drafting(port, served=None) as made:
         (link,) = made.pool.links
-        await made.until(lambda: link.detail.startswith("waiting to know the model"))
-        assert not made.pool.mistaken.is_set()
+        await made.until(lambda: link.detail.startswith("waiting for the served model"))
+        assert not made.pool.misconfigured.is_set()
         assert made.core.calls == []
 
 
@@ -175,7 +175,7 @@ async def test_another_vocabulary_at_the_first_meeting_is_a_mistake_that_names_b
 ) -> None:
     async with serving(FakeExecutor()) as port, drafting(port, served=other(**change)) as made:
         async with asyncio.timeout(10):
-            await made.pool.mistaken.wait()
+            await made.pool.misconfigured.wait()
         assert f"--draft-executor 127.0.0.1:{port}" in made.pool.mistake
         assert "10 tokens, fingerprint 776f726473, s" in made.pool.mistake
         assert said in made.pool.mistake
@@ -190,7 +190,7 @@ async def test_another_vocabulary_later_is_refused_and_shown_and_no_mistake() ->
         link.lose("for the test")
         await made.until(lambda: "vocabulary" in link.detail)
         assert not link.ready
-        assert not made.pool.mistaken.is_set()
+        assert not made.pool.misconfigured.is_set()
         assert made.core.calls == ["ready", "lost"]
         fake.vocabulary = b"words"
         await made.until(lambda: made.core.calls == ["ready", "lost", "ready"])

@@ -235,7 +235,7 @@ async def test_a_draining_executor_is_left_only_for_another() -> None:
     async with serving(fake) as port, running(port) as pool:
         link = await pool.active()
         fake.state = pb.EXECUTOR_STATE_DRAINING
-        await pool.until(lambda: link.retiring)
+        await pool.until(lambda: link.draining)
         assert not pool.pool.should_leave(link, holds_caches=True)
         assert pool.pool.should_leave(link, holds_caches=False)
         assert await exchange(link) == [7]
