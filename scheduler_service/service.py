@@ -21,7 +21,7 @@ from scheduler_service.loop.wake import Wake
 from scheduler_service.metrics.metrics import MAX_IDENTITIES, Telemetry
 from scheduler_service.metrics.rates import Rates
 from scheduler_service.model import ExecutorView, ServedModel, ServiceState
-from scheduler_service.streams.streams import LiveRequests
+from scheduler_service.streams.registry import StreamRegistry
 from scheduler_service.text.pool import TextPool
 
 log = Log(__name__)
@@ -62,9 +62,9 @@ class SchedulerService:
             changed=wake_drafts.set,
             instance=f"{settings.instance_name}#draft" if settings.instance_name else "",
         )
-        self.live = LiveRequests(self.core, self.metrics, time.monotonic, wake.set)
+        self.streams = StreamRegistry(self.core, self.metrics, time.monotonic, wake.set)
         self._draft_loop = DraftLoop(self.core, self.drafts, self.metrics, wake_drafts, wake.set)
-        self._loop = Loop(self.core, self.pool, self._draft_loop, self.live, self.metrics, wake)
+        self._loop = Loop(self.core, self.pool, self._draft_loop, self.streams, self.metrics, wake)
 
     async def run(self, show_health: Callable[[bool], Awaitable[None]]) -> None:
         """Serve until cancelled, or until a bug raises an exception; then end all live requests.
@@ -83,7 +83,7 @@ class SchedulerService:
         finally:
             self.draining = True
             stopped = ServiceError(ErrorReason.INTERNAL, "the scheduler has stopped")
-            self.live.cancel_all(stopped, stopped)
+            self.streams.cancel_all(stopped, stopped)
 
     @property
     def state(self) -> ServiceState:
@@ -126,7 +126,7 @@ class SchedulerService:
             raise ServiceError(ErrorReason.NOT_READY, f"no executor yet{why}", retry_after_s=RETRY_AFTER_S)
         return self.pool.served
 
-    def door(self, caller: Identity) -> Served:
+    def served_for_request(self, caller: Identity) -> Served:
         """The served model, for a new request. Raises ServiceError as `served` does, and while draining."""
         if self.draining:
             raise ServiceError(ErrorReason.DRAINING, "draining", retry_after_s=RETRY_AFTER_S)
@@ -142,17 +142,17 @@ class SchedulerService:
         After `timeout_s`, or when `force` is set, those that are left end with SHUTTING_DOWN.
         """
         self.draining = True
-        log.info("draining", live=len(self.live), timeout_s=timeout_s)
+        log.info("draining", live=len(self.streams), timeout_s=timeout_s)
         deadline = time.monotonic() + timeout_s
-        while len(self.live) and not force.is_set() and (left := deadline - time.monotonic()) > 0:
+        while len(self.streams) and not force.is_set() and (left := deadline - time.monotonic()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, 0.05)):
                     await force.wait()
-        if len(self.live):
-            log.warning("ending live requests", live=len(self.live))
+        if len(self.streams):
+            log.warning("ending live requests", live=len(self.streams))
             why = "the scheduler is shutting down"
             reason = ErrorReason.SHUTTING_DOWN
-            self.live.cancel_all(
+            self.streams.cancel_all(
                 ServiceError(reason, why), ServiceError(reason, why, retry_after_s=RETRY_AFTER_S)
             )
 
@@ -165,7 +165,7 @@ class SchedulerService:
 
     async def _tick(self, show_health: Callable[[bool], Awaitable[None]]) -> None:
         while True:
-            self.live.cancel_stalled(self.settings.stall_timeout_s)
+            self.streams.cancel_stalled(self.settings.stall_timeout_s)
             snapshot = self.core.snapshot()
             self.metrics.show(snapshot, self.core.shares(MAX_IDENTITIES))
             self.rates.observe(snapshot.counters, time.monotonic())

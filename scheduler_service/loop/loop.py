@@ -25,7 +25,7 @@ from scheduler_service.link.pool import ExecutorPool
 from scheduler_service.loop.draft_loop import DraftLoop
 from scheduler_service.loop.wake import Wake
 from scheduler_service.metrics.metrics import Telemetry
-from scheduler_service.streams.streams import LiveRequests
+from scheduler_service.streams.registry import StreamRegistry
 
 log = Log(__name__)
 
@@ -38,7 +38,7 @@ class Loop:
         core: StepScheduler,
         pool: ExecutorPool,
         drafts: DraftLoop,
-        live: LiveRequests,
+        streams: StreamRegistry,
         metrics: Telemetry,
         wake: Wake,
         clock: Callable[[], float] = time.monotonic,
@@ -46,7 +46,7 @@ class Loop:
         self._core = core
         self._pool = pool
         self._drafts = drafts
-        self._live = live
+        self._streams = streams
         self._metrics = metrics
         self._wake = wake
         self._clock = clock
@@ -58,24 +58,24 @@ class Loop:
             try:
                 await self._drive(link)
             except ExecutorLostError as loss:
-                if live := len(self._live):
+                if live := len(self._streams):
                     log.warning("requests go back to the queue", live=live, detail=str(loss))
-                self._live.post(self._core.executor_lost(self._clock()))
-                self._live.deliver()
+                self._streams.post(self._core.executor_lost(self._clock()))
+                self._streams.deliver()
 
     async def _next_executor(self) -> ExecutorLink:
         while (link := self._pool.choose()) is None:
             now = self._clock()
-            self._live.post(self._core.expire(now))
-            self._live.deliver()
+            self._streams.post(self._core.expire(now))
+            self._streams.deliver()
             await self._wake.wait(self._until_wakeup(now))
         return link
 
     async def _drive(self, link: ExecutorLink) -> None:
-        core, live, drafts = self._core, self._live, self._drafts
+        core, streams, drafts = self._core, self._streams, self._drafts
         link.open_stream()
         assert link.capacity is not None
-        live.post(core.executor_ready(link.capacity, self._clock()))
+        streams.post(core.executor_ready(link.capacity, self._clock()))
         unanswered: deque[tuple[float, int]] = deque()  # when each was sent, and its rows
         answered_at = 0.0
         while True:
@@ -85,7 +85,7 @@ class Loop:
             if not unanswered and self._pool.should_leave(link, holds_caches=core.holds_caches):
                 await link.close_session("draining")
                 link.check()
-            live.post(core.expire(now))
+            streams.post(core.expire(now))
             drafting = drafts.plan(now)  # first: sequences that wait for drafts are left out of this step
             while (plan := core.plan(now)) is not None:
                 unanswered.append((now, len(plan.rows) + len(plan.openings)))
@@ -95,12 +95,12 @@ class Loop:
                     drafting = drafts.plan(now)
             if drafting:
                 await asyncio.sleep(0)  # lets the draft loop send before `deliver` detokenizes
-            live.deliver()
+            streams.deliver()
             if unanswered:
                 result = await link.receive()
                 now = self._clock()
                 try:
-                    live.post(core.apply(result, now))
+                    streams.post(core.apply(result, now))
                 except UnknownStep as error:
                     link.lose(f"an answer that does not fit its step: {error}")
                     link.check()

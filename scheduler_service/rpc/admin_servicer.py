@@ -37,13 +37,13 @@ class AdminServicer(AdminServiceServicer):
         """End requests by id: those of one identity, or of all identities if none is named."""
         self._check(context, "AbortRequests")
         check_aborts(request.request_ids)
-        live, why = self._service.live, "aborted by an operator"
+        streams, why = self._service.streams, "aborted by an operator"
         response = pb.AbortRequestsResponse()
         for request_id in request.request_ids:
             if request.identity:
-                aborted = live.abort(request_id, request.identity, why)
+                aborted = streams.abort(request_id, request.identity, why)
             else:
-                aborted = live.abort_everybodys(request_id, why)
+                aborted = streams.abort_all(request_id, why)
             (response.aborted if aborted else response.unknown).append(request_id)
         return response
 

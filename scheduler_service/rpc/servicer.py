@@ -39,7 +39,7 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class SchedulerServicer(SchedulerServiceServicer):
-    """The public API. Handlers keep no state of requests; `service.live` does."""
+    """The public API. Handlers keep no state of requests; `service.streams` does."""
 
     def __init__(self, service: SchedulerService, credentials: Credentials) -> None:
         self._service, self._credentials = service, credentials
@@ -72,7 +72,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             self._metrics.ended_badly(error)
             raise
         finally:
-            self._service.live.leave(stream)
+            self._service.streams.close(stream)
 
     async def GenerateUnary(
         self, request: pb.GenerateUnaryRequest, context: _Context
@@ -89,7 +89,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             self._metrics.ended_badly(error)
             raise
         finally:
-            self._service.live.leave(stream)
+            self._service.streams.close(stream)
 
     async def Tokenize(  # type: ignore[override]  # encodes by itself
         self, request: pb.TokenizeRequest, context: _Context
@@ -121,7 +121,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         caller = self._credentials.identify(context)
         response = pb.AbortResponse()
         for request_id in request.request_ids:
-            aborted = self._service.live.abort(request_id, caller.name, "aborted")
+            aborted = self._service.streams.abort(request_id, caller.name, "aborted")
             (response.aborted if aborted else response.unknown).append(request_id)
         return response
 
@@ -170,8 +170,8 @@ class SchedulerServicer(SchedulerServiceServicer):
         if not await self._arrivals.turn(caller.name):
             return
         try:
-            self._service.door(caller)
-            self._service.live.check_any_room(caller, _deadline(context))
+            self._service.served_for_request(caller)
+            self._service.streams.check_any_room(caller, _deadline(context))
         except ServiceError as error:
             await self._refused(caller, error)
             raise
@@ -188,14 +188,14 @@ class SchedulerServicer(SchedulerServiceServicer):
         arrival, caller = time.monotonic(), self._credentials.identify(context)
         deadline = _deadline(context)
         try:
-            served = self._service.door(caller)
+            served = self._service.served_for_request(caller)
             checked = check_request(request, served.model, self._drafting)
             check_priority(checked.priority, caller)
-            self._service.live.check_id(caller, checked)
-            known = len(checked.prompt.ids) if isinstance(checked.prompt, TokenPrompt) else 1
-            self._service.live.check_room(caller, checked, known, deadline)  # before the work of tokenizing
+            self._service.streams.check_id(caller, checked)
+            min_tokens = len(checked.prompt.ids) if isinstance(checked.prompt, TokenPrompt) else 1
+            self._service.streams.check_room(caller, checked, min_tokens, deadline)  # before tokenizing
             ids = await _token_ids(checked.prompt, served, caller)
-            return self._service.live.admit(
+            return self._service.streams.admit(
                 checked,
                 ids,
                 caller,

@@ -1,1 +1,1 @@
-"""The answers of live requests, each on its way to its client."""
+"""The streams of live requests: their output on its way to the clients."""

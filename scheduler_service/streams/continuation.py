@@ -1,4 +1,4 @@
-"""Output of an interrupted stream that is to go on here."""
+"""A continuation: the output that a client received of a stream, which this scheduler is to continue."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from scheduler_service.errors import mismatch
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What was received before the interruption, and what it was made by."""
+    """The output received, and the digest of the prompt's token ids on the scheduler that sent it."""
 
     completions: tuple[Continued, ...]
-    text_bytes: tuple[int, ...]  # UTF-8 bytes of text received; one for each of `completions`
+    text_bytes: tuple[int, ...]  # UTF-8 bytes of text received of each of `completions`
     prompt_digest: bytes
 
     @property
     def tokens(self) -> int:
-        """All completions' together."""
+        """Number of tokens received of all completions."""
         return sum(len(one.ids) for one in self.completions)
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
-        """Raises ServiceError if the prompt's token ids are others than where it began."""
+        """Raises ServiceError if these are not the token ids on the scheduler that began the stream."""
         if prompt_digest(prompt) != self.prompt_digest:
             raise mismatch("continuation.prompt_digest", "the prompt has other token ids here")
 

@@ -1,6 +1,6 @@
-"""What a stream's reader takes, in plain types: a start, then deltas of its completions, and an end of each.
+"""The outputs of a stream, as plain data: a start, then deltas of its completions, and an end of each.
 
-The codec of each door writes them in its own protocol.
+The RPC layer encodes them.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from scheduler_service.model import ServedModel
 
 @dataclass(frozen=True, slots=True)
 class OutputStart:
-    """Goes before all else: how the request was resolved, so that it can be continued elsewhere."""
+    """A stream's first output: all that is needed to continue the request on another scheduler."""
 
     request_id: str  # the caller's
-    request: Request
+    request: Request  # with defaults filled in
     model: ServedModel
     max_tokens: int  # of each completion
-    cached_tokens: int  # of the prompt, found in the prefix cache
+    cached_tokens: int  # prefix hit of the prompt
 
 
 @dataclass(slots=True)
 class OutputDelta:
     """New ids and text of one completion; one of them may be empty.
 
-    Never changed once made; not frozen, because that would make it four times as slow to make.
+    Never changed, but not frozen: making a frozen instance takes four times as long.
     """
 
-    index: int
+    index: int  # of the completion
     ids: Sequence[int]
     text: str
-    logprobs: Sequence[TopLogprobs]  # one per id, if asked for
+    logprobs: Sequence[TopLogprobs]  # one per id if the request asks for logprobs, else empty
     elapsed_s: float  # from the request's arrival to the last of these tokens
 
 
 @dataclass(frozen=True, slots=True)
 class OutputEnd:
-    """The good end of one completion."""
+    """One completion has finished."""
 
-    index: int
+    index: int  # of the completion
     finished: CompletionEnded
-    stop_string: str | None  # found in its text
+    stop_string: str | None  # the one found in its text
 
 
 Output = OutputStart | OutputDelta | OutputEnd

@@ -1,4 +1,4 @@
-"""The requests whose streams have not ended: connects the core, which has tokens only, with their streams."""
+"""The streams of all live requests; the core's events go through here to the streams."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from scheduler_service.errors import ErrorReason, ServiceError, of_admission, of
 from scheduler_service.link.pool import Served
 from scheduler_service.metrics.metrics import Telemetry
 from scheduler_service.model import ServedModel
+from scheduler_service.streams.completion import StreamOptions
 from scheduler_service.streams.output import OutputStart
 from scheduler_service.streams.request import CheckedRequest, Returns, scoped_id
-from scheduler_service.streams.stream import Readers, RequestStream, StreamOptions
+from scheduler_service.streams.stream import RequestStream, WakeQueue
 from scheduler_service.text.stop_strings import StopStrings
 
 Clock = Callable[[], float]
 
 
-class LiveRequests:
+class StreamRegistry:
     """Admits requests, passes the core's events to their streams, and ends requests.
 
-    Not thread-safe: to be used on the event loop only, like the core. `wake` is called when the loop should
-    plan again; `clock` is time.monotonic, or a test's. Request ids are scoped by identity: two callers may
-    use the same id at once.
+    Not thread-safe: use it on the event loop only, like the core. `wake` is called when the loop should
+    plan again; `clock` is time.monotonic, or a test's. Two callers may use the same request id at once.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class LiveRequests:
         self._clock = clock
         self._wake = wake
         self._streams: dict[str, RequestStream] = {}  # by the core's ids
-        self._readers = Readers()
-        self._posted: list[tuple[RequestStream, Event]] = []
+        self._wake_queue = WakeQueue()
+        self._posted: list[tuple[RequestStream, Event]] = []  # for the next `deliver`
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -96,7 +96,7 @@ class LiveRequests:
             checked.eos_token_ids | checked.stop_token_ids,
             served.text.detokenizer if served.text is not None else None,
             StopStrings(checked.stop_strings) if checked.stop_strings else None,
-            self._readers,
+            self._wake_queue,
             StreamOptions(
                 ids=checked.returns is not Returns.TEXT,
                 text=checked.returns is not Returns.TOKEN_IDS,
@@ -107,7 +107,7 @@ class LiveRequests:
         stopped = []
         if checked.continuation is not None:
             checked.continuation.check_prompt(prompt)
-            stopped = stream.take_over(checked.continuation)
+            stopped = stream.continue_after(checked.continuation)
         replaced = self._streams.get(request.id)
         try:
             events = self._core.add(request, self._clock(), replaces=replaced is not None)
@@ -115,7 +115,7 @@ class LiveRequests:
             raise of_admission(error) from error
         if replaced is not None:
             self._end(replaced, ServiceError(ErrorReason.REPLACED, "the same request was sent again"))
-        stream.begin = partial(self._started, request, served.model)
+        stream.make_start = partial(self._start, request, served.model)
         self._streams[request.id] = stream
         self.post(events)
         for index in stopped:
@@ -123,7 +123,7 @@ class LiveRequests:
         self._wake()
         return stream
 
-    def _started(self, request: Request, model: ServedModel, stream: RequestStream) -> OutputStart:
+    def _start(self, request: Request, model: ServedModel, stream: RequestStream) -> OutputStart:
         return OutputStart(
             stream.request_id, request, model, self._core.max_tokens(request), stream.cached_tokens
         )
@@ -143,7 +143,7 @@ class LiveRequests:
         gaps: dict[float, int] = {}  # counts by seconds between a completion's deltas
         for stream, event in posted:
             if self._streams.get(event.request_id) is not stream:
-                continue  # its client has left
+                continue  # it has ended, or another request has its id now
             match event:
                 case Tokens():
                     completion = stream.completions[event.index]
@@ -171,25 +171,25 @@ class LiveRequests:
             self._cancel(stream, ServiceError(ErrorReason.ABORTED, why))
         return stream is not None
 
-    def abort_everybodys(self, request_id: str, why: str) -> bool:
+    def abort_all(self, request_id: str, why: str) -> bool:
         """End the requests of this id of all identities; returns False if there is none."""
         found = [stream for stream in self._streams.values() if stream.request_id == request_id]
         for stream in found:
             self._cancel(stream, ServiceError(ErrorReason.ABORTED, why))
         return bool(found)
 
-    def leave(self, stream: RequestStream) -> None:
-        """End a stream's request, because its reader has returned; no effect after the stream's end."""
+    def close(self, stream: RequestStream) -> None:
+        """End a stream's request: its reader takes no more output. No effect after the stream's end."""
         if self._streams.get(stream.core_id) is stream:
             self._cancel(stream, ServiceError(ErrorReason.ABORTED, "the client has left"))
 
-    def cancel_all(self, begun: ServiceError, untouched: ServiceError) -> None:
-        """End all requests: with `begun` if output was sent to the client, else with `untouched`."""
+    def cancel_all(self, begun: ServiceError, unsent: ServiceError) -> None:
+        """End all requests: with `begun` if the client was sent output, else with `unsent`."""
         for stream in list(self._streams.values()):
-            self._cancel(stream, begun if stream.taken else untouched)
+            self._cancel(stream, begun if stream.taken else unsent)
 
     def cancel_stalled(self, timeout_s: float) -> None:
-        """End the requests whose client has read nothing for `timeout_s`, although output was written."""
+        """End the requests whose client has not read the output that was written for `timeout_s` seconds."""
         now = self._clock()
         stalled = [stream for stream in self._streams.values() if stream.stalled_s(now) > timeout_s]
         for stream in stalled:

@@ -1,4 +1,4 @@
-"""A request as its door has checked it: plain, within all limits, not tokenized yet."""
+"""A request after the RPC layer has checked its limits, before its prompt is tokenized."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from scheduler_service.streams.continuation import Continuation
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Text as it is: no template. Not empty."""
+    """Text that is tokenized without a template. Not empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids, all in the vocabulary. Not empty."""
+    """Token ids, all within the vocabulary. Not empty."""
 
     ids: array[int]  # typecode I
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages for the chat template, each with its role and content. Not empty."""
+    """Messages for the chat template. Not empty."""
 
-    messages: tuple[Mapping[str, object], ...]
-    arguments: Mapping[str, object] = field(default_factory=dict)  # variables of the template
-    continues: bool = False  # the last message goes on, rather than a new turn beginning
+    messages: tuple[Mapping[str, object], ...]  # each with its role and content
+    arguments: Mapping[str, object] = field(default_factory=dict)  # further variables of the template
+    continues: bool = False  # the completion continues the last message, instead of beginning a new one
 
 
 Prompt = TextPrompt | ChatPrompt | TokenPrompt
@@ -49,9 +49,9 @@ class Returns(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A request whose every field is within its limits; its prompt may have to be tokenized yet."""
+    """A request whose fields are all within their limits."""
 
-    id: str
+    id: str  # the caller's, or a random one
     prompt: Prompt
     sampling: SamplingSettings
     max_tokens: int | None
@@ -66,12 +66,12 @@ class CheckedRequest:
     returns: Returns
     include_stop_string: bool
     continuation: Continuation | None
-    digest: bytes  # of the request's bytes; empty: its id was drawn, so that nobody can send it again
+    digest: bytes  # of the request's bytes; empty with a random id, under which no resend can come
 
     def to_core(
         self, prompt: Sequence[int], caller: Identity, *, arrival: float, deadline: float | None
     ) -> Request:
-        """The core's request, with the prompt as token ids, not copied; times on the loop's clock."""
+        """The core's request. `prompt`: its token ids, not copied; times in seconds on the core's clock."""
         return Request(
             id=scoped_id(caller.name, self.id),
             prompt=prompt,
@@ -93,5 +93,5 @@ class CheckedRequest:
 
 
 def scoped_id(identity: str, request_id: str) -> str:
-    """An identity's request id as the core knows it: ids have no spaces, so that no two are equal."""
+    """The core's id of an identity's request. Request ids have no spaces, so no two of these are equal."""
     return f"{identity} {request_id}"

@@ -75,7 +75,9 @@ async def test_a_full_queue_refuses_before_the_prompt_is_tokenized() -> None:
         await servicer.Generate(pb.GenerateRequest(text="hello"), CONTEXT)
     assert tokenizer.asked == 1
     request, caller = check_request(ids(1, 2), MODEL, DRAFTING), Credentials().identify(CONTEXT)
-    service.live.admit(request, [1, 2], caller, arrival=0.0, deadline=None, served=Served(MODEL, None, None))
+    service.streams.admit(
+        request, [1, 2], caller, arrival=0.0, deadline=None, served=Served(MODEL, None, None)
+    )
     with raises(ErrorReason.QUEUE_FULL) as caught:
         await servicer.Generate(pb.GenerateRequest(text="hello"), CONTEXT)
     assert tokenizer.asked == 1
@@ -87,7 +89,9 @@ async def test_of_many_calls_at_once_those_without_room_are_refused_unread() -> 
     service = scheduler(Tokenizer(PromptError("asked")), max_queued_requests=1)
     servicer = SchedulerServicer(service, Credentials())
     request, caller = check_request(ids(1, 2), MODEL, DRAFTING), Credentials().identify(CONTEXT)
-    service.live.admit(request, [1, 2], caller, arrival=0.0, deadline=None, served=Served(MODEL, None, None))
+    service.streams.admit(
+        request, [1, 2], caller, arrival=0.0, deadline=None, served=Served(MODEL, None, None)
+    )
     await servicer.admit(CONTEXT)  # one call may be a resend: it is read
     ends = await asyncio.gather(*(servicer.admit(CONTEXT) for _ in range(20)), return_exceptions=True)
     refused = [end for end in ends if isinstance(end, ServiceError)]

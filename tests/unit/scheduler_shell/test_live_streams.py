@@ -22,11 +22,12 @@ from scheduler_service.metrics.metrics import Telemetry
 from scheduler_service.model import DraftingOffer
 from scheduler_service.rpc.codec.output import output_message
 from scheduler_service.rpc.codec.requests import check_request
+from scheduler_service.streams.completion import MAX_DELTA_TOKENS
 from scheduler_service.streams.continuation import prompt_digest
 from scheduler_service.streams.output import OutputStart
+from scheduler_service.streams.registry import StreamRegistry
 from scheduler_service.streams.request import CheckedRequest
-from scheduler_service.streams.stream import MAX_DELTA_TOKENS, RequestStream
-from scheduler_service.streams.streams import LiveRequests
+from scheduler_service.streams.stream import RequestStream
 from scheduler_service.text.job import TextLimits
 from scheduler_service.text.pool import TextPool
 from scheduler_service.text.tools import TextTools
@@ -54,7 +55,7 @@ class Shop:
         self.core = StepScheduler(config or CoreConfig())
         self.core.executor_ready(CAPACITY, 0.0)
         self.metrics = Telemetry()
-        self.live = LiveRequests(self.core, self.metrics, lambda: self.now, lambda: None)
+        self.streams = StreamRegistry(self.core, self.metrics, lambda: self.now, lambda: None)
         vocabulary = Vocabulary(pieces_of(made.byte_level()))
         self.text = TextTools(TextPool(TextLimits()), vocabulary, has_chat_template=False)
 
@@ -79,7 +80,7 @@ class Shop:
             message.continuation.sampler = MODEL.fingerprints.sampler
         checked = check_request(message, MODEL, DraftingOffer(default=DraftingWish()))
         served = Served(MODEL, self.text if text else None)
-        return self.live.admit(checked, [1, 2], caller, arrival=self.now, deadline=None, served=served)
+        return self.streams.admit(checked, [1, 2], caller, arrival=self.now, deadline=None, served=served)
 
     def step(self, tokens: Sequence[int] | None = None, *, deliver: bool = True) -> PlannedStep | None:
         """One step, in which each sampling row gets the next of `tokens` (7 without)."""
@@ -91,9 +92,9 @@ class Shop:
             RowAnswer(len(opening.tokens), [next(feed, 7)]) for opening in plan.openings
         ]
         forks = [RowAnswer(fork.length) for fork in plan.forks]
-        self.live.post(self.core.apply(StepAnswer(plan.number, rows, forks, 900, 0), self.now))
+        self.streams.post(self.core.apply(StepAnswer(plan.number, rows, forks, 900, 0), self.now))
         if deliver:
-            self.live.deliver()
+            self.streams.deliver()
         return plan
 
 
@@ -130,7 +131,7 @@ async def test_a_reader_that_keeps_up_gets_each_token_and_one_end() -> None:
     assert end.reason == pb.FINISH_REASON_LENGTH
     assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (2, 3)
     assert await take(stream) == []
-    assert len(shop.live) == 0
+    assert len(shop.streams) == 0
 
 
 async def test_a_slow_reader_gets_merged_deltas_and_misses_nothing() -> None:
@@ -214,7 +215,7 @@ def test_a_stop_string_ends_the_text_before_it_however_it_is_read(ids: list[int]
         else:
             assert text_of(messages) == whole
             assert (finished.reason, finished.WhichOneof("matched")) == (pb.FINISH_REASON_LENGTH, None)
-        assert len(shop.live) == 0
+        assert len(shop.streams) == 0
         shop.core.check_integrity()
 
     asyncio.run(scenario())
@@ -248,7 +249,7 @@ async def test_a_stream_cut_just_before_its_end_goes_on_behind_what_was_let_go_t
     shop = Shop()
     continued = pb.ContinuedCompletion(token_ids=ids, text_bytes=had)
     stream = shop.admit(text=True, max_tokens=3, strings=["bz"], continued=continued)
-    shop.live.deliver()
+    shop.streams.deliver()
     messages = await read(stream)
     assert (text_of(messages), messages[-1].finished.reason) == (rest, pb.FINISH_REASON_LENGTH)
 
@@ -260,7 +261,7 @@ async def test_a_stream_cut_just_before_its_end_had_the_beginning_of_a_stop_stri
     shop = Shop()
     continued = pb.ContinuedCompletion(token_ids=LETTERS[:2], text_bytes=had)
     stream = shop.admit(text=True, max_tokens=2, strings=["bz"], continued=continued)
-    shop.live.deliver()
+    shop.streams.deliver()
     messages = await read(stream)
     assert (text_of(messages), messages[-1].finished.reason) == (rest, pb.FINISH_REASON_LENGTH)
 
@@ -269,11 +270,11 @@ async def test_a_cancelled_request_ends_with_its_error_after_what_was_delivered(
     shop = Shop()
     stream = shop.admit(max_tokens=9)
     shop.step([11])
-    assert shop.live.abort("r", "ours", "aborted")
+    assert shop.streams.abort("r", "ours", "aborted")
     assert [list(message.delta.token_ids) for message in await take(stream)] == [[11]]
     with raises(ErrorReason.ABORTED):
         await take(stream)
-    assert not shop.live.abort("r", "ours", "again")
+    assert not shop.streams.abort("r", "ours", "again")
     plan = shop.core.plan(shop.now)
     assert plan is not None  # nothing but the release of its cache
     assert (plan.releases, plan.rows, plan.openings) != ((), (), ())
@@ -284,9 +285,9 @@ async def test_a_reused_id_gets_nothing_of_its_predecessor() -> None:
     shop = Shop()
     shop.admit()
     shop.step([11], deliver=False)
-    shop.live.abort("r", "ours", "aborted")
+    shop.streams.abort("r", "ours", "aborted")
     second = shop.admit()
-    shop.live.deliver()
+    shop.streams.deliver()
     assert not second._changed
     with raises(ErrorReason.DUPLICATE_REQUEST):
         shop.admit(n=2)
@@ -302,7 +303,7 @@ async def test_a_resend_of_the_same_bytes_replaces_a_request_that_was_sent_nothi
     shop.step([12])
     shop.step([13])
     assert [list(message.delta.token_ids) for message in await read(second)] == [[12, 13], []]
-    assert len(shop.live) == 0
+    assert len(shop.streams) == 0
 
 
 async def test_a_resend_that_is_refused_leaves_the_request_before_it_alone() -> None:
@@ -319,12 +320,12 @@ async def test_a_resend_that_is_refused_leaves_the_request_before_it_alone() -> 
 async def test_a_resend_has_the_room_of_the_request_that_it_replaces() -> None:
     shop = Shop(CoreConfig(max_queued_requests=1))
     first = shop.admit()
-    shop.live.check_room(CALLER, checked("r"), 2, None)
+    shop.streams.check_room(CALLER, checked("r"), 2, None)
     second = shop.admit()
     with raises(ErrorReason.REPLACED):
         await read(first)
     with raises(ErrorReason.QUEUE_FULL):
-        shop.live.check_room(CALLER, checked("another"), 2, None)
+        shop.streams.check_room(CALLER, checked("another"), 2, None)
     shop.step([11])
     assert [list(message.delta.token_ids) for message in await take(second)] == [[11]]
 
@@ -367,8 +368,8 @@ async def test_a_reader_that_leaves_ends_its_request_and_no_other() -> None:
     shop = Shop()
     stream, other = shop.admit("a"), shop.admit("b")
     shop.step()
-    shop.live.leave(stream)
-    shop.live.leave(stream)
+    shop.streams.close(stream)
+    shop.streams.close(stream)
     assert not shop.core.live("ours a")
     assert shop.core.live("ours b")
     assert not other.ended
@@ -383,7 +384,7 @@ async def test_a_reader_that_stalls_is_ended_with_the_reason() -> None:
     taking = asyncio.create_task(waiting.take())  # waits for more: this one is no slow reader
     await asyncio.sleep(0)
     shop.now = stream._taken_at + 31.0  # type: ignore[operator]
-    shop.live.cancel_stalled(30.0)
+    shop.streams.cancel_stalled(30.0)
     with raises(ErrorReason.STALLED_READER):
         await take(stream)
     assert shop.core.live("ours waiting")
@@ -393,9 +394,9 @@ async def test_a_reader_that_stalls_is_ended_with_the_reason() -> None:
 async def test_two_callers_may_use_one_id_and_each_aborts_only_its_own() -> None:
     shop, other = Shop(), Identity("theirs", "token")
     mine, theirs = shop.admit("r"), shop.admit("r", caller=other)
-    assert not shop.live.abort("unknown", "theirs", "")
-    assert not shop.live.abort("r", "third", "")
-    assert shop.live.abort("r", "theirs", "")
+    assert not shop.streams.abort("unknown", "theirs", "")
+    assert not shop.streams.abort("r", "third", "")
+    assert shop.streams.abort("r", "theirs", "")
     assert theirs.ended
     assert not mine.ended
     shop.step([11])
@@ -408,10 +409,10 @@ async def test_an_operator_aborts_everybodys() -> None:
     shop = Shop()
     streams = [shop.admit("r"), shop.admit("r", caller=Identity("theirs", "token"))]
     other = shop.admit("s")
-    assert shop.live.abort_everybodys("r", "")
+    assert shop.streams.abort_all("r", "")
     assert all(stream.ended for stream in streams)
     assert not other.ended
-    assert not shop.live.abort_everybodys("r", "")
+    assert not shop.streams.abort_all("r", "")
 
 
 def work_to_end_all(requests: int) -> int:
@@ -421,11 +422,11 @@ def work_to_end_all(requests: int) -> int:
         shop.admit(f"r{number}")
     shop.step(deliver=False)
     work = bytecodes(
-        lambda: shop.live.cancel_all(
+        lambda: shop.streams.cancel_all(
             ServiceError(ErrorReason.ABORTED, "all"), ServiceError(ErrorReason.ABORTED, "all")
         )
     )
-    assert not len(shop.live)
+    assert not len(shop.streams)
     return work
 
 

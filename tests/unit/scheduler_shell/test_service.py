@@ -35,7 +35,7 @@ async def test_a_bug_in_the_loop_ends_the_service_and_tells_live_requests(
 ) -> None:
     scheduler = service()
     scheduler.core.executor_ready(Capacity(10, 16, 64, 10, 10, 100), 0.0)
-    stream = scheduler.live.admit(
+    stream = scheduler.streams.admit(
         check_request(ids(1, 2), MODEL, DRAFTING),
         [1, 2],
         CALLER,
@@ -75,4 +75,4 @@ async def test_a_cancellation_from_inside_is_a_failure_and_one_from_outside_is_n
 
 async def test_without_an_executor_the_door_is_closed_and_says_where_it_looked() -> None:
     with raises(ErrorReason.NOT_READY, match=r"127\.0\.0\.1:9: not reached yet"):
-        service().door(Identity("ours", "token", admin=True))
+        service().served_for_request(Identity("ours", "token", admin=True))
