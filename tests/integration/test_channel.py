@@ -159,7 +159,7 @@ def test_connections_leave_half_of_the_descriptors_to_all_else(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("says", [b"", HELLO[:20], HELLO])
-async def test_who_connects_and_says_nothing_is_not_waited_for(
+async def test_a_connection_that_sends_nothing_is_closed(
     monkeypatch: pytest.MonkeyPatch, says: bytes
 ) -> None:
     """Not after the handshake's time, and after it not for ever."""

@@ -89,7 +89,7 @@ def test_a_killed_parent_takes_its_services_along(tmp_path: Path) -> None:
             time.sleep(0.02)
 
 
-def test_a_draft_of_another_vocabulary_is_said_and_fails() -> None:
+def test_a_draft_model_of_another_vocabulary_is_reported_and_serve_fails() -> None:
     draft = ["--draft-backend", "oracle", "-D", "vocab-size=100"]
     result = run("serve", "--backend", "oracle", "--port", "0", *draft)
     assert result.returncode == 1
@@ -132,14 +132,14 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
             stream.collect()
 
 
-def test_a_taken_port_is_said_in_one_line(shared: Serve) -> None:
+def test_a_port_in_use_is_reported_in_one_line(shared: Serve) -> None:
     result = run("serve", "--backend", "oracle", "--port", shared.address.rpartition(":")[2])
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("paceline: the scheduler ended")
 
 
-def test_a_bad_model_is_said_and_fails(tmp_path: Path) -> None:
+def test_a_bad_model_is_reported_and_serve_fails(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF but not really")
     result = run("serve", "--backend", "torch", "--model", str(broken), "--port", "0")

@@ -87,7 +87,7 @@ def test_an_answered_request_is_exit_status_0(open_stack: Serve) -> None:
     assert "oracle answered" in found["detail"]
 
 
-def test_nobody_there_is_two_lines_and_exit_status_1() -> None:
+def test_a_port_without_a_listener_is_two_lines_and_exit_status_1() -> None:
     result = run("doctor", "127.0.0.1:1")
     assert result.returncode == 1
     said, advice = result.stdout.splitlines()
@@ -148,7 +148,7 @@ def test_a_stopped_process_is_frozen(tmp_path: Path) -> None:
         assert verdict(address, timeout_s=SHORT_S) is Verdict.FROZEN
 
 
-def test_a_port_that_nobody_serves_is_frozen() -> None:
+def test_a_port_whose_listener_never_accepts_is_frozen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         assert verdict(f"127.0.0.1:{deaf.getsockname()[1]}", timeout_s=SHORT_S) is Verdict.FROZEN
 

@@ -1,4 +1,4 @@
-"""A client that leaves a real executor ends what it asked for, whichever way it leaves."""
+"""Work that a client asked of an executor ends when the client disconnects, except a drain."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_long_prefill_is_given_up_and_nothing_of_it_stays(
     raise AssertionError("every step was computed to its end")
 
 
-def test_a_drain_that_nobody_waits_for_is_still_one(tmp_path: Path) -> None:
+def test_a_drain_continues_after_its_caller_has_disconnected(tmp_path: Path) -> None:
     with (
         running("executor_service", ["--backend", "oracle"], tmp_path) as process,
         open_channel(process.address, Link.PRIVATE) as channel,

@@ -1,4 +1,4 @@
-"""A real executor process on loopback: its life, its streams, its health, its doors."""
+"""An executor process on loopback: start and end, streams, health, status, authentication."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_many_steps_in_flight_are_answered_in_order(client: Client) -> None:
     assert client.stub.CloseSession(pb.CloseSessionRequest(session_id=session)).released == 1
 
 
-def test_a_left_stream_releases_nothing_and_its_steps_are_replayed(client: Client) -> None:
+def test_a_cancelled_stream_releases_no_cache_and_its_steps_can_be_replayed(client: Client) -> None:
     session = client.stub.OpenSession(pb.OpenSessionRequest()).session_id
     step = pb.Step(
         header=pb.StepHeader(session_id=session, step_id=1), openings=[pb.Opening(cache_id=1, tokens=[1, 2])]
@@ -195,7 +195,7 @@ def test_health_and_status_answer_while_a_long_step_runs(tmp_path: Path) -> None
         watch.cancel()
 
 
-def test_sigterm_drains_live_caches_and_exits_well(tmp_path: Path) -> None:
+def test_sigterm_waits_for_the_caches_and_exits_with_status_0(tmp_path: Path) -> None:
     with running(MODULE, ORACLE, tmp_path) as process:
         client = Client(process)
         client.open(1, [1, 2])
@@ -252,7 +252,7 @@ def test_a_fault_of_the_device_thread_ends_the_process(tmp_path: Path) -> None:
         assert process.wait(10) != 0
 
 
-def test_a_model_that_can_not_be_served_is_said_so(tmp_path: Path) -> None:
+def test_a_model_that_can_not_be_served_ends_the_start_with_the_reason(tmp_path: Path) -> None:
     arguments = [*ORACLE, "--kv-memory", "1"]
     process = executor(*arguments, directory=tmp_path)
     try:
@@ -262,7 +262,7 @@ def test_a_model_that_can_not_be_served_is_said_so(tmp_path: Path) -> None:
         process.kill()
 
 
-def test_a_taken_port_is_an_error_and_no_silent_twin(process: ServiceProcess) -> None:
+def test_an_executor_refuses_to_start_on_a_port_in_use(process: ServiceProcess) -> None:
     command = [sys.executable, "-m", MODULE, *ORACLE, "--port", str(process.port)]
     done = subprocess.run(
         command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=30, check=False
@@ -271,7 +271,7 @@ def test_a_taken_port_is_an_error_and_no_silent_twin(process: ServiceProcess) ->
     assert "can't bind" in done.stderr
 
 
-def test_help_teaches_and_bad_flags_are_named() -> None:
+def test_help_explains_each_flag_and_bad_flags_are_named() -> None:
     command = [sys.executable, "-m", MODULE]
     options: dict[str, Any] = {
         "cwd": ROOT,

@@ -1,4 +1,4 @@
-"""More calls than a server can take at once: nobody's call ends with a status that we did not send.
+"""More calls than a server can take at once: no call ends with a status that the server did not send.
 
 gRPC cancels calls by itself when too many wait for the event loop; `server_options` says what is done
 about it. Its effect is what these tests look at.
@@ -105,7 +105,7 @@ def reset_rapidly(port: int, calls: int) -> socket.socket:
     return connection
 
 
-async def test_calls_that_one_connection_opens_and_resets_cancel_nobody_elses() -> None:
+async def test_calls_that_one_connection_opens_and_resets_cancel_no_others() -> None:
     async with (
         echo_server(Link.PUBLIC) as (_, port),
         open_aio_channel(f"127.0.0.1:{port}", Link.PUBLIC) as channel,

@@ -60,7 +60,9 @@ def test_a_scheduler_answers_on_its_local_socket_and_asks_for_the_token_there_to
         process.kill()
 
 
-def test_a_new_life_takes_over_the_socket_that_a_killed_one_left(socket_path: Path, tmp_path: Path) -> None:
+def test_a_restarted_service_takes_over_the_socket_of_its_killed_process(
+    socket_path: Path, tmp_path: Path
+) -> None:
     flags = ["--backend", "oracle", "--local-socket", str(socket_path)]
     for life in ("first", "second"):
         process = ServiceProcess("executor_service", flags, tmp_path / life)

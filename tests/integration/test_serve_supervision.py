@@ -66,7 +66,7 @@ def test_nothing_is_replaced_when_everything_was_stopped(tmp_path: Path) -> None
         assert "died" not in serve.log
 
 
-def test_a_crash_loop_is_said_and_ends_with_the_last_words(tmp_path: Path) -> None:
+def test_a_crash_loop_ends_serve_with_the_services_last_log_lines(tmp_path: Path) -> None:
     settings = tmp_path / "settings.yaml"
     settings.write_text("{}\n")
     serve = Serve(tmp_path, "-E", f"config={settings}")
@@ -83,7 +83,7 @@ def test_a_crash_loop_is_said_and_ends_with_the_last_words(tmp_path: Path) -> No
         serve.process.wait()
 
 
-def test_serve_goes_on_when_nobody_reads_its_logs(tmp_path: Path) -> None:
+def test_serve_continues_when_its_log_is_not_read(tmp_path: Path) -> None:
     port_file = tmp_path / "port"
     command = [sys.executable, "-m", "paceline", "serve", "--backend", "oracle", "--port", "0"]
     process = subprocess.Popen(
@@ -127,7 +127,7 @@ def test_a_closed_terminal_lets_streams_end(tmp_path: Path) -> None:
         assert serve.log.count("WARNING") == 1  # no token is demanded
 
 
-def test_under_nohup_a_closed_terminal_means_nothing(tmp_path: Path) -> None:
+def test_under_nohup_a_closed_terminal_has_no_effect(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         serve = Serve(tmp_path)  # ignored signals are inherited

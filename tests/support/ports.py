@@ -1,4 +1,4 @@
-"""Ports of servers that come back on them."""
+"""Ports on which a server can be restarted."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def kept_port() -> int:
     while True:
         port = random.SystemRandom().choice(_BELOW_EPHEMERAL)
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):  # nobody listens
+            if probe.connect_ex(("127.0.0.1", port)):  # nothing listens
                 return port

@@ -38,7 +38,7 @@ class Serve:
 
     @classmethod
     def of(cls, process: subprocess.Popen[bytes], port_file: Path) -> Serve:
-        """One that somebody else has started."""
+        """One that the test has started by itself."""
         serve = cls.__new__(cls)
         serve.process, serve._port_file, serve._log_file = process, port_file, port_file
         return serve

@@ -110,7 +110,7 @@ FAULTS = [killing, freezing, pausing]
 
 
 @pytest.mark.parametrize("fault", [killing, freezing])
-async def test_streams_go_on_with_the_same_tokens_after(
+async def test_streams_go_on_with_the_same_tokens_after_a_fault(
     fault: Callable[[Stack, str], Callable[[], None]], tmp_path: Path
 ) -> None:
     with oracle_stack(tmp_path, executor=EXECUTOR) as stack:
@@ -120,7 +120,7 @@ async def test_streams_go_on_with_the_same_tokens_after(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_streams_go_on_with_the_same_tokens_after_each_of_20(
+async def test_streams_go_on_with_the_same_tokens_after_each_of_20_faults(
     fault: Callable[[Stack, str], Callable[[], None]], tmp_path: Path
 ) -> None:
     with oracle_stack(tmp_path, executor=EXECUTOR) as stack:
@@ -131,7 +131,7 @@ async def test_streams_go_on_with_the_same_tokens_after_each_of_20(
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("fault", [killing, freezing])
-async def test_streams_of_the_default_model_go_on_with_the_same_tokens_after_each_of_20(
+async def test_streams_of_the_default_model_go_on_with_the_same_tokens_after_each_of_20_faults(
     fault: Callable[[Stack, str], Callable[[], None]], tmp_path: Path
 ) -> None:
     model = ["--backend", "torch", "--model", str(default_model())]
@@ -140,7 +140,7 @@ async def test_streams_of_the_default_model_go_on_with_the_same_tokens_after_eac
         await _heals(stack, 20, fault(stack, address), tokens=40)
 
 
-async def test_a_standby_takes_over(tmp_path: Path) -> None:
+async def test_a_standby_executor_takes_over_from_one_that_is_lost(tmp_path: Path) -> None:
     with oracle_stack(tmp_path, executor=EXECUTOR, executors=2) as stack:
         async with stack.client() as client:
             active = next(one.address for one in (await client.executors()) if one.active)
@@ -161,7 +161,7 @@ async def test_a_standby_takes_over(tmp_path: Path) -> None:
         await stack.all_pages_back(active)
 
 
-async def test_a_standby_takes_over_from_one_that_drains(tmp_path: Path) -> None:
+async def test_a_standby_executor_takes_over_from_one_that_drains(tmp_path: Path) -> None:
     with oracle_stack(tmp_path, executor=EXECUTOR, executors=2) as stack:
         async with stack.client() as client:
             active = next(one.address for one in (await client.executors()) if one.active)
@@ -194,7 +194,7 @@ async def test_an_executor_of_another_model_is_refused_by_name(tmp_path: Path) -
         stack.kill()
 
 
-async def test_without_a_healing_executor_streams_end_in_time(tmp_path: Path) -> None:
+async def test_without_an_executor_streams_end_after_the_failover_timeout(tmp_path: Path) -> None:
     with oracle_stack(tmp_path, executor=EXECUTOR, scheduler=["--failover-timeout-s", "0.5"]) as stack:
         async with aio.Client(stack.scheduler.address, failover_timeout_s=0) as client:
             running = generation(client, 1)
@@ -256,7 +256,9 @@ async def test_a_request_that_kills_executors_ends_alone(tmp_path: Path) -> None
             assert (await client.status()).failed == 1
 
 
-async def test_a_killed_schedulers_caches_come_free_when_it_is_back_and_nobody_elses(tmp_path: Path) -> None:
+async def test_a_restarted_scheduler_frees_the_caches_of_its_killed_process_and_no_others(
+    tmp_path: Path,
+) -> None:
     stack = Stack(tmp_path)
     schedulers: list[ServiceProcess] = []
 

@@ -167,12 +167,12 @@ async def _killed_clients(stack: Stack, times: int) -> None:
     await stack.all_pages_back(stack.addresses[0])
 
 
-async def test_a_killed_client_is_noticed(stack: Stack) -> None:
+async def test_a_killed_clients_request_ends(stack: Stack) -> None:
     await _killed_clients(stack, 3)
 
 
 @pytest.mark.slow
-async def test_200_killed_clients_are_noticed(stack: Stack) -> None:
+async def test_the_requests_of_200_killed_clients_end(stack: Stack) -> None:
     await _killed_clients(stack, 200)
 
 
@@ -183,7 +183,7 @@ async def test_the_clients_deadline_ends_the_request(client: aio.Client) -> None
         await client.complete(PROMPT, max_tokens=20_000, ignore_eos=True, timeout_s=0.3)
 
 
-async def test_a_live_id_is_taken_and_free_again_afterwards(client: aio.Client) -> None:
+async def test_a_request_id_can_be_used_again_once_its_request_has_ended(client: aio.Client) -> None:
     generation = await long_generation(client, "twice")
     with pytest.raises(errors.DuplicateRequest):
         await client.complete(PROMPT, max_tokens=1, request_id="twice")
@@ -209,7 +209,9 @@ BAD = [
 ]
 
 
-async def test_bad_requests_are_refused_by_field_and_disturb_nobody(client: aio.Client, stack: Stack) -> None:
+async def test_bad_requests_are_refused_with_their_field_and_disturb_no_stream(
+    client: aio.Client, stack: Stack
+) -> None:
     (expected,) = await client.complete(PROMPT, seed=9, max_tokens=300, ignore_eos=True)
     canary = asyncio.create_task(client.generate(PROMPT, seed=9, max_tokens=300, ignore_eos=True).collect())
     async with grpc.aio.insecure_channel(stack.scheduler.address) as channel:
@@ -228,7 +230,7 @@ async def test_detokenize_refuses_unknown_ids(client: aio.Client) -> None:
         await client.detokenize([1, 10**6])
 
 
-async def test_an_unread_stream_is_cut_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_a_stalled_reader_ends_its_stream_and_no_other(tmp_path: Path) -> None:
     with oracle_stack(tmp_path, scheduler=["--stall-timeout-s", "1"]) as stack:
         # Python's own client would take in megabytes unread; others' windows stay at 64 KiB.
         fixed_window = [("grpc.http2.bdp_probe", 0)]
@@ -248,7 +250,7 @@ async def test_an_unread_stream_is_cut_and_the_others_go_on(tmp_path: Path) -> N
             async def cut() -> bool:
                 return (await client.status()).running == 0
 
-            await eventually(cut, "nobody reads, and it goes on", timeout_s=20)
+            await eventually(cut, "the stream is not read, and has not ended", timeout_s=20)
             assert (await client.status()).finished == 0
             await client.complete(PROMPT, max_tokens=5)
             await stack.all_pages_back(stack.addresses[0])

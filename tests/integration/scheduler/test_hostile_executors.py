@@ -1,4 +1,4 @@
-"""Whatever an executor answers, the scheduler lives, and streams end on an honest one with right tokens."""
+"""No answer of an executor ends the scheduler, and streams continue on another one with the right tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from paceline import aio, errors
 from paceline.executor.v1 import executor_pb2 as pb
 
-from tests.support.meddler import Meddle, Meddler, honest, meddling
+from tests.support.altering_proxy import Alteration, AlteringProxy, altering_proxy, unaltered
 from tests.support.stack import Stack, eventually, ids_of
 
 STREAMS, TOKENS = 4, 40
@@ -22,17 +22,17 @@ HUGE = 2**32 - 1
 
 
 @asynccontextmanager
-async def two_executors(directory: Path) -> AsyncIterator[tuple[Stack, list[Meddler]]]:
+async def two_executors(directory: Path) -> AsyncIterator[tuple[Stack, list[AlteringProxy]]]:
     """A scheduler in front of two executors that can be made to lie."""
     stack = Stack(directory)
     try:
-        async with AsyncExitStack() as doors:
+        async with AsyncExitStack() as exits:
             executors = [stack.start_executor("--step-ms", "1") for _ in range(2)]
-            meddlers = [await doors.enter_async_context(meddling(address)) for address in executors]
-            addresses = [meddler.address for meddler in meddlers]
+            proxies = [await exits.enter_async_context(altering_proxy(address)) for address in executors]
+            addresses = [proxy.address for proxy in proxies]
             stack.start_scheduler("--heartbeat-interval-s", "0.1", executors=addresses)
             await asyncio.to_thread(stack.scheduler.wait_serving)
-            yield stack, meddlers
+            yield stack, proxies
     finally:
         stack.kill()
 
@@ -79,7 +79,7 @@ LIES: dict[str, Lie] = {
     "no rows": said(lambda result: result.ClearField("rows")),
     "a row too many": said(lambda result: result.rows.kv_lengths.append(1)),
     "an op too many": said(lambda result: result.ops.add()),
-    "tokens that nobody sampled": said(lambda result: result.rows.tokens.append(1)),
+    "a token that no row sampled": said(lambda result: result.rows.tokens.append(1)),
     "a token outside of the vocabulary": said(last("tokens", HUGE)),
     "a KV length beyond the context": said(last("kv_lengths", HUGE)),
     "a KV length of nothing": said(last("kv_lengths", 0)),
@@ -94,10 +94,10 @@ LIES: dict[str, Lie] = {
 }
 
 
-def once(lie: Lie, told: asyncio.Event) -> Meddle:
-    """Lies in the answer to one step that sampled, and is honest afterwards."""
+def once(lie: Lie, told: asyncio.Event) -> Alteration:
+    """Lies in the answer to one step that sampled, and tells the truth afterwards."""
 
-    def meddle(rpc: str, reply: bytes) -> list[bytes]:
+    def alteration(rpc: str, reply: bytes) -> list[bytes]:
         message = pb.StreamUnifiedDecodeResponse()
         if rpc != STEP or told.is_set():
             return [reply]
@@ -107,19 +107,19 @@ def once(lie: Lie, told: asyncio.Event) -> Meddle:
         told.set()
         return lie(message)
 
-    return meddle
+    return alteration
 
 
 async def test_a_false_answer_loses_the_executor_and_streams_go_on_with_the_same_tokens(
     tmp_path: Path,
 ) -> None:
-    async with two_executors(tmp_path) as (stack, meddlers), stack.client() as client:
+    async with two_executors(tmp_path) as (stack, proxies), stack.client() as client:
         expected = await tokens(client)
         for what, lie in LIES.items():
             await eventually(lambda: both_connected(client), f"not taken back before {what}")
             before, told = sum(one.losses for one in await client.executors()), asyncio.Event()
-            for meddler in meddlers:
-                meddler.meddle = once(lie, told)
+            for proxy in proxies:
+                proxy.alteration = once(lie, told)
             assert await tokens(client) == expected, what
             assert told.is_set()
             after = sum(one.losses for one in await client.executors())
@@ -173,24 +173,24 @@ class Greeter:
         return [self._answer(rpc, reply)]
 
 
-async def test_false_greetings_and_heartbeats_leave_the_other_executor_alone(tmp_path: Path) -> None:
+async def test_false_handshakes_and_heartbeats_do_not_affect_the_other_executor(tmp_path: Path) -> None:
     async with two_executors(tmp_path) as (stack, (liar, _)), stack.client() as client:
         expected = await tokens(client)
         for rpc in GREETINGS:
             for answer in ANSWERS:
-                liar.meddle = greeter = Greeter(rpc, answer)
+                liar.alteration = greeter = Greeter(rpc, answer)
                 await asyncio.wait_for(greeter.asked.wait(), 30)
                 assert await tokens(client) == expected
                 assert stack.scheduler.running, stack.scheduler.log
                 await client.model_info()
-                liar.meddle = honest
+                liar.alteration = unaltered
                 await eventually(lambda: both_connected(client), f"not taken back after {rpc}")
 
 
-def mutated(rng: random.Random) -> Meddle:
+def mutated(rng: random.Random) -> Alteration:
     """Every third reply of a step is damaged."""
 
-    def meddle(rpc: str, reply: bytes) -> list[bytes]:
+    def alteration(rpc: str, reply: bytes) -> list[bytes]:
         if rpc != STEP or not reply or rng.random() > 0.3:
             return [reply]
         damaged = bytearray(reply)
@@ -209,23 +209,23 @@ def mutated(rng: random.Random) -> Meddle:
                 break
         return [bytes(damaged)] * rng.choice([1, 1, 1, 2])
 
-    return meddle
+    return alteration
 
 
 async def test_damaged_answers_end_no_scheduler_and_leave_nothing_behind(tmp_path: Path) -> None:
     """A token may come out wrong, as one that is damaged into another can't be told; nothing else may."""
-    async with two_executors(tmp_path) as (stack, meddlers), stack.client() as client:
+    async with two_executors(tmp_path) as (stack, proxies), stack.client() as client:
         expected, rng = await tokens(client), random.Random(1)
-        for meddler in meddlers:
-            meddler.meddle = mutated(rng)
+        for proxy in proxies:
+            proxy.alteration = mutated(rng)
         for _ in range(4):
             try:
                 await asyncio.wait_for(tokens(client), 60)
             except (errors.InternalError, errors.Unavailable, errors.StreamLost, errors.StaleState):
                 continue
         assert stack.scheduler.running, stack.scheduler.log
-        for meddler in meddlers:
-            meddler.meddle = honest
+        for proxy in proxies:
+            proxy.alteration = unaltered
         await eventually(lambda: both_connected(client), "not taken back")
         assert await tokens(client) == expected
         for address in stack.addresses:

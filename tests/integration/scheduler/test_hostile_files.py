@@ -1,4 +1,4 @@
-"""What executors send as tokenizers and templates is refused, or the request that meets it; nothing else."""
+"""A hostile tokenizer or template is refused, or fails the request that it is used for, and nothing else."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ async def test_tokenizers_end_with_a_scheduler_that_was_killed(tmp_path: Path) -
 
         async def gone() -> bool:
             try:
-                return stat(child)[0] == "Z"  # nobody reaps it in a container without an init
+                return stat(child)[0] == "Z"  # a container without an init process does not reap it
             except FileNotFoundError:
                 return True
 
-        await eventually(gone, "it lives on")
+        await eventually(gone, "it has not ended")

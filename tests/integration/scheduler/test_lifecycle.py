@@ -37,10 +37,10 @@ async def one_waits(client: aio.Client) -> None:
     async def waits() -> bool:
         return (await client.status()).waiting == 1
 
-    await eventually(waits, "nobody waits")
+    await eventually(waits, "no request is queued")
 
 
-async def test_a_full_queue_refuses_with_a_hint_and_forgets_who_left(tmp_path: Path) -> None:
+async def test_a_full_queue_refuses_with_a_retry_time_and_continues_after_a_cancel(tmp_path: Path) -> None:
     flags = ["--max-running", "1", "--max-queued-requests", "1"]
     with oracle_stack(tmp_path, executor=["--step-ms", "2"], scheduler=flags) as stack:
         async with stack.client() as client:
@@ -57,7 +57,7 @@ async def test_a_full_queue_refuses_with_a_hint_and_forgets_who_left(tmp_path: P
             assert (await client.status()).refused == 1
 
 
-async def test_a_request_that_can_never_fit_blocks_nobody(tmp_path: Path) -> None:
+async def test_a_request_that_can_never_fit_is_refused_and_blocks_no_other(tmp_path: Path) -> None:
     with oracle_stack(tmp_path, executor=["--pages", "8"]) as stack:  # 128 tokens
         async with stack.client() as client:
             for options in ({"max_tokens": 200}, {"prompt": "x" * 200}):
@@ -67,7 +67,7 @@ async def test_a_request_that_can_never_fit_blocks_nobody(tmp_path: Path) -> Non
             assert len(completion.token_ids) == 5
 
 
-async def test_without_an_executor_it_says_so_and_where_it_looked(tmp_path: Path) -> None:
+async def test_without_an_executor_requests_are_refused_with_the_executors_address(tmp_path: Path) -> None:
     scheduler = ServiceProcess("scheduler_service", ["--executor", "127.0.0.1:9"], tmp_path)
     try:
         async with aio.Client(scheduler.address) as client:
@@ -162,7 +162,7 @@ async def test_plaintext_beyond_loopback_is_refused_unless_asked_for(tmp_path: P
         scheduler.kill()
 
 
-async def test_a_taken_port_is_an_error(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_an_error_at_the_start(tmp_path: Path) -> None:
     first = ServiceProcess("scheduler_service", [], tmp_path / "1")
     try:
         second = ServiceProcess("scheduler_service", ["--port", str(first.port)], tmp_path / "2")
@@ -195,7 +195,7 @@ async def test_a_token_is_demanded_from_all_but_health_checks(tmp_path: Path) ->
         stack.kill()
 
 
-async def test_both_links_run_over_mutual_tls_and_strangers_stay_outside(tmp_path: Path) -> None:
+async def test_both_connections_run_over_mutual_tls_and_demand_a_certificate(tmp_path: Path) -> None:
     ca, server, client = (TLS / name for name in ("ca.pem", "server.pem", "client.pem"))
     flags = ["--tls-cert", str(server), "--tls-key", str(server.with_suffix(".key"))]
     flags += ["--tls-client-ca", str(ca)]
@@ -213,15 +213,15 @@ async def test_both_links_run_over_mutual_tls_and_strangers_stay_outside(tmp_pat
 
             await eventually(serving, "the links do not come up", timeout_s=20)
             await known.complete(PROMPT, max_tokens=1)
-        for stranger in (Security(ca_file=ca), Security()):
-            async with aio.Client(stack.scheduler.address, security=stranger) as unknown:
+        for security in (Security(ca_file=ca), Security()):
+            async with aio.Client(stack.scheduler.address, security=security) as unknown:
                 with pytest.raises(errors.Unavailable):
                     await unknown.status(timeout_s=5)
     finally:
         stack.kill()
 
 
-async def test_an_executor_that_drains_alone_is_no_executor_and_new_requests_end_in_time(
+async def test_with_only_a_draining_executor_new_requests_end_after_the_failover_timeout(
     tmp_path: Path,
 ) -> None:
     flags = ["--failover-timeout-s", "0.5", "--heartbeat-interval-s", "0.1"]
@@ -234,7 +234,7 @@ async def test_an_executor_that_drains_alone_is_no_executor_and_new_requests_end
             async def seen() -> bool:
                 return (await client.status()).state == "no_executor"
 
-            await eventually(seen, "nobody sees that it drains")
+            await eventually(seen, "the state does not become no_executor")
             assert await health(stack.scheduler.address) == health_pb2.HealthCheckResponse.NOT_SERVING
             assert (await client.executors())[0].detail == "draining"
             with pytest.raises(
@@ -254,7 +254,7 @@ async def test_an_executor_that_drains_alone_is_no_executor_and_new_requests_end
             assert (await client.status()).state == "serving"
 
 
-async def test_a_scheduler_without_its_executor_says_so(tmp_path: Path) -> None:
+async def test_a_scheduler_without_an_executor_reports_its_state(tmp_path: Path) -> None:
     with oracle_stack(tmp_path) as stack:
         (address,) = stack.addresses
         async with stack.client() as client:
@@ -264,5 +264,5 @@ async def test_a_scheduler_without_its_executor_says_so(tmp_path: Path) -> None:
             async def seen() -> bool:
                 return (await client.status()).state == "no_executor"
 
-            await eventually(seen, "nobody sees that it is gone")
+            await eventually(seen, "the state does not become no_executor")
             assert await health(stack.scheduler.address) == health_pb2.HealthCheckResponse.NOT_SERVING

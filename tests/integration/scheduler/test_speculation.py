@@ -1,4 +1,4 @@
-"""Speculation changes no token, whoever guesses and whatever befalls the guesser; on the oracle."""
+"""Speculation changes no token, with each drafter and with each fault of a draft executor; on the oracle."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def drafting(client: aio.Client) -> bool:
     return any(one.draft and one.connected for one in (await client.executors()))
 
 
-async def test_the_tokens_are_those_of_plain_decoding_and_the_books_balance(shared: Stack) -> None:
+async def test_the_tokens_are_those_of_plain_decoding_and_the_counters_add_up(shared: Stack) -> None:
     async with shared.client() as client:
         await eventually(lambda: drafting(client), "the draft executor is not taken")
         before = await client.status()

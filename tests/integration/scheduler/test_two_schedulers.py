@@ -1,4 +1,4 @@
-"""Two schedulers share an executor. One dies or freezes: its clients' streams go on on the other, exactly."""
+"""Two schedulers share an executor. When one dies or freezes, its streams continue on the other."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ async def test_without_another_scheduler_a_lost_stream_says_so(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_fifty_times_no_stream_fails(tmp_path: Path, fault: signal.Signals) -> None:
+async def test_no_stream_fails_in_50_faults(tmp_path: Path, fault: signal.Signals) -> None:
     with pair(tmp_path, *ORACLE) as both:
         expected = await reference(both)
         for run in range(50):
@@ -209,7 +209,9 @@ async def test_on_a_pool_that_fits_one_and_a_half_requests_streams_go_on_too(
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_five_times_no_stream_of_the_default_model_fails(tmp_path: Path, fault: signal.Signals) -> None:
+async def test_no_stream_of_the_default_model_fails_in_5_faults(
+    tmp_path: Path, fault: signal.Signals
+) -> None:
     flags = ("--backend", "torch", "--dtype", "int8", "--model", str(default_model()))
     with pair(tmp_path, *flags, tokens=60) as both:
         expected = await reference(both)

@@ -1,4 +1,4 @@
-"""Which way a request ended badly."""
+"""Asserts on the error with which a request ended."""
 
 from __future__ import annotations
 

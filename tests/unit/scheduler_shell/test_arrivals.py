@@ -1,4 +1,4 @@
-"""Calls that have arrived take turns among callers, and who is refused is not read."""
+"""Callers take turns in starting calls, and the message of a refused call is not read."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_arrivals_without_end_do_not_keep_calls_from_beginning() -> None:
     await calls.end()
 
 
-async def test_a_call_that_was_cancelled_takes_nobodys_turn() -> None:
+async def test_a_cancelled_call_takes_no_turn() -> None:
     calls = Calls()
     calls.arrive(*["a"] * 10)
     await asyncio.sleep(0)
@@ -99,7 +99,7 @@ async def test_a_call_that_was_cancelled_takes_nobodys_turn() -> None:
     [(False, REFUSALS_PER_S), (True, CONTESTED_REFUSALS_PER_S)],
     ids=["alone", "beside others"],
 )
-def test_refusals_of_one_caller_are_paced_and_nobody_elses(contested: bool, rate: float) -> None:
+def test_refusals_are_paced_for_each_caller_apart(contested: bool, rate: float) -> None:
     now = 100.0
     pace = RefusalPace(lambda: now)
     assert not any(pace.delay_s("flood", contested=contested) for _ in range(REFUSALS_AT_ONCE))
@@ -125,14 +125,14 @@ def test_calls_of_one_connection_beyond_what_can_be_live_wait_at_their_client() 
     assert max_streams(SchedulerSettings(max_queued_requests=1 << 20)) == MAX_CONNECTION_STREAMS
 
 
-class Door:
-    """Refuses calls while it is shut; counts the messages that were read."""
+class CountingServer:
+    """Refuses calls while it is full; counts the messages that were read."""
 
     def __init__(self) -> None:
-        self.shut, self.read = False, 0
+        self.full, self.read = False, 0
 
     async def admit(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        if self.shut:
+        if self.full:
             raise ServiceError(ErrorReason.QUEUE_FULL, "full", retry_after_s=2.0)
 
     def parse(self, data: bytes) -> bytes:
@@ -150,29 +150,31 @@ async def echo_twice(request: bytes, context: grpc.aio.ServicerContext[Any, Any]
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[tuple[Door, grpc.aio.Channel]]:
-    door = Door()
-    server = grpc.aio.server(interceptors=[StatusInterceptor(Credentials(), NO_AUDIT, door.admit)])
+async def counting_server() -> AsyncIterator[tuple[CountingServer, grpc.aio.Channel]]:
+    counting_server = CountingServer()
+    server = grpc.aio.server(interceptors=[StatusInterceptor(Credentials(), NO_AUDIT, counting_server.admit)])
     handlers: dict[str, Any] = {
-        "GenerateUnary": grpc.unary_unary_rpc_method_handler(echo, door.parse),
-        "Generate": grpc.unary_stream_rpc_method_handler(echo_twice, door.parse),
+        "GenerateUnary": grpc.unary_unary_rpc_method_handler(echo, counting_server.parse),
+        "Generate": grpc.unary_stream_rpc_method_handler(echo_twice, counting_server.parse),
     }
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("paceline.test", handlers)])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield door, channel
+        yield counting_server, channel
     await server.stop(None)
 
 
-async def test_who_is_refused_is_not_read(door: tuple[Door, grpc.aio.Channel]) -> None:
-    counts, channel = door[0], raw(door[1])
+async def test_a_refused_calls_message_is_not_read(
+    counting_server: tuple[CountingServer, grpc.aio.Channel],
+) -> None:
+    counts, channel = counting_server[0], raw(counting_server[1])
     unary = channel.unary_unary("/paceline.test/GenerateUnary")
     stream = channel.unary_stream("/paceline.test/Generate")
     assert await unary(b"x") == b"x"
     assert [message async for message in stream(b"y")] == [b"y", b"y"]
     assert counts.read == 2
-    counts.shut = True
+    counts.full = True
     for call in (unary(b"x"), stream(b"x").read()):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
@@ -180,8 +182,10 @@ async def test_who_is_refused_is_not_read(door: tuple[Door, grpc.aio.Channel]) -
     assert counts.read == 2
 
 
-async def test_a_call_without_a_message_is_invalid(door: tuple[Door, grpc.aio.Channel]) -> None:
-    call = raw(door[1]).stream_stream("/paceline.test/Generate")()
+async def test_a_call_without_a_message_is_invalid(
+    counting_server: tuple[CountingServer, grpc.aio.Channel],
+) -> None:
+    call = raw(counting_server[1]).stream_stream("/paceline.test/Generate")()
     await call.done_writing()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()

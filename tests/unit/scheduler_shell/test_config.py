@@ -105,13 +105,13 @@ def test_tokens_come_from_files_and_are_never_shown(tmp_path: Path) -> None:
     assert "sesame" not in repr(settings)
 
 
-def test_a_scheduler_is_the_same_after_a_restart_and_no_other_one() -> None:
+def test_the_instance_name_is_unique_and_the_same_after_a_restart() -> None:
     def name(**settings: Any) -> str:
         return SchedulerSettings(**settings).instance_name
 
     assert name(port=5) == name(port=5) != name(port=6)
     assert name(port=5, host="127.0.0.1") != name(port=5, host="127.0.0.2")
-    assert name(port=0) == ""  # another port after a restart: nobody to be
+    assert name(port=0) == ""  # a restart chooses another port
     assert name(port=0, instance="left") == "left"
     assert len(name(port=5, host="::1")) <= MAX_INSTANCE
     for bad in ("x" * (MAX_INSTANCE + 1), "two words", "é"):

@@ -13,7 +13,7 @@ VALUES = st.integers(0, 200).map(lambda quarters: quarters / 4)  # also the boun
 
 
 @given(st.lists(st.tuples(VALUES, st.integers(1, 5)), max_size=20))
-def test_it_is_shown_as_a_histogram_of_prometheus(seen: list[tuple[float, int]]) -> None:
+def test_a_distribution_is_scraped_as_a_prometheus_histogram(seen: list[tuple[float, int]]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     distribution = Distribution("pauses_seconds", "Between two", BOUNDS)
     ours.register(distribution)

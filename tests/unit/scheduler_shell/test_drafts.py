@@ -1,4 +1,4 @@
-"""A draft executor speaks the served model's tokens or is refused, and whatever it does holds nobody up."""
+"""A draft executor has the served model's vocabulary or is refused, and its faults delay no request."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def drafting(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_draft_step_is_sent_answered_and_told() -> None:
+async def test_a_draft_step_is_sent_and_its_answer_reaches_the_core() -> None:
     async with serving(FakeExecutor()) as port, drafting(port) as made:
         await made.until(lambda: made.core.calls == ["ready"])
         assert made.core.capacity is not None
@@ -113,7 +113,7 @@ async def test_a_draft_step_is_sent_answered_and_told() -> None:
         await made.until(lambda: "answer 2 [[7]]" in made.core.calls)
 
 
-async def test_a_step_planned_while_one_is_out_waits_for_its_answer() -> None:
+async def test_a_draft_step_planned_while_another_is_in_flight_is_sent_after_its_answer() -> None:
     fake = FakeExecutor()
     async with serving(fake) as port, drafting(port) as made:
         await made.until(lambda: made.core.calls == ["ready"])
@@ -125,7 +125,7 @@ async def test_a_step_planned_while_one_is_out_waits_for_its_answer() -> None:
         assert made.core.calls == ["ready", "answer 1 [[7]]", "answer 2 [[7]]"]
 
 
-async def test_a_lost_draft_executor_is_told_and_taken_back_with_nothing_of_the_old_one() -> None:
+async def test_a_draft_executor_that_was_lost_is_used_again_without_its_old_step() -> None:
     fake = FakeExecutor()
     async with serving(fake) as port, drafting(port, timing=MISSES_HEARTBEATS) as made:
         await made.until(lambda: made.core.calls == ["ready"])
@@ -149,7 +149,7 @@ async def test_an_answer_that_the_core_does_not_know_loses_the_draft_executor() 
         await made.until(lambda: made.core.calls == ["ready", "lost", "ready"])
 
 
-async def test_no_draft_executor_is_let_in_before_the_model_is_known() -> None:
+async def test_no_draft_executor_is_used_before_the_served_model_is_known() -> None:
     async with serving(FakeExecutor()) as port, drafting(port, served=None) as made:
         (link,) = made.pool.links
         await made.until(lambda: link.detail.startswith("waiting for the served model"))
@@ -170,7 +170,7 @@ def other(**change: Any) -> ServedModel:
         ({"sampler": "t"}, ", t)"),
     ],
 )
-async def test_another_vocabulary_at_the_first_meeting_is_a_mistake_that_names_both(
+async def test_another_vocabulary_at_the_first_handshake_is_a_mistake_that_names_both(
     change: dict[str, Any], said: str
 ) -> None:
     async with serving(FakeExecutor()) as port, drafting(port, served=other(**change)) as made:
@@ -181,7 +181,7 @@ async def test_another_vocabulary_at_the_first_meeting_is_a_mistake_that_names_b
         assert said in made.pool.mistake
 
 
-async def test_another_vocabulary_later_is_refused_and_shown_and_no_mistake() -> None:
+async def test_another_vocabulary_at_a_later_handshake_is_a_refusal_and_no_mistake() -> None:
     fake = FakeExecutor()
     async with serving(fake) as port, drafting(port) as made:
         await made.until(lambda: made.core.calls == ["ready"])
@@ -196,7 +196,7 @@ async def test_another_vocabulary_later_is_refused_and_shown_and_no_mistake() ->
         await made.until(lambda: made.core.calls == ["ready", "lost", "ready"])
 
 
-async def test_a_standby_drafts_when_the_first_is_gone() -> None:
+async def test_a_standby_draft_executor_takes_over_from_one_that_is_lost() -> None:
     first, second = FakeExecutor(), FakeExecutor()
     async with serving(first) as a, serving(second) as b, drafting(a, b) as made:
         await made.until(lambda: all(link.ready for link in made.pool.links))

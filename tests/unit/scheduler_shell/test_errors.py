@@ -1,4 +1,4 @@
-"""Every bad end has one status, with the details that the public contract promises."""
+"""Every refusal and failure has one status, with the details that the public contract promises."""
 
 from __future__ import annotations
 

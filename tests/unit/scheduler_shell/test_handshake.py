@@ -1,4 +1,4 @@
-"""What an executor says of its model is made fit for requests, or refused: no default fails each of them."""
+"""What an executor says of its model is corrected or refused, so that no default fails every request."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_default_within_its_range_holds_for_requests_that_do_not_say() -> None
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 0.875)
 
 
-def test_end_tokens_that_no_step_may_carry_are_refused_when_the_executor_is_greeted() -> None:
+def test_more_end_tokens_than_a_row_may_carry_are_refused_at_the_handshake() -> None:
     assert model_of(ends=tuple(range(8))).limits.max_stop_token_ids == 0
     with pytest.raises(ValueError, match="9 end tokens, but its max_stop_token_ids is 8"):
         model_of(ends=tuple(range(9)))

@@ -1,4 +1,4 @@
-"""Metrics by identity, of which there are never more than a few."""
+"""Metrics by identity, for a bounded number of identities."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_each_identity_has_its_requests_refusals_and_tokens() -> None:
     assert values['identity_requests_total{identity="other"}'] == 0
 
 
-def test_names_are_bounded_and_stay() -> None:
+def test_the_number_of_identity_labels_is_bounded_and_labels_stay() -> None:
     harness, metrics = Harness(FakeExecutor(CAPACITY), CoreConfig(max_running=2)), Telemetry()
     for i in range(3 * MAX_IDENTITIES):
         harness.add(make_request(f"r{i}", identity=f"client {i}"))

@@ -1,4 +1,4 @@
-"""Whatever a handler raises leaves as one typed status, and never with an exception's text."""
+"""Every exception of a handler becomes one typed status, never with the text of a bug's exception."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scheduler_service.rpc.interceptor import StatusInterceptor
 from tests.support.untyped import raw
 
 NO_AUDIT = Audit((), lambda method, reason: None)
-SECRET = "prompt of somebody else"
+SECRET = "another caller's prompt"
 
 
 async def raising(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""A link notices every kind of loss, and takes no long step for one."""
+"""A link notices every kind of loss, and does not mistake a long step for one."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_a_step_is_sent_and_answered() -> None:
         ),
     ],
 )
-async def test_an_answer_that_is_none_loses_the_executor_and_a_new_session_replaces_the_old(
+async def test_a_reply_that_answers_no_step_loses_the_executor_and_a_new_session_replaces_the_old(
     reply: pb.StreamUnifiedDecodeResponse,
 ) -> None:
     fake = FakeExecutor()
@@ -114,7 +114,7 @@ async def test_an_answer_that_is_none_loses_the_executor_and_a_new_session_repla
         assert fake.opened == [0, 101]
 
 
-async def test_a_process_that_is_new_has_no_session_to_replace() -> None:
+async def test_in_a_restarted_executor_there_is_no_session_to_replace() -> None:
     fake = FakeExecutor()
     async with serving(fake) as port, running(port) as pool:
         link = await pool.active()
@@ -163,7 +163,7 @@ async def test_a_step_that_makes_no_progress_loses_the_executor() -> None:
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_a_pool_that_is_stopped_in_the_moment_of_a_loss_stops(turns: int) -> None:
+async def test_a_pool_can_be_stopped_at_any_moment_of_a_loss(turns: int) -> None:
     async with serving(FakeExecutor()) as port:
         pool = Pool([port])
         running = asyncio.create_task(pool.pool.run())
@@ -178,12 +178,12 @@ async def test_a_pool_that_is_stopped_in_the_moment_of_a_loss_stops(turns: int) 
         assert running.cancelled()
 
 
-async def test_a_step_behind_others_that_progress_is_waited_for() -> None:
+async def test_a_step_is_waited_for_while_the_executor_runs_other_steps() -> None:
     fake = FakeExecutor()
     async with serving(fake) as port, running(port, timing=MISSES_STEPS) as pool:
         link = await pool.active()
         fake.steps.clear()
-        fake.step_age_s = 0.01  # the executor is at work, for somebody else
+        fake.step_age_s = 0.01  # the executor runs a step of another session
         waiting = asyncio.create_task(exchange(link))
         await pool.until(lambda: link.step_age_s > 2 * MISSES_STEPS.step_timeout_s)
         assert link.ready
@@ -191,7 +191,7 @@ async def test_a_step_behind_others_that_progress_is_waited_for() -> None:
         assert await waiting == [7]
 
 
-async def test_an_executor_that_ends_is_greeted_again_on_its_port() -> None:
+async def test_a_restarted_executor_is_used_again_on_its_port() -> None:
     async with serving(FakeExecutor(), kept_port()) as port:
         pool_context = running(port)
         pool = await pool_context.__aenter__()
@@ -230,7 +230,7 @@ async def test_loading_and_draining_executors_are_waited_for() -> None:
         assert link.detail == ""
 
 
-async def test_a_draining_executor_is_left_only_for_another() -> None:
+async def test_a_draining_executor_is_used_until_another_is_ready_or_its_caches_are_released() -> None:
     fake = FakeExecutor()
     async with serving(fake) as port, running(port) as pool:
         link = await pool.active()
@@ -241,7 +241,7 @@ async def test_a_draining_executor_is_left_only_for_another() -> None:
         assert await exchange(link) == [7]
 
 
-async def test_the_links_of_a_scheduler_own_their_sessions_under_names_that_outlive_it() -> None:
+async def test_session_owners_differ_between_links_and_are_the_same_after_a_restart() -> None:
     fake = FakeExecutor()
     async with serving(fake) as port:
         addresses = [f"127.0.0.1:{port}", f"localhost:{port}"]

@@ -1,4 +1,4 @@
-"""What clients are told of speculation: at the end of a request, about the model, in status and metrics."""
+"""Usage, model info, status and metrics have the figures of speculation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_usage_has_drafts_by_position() -> None:
         (DraftingWish(BOTH, 3), pb.Speculation(mode=pb.SPECULATION_MODE_FIXED, draft_tokens=3)),
     ],
 )
-def test_the_model_says_who_drafts_and_what_is_done_unasked(
+def test_model_info_names_the_drafters_and_the_default_speculation(
     default: DraftingWish, expected: pb.Speculation
 ) -> None:
     told = model_info(

@@ -1,4 +1,4 @@
-"""A scheduler whose own parts fail says so and ends; it never goes on without one of them."""
+"""A scheduler ends when one of its tasks fails, instead of continuing without it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ CALLER = Identity("ours", "token")
 
 
 def service() -> SchedulerService:
-    return SchedulerService(SchedulerSettings(executor=("127.0.0.1:9",)))  # nobody is there
+    return SchedulerService(SchedulerSettings(executor=("127.0.0.1:9",)))  # where nothing listens
 
 
-async def test_a_bug_in_the_loop_ends_the_service_and_tells_live_requests(
+async def test_a_bug_in_the_loop_ends_the_service_and_all_streams(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scheduler = service()
@@ -55,7 +55,7 @@ async def test_a_bug_in_the_loop_ends_the_service_and_tells_live_requests(
     assert scheduler.state is ServiceState.DRAINING
 
 
-async def test_a_part_that_just_ends_is_a_failure() -> None:
+async def test_a_task_of_the_service_that_returns_is_a_failure() -> None:
     with pytest.raises(RuntimeError, match="has ended"):
         await _endless(asyncio.sleep(0))
 
@@ -73,6 +73,6 @@ async def test_a_cancellation_from_inside_is_a_failure_and_one_from_outside_is_n
         await task
 
 
-async def test_without_an_executor_the_door_is_closed_and_says_where_it_looked() -> None:
+async def test_without_an_executor_requests_are_refused_and_administrators_are_told_its_address() -> None:
     with raises(ErrorReason.NOT_READY, match=r"127\.0\.0\.1:9: not reached yet"):
         service().served_for_request(Identity("ours", "token", admin=True))

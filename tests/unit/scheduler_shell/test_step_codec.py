@@ -173,7 +173,7 @@ def changed(**fields: Any) -> pb.RowDetail:
     return detail
 
 
-def test_a_right_answer_is_one() -> None:
+def test_a_wellformed_answer_is_accepted() -> None:
     result = decode_result(GOING_ON, pb.StepResult(rows=answer(details=[LOGPROBS])), BOUNDS)
     assert result.rows[0].logprobs == [TopLogprobs(-1, (7,), (-1,))]
 
@@ -202,25 +202,25 @@ def test_a_right_answer_is_one() -> None:
     ],
     ids=str,
 )
-def test_an_answer_that_cannot_be_one_is_none(rows: pb.RowResults) -> None:
+def test_a_malformed_answer_is_refused(rows: pb.RowResults) -> None:
     with pytest.raises((ValueError, IndexError)):
         decode_result(GOING_ON, pb.StepResult(rows=rows), BOUNDS)
 
 
 @pytest.mark.parametrize("cached", [2, 3, 2**32 - 1])
-def test_a_prefix_hit_beyond_what_was_computed_is_no_answer(cached: int) -> None:
+def test_an_answer_with_a_prefix_hit_beyond_the_computed_tokens_is_refused(cached: int) -> None:
     rows = pb.RowResults(kv_lengths=[2], token_counts=[1], tokens=[7], cached_lengths=[cached])
     with pytest.raises(ValueError, match="KV length"):
         decode_result(PlannedStep(1, openings=(OPENING,)), pb.StepResult(rows=rows), BOUNDS)
 
 
-def test_more_pages_than_there_are_is_no_answer() -> None:
+def test_an_answer_with_more_pages_than_the_executor_has_is_refused() -> None:
     message = pb.StepResult(rows=answer(), free_pages=PAGES, evictable_pages=1)
     with pytest.raises(ValueError, match="pages"):
         decode_result(GOING_ON, message, BOUNDS)
 
 
-def test_what_an_executor_says_of_a_row_is_cut_to_what_a_status_can_carry() -> None:
+def test_an_executors_message_about_a_row_is_cut_to_what_a_status_can_carry() -> None:
     error = pb.Error(index=0, code=8, message="x" * 100_000)
     result = decode_result(GOING_ON, pb.StepResult(rows=answer(errors=[error])), BOUNDS)
     assert len(result.rows[0].message) == MAX_CHARACTERS
@@ -229,7 +229,7 @@ def test_what_an_executor_says_of_a_row_is_cut_to_what_a_status_can_carry() -> N
 @pytest.mark.parametrize(
     "field", ["total_pages", "page_size", "max_sequences", "max_rows", "max_step_tokens"]
 )
-def test_an_executor_that_can_hold_nothing_is_none(field: str) -> None:
+def test_an_executor_with_a_limit_of_0_is_refused(field: str) -> None:
     info = pb.GetInfoResponse(
         model=pb.ModelInfo(vocab_size=10, context_length=64), limits=fake_executor.LIMITS
     )

@@ -1,4 +1,4 @@
-"""No caller keeps others from the tokenizer."""
+"""Callers share a lane of the tokenizer: turns, jobs and bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_callers_take_turns_and_each_ones_jobs_stay_in_order() -> None:
     assert not lane
 
 
-async def test_one_caller_has_half_and_leaves_room_for_a_newcomer() -> None:
+async def test_one_caller_may_have_half_of_a_lane_so_that_another_finds_room() -> None:
     lane = LaneQueue(8, 1000)
     flood = [job("flood") for _ in range(4)]
     for one in flood:
@@ -55,7 +55,7 @@ async def test_all_together_are_bounded() -> None:
         lane.enter(job("d"))
 
 
-async def test_what_begins_again_goes_first_and_what_runs_counts() -> None:
+async def test_a_job_that_is_put_back_goes_first_and_running_jobs_count() -> None:
     lane = LaneQueue(4, 1000)
     first, second = job("a"), job("b")
     lane.enter(first)

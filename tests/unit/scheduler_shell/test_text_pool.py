@@ -163,7 +163,7 @@ async def test_a_small_prompt_does_not_wait_for_a_large_one() -> None:
         large.cancel()
 
 
-async def test_what_waits_is_bounded_in_jobs_and_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queued_text_is_bounded_in_jobs_and_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "MAX_JOBS", 4)  # one caller may have half
     monkeypatch.setattr(pools, "MAX_BYTES", 100_000)
     async with tools(files()) as (text, pool):
@@ -180,7 +180,7 @@ async def test_what_waits_is_bounded_in_jobs_and_in_bytes(monkeypatch: pytest.Mo
         assert len(await text.encode_text("c")) == 1
 
 
-async def test_a_job_whose_caller_has_left_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_job_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(monkeypatch)
     async with tools(files()) as (text, pool):
         go_on = stopped(pool)
@@ -194,7 +194,7 @@ async def test_a_job_whose_caller_has_left_is_not_begun(monkeypatch: pytest.Monk
 
 
 @linux
-async def test_a_prompt_over_its_cpu_time_fails_and_its_neighbour_begins_again(
+async def test_a_prompt_over_its_cpu_time_fails_and_the_other_job_of_its_process_begins_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorder = Recorder(monkeypatch)
@@ -211,7 +211,7 @@ async def test_a_prompt_over_its_cpu_time_fails_and_its_neighbour_begins_again(
 
 
 @linux
-async def test_the_neighbour_of_a_culprit_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_does_not_fail_with_another_jobs_process(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(monkeypatch)
     big = "1" * 400_000
     async with tools(files(when("slow", ENDLESS)), QUICK) as (text, _):

@@ -1,4 +1,4 @@
-"""What was refused is counted and told, and nobody fills the log with it."""
+"""Failed calls are counted and logged, and no caller can fill the log with them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def everything(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "paceline")
 
 
-async def test_the_first_is_told_at_once_and_a_flood_in_one_line_of_each_interval(
+async def test_a_failure_is_logged_at_once_and_its_repetitions_in_one_line_per_interval(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     counted = Counted()
@@ -56,7 +56,7 @@ async def test_the_first_is_told_at_once_and_a_flood_in_one_line_of_each_interva
     assert counted.calls == [("Generate", "QUEUE_FULL")] * 1002
 
 
-async def test_callers_by_the_thousand_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failures_of_thousands_of_callers_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
     counted = Counted()
     for number in range(10_000):
         counted.audit.failed(f"10.0.{number // 256}.{number % 256}", GENERATE, *FULL)
@@ -67,15 +67,17 @@ async def test_callers_by_the_thousand_are_one_line(caplog: pytest.LogCaptureFix
     assert told[-1]["identity"] == "other"
 
 
-async def test_strangers_choose_no_word_of_the_log_and_no_label(caplog: pytest.LogCaptureFixture) -> None:
+async def test_callers_choose_no_word_of_the_log_and_no_metric_label(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     counted = Counted()
     for method in ("/x/y", "/paceline.scheduler.v1.SchedulerService/Generate\n2026 ERROR", ""):
-        counted.audit.failed("stranger", method, grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
+        counted.audit.failed("unknown", method, grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
     assert counted.calls == [("other", "UNAUTHENTICATED")] * 3
     assert [(line["method"], line["level"]) for line in lines(caplog)] == [("other", "WARNING")]
 
 
-async def test_what_administrators_do_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_administrators_calls_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     counted = Counted()
     for _ in range(3):
         counted.audit.administered("operator", "AbortRequests")

@@ -1,4 +1,4 @@
-"""Who a caller is, and how a tokens file is followed."""
+"""A caller's identity, and the changes of a tokens file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_entry_is_the_callers_identity_with_all_that_it_says(tmp_path: Path) 
         assert caller(credentials, unknown) is None
 
 
-def test_the_file_is_followed_and_a_broken_one_changes_nothing_but_the_log(
+def test_a_changed_tokens_file_is_read_again_and_a_malformed_one_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = write(tmp_path / "tokens", f"- {{name: alice, sha256: {A}}}\n")
@@ -69,7 +69,7 @@ def test_the_file_is_followed_and_a_broken_one_changes_nothing_but_the_log(
     assert caller(credentials, bearer("b-token")) is None
 
 
-def test_a_file_that_was_deleted_lets_nobody_in_and_one_that_is_being_replaced_everybody(
+def test_tokens_of_a_deleted_file_are_refused_and_those_of_a_file_being_replaced_are_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = f"- {{name: alice, sha256: {A}}}\n"
@@ -96,7 +96,7 @@ def test_a_file_that_was_deleted_lets_nobody_in_and_one_that_is_being_replaced_e
     assert caller(credentials, bearer("a-token")) is not None
 
 
-def test_a_folder_that_can_not_be_looked_into_deletes_nothing(
+def test_a_tokens_file_in_an_unreadable_folder_does_not_count_as_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write(tmp_path / "tokens", f"- {{name: alice, sha256: {A}}}\n")
@@ -117,7 +117,9 @@ def unreadable(path: Path) -> list[Entry]:
     raise ValueError(f"{path}: Permission denied")
 
 
-def test_a_file_that_has_not_changed_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokens_file_that_has_not_changed_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = write(tmp_path / "tokens", f"- {{name: alice, sha256: {A}}}\n")
     credentials = Credentials(file=file, demanded=True)
     monkeypatch.setattr("paceline.service.credentials.read_tokens", lambda path: pytest.fail("read"))
@@ -152,7 +154,7 @@ def test_a_mistake_in_the_file_is_told_at_the_start_without_what_was_written(
     assert "my-secret-token" not in str(caught.value)
 
 
-def test_a_file_beyond_bounds_is_refused(tmp_path: Path) -> None:
+def test_a_tokens_file_beyond_its_limits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="more than"):
         read_tokens(write(tmp_path / "tokens", "#" * ((4 << 20) + 1)))
 
@@ -177,7 +179,7 @@ def test_without_a_token_the_certificates_subject_counts_and_then_the_address() 
     assert caller(Credentials(), (), Context(auth=subject)) == Identity("10.0.0.1", "peer", 1.0, 0, False)
 
 
-def test_whoever_reaches_an_open_service_of_this_machine_is_its_administrator() -> None:
+def test_callers_of_a_loopback_service_without_credentials_are_administrators() -> None:
     found = caller(Credentials(open_admin=True), (), Context("ipv4:127.0.0.1:9"))
     assert found == Identity(LOCAL, "peer", 1.0, MAX_PRIORITY, True)
 
@@ -200,7 +202,7 @@ def test_a_peer_is_its_host_without_the_port(peer: str, name: str) -> None:
     assert peer_name(peer) == name
 
 
-async def test_following_ends_at_once_where_there_is_no_file() -> None:
+async def test_watching_ends_at_once_without_a_tokens_file() -> None:
     await Credentials().watch()
 
 

@@ -1,4 +1,4 @@
-"""Strangers are refused before a byte of their message is read; errors are in our words."""
+"""Calls without a valid token are refused before a byte of their message is read."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Context:
 
 
 class Untouchable:
-    """A request stream that nobody may read."""
+    """A request stream that must not be read."""
 
     def __aiter__(self) -> Any:
         raise AssertionError("the request was read")
@@ -125,7 +125,7 @@ async def code_of(call: Any) -> grpc.StatusCode:
 @pytest.mark.parametrize(
     "method", ["/paceline.executor.v1.ExecutorService/Prefill", f"{HEALTH}List", "/no.such.Service/Method"]
 )
-async def test_a_strangers_message_stays_in_the_clients_memory(method: str) -> None:
+async def test_a_message_without_a_valid_token_stays_in_the_clients_memory(method: str) -> None:
     async with serving(GUARDED) as proxy, channel(proxy) as opened:
         call = raw(opened).unary_unary(method)(LARGE, metadata=BAD[1])
         assert await code_of(call) is grpc.StatusCode.UNAUTHENTICATED
@@ -134,7 +134,9 @@ async def test_a_strangers_message_stays_in_the_clients_memory(method: str) -> N
         assert proxy.sent < NOT_READ
 
 
-async def test_a_refused_stranger_is_counted_and_logged_by_address(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_call_without_a_valid_token_is_counted_and_logged_by_address(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     counted: list[tuple[str, str]] = []
     audit = Audit((executor_pb2.DESCRIPTOR,), lambda method, reason: counted.append((method, reason)))
 
@@ -160,14 +162,14 @@ async def test_a_refused_stranger_is_counted_and_logged_by_address(caplog: pytes
     assert counted[2:] == [("other", "UNSUPPORTED")]
 
 
-async def test_methods_that_do_not_exist_read_nothing_of_anybody() -> None:
+async def test_a_call_of_an_unknown_method_is_not_read() -> None:
     async with serving(OPEN) as proxy, channel(proxy) as opened:
         call = raw(opened).unary_unary("/no.such.Service/Method")(LARGE)
         assert await code_of(call) is grpc.StatusCode.UNIMPLEMENTED
         assert proxy.sent < NOT_READ
 
 
-async def test_strangers_are_told_the_servers_health_whatever_they_send() -> None:
+async def test_callers_without_a_token_get_the_servers_health_whatever_they_send() -> None:
     async with serving(GUARDED) as proxy, channel(proxy) as opened:
         answer = await raw(opened).unary_unary(f"{HEALTH}Check")(LARGE)
         assert health_pb2.HealthCheckResponse.FromString(answer).status == 1
@@ -177,7 +179,7 @@ async def test_strangers_are_told_the_servers_health_whatever_they_send() -> Non
         assert proxy.sent < NOT_READ
 
 
-async def test_who_has_the_token_asks_for_a_services_health_by_name() -> None:
+async def test_callers_with_a_token_ask_for_a_services_health_by_name() -> None:
     async with serving(GUARDED) as proxy, channel(proxy) as opened:
         stub = health_pb2_grpc.HealthStub(opened)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -185,7 +187,7 @@ async def test_who_has_the_token_asks_for_a_services_health_by_name() -> None:
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_watches_of_strangers_are_bounded_and_those_of_others_go_on(
+async def test_health_watches_without_a_token_are_bounded_and_others_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gate, "MAX_UNKNOWN_WATCHES", 2)
@@ -207,7 +209,7 @@ async def test_watches_of_strangers_are_bounded_and_those_of_others_go_on(
 
 
 @pytest.mark.parametrize("shape", ["Check", "Watch", "List", "reflection"])
-async def test_bytes_that_are_no_message_are_answered_without_pythons_words(shape: str) -> None:
+async def test_malformed_messages_are_refused_without_an_exceptions_text(shape: str) -> None:
     async with serving(OPEN) as proxy, channel(proxy) as opened:
         if shape == "reflection":
             call: Any = raw(opened).stream_stream(REFLECTION)(iter([b"\xff\xff"]))

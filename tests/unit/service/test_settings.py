@@ -1,4 +1,4 @@
-"""Settings that nobody knows are mistakes; secrets come over standard input; open doors are told."""
+"""Unknown settings are mistakes; secrets come over standard input; weaker protection is a warning."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_variables_of_the_other_service_and_of_clients_are_none_of_ours(
     assert executor("--port", "1").port == 1
 
 
-def test_variables_that_kubernetes_makes_are_told_as_such(
+def test_variables_that_kubernetes_makes_are_explained(
     monkeypatch: pytest.MonkeyPatch, complaint: Fails
 ) -> None:
     monkeypatch.setenv("PACELINE_EXECUTOR_SERVICE_HOST", "10.0.0.1")
@@ -172,12 +172,12 @@ def test_a_broken_tokens_file_is_refused_at_the_start(tmp_path: Path, complaint:
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_a_host_may_wear_brackets(host: str) -> None:
+def test_a_host_may_have_brackets(host: str) -> None:
     config = executor("--host", host, "--metrics-host", host)
     assert (config.address, config.metrics_host) == ("[::1]:50061", "::1")
 
 
-def test_every_open_door_is_told_and_no_other(tmp_path: Path) -> None:
+def test_each_setting_that_protects_less_is_one_warning(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"- {{name: a, sha256: {token_hash('t')}}}")
     tokens = ("--tokens-file", str(tmp_path / "tokens"))
     assert executor(*tokens, "--metrics-port", "0").security_warnings() == []
@@ -190,19 +190,21 @@ def test_every_open_door_is_told_and_no_other(tmp_path: Path) -> None:
     assert "metrics" in metrics
 
 
-def test_plaintext_to_an_executor_elsewhere_is_an_open_door(tmp_path: Path) -> None:
+def test_plaintext_to_an_executor_elsewhere_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"- {{name: a, sha256: {token_hash('t')}}}")
     tokens = ("--tokens-file", str(tmp_path / "tokens"))
     near = ("--executor", "127.0.0.1:1", "--executor", "[::1]:2", "--executor", "unix:/x")
     far = ("--executor", "10.0.0.7:50061", "--draft-executor", "gpu2:50061")
     assert scheduler(*tokens, *near).security_warnings() == []
-    (door,) = scheduler(*tokens, *near, *far).security_warnings()
-    assert "plaintext to executors beyond this machine (10.0.0.7:50061, gpu2:50061)" in door
+    (warning,) = scheduler(*tokens, *near, *far).security_warnings()
+    assert "plaintext to executors beyond this machine (10.0.0.7:50061, gpu2:50061)" in warning
     ca = str(Path(__file__).parents[2] / "support" / "tls" / "ca.pem")
     assert scheduler(*tokens, *far, "--executor-tls-ca", ca).security_warnings() == []
 
 
-def test_where_ranks_meet_is_an_open_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rendezvous_without_credentials_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tokens").write_text(f"- {{name: a, sha256: {token_hash('t')}}}")
     torch = ("--tokens-file", str(tmp_path / "tokens"), "--backend", "torch", "--model", str(tmp_path))
     assert executor(*torch).security_warnings() == []
@@ -214,7 +216,7 @@ def test_where_ranks_meet_is_an_open_door(tmp_path: Path, monkeypatch: pytest.Mo
     assert "at 10.0.0.7" in there
 
 
-def test_administrators_are_those_of_an_open_loopback_service_alone() -> None:
+def test_without_credentials_only_a_loopback_service_has_administrators() -> None:
     assert executor().credentials._open_admin
     assert not executor("--host", "0.0.0.0", "--insecure").credentials._open_admin
     assert os.environ.get("PACELINE_EXECUTOR_HOST") is None

@@ -143,7 +143,7 @@ async def test_a_slow_reader_gets_merged_deltas_and_misses_nothing() -> None:
     assert [list(message.delta.token_ids) for message in messages] == [[11, 12, 13, 14, 15], []]
 
 
-async def test_each_pause_between_tokens_is_counted_whoever_reads_them() -> None:
+async def test_each_pause_between_tokens_is_counted_even_if_deltas_are_merged() -> None:
     shop = Shop()
     for id_ in ("a", "b"):
         shop.admit(id_, max_tokens=4)
@@ -232,7 +232,7 @@ async def test_the_token_that_ends_a_completion_is_told_but_is_no_text() -> None
     assert messages[-1].finished.stop_token_id == LETTERS[2]
 
 
-async def test_an_unfinished_character_is_let_go_at_the_end() -> None:
+async def test_an_unfinished_character_is_sent_at_the_end() -> None:
     shop = Shop()
     stream = shop.admit(text=True, max_tokens=2)
     half = [present(made.byte_level().token_to_id(piece)) for piece in "ðŁ"]
@@ -242,7 +242,7 @@ async def test_an_unfinished_character_is_let_go_at_the_end() -> None:
 
 
 @pytest.mark.parametrize(("had", "rest"), [(0, "ab�"), (2, "�"), (2 + len("�".encode()), "")])
-async def test_a_stream_cut_just_before_its_end_goes_on_behind_what_was_let_go_there(
+async def test_a_stream_cut_just_before_its_end_continues_after_the_text_that_was_held_back(
     had: int, rest: str
 ) -> None:
     ids = [*LETTERS[:2], present(made.byte_level().token_to_id("ð"))]
@@ -281,7 +281,7 @@ async def test_a_cancelled_request_ends_with_its_error_after_what_was_delivered(
     assert (plan.rows, plan.openings) == ((), ())
 
 
-async def test_a_reused_id_gets_nothing_of_its_predecessor() -> None:
+async def test_a_reused_id_gets_no_output_of_the_earlier_request() -> None:
     shop = Shop()
     shop.admit()
     shop.step([11], deliver=False)
@@ -405,7 +405,7 @@ async def test_two_callers_may_use_one_id_and_each_aborts_only_its_own() -> None
     assert [list(message.delta.token_ids) for message in messages[1:]] == [[11]]
 
 
-async def test_an_operator_aborts_everybodys() -> None:
+async def test_an_administrator_aborts_the_requests_of_all_identities() -> None:
     shop = Shop()
     streams = [shop.admit("r"), shop.admit("r", caller=Identity("theirs", "token"))]
     other = shop.admit("s")

@@ -1,4 +1,4 @@
-"""Who gets through the doors of `paceline serve`, and that it says which stand open."""
+"""Which callers the services of `paceline serve` accept, and its warnings about missing protection."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_token_in_the_environment_is_demanded_of_clients(closed: Serve) -> Non
     assert "no token" not in closed.log
 
 
-def test_the_executor_is_closed_to_all_but_those_with_its_own_token(closed: Serve) -> None:
+def test_the_executor_serves_only_callers_with_its_own_token(closed: Serve) -> None:
     for token in ("", "wrong", "of-clients"):
         assert executor_refuses(closed.executor_address, token)
     assert not executor_refuses(closed.executor_address, "of-schedulers")
@@ -75,7 +75,7 @@ def test_the_scheduler_sends_the_executors_token_to_no_port_that_others_could_ta
     assert socket.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_token_file_is_demanded_and_the_executor_is_closed_without_a_word(tmp_path: Path) -> None:
+def test_with_a_token_file_clients_need_its_token_and_the_executor_refuses_it(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("of-clients\n")
     with serving(tmp_path, f"--token-file={tmp_path / 'token'}") as serve:
         assert answered(serve.address, Security(token="of-clients"))
@@ -113,7 +113,7 @@ def test_serve_reaches_its_scheduler_behind_tls(
         assert ("no token" in serve.log) is not certificate
 
 
-def test_an_open_door_on_loopback_is_one_warning(tmp_path: Path) -> None:
+def test_no_authentication_on_loopback_is_one_warning(tmp_path: Path) -> None:
     with serving(tmp_path) as serve:
         assert serve.log.count("no token is demanded") == 1
         assert "plaintext" not in serve.log
@@ -137,7 +137,7 @@ def test_plaintext_beyond_loopback_is_a_warning_of_its_own(tmp_path: Path) -> No
         (["--token", "x", "executor", "--backend", "oracle"], {}, "--auth-token-file"),
     ],
 )
-def test_what_looks_like_a_closed_door_is_never_ignored(
+def test_a_security_option_without_effect_is_refused(
     tmp_path: Path, arguments: list[str], variables: dict[str, str], said: str
 ) -> None:
     (tmp_path / "token").write_text("a")

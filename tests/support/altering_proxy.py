@@ -1,4 +1,4 @@
-"""Between a scheduler and a real executor: passes everything on, and changes replies as a test wants."""
+"""A gRPC proxy between a scheduler and an executor that alters the executor's replies."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from paceline.channel import Link, open_aio_channel, server_options
 
 from tests.support.untyped import raw
 
-Meddle = Callable[[str, bytes], list[bytes]]
-"""The RPC's name and a reply's bytes to what is passed on in its place (of a unary RPC the first alone)."""
+Alteration = Callable[[str, bytes], list[bytes]]
+"""From an RPC's name and a reply's bytes to the replies to pass on instead; a unary RPC gets the first."""
 
 
-def honest(rpc: str, reply: bytes) -> list[bytes]:
+def unaltered(rpc: str, reply: bytes) -> list[bytes]:
     """The reply as it is."""
     return [reply]
 
 
-class Meddler(grpc.GenericRpcHandler):
-    """One executor's door. `meddle` may be changed at any time."""
+class AlteringProxy(grpc.GenericRpcHandler):
+    """The proxy of one executor. `alteration` may be changed at any time."""
 
     def __init__(self, executor: grpc.aio.Channel) -> None:
-        self.meddle: Meddle = honest
+        self.alteration: Alteration = unaltered
         self.address = ""
         self._executor = raw(executor)
 
@@ -39,16 +39,16 @@ class Meddler(grpc.GenericRpcHandler):
             except grpc.aio.AioRpcError as error:
                 await context.abort(error.code(), error.details())
                 raise
-            return self.meddle(rpc, reply)[0]
+            return self.alteration(rpc, reply)[0]
 
         async def stream(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
             async for reply in self._executor.stream_stream(method)(requests):
-                for passed_on in self.meddle(rpc, reply):
+                for passed_on in self.alteration(rpc, reply):
                     yield passed_on
 
         async def pieces(request: bytes, context: Any) -> AsyncIterator[bytes]:
             async for reply in self._executor.unary_stream(method)(request):
-                for passed_on in self.meddle(rpc, reply):
+                for passed_on in self.alteration(rpc, reply):
                     yield passed_on
 
         if rpc == "StreamUnifiedDecode":
@@ -59,14 +59,14 @@ class Meddler(grpc.GenericRpcHandler):
 
 
 @asynccontextmanager
-async def meddling(executor: str) -> AsyncIterator[Meddler]:
-    """A door in front of the executor at this address."""
+async def altering_proxy(executor: str) -> AsyncIterator[AlteringProxy]:
+    """A proxy, serving, of the executor at this address."""
     async with open_aio_channel(executor, Link.PRIVATE) as channel:
-        server, meddler = grpc.aio.server(options=server_options(Link.PRIVATE)), Meddler(channel)
-        server.add_generic_rpc_handlers((meddler,))
-        meddler.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server, proxy = grpc.aio.server(options=server_options(Link.PRIVATE)), AlteringProxy(channel)
+        server.add_generic_rpc_handlers((proxy,))
+        proxy.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         try:
-            yield meddler
+            yield proxy
         finally:
             await server.stop(None)

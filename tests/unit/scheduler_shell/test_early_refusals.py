@@ -1,4 +1,4 @@
-"""What is asked of a request before anybody works for it."""
+"""Requests that can't be admitted are refused before their prompts are read or tokenized."""
 
 from __future__ import annotations
 

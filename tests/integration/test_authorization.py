@@ -1,6 +1,6 @@
-"""Every method of both services, with no, a wrong and another caller's credential, as real processes.
+"""Every method of both services without a token, with a wrong one, and with another caller's; real processes.
 
-Methods come from the descriptors: one that is new and not told apart here fails.
+The methods come from the descriptors, so that a new one that no test knows fails.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ METHODS: list[MethodDescriptor] = [
 EXECUTOR = [method for method in METHODS if method.containing_service.name == "ExecutorService"]
 OPERATORS = [method for method in METHODS if method.containing_service.name == "AdminService"]
 FOREIGN = ("grpc.health.v1.Health/List", "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
-OF_EVERYBODY = {"GetInfo", "GetTokenizer", "Forward"}  # they touch no caller's anything
+OF_ANY_CALLER = {"GetInfo", "GetTokenizer", "Forward"}  # they use no session
 OF_ADMINISTRATORS = {"Warmup", "Drain"}
 TIMEOUT_S = 60.0
 
@@ -50,7 +50,7 @@ ALICE, BOB, ADMIN = bearer("alice's"), bearer("bob's"), bearer("admin's")
 
 
 @dataclass(frozen=True)
-class Doors:
+class ClosedServices:
     """Both services behind one tokens file, and their channels."""
 
     tokens: Path
@@ -63,8 +63,8 @@ class Doors:
 
 
 @pytest.fixture(scope="module")
-def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    directory = tmp_path_factory.mktemp("doors")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClosedServices]:
+    directory = tmp_path_factory.mktemp("services")
     tokens, secret = directory / "tokens.yaml", directory / "token"
     entries = {"alice": "alice's", "bob": "bob's", "admin": "admin's", "scheduler": "scheduler's"}
     tokens.write_text(
@@ -85,7 +85,7 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
             open_channel(address, Link.PRIVATE) as executor,
             open_channel(stack.scheduler.address, Link.PUBLIC) as scheduler,
         ):
-            yield Doors(tokens, stack, executor, scheduler)
+            yield ClosedServices(tokens, stack, executor, scheduler)
     finally:
         stack.kill()
 
@@ -96,15 +96,17 @@ def path(method: MethodDescriptor) -> str:
 
 @pytest.mark.parametrize("metadata", [(), bearer("wrong"), bearer("")], ids=["none", "wrong", "empty"])
 @pytest.mark.parametrize("name", [*map(path, METHODS), *(f"/{name}" for name in FOREIGN), "/no.such/Method"])
-def test_no_method_serves_a_stranger(doors: Doors, name: str, metadata: Any) -> None:
-    for channel in (doors.executor, doors.scheduler):  # each other's methods are none of theirs
+def test_no_method_serves_a_caller_without_a_valid_token(
+    services: ClosedServices, name: str, metadata: Any
+) -> None:
+    for channel in (services.executor, services.scheduler):  # neither has the other's methods
         with pytest.raises(grpc.RpcError) as caught:
             raw(channel).unary_unary(name)(b"", metadata=metadata, timeout=TIMEOUT_S)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED, name
 
 
-def test_strangers_see_health(doors: Doors) -> None:
-    for channel in (doors.executor, doors.scheduler):
+def test_health_checks_need_no_token(services: ClosedServices) -> None:
+    for channel in (services.executor, services.scheduler):
         answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
@@ -147,9 +149,9 @@ def naming(method: MethodDescriptor, session_id: int) -> Any:
 
 @pytest.mark.parametrize("method", EXECUTOR, ids=[method.name for method in EXECUTOR])
 def test_no_method_of_the_executor_touches_another_callers_session(
-    doors: Doors, method: MethodDescriptor
+    services: ClosedServices, method: MethodDescriptor
 ) -> None:
-    stub = executor_pb2_grpc.ExecutorServiceStub(doors.executor)
+    stub = executor_pb2_grpc.ExecutorServiceStub(services.executor)
     session = stub.OpenSession(executor_pb2.OpenSessionRequest(), metadata=ALICE).session_id
     header = executor_pb2.StepHeader(session_id=session)
     opening = executor_pb2.Opening(cache_id=7, tokens=[1, 2, 3], prompt_length=3)
@@ -158,10 +160,10 @@ def test_no_method_of_the_executor_touches_another_callers_session(
     )
     request = naming(method, session)
     if request is None:
-        allowed = method.name in OF_EVERYBODY
+        allowed = method.name in OF_ANY_CALLER
         assert allowed or method.name in OF_ADMINISTRATORS, f"{method.name}: whose is it?"
         if not allowed:
-            code = refusal(doors, method, message_factory.GetMessageClass(method.input_type)())
+            code = refusal(services, method, message_factory.GetMessageClass(method.input_type)())
             assert code is grpc.StatusCode.PERMISSION_DENIED
     elif method.name == "OpenSession":
         assert stub.OpenSession(request, metadata=BOB).session_id != session
@@ -171,23 +173,25 @@ def test_no_method_of_the_executor_touches_another_callers_session(
         (answer,) = stub.StreamUnifiedDecode(iter([request]), metadata=BOB, timeout=TIMEOUT_S)
         assert answer.error.code == grpc.StatusCode.NOT_FOUND.value[0]
     else:
-        assert refusal(doors, method, request) is grpc.StatusCode.NOT_FOUND
+        assert refusal(services, method, request) is grpc.StatusCode.NOT_FOUND
     rows = executor_pb2.Rows(cache_ids=[7], kv_lengths=[opened.result.rows.kv_lengths[0]])
     again = executor_pb2.Step(header=header, rows=rows)
     stub.Decode(executor_pb2.DecodeRequest(step=again), metadata=ALICE)  # it is as it was
 
 
-def refusal(doors: Doors, method: MethodDescriptor, request: Any) -> grpc.StatusCode:
+def refusal(services: ClosedServices, method: MethodDescriptor, request: Any) -> grpc.StatusCode:
     """How Bob's call ends."""
     with pytest.raises(grpc.RpcError) as caught:
-        doors.executor.unary_unary(path(method))(request.SerializeToString(), metadata=BOB, timeout=TIMEOUT_S)
+        services.executor.unary_unary(path(method))(
+            request.SerializeToString(), metadata=BOB, timeout=TIMEOUT_S
+        )
     code: grpc.StatusCode = caught.value.code()
     return code
 
 
-def test_another_callers_requests_can_not_be_aborted_and_two_may_use_one_id(doors: Doors) -> None:
-    stub = scheduler_pb2_grpc.SchedulerServiceStub(doors.scheduler)
-    operator = admin_pb2_grpc.AdminServiceStub(doors.scheduler)
+def test_another_callers_requests_can_not_be_aborted_and_two_may_use_one_id(services: ClosedServices) -> None:
+    stub = scheduler_pb2_grpc.SchedulerServiceStub(services.scheduler)
+    operator = admin_pb2_grpc.AdminServiceStub(services.scheduler)
 
     def begin(who: Any) -> Any:
         request = scheduler_pb2.GenerateRequest(request_id="mine", text="x", priority=3)
@@ -218,32 +222,34 @@ def test_another_callers_requests_can_not_be_aborted_and_two_may_use_one_id(door
 
 
 @pytest.mark.parametrize("method", OPERATORS, ids=[method.name for method in OPERATORS])
-def test_the_operators_surface_is_for_administrators(doors: Doors, method: MethodDescriptor) -> None:
+def test_admin_methods_are_for_administrators(services: ClosedServices, method: MethodDescriptor) -> None:
     request = message_factory.GetMessageClass(method.input_type)().SerializeToString()
     for who in (ALICE, BOB):
         with pytest.raises(grpc.RpcError) as caught:
-            raw(doors.scheduler).unary_unary(path(method))(request, metadata=who, timeout=TIMEOUT_S)
+            raw(services.scheduler).unary_unary(path(method))(request, metadata=who, timeout=TIMEOUT_S)
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    raw(doors.scheduler).unary_unary(path(method))(request, metadata=ADMIN, timeout=TIMEOUT_S)
+    raw(services.scheduler).unary_unary(path(method))(request, metadata=ADMIN, timeout=TIMEOUT_S)
 
 
-def test_a_priority_above_the_callers_is_refused_by_name_and_limit(doors: Doors) -> None:
+def test_a_priority_above_the_callers_is_refused_by_name_and_limit(services: ClosedServices) -> None:
     request = scheduler_pb2.GenerateRequest(text="x", priority=4)
     with pytest.raises(grpc.RpcError) as caught:
-        next(scheduler_pb2_grpc.SchedulerServiceStub(doors.scheduler).Generate(request, metadata=BOB))
+        next(scheduler_pb2_grpc.SchedulerServiceStub(services.scheduler).Generate(request, metadata=BOB))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == "priority: bob may ask for at most 3, not 4"
 
 
-async def test_an_entry_that_is_taken_out_is_refused_without_a_restart(doors: Doors) -> None:
-    stub = scheduler_pb2_grpc.SchedulerServiceStub(doors.scheduler)
+async def test_an_entry_removed_from_the_tokens_file_is_refused_without_a_restart(
+    services: ClosedServices,
+) -> None:
+    stub = scheduler_pb2_grpc.SchedulerServiceStub(services.scheduler)
     carol = bearer("carol-")
-    before = doors.tokens.read_text()
+    before = services.tokens.read_text()
 
     def change(text: str) -> None:
-        draft = doors.tokens.with_suffix(".new")
+        draft = services.tokens.with_suffix(".new")
         draft.write_text(text)
-        draft.replace(doors.tokens)
+        draft.replace(services.tokens)
 
     async def code() -> grpc.StatusCode:
         try:
@@ -277,7 +283,7 @@ def test_a_closed_terminal_drains(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["executor_service", "scheduler_service"])
-def test_secrets_come_over_standard_input_whose_end_is_the_services(module: str) -> None:
+def test_a_service_reads_secrets_from_standard_input_and_ends_with_it(module: str) -> None:
     of_executor = module == "executor_service"
     flags = ["--backend", "oracle"] if of_executor else ["--executor", "127.0.0.1:9"]
     get_status = next(
