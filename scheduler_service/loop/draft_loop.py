@@ -101,5 +101,5 @@ class DraftLoop:
         except UnknownStep as error:
             link.lose(f"an answer that does not fit its step: {error}")
         else:
-            self._metrics.draft_step(now - sent_at)
+            self._metrics.draft_step_s.observe(now - sent_at)
         self._wake_main()

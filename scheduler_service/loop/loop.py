@@ -82,9 +82,9 @@ class Loop:
             now = self._clock()
             if link.draining:
                 core.executor_retires()
-            if not unanswered and self._pool.should_leave(link, holds_caches=core.holds_caches):
-                await link.close_session("draining")
-                link.check()
+                if not unanswered and self._pool.should_leave(link, holds_caches=core.holds_caches):
+                    await link.close_session("draining")
+                    link.check()
             streams.post(core.expire(now))
             drafting = drafts.plan(now)  # first: sequences that wait for drafts are left out of this step
             while (plan := core.plan(now)) is not None:

@@ -116,10 +116,6 @@ class Telemetry(Collector):
         self.compute_s.observe(compute_s)
         self.batch_rows.observe(rows)
 
-    def draft_step(self, elapsed_s: float) -> None:
-        """Record an answered step of a draft executor."""
-        self.draft_step_s.observe(elapsed_s)
-
     def show(self, snapshot: Snapshot, shares: Sequence[Share]) -> None:
         """Set the core's figures for the next scrapes; `shares`: of the identities served most."""
         self._snapshot = snapshot
