@@ -171,7 +171,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             return
         try:
             self._service.served_for_request(caller)
-            self._service.streams.check_any_room(caller, _deadline(context))
+            self._service.streams.check_room(caller, 1, _deadline(context))
         except ServiceError as error:
             await self._refused(caller, error)
             raise
@@ -191,9 +191,8 @@ class SchedulerServicer(SchedulerServiceServicer):
             served = self._service.served_for_request(caller)
             checked = check_request(request, served.model, self._drafting)
             check_priority(checked.priority, caller)
-            self._service.streams.check_id(caller, checked)
             min_tokens = len(checked.prompt.ids) if isinstance(checked.prompt, TokenPrompt) else 1
-            self._service.streams.check_room(caller, checked, min_tokens, deadline)  # before tokenizing
+            self._service.streams.check(caller, checked, min_tokens, deadline)  # before tokenizing
             ids = await _token_ids(checked.prompt, served, caller)
             return self._service.streams.admit(
                 checked,

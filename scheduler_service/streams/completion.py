@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from scheduler_service.core.events import CompletionEnded, Tokens
 from scheduler_service.core.step import TopLogprobs
 from scheduler_service.errors import mismatch
 from scheduler_service.streams.output import Output, OutputDelta, OutputEnd
+from scheduler_service.streams.request import StreamOptions
 from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.stop_strings import StopMatcher
 
 MAX_DELTA_TOKENS = 1024
 """Tokens of one delta. Its message stays far below 4 MiB even with 20 alternatives for each token."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamOptions:
-    """Which parts of the output the client wants."""
-
-    ids: bool = True  # with their logprobs
-    text: bool = True
-    include_stop_string: bool = False
 
 
 class CompletionBuffer:

@@ -15,11 +15,9 @@ from scheduler_service.errors import ErrorReason, ServiceError, of_admission, of
 from scheduler_service.link.pool import Served
 from scheduler_service.metrics.metrics import Telemetry
 from scheduler_service.model import ServedModel
-from scheduler_service.streams.completion import StreamOptions
 from scheduler_service.streams.output import OutputStart
-from scheduler_service.streams.request import CheckedRequest, Returns, scoped_id
+from scheduler_service.streams.request import CheckedRequest, scoped_id
 from scheduler_service.streams.stream import RequestStream, WakeQueue
-from scheduler_service.text.stop_strings import StopStrings
 
 Clock = Callable[[], float]
 
@@ -45,30 +43,29 @@ class StreamRegistry:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def check_id(self, caller: Identity, checked: CheckedRequest) -> None:
-        """Raises ServiceError if the caller has a stream of this id that has not ended.
-
-        A resend of the same bytes is allowed until output was sent; it replaces the earlier call.
-        """
-        stream = self._streams.get(scoped_id(caller.name, checked.id))
-        if stream is not None and (stream.taken or not checked.digest or stream.digest != checked.digest):
-            raise ServiceError(ErrorReason.DUPLICATE_REQUEST, f"request_id: {checked.id} is live")
-
-    def check_room(
+    def check(
         self, caller: Identity, checked: CheckedRequest, prompt_tokens: int, deadline: float | None
     ) -> None:
         """Raises ServiceError if a request with `prompt_tokens` or more would not be admitted now.
 
-        Resends are not checked here: they get the room in the queue that the earlier call has.
+        A resend needs no room of its own: it gets the earlier call's.
         """
-        if scoped_id(caller.name, checked.id) not in self._streams:
-            self._check_room(caller, prompt_tokens, deadline)
+        if self._replaced(caller, checked) is None:
+            self.check_room(caller, prompt_tokens, deadline)
 
-    def check_any_room(self, caller: Identity, deadline: float | None) -> None:
-        """Raises ServiceError if no request of the caller, however small, would be admitted now."""
-        self._check_room(caller, 1, deadline)
+    def _replaced(self, caller: Identity, checked: CheckedRequest) -> RequestStream | None:
+        """The stream that a resend replaces; None: the request is no resend.
 
-    def _check_room(self, caller: Identity, prompt_tokens: int, deadline: float | None) -> None:
+        A resend has the id and the bytes of a stream of which the client was sent nothing. Raises
+        ServiceError if another stream of the caller has the id.
+        """
+        stream = self._streams.get(scoped_id(caller.name, checked.id))
+        if stream is not None and (stream.taken or not checked.digest or stream.digest != checked.digest):
+            raise ServiceError(ErrorReason.DUPLICATE_REQUEST, f"request_id: {checked.id} is live")
+        return stream
+
+    def check_room(self, caller: Identity, prompt_tokens: int, deadline: float | None) -> None:
+        """Raises ServiceError if a new request with `prompt_tokens` or more would not be admitted now."""
         now = self._clock()
         try:
             self._core.check_room(caller.name, now, prompt_tokens, deadline, caller.weight)
@@ -86,29 +83,14 @@ class StreamRegistry:
         served: Served,
     ) -> RequestStream:
         """Queue a request; returns its stream. Raises ServiceError, and then nothing has changed."""
-        self.check_id(caller, checked)
+        replaced = self._replaced(caller, checked)
         request = checked.to_core(prompt, caller, arrival=arrival, deadline=deadline)
-        stream = RequestStream(
-            checked.id,
-            request.id,
-            arrival,
-            checked.n,
-            checked.eos_token_ids | checked.stop_token_ids,
-            served.text.detokenizer if served.text is not None else None,
-            StopStrings(checked.stop_strings) if checked.stop_strings else None,
-            self._wake_queue,
-            StreamOptions(
-                ids=checked.returns is not Returns.TEXT,
-                text=checked.returns is not Returns.TOKEN_IDS,
-                include_stop_string=checked.include_stop_string,
-            ),
-        )
-        stream.digest = checked.digest
+        vocabulary = None if served.text is None else served.text.vocabulary
+        stream = RequestStream(checked, request.id, arrival, vocabulary, self._wake_queue)
         stopped = []
         if checked.continuation is not None:
             checked.continuation.check_prompt(prompt)
             stopped = stream.continue_after(checked.continuation)
-        replaced = self._streams.get(request.id)
         try:
             events = self._core.add(request, self._clock(), replaces=replaced is not None)
         except AdmissionError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,12 +38,13 @@ class ChatPrompt:
 Prompt = TextPrompt | ChatPrompt | TokenPrompt
 
 
-class Returns(enum.Enum):
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
     """Which parts of the output the client wants."""
 
-    BOTH = "both"
-    TEXT = "text"
-    TOKEN_IDS = "token_ids"
+    ids: bool = True  # with their logprobs
+    text: bool = True
+    include_stop_string: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,14 @@ class CheckedRequest:
     priority: int
     salt: bytes
     speculation: DraftingWish
-    returns: Returns
-    include_stop_string: bool
+    output: StreamOptions
     continuation: Continuation | None
     digest: bytes  # of the request's bytes; empty with a random id, under which no resend can come
+
+    @property
+    def terminators(self) -> frozenset[int]:
+        """The token ids that end a completion."""
+        return self.eos_token_ids | self.stop_token_ids
 
     def to_core(
         self, prompt: Sequence[int], caller: Identity, *, arrival: float, deadline: float | None

@@ -15,11 +15,13 @@ from collections.abc import Callable
 
 from scheduler_service.core.events import CompletionEnded, Tokens
 from scheduler_service.errors import ServiceError
-from scheduler_service.streams.completion import CompletionBuffer, StreamOptions
+from scheduler_service.streams.completion import CompletionBuffer
 from scheduler_service.streams.continuation import Continuation
 from scheduler_service.streams.output import Output, OutputStart
+from scheduler_service.streams.request import CheckedRequest
 from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.stop_strings import StopMatcher, StopStrings
+from scheduler_service.text.vocabulary import Vocabulary
 
 
 class WakeQueue:
@@ -54,41 +56,36 @@ class WakeQueue:
 class RequestStream:
     """The output of one live request, from its admission on.
 
-    `terminators`: ids of its end and stop tokens. `detokenizer` makes one for each completion; None: the
-    model has no tokenizer.
+    `vocabulary`: of the served model; None if it has no tokenizer, and the output has no text.
     """
 
     def __init__(
         self,
-        request_id: str,
+        checked: CheckedRequest,
         core_id: str,
         arrival: float,
-        n: int,
-        terminators: frozenset[int],
-        detokenizer: Callable[[], Detokenizer] | None,
-        stop_strings: StopStrings | None,
+        vocabulary: Vocabulary | None,
         wake_queue: WakeQueue,
-        options: StreamOptions | None = None,
     ) -> None:
-        self.request_id = request_id  # the caller's; two callers may use the same one
+        self.request_id = checked.id  # the caller's; two callers may use the same one
         self.core_id = core_id  # the core's, unique
         self.arrival = arrival  # in seconds on the registry's clock
         self.cached_tokens = 0  # prefix hit of the prompt; set with the first tokens
         self.make_start: Callable[[RequestStream], OutputStart] | None = None
         """Makes the first output; None once the reader has taken it."""
-        self.digest = b""  # of the request's bytes; empty: a resend can't be recognized
-        self._terminators = terminators
-        options = options or StreamOptions()
+        self.digest = checked.digest  # of the request's bytes; empty: a resend can't be recognized
+        self._terminators = checked.terminators
+        strings = StopStrings(checked.stop_strings) if checked.stop_strings else None
         self.completions = [
             CompletionBuffer(
                 index,
-                detokenizer() if detokenizer else None,
-                StopMatcher(stop_strings) if stop_strings else None,
-                options,
+                Detokenizer(vocabulary) if vocabulary is not None else None,
+                StopMatcher(strings) if strings is not None else None,
+                checked.output,
             )
-            for index in range(n)
+            for index in range(checked.n)
         ]
-        self._unfinished = n
+        self._unfinished = checked.n
         self._changed: dict[int, CompletionBuffer] = {}  # those with new output by index, first change first
         self.error: ServiceError | None = None
         self.reader: asyncio.Task[object] | None = None

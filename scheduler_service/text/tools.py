@@ -24,7 +24,8 @@ class TextTools:
 
     def __init__(self, pool: TextPool, vocabulary: Vocabulary, *, has_chat_template: bool) -> None:
         self._pool = pool
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
+        """The bytes of each token id, for a Detokenizer."""
         self.has_chat_template = has_chat_template
         """Whether messages can be prompts."""
 
@@ -36,13 +37,9 @@ class TextTools:
         pieces, has_chat_template = await pool.load(files)
         return cls(pool, Vocabulary(pieces), has_chat_template=has_chat_template)
 
-    def detokenizer(self) -> Detokenizer:
-        """A new detokenizer, for one completion."""
-        return Detokenizer(self._vocabulary)
-
     async def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids, the same that a stream of them has."""
-        detokenizer = self.detokenizer()
+        detokenizer = Detokenizer(self.vocabulary)
         texts = []
         for start in range(0, len(ids), DECODED_AT_ONCE):
             texts.append(detokenizer.push(ids[start : start + DECODED_AT_ONCE]))

@@ -24,7 +24,7 @@ from scheduler_service.rpc.codec.chat import check_chat
 from scheduler_service.rpc.codec.checks import check_range, check_size
 from scheduler_service.rpc.codec.continuation import check_continuation
 from scheduler_service.streams.continuation import Continuation
-from scheduler_service.streams.request import CheckedRequest, Prompt, Returns, TextPrompt, TokenPrompt
+from scheduler_service.streams.request import CheckedRequest, Prompt, StreamOptions, TextPrompt, TokenPrompt
 
 MAX_REQUEST_ID_BYTES = 128
 MAX_SALT_BYTES = 256
@@ -33,11 +33,12 @@ _REQUEST_ID = re.compile(r"[!-~]+")  # visible ASCII: the id is sent as gRPC met
 
 
 _RETURNS = {
-    pb.RETURNS_UNSPECIFIED: Returns.BOTH,
-    pb.RETURNS_BOTH: Returns.BOTH,
-    pb.RETURNS_TEXT: Returns.TEXT,
-    pb.RETURNS_TOKEN_IDS: Returns.TOKEN_IDS,
+    pb.RETURNS_UNSPECIFIED: (True, True),
+    pb.RETURNS_BOTH: (True, True),
+    pb.RETURNS_TEXT: (False, True),
+    pb.RETURNS_TOKEN_IDS: (True, False),
 }
+"""Whether the client gets token ids, and whether text."""
 DRAFTERS = {pb.DRAFTER_NGRAM: DraftSource.NGRAM, pb.DRAFTER_DRAFT_EXECUTOR: DraftSource.EXECUTOR}
 """Drafters by their numbers in the proto."""
 
@@ -79,8 +80,7 @@ def check_request(message: pb.GenerateRequest, model: ServedModel, drafting: Dra
         priority=message.priority,
         salt=salt,
         speculation=_speculation(message.speculation, model, drafting),
-        returns=_returns(message),
-        include_stop_string=stop.include_stop_string,
+        output=_stream_options(message),
         continuation=_continuation(message, model),
         digest=_digest(message),
     )
@@ -97,11 +97,11 @@ def _refuse_unsupported(message: pb.GenerateRequest) -> None:
             raise unsupported(name)
 
 
-def _returns(message: pb.GenerateRequest) -> Returns:
-    try:
-        return _RETURNS[message.returns]
-    except KeyError:
-        raise invalid("returns", f"unknown value {message.returns}") from None
+def _stream_options(message: pb.GenerateRequest) -> StreamOptions:
+    if message.returns not in _RETURNS:
+        raise invalid("returns", f"unknown value {message.returns}")
+    ids, text = _RETURNS[message.returns]
+    return StreamOptions(ids=ids, text=text, include_stop_string=message.stop.include_stop_string)
 
 
 def _continuation(message: pb.GenerateRequest, model: ServedModel) -> Continuation | None:

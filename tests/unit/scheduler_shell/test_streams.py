@@ -99,7 +99,9 @@ class Shop:
 
 
 def checked(id_: str) -> CheckedRequest:
-    message = pb.GenerateRequest(request_id=id_, token_ids=pb.TokenIds(ids=[1, 2]))
+    """The request that `Shop.admit` makes of this id."""
+    tokens, stop = pb.TokenIds(ids=[1, 2]), pb.StopConditions()
+    message = pb.GenerateRequest(request_id=id_, token_ids=tokens, stop=stop, n=1)
     return check_request(message, MODEL, DraftingOffer(default=DraftingWish()))
 
 
@@ -320,12 +322,12 @@ async def test_a_resend_that_is_refused_leaves_the_request_before_it_alone() -> 
 async def test_a_resend_has_the_room_of_the_request_that_it_replaces() -> None:
     shop = Shop(CoreConfig(max_queued_requests=1))
     first = shop.admit()
-    shop.streams.check_room(CALLER, checked("r"), 2, None)
+    shop.streams.check(CALLER, checked("r"), 2, None)
     second = shop.admit()
     with raises(ErrorReason.REPLACED):
         await read(first)
     with raises(ErrorReason.QUEUE_FULL):
-        shop.streams.check_room(CALLER, checked("another"), 2, None)
+        shop.streams.check(CALLER, checked("another"), 2, None)
     shop.step([11])
     assert [list(message.delta.token_ids) for message in await take(second)] == [[11]]
 
