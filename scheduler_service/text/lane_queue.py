@@ -44,8 +44,8 @@ class LaneQueue:
         self._bytes[caller] -= len(job.payload)
         if not self._jobs[caller]:
             del self._jobs[caller], self._bytes[caller]
-        waiting = self._queued.get(caller, ())
-        if job in waiting:
+        queued = self._queued.get(caller, ())
+        if job in queued:
             self._remove(caller, job)
 
     def put_back(self, job: TextJob) -> None:

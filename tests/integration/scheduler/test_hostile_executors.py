@@ -146,7 +146,7 @@ def exaggerated(rpc: str, reply: bytes) -> bytes:
     return message.SerializeToString()
 
 
-GREETINGS = ["GetStatus", "GetInfo", "OpenSession"]
+HANDSHAKE = ["GetStatus", "GetInfo", "OpenSession"]
 ANSWERS: list[Callable[[str, bytes], bytes]] = [
     lambda rpc, reply: JUNK,
     lambda rpc, reply: b"",
@@ -155,8 +155,8 @@ ANSWERS: list[Callable[[str, bytes], bytes]] = [
 ]
 
 
-class Greeter:
-    """Is lost with its first heartbeat, and then lies in one RPC of each greeting."""
+class FalseHandshake:
+    """Fails the first heartbeat, and then answers one RPC of each handshake falsely."""
 
     def __init__(self, rpc: str, answer: Callable[[str, bytes], bytes]) -> None:
         self.asked = asyncio.Event()
@@ -176,10 +176,10 @@ class Greeter:
 async def test_false_handshakes_and_heartbeats_do_not_affect_the_other_executor(tmp_path: Path) -> None:
     async with two_executors(tmp_path) as (stack, (liar, _)), stack.client() as client:
         expected = await tokens(client)
-        for rpc in GREETINGS:
+        for rpc in HANDSHAKE:
             for answer in ANSWERS:
-                liar.alteration = greeter = Greeter(rpc, answer)
-                await asyncio.wait_for(greeter.asked.wait(), 30)
+                liar.alteration = handshake = FalseHandshake(rpc, answer)
+                await asyncio.wait_for(handshake.asked.wait(), 30)
                 assert await tokens(client) == expected
                 assert stack.scheduler.running, stack.scheduler.log
                 await client.model_info()
