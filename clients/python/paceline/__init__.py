@@ -9,9 +9,10 @@ Errors: `paceline.errors`. The command line: `paceline --help`, from `pip instal
 """
 
 from paceline.channel import Security
-from paceline.client import Client, Generation
+from paceline.client import Client
 from paceline.errors import PacelineError
 from paceline.executor_client import ExecutorClient, StepStream
+from paceline.generation import Generation
 from paceline.requests import Options
 from paceline.session import Session
 from paceline.types import (

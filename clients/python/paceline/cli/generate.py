@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from paceline.cli.common import Addresses, TimeoutS, fail, one_line_errors, security, stderr
-from paceline.client import Client, Generation
+from paceline.client import Client
+from paceline.generation import Generation
 from paceline.requests import Options
 from paceline.types import Delta, Drafter, Event, Finished, Message, Speculation, Usage
 

@@ -1,0 +1,87 @@
+"""The asyncio client's connections to schedulers, and calls that are tried on one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import grpc.aio
+
+from paceline import errors
+from paceline.aio.calls import reply_of
+from paceline.channel import Link, Security, open_aio_channel
+from paceline.endpoint import SchedulerEndpoint
+from paceline.failover import Attempts, Rotation, addresses_of
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceStub
+from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+if TYPE_CHECKING:
+    from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceAsyncStub
+    from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
+
+_Request = TypeVar("_Request")
+_Reply = TypeVar("_Reply")
+
+AsyncEndpoint: TypeAlias = (
+    "SchedulerEndpoint[grpc.aio.Channel, SchedulerServiceAsyncStub, AdminServiceAsyncStub]"
+)
+
+
+def _endpoint(address: str, security: Security) -> AsyncEndpoint:
+    channel = open_aio_channel(address, Link.PUBLIC, security)
+    return SchedulerEndpoint(address, channel, SchedulerServiceStub(channel), AdminServiceStub(channel))
+
+
+class AsyncSchedulerConnections:
+    """A channel to each of one or several schedulers. `failover_timeout_s`: of calls that generate."""
+
+    def __init__(self, addresses: str | Sequence[str], security: Security, failover_timeout_s: float) -> None:
+        self.addresses = addresses_of(addresses)
+        self.failover_timeout_s = failover_timeout_s
+        self.metadata = security.metadata
+        self.endpoints = [_endpoint(address, security) for address in self.addresses]
+        self.closed = False
+        self._rotation = Rotation(len(self.endpoints))
+
+    async def close(self) -> None:
+        """Close the channels; calls under way are cancelled."""
+        self.closed = True
+        for endpoint in self.endpoints:
+            await endpoint.channel.close()
+
+    def attempts(self, timeout_s: float | None, failover_timeout_s: float) -> Attempts:
+        """The attempts of a call that begins now."""
+        now = time.monotonic()
+        return Attempts(self._rotation, now, timeout_s=timeout_s, failover_timeout_s=failover_timeout_s)
+
+    def generate(
+        self, address: int, request: pb.GenerateRequest, timeout_s: float | None
+    ) -> grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]:
+        """Start a Generate call. `address`: index of the scheduler's address."""
+        stub = self.endpoints[address].scheduler
+        return stub.Generate(request, timeout=timeout_s, metadata=self.metadata)
+
+    async def call(
+        self,
+        method: Callable[[AsyncEndpoint], grpc.aio.UnaryUnaryMultiCallable[_Request, _Reply]],
+        request: _Request,
+        timeout_s: float | None,
+        failover_timeout_s: float = 0.0,
+    ) -> _Reply:
+        """Call a method of the first scheduler that takes the call. Raises `paceline.errors`."""
+        attempts = self.attempts(timeout_s, failover_timeout_s)
+        while True:
+            call, left_s = method(self.endpoints[attempts.address]), attempts.timeout_s(time.monotonic())
+            try:
+                reply = await reply_of(call(request, timeout=left_s, metadata=self.metadata))
+            except errors.PacelineError as error:
+                failure = error
+            else:
+                attempts.answered()
+                return reply
+            await asyncio.sleep(attempts.failed(failure, time.monotonic()))
+            if self.closed:
+                raise failure

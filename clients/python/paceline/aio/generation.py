@@ -1,0 +1,132 @@
+"""A running Generate call of the asyncio client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import Self
+
+import grpc.aio
+
+from paceline import errors, responses
+from paceline.aio.calls import reply_of
+from paceline.aio.connections import AsyncSchedulerConnections
+from paceline.resume import ResumableStream
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.types import Completion, Event, Started
+
+
+class Generation:
+    """A running Generate call: an async iterator of events that may be closed at any time.
+
+    The iteration ends when all completions have finished. It raises InternalError if the stream ends before,
+    and StreamLost if the stream was interrupted and can't be continued. Leaving an `async with` block,
+    `close()` and garbage collection cancel the request: the scheduler leaves it out of all further steps.
+    """
+
+    def __init__(
+        self, schedulers: AsyncSchedulerConnections, stream: ResumableStream, timeout_s: float | None
+    ) -> None:
+        self._schedulers = schedulers
+        self._stream = stream
+        self._attempts = schedulers.attempts(timeout_s, schedulers.failover_timeout_s)
+        self._call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse] | None = None
+        self._closed = asyncio.Event()
+        self._send()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._closed.is_set():
+            raise StopAsyncIteration
+        try:
+            return await self._next()
+        except errors.PacelineError:
+            self.close()  # the stream is of no more use
+            raise
+
+    def __del__(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    def close(self) -> None:
+        """Cancel the request if it is running, and end the iteration. Safe at any time."""
+        self._closed.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    @property
+    def started(self) -> Started | None:
+        """The resolved request, as the scheduler reports it; None before the first event."""
+        return self._stream.started
+
+    @property
+    def resumptions(self) -> int:
+        """How often the stream was interrupted and continued."""
+        return self._stream.resumptions
+
+    async def request_id(self) -> str:
+        """The request's id: the caller's, else a random one."""
+        return self._stream.request_id
+
+    async def collect(self) -> list[Completion]:
+        """Read the stream to its end; returns its completions ordered by index."""
+        collector = responses.Collector()
+        async for event in self:
+            collector.add(event)
+        return collector.completions()
+
+    async def text(self) -> str:
+        """Read the stream to its end; returns the text of completion 0."""
+        completions = await self.collect()
+        return completions[0].text if completions else ""
+
+    async def _next(self) -> Event:
+        """The next event, of the current attempt or of one that continues it."""
+        while True:
+            assert self._call is not None
+            try:
+                message = await reply_of(self._call.read())
+            except errors.PacelineError as error:
+                failure = error
+            else:
+                if isinstance(message, pb.GenerateResponse):
+                    self._attempts.answered()
+                    if (event := self._stream.see(message)) is not None:
+                        return event
+                    continue
+                if not self._closed.is_set():
+                    self._stream.check_end()
+                raise StopAsyncIteration
+            if self._closed.is_set() or self._stream.is_complete:  # closed by another task, meanwhile
+                raise StopAsyncIteration
+            await self._recover(failure)
+
+    async def _recover(self, failure: errors.PacelineError) -> None:
+        """After a failed attempt: wait and begin another, or raise the error for the caller."""
+        address = self._schedulers.addresses[self._attempts.address]
+        try:
+            wait_s = self._attempts.failed(failure, time.monotonic())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._closed.wait()
+            if self._closed.is_set():
+                raise StopAsyncIteration
+            if self._schedulers.closed:
+                raise failure
+            self._send()
+        except errors.PacelineError as error:
+            raise self._stream.final_error(error, address) from failure
+
+    def _send(self) -> None:
+        now = time.monotonic()
+        request, left_s = self._stream.attempt(now), self._attempts.timeout_s(now)
+        self._call = self._schedulers.generate(self._attempts.address, request, left_s)

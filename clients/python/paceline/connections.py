@@ -1,0 +1,79 @@
+"""The blocking client's connections to schedulers, and calls that are tried on one after the other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import grpc
+
+from paceline import errors
+from paceline.channel import Link, Security, open_channel
+from paceline.endpoint import SchedulerEndpoint
+from paceline.failover import Attempts, Rotation, addresses_of
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceStub
+from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+_Request = TypeVar("_Request")
+_Reply = TypeVar("_Reply")
+
+Endpoint = SchedulerEndpoint[grpc.Channel, SchedulerServiceStub, AdminServiceStub]
+
+
+def _endpoint(address: str, security: Security) -> Endpoint:
+    channel = open_channel(address, Link.PUBLIC, security)
+    return SchedulerEndpoint(address, channel, SchedulerServiceStub(channel), AdminServiceStub(channel))
+
+
+class SchedulerConnections:
+    """A channel to each of one or several schedulers. `failover_timeout_s`: of calls that generate."""
+
+    def __init__(self, addresses: str | Sequence[str], security: Security, failover_timeout_s: float) -> None:
+        self.addresses = addresses_of(addresses)
+        self.failover_timeout_s = failover_timeout_s
+        self.metadata = security.metadata
+        self.endpoints = [_endpoint(address, security) for address in self.addresses]
+        self.closed = threading.Event()
+        self._rotation = Rotation(len(self.endpoints))
+
+    def close(self) -> None:
+        """Close the channels; calls under way are cancelled."""
+        self.closed.set()
+        for endpoint in self.endpoints:
+            endpoint.channel.close()
+
+    def attempts(self, timeout_s: float | None, failover_timeout_s: float) -> Attempts:
+        """The attempts of a call that begins now."""
+        now = time.monotonic()
+        return Attempts(self._rotation, now, timeout_s=timeout_s, failover_timeout_s=failover_timeout_s)
+
+    def generate(
+        self, address: int, request: pb.GenerateRequest, timeout_s: float | None
+    ) -> grpc._CallIterator[pb.GenerateResponse]:
+        """Start a Generate call. `address`: index of the scheduler's address."""
+        stub = self.endpoints[address].scheduler
+        return stub.Generate(request, timeout=timeout_s, metadata=self.metadata)
+
+    def call(
+        self,
+        method: Callable[[Endpoint], grpc.UnaryUnaryMultiCallable[_Request, _Reply]],
+        request: _Request,
+        timeout_s: float | None,
+        failover_timeout_s: float = 0.0,
+    ) -> _Reply:
+        """Call a method of the first scheduler that takes the call. Raises `paceline.errors`."""
+        attempts = self.attempts(timeout_s, failover_timeout_s)
+        while True:
+            call, left_s = method(self.endpoints[attempts.address]), attempts.timeout_s(time.monotonic())
+            try:
+                reply = call(request, timeout=left_s, metadata=self.metadata)
+            except grpc.RpcError as error:
+                failure = errors.from_rpc(error)
+            else:
+                attempts.answered()
+                return reply
+            if self.closed.wait(attempts.failed(failure, time.monotonic())):
+                raise failure

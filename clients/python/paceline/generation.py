@@ -1,0 +1,128 @@
+"""A running Generate call of the blocking client."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Self
+
+import grpc
+
+from paceline import errors, responses
+from paceline.connections import SchedulerConnections
+from paceline.resume import ResumableStream
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.types import Completion, Event, Started
+
+
+class Generation:
+    """A running Generate call: an iterator of events that may be closed at any time.
+
+    The iteration ends when all completions have finished. It raises InternalError if the stream ends before,
+    and StreamLost if the stream was interrupted and can't be continued. Leaving a `with` block, `close()`
+    and garbage collection cancel the request: the scheduler leaves it out of all further steps.
+    """
+
+    def __init__(
+        self, schedulers: SchedulerConnections, stream: ResumableStream, timeout_s: float | None
+    ) -> None:
+        self._schedulers = schedulers
+        self._stream = stream
+        self._attempts = schedulers.attempts(timeout_s, schedulers.failover_timeout_s)
+        self._call: grpc._CallIterator[pb.GenerateResponse] | None = None
+        self._closed = threading.Event()
+        self._send()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Event:
+        if self._closed.is_set():
+            raise StopIteration
+        try:
+            return self._next()
+        except errors.PacelineError:
+            self.close()  # the stream is of no more use
+            raise
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel the request if it is running, and end the iteration. Safe at any time, from any thread."""
+        self._closed.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    @property
+    def started(self) -> Started | None:
+        """The resolved request, as the scheduler reports it; None before the first event."""
+        return self._stream.started
+
+    @property
+    def resumptions(self) -> int:
+        """How often the stream was interrupted and continued."""
+        return self._stream.resumptions
+
+    def request_id(self) -> str:
+        """The request's id: the caller's, else a random one."""
+        return self._stream.request_id
+
+    def collect(self) -> list[Completion]:
+        """Read the stream to its end; returns its completions ordered by index."""
+        collector = responses.Collector()
+        for event in self:
+            collector.add(event)
+        return collector.completions()
+
+    def text(self) -> str:
+        """Read the stream to its end; returns the text of completion 0."""
+        completions = self.collect()
+        return completions[0].text if completions else ""
+
+    def _next(self) -> Event:
+        """The next event, of the current attempt or of one that continues it."""
+        assert self._call is not None
+        while True:
+            try:
+                message = next(self._call)
+            except StopIteration:
+                if not self._closed.is_set():
+                    self._stream.check_end()
+                raise
+            except grpc.RpcError as error:
+                failure = errors.from_rpc(error)
+            else:
+                self._attempts.answered()
+                if (event := self._stream.see(message)) is not None:
+                    return event
+                continue
+            if self._closed.is_set() or self._stream.is_complete:  # closed by another thread, meanwhile
+                raise StopIteration
+            self._recover(failure)
+
+    def _recover(self, failure: errors.PacelineError) -> None:
+        """After a failed attempt: wait and begin another, or raise the error for the caller."""
+        address = self._schedulers.addresses[self._attempts.address]
+        try:
+            wait_s = self._attempts.failed(failure, time.monotonic())
+            if self._closed.wait(wait_s):
+                raise StopIteration
+            if self._schedulers.closed.is_set():
+                raise failure
+            self._send()
+        except errors.PacelineError as error:
+            raise self._stream.final_error(error, address) from failure
+
+    def _send(self) -> None:
+        now = time.monotonic()
+        request, left_s = self._stream.attempt(now), self._attempts.timeout_s(now)
+        self._call = self._schedulers.generate(self._attempts.address, request, left_s)
+        if self._closed.is_set():
+            self._call.cancel()
