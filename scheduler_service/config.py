@@ -202,7 +202,7 @@ class SchedulerSettings(ServiceSettings):
 
     @property
     def core(self) -> CoreConfig:
-        """The core's settings."""
+        """The settings of the scheduler's core."""
         return CoreConfig(
             max_step_tokens=self.max_step_tokens,
             prefill_chunk_tokens=self.prefill_chunk_tokens,

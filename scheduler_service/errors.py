@@ -29,7 +29,7 @@ class ErrorReason(enum.Enum):
     TOO_LATE = enum.auto()  # predicted to miss its deadline: refused before anything is computed
     NOT_READY = enum.auto()  # no executor is ready, or none has been ready since the start
     DRAINING = enum.auto()  # refused during a drain
-    SHUTTING_DOWN = enum.auto()  # ended because the drain's time was over
+    SHUTTING_DOWN = enum.auto()  # ended because a drain took too long, or was cut short
     ABORTED = enum.auto()  # by Abort, or because the client disconnected
     REPLACED = enum.auto()  # by a resend of the same request
     STALLED_READER = enum.auto()  # the client did not read its stream
@@ -87,7 +87,7 @@ def mismatch(field: str, problem: str) -> ServiceError:
 
 
 RETRY_AFTER_S = 1.0
-"""`retry_after_s` where the core predicts no time: no executor is ready, or the scheduler drains."""
+"""`retry_after_s` where the core predicts no time: no executor is ready, a drain, a busy tokenizer."""
 
 _FIELDS = {"max_tokens": "stop.max_tokens"}
 """The proto's names of fields whose names in the core differ."""

@@ -64,7 +64,11 @@ class SchedulerConnections:
         timeout_s: float | None,
         failover_timeout_s: float = 0.0,
     ) -> _Reply:
-        """Call a method of the first scheduler that takes the call. Raises `paceline.errors`."""
+        """Make a unary call, on one scheduler after the other until one answers. Raises `paceline.errors`.
+
+        `method` takes the call's method from an endpoint. `timeout_s` is the deadline of all attempts
+        together; `failover_timeout_s` is the time in which a lost attempt is repeated.
+        """
         attempts = self.attempts(timeout_s, failover_timeout_s)
         while True:
             call, left_s = method(self.endpoints[attempts.address]), attempts.timeout_s(time.monotonic())

@@ -59,7 +59,7 @@ def _capacity(info: pb.GetInfoResponse) -> Capacity:
 
 
 def decode_tokenizer(message: pb.GetTokenizerResponse) -> TokenizerSource:
-    """The files in a reply to GetTokenizer, its pieces joined."""
+    """The files in a reply to GetTokenizer; the client has joined the reply's pieces."""
     return TokenizerSource(
         tokenizer_json=message.tokenizer_json,
         chat_template=message.chat_template,

@@ -261,9 +261,10 @@ class StepStream:
         return step_result(reply)
 
     async def _guard(self, operation: Awaitable[_Reply]) -> _Reply:
+        """Await a read or a write; after the call's end it raises the error that ended the call."""
         try:
             return await operation
-        except asyncio.InvalidStateError:  # a write after the call has ended: raise the error that ended it
+        except asyncio.InvalidStateError:  # what grpc.aio raises for a write after the call's end
             call = self._call
             code, message, trailers = await call.code(), await call.details(), await call.trailing_metadata()
             if code is grpc.StatusCode.OK:
