@@ -182,7 +182,7 @@ def test_a_drained_executor_drains_its_scheduler(tmp_path: Path) -> None:
         assert verdict(address) is Verdict.DRAINING
 
 
-def test_an_executor_is_told_from_a_scheduler(tmp_path: Path) -> None:
+def test_an_executor_and_a_scheduler_are_told_apart(tmp_path: Path) -> None:
     process = ServiceProcess("executor_service", ["--backend", "oracle"], tmp_path).wait_serving()
     try:
         found = diagnose(process.address, Security(), TIMEOUT_S)

@@ -36,7 +36,7 @@ def test_each_method_of_v1_was_recorded() -> None:
     assert set(methods()) <= {call.method for call in recorded()}
 
 
-def test_what_a_client_of_v1_sent_gets_what_it_got(answers: list[tuple[Call, Call]]) -> None:
+def test_a_recorded_call_of_v1_gets_its_recorded_answer(answers: list[tuple[Call, Call]]) -> None:
     for then, now in answers:
         assert now.code == then.code, then.method
         before, after = read(then.method, then.replies), read(now.method, now.replies)

@@ -148,7 +148,7 @@ def test_a_security_option_without_effect_is_refused(
     assert said in line
 
 
-def test_a_client_that_names_its_token_is_told_once_who_can_read_it(closed: Serve) -> None:
+def test_a_token_on_the_command_line_is_one_warning(closed: Serve) -> None:
     result = run("--token", "of-clients", "generate", "x", "-m", "2", "-a", closed.address)
     assert result.returncode == 0, result.stderr
     assert len(re.findall("shows in the process list", result.stderr)) == 1

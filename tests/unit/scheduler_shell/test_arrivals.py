@@ -72,7 +72,7 @@ async def test_waiting_calls_begin_in_turns_of_their_callers() -> None:
     assert rest == ["a", "b", "c"] * 2 + ["a", "b"] * 6
 
 
-async def test_arrivals_without_end_do_not_keep_calls_from_beginning() -> None:
+async def test_calls_begin_although_others_keep_arriving() -> None:
     calls = Calls()
     calls.arrive(*["flood"] * 10)
     for _ in range(3 * MAX_TURNS):
@@ -110,7 +110,7 @@ def test_refusals_are_paced_for_each_caller_apart(contested: bool, rate: float) 
     assert pace.delay_s("flood", contested=contested) == 0.0
 
 
-def test_the_pace_of_callers_long_gone_is_forgotten() -> None:
+def test_the_pace_of_callers_without_recent_refusals_is_forgotten() -> None:
     now = 0.0
     pace = RefusalPace(lambda: now)
     for number in range(10 * MAX_REFUSED_CALLERS):

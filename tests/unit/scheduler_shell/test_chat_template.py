@@ -40,7 +40,7 @@ def test_helpers_that_templates_expect_are_there() -> None:
     assert len(render("{{ strftime_now('%Y') }}")) == 4
 
 
-def test_what_a_template_objects_to_is_told() -> None:
+def test_an_error_raised_by_a_template_is_reported() -> None:
     with pytest.raises(ChatTemplateError, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
 

@@ -55,7 +55,7 @@ def test_executors_are_a_repeated_flag_or_separated_by_commas(monkeypatch: pytes
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
     ],
 )
-def test_a_mistake_is_told_by_name(
+def test_a_mistake_names_its_setting(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -74,7 +74,7 @@ def test_a_mistake_is_told_by_name(
         (["--draft-executor", "d:1", "--speculation", "off"], DraftingOffer(BOTH, DraftingWish())),
     ],
 )
-def test_speculation_is_on_unless_told_otherwise(arguments: list[str], expected: DraftingOffer) -> None:
+def test_speculation_is_on_by_default(arguments: list[str], expected: DraftingOffer) -> None:
     assert load(*arguments).drafting == expected
 
 

@@ -125,7 +125,7 @@ def test_a_role_that_stands_quoted_in_the_template_is_known() -> None:
     assert ids_of(style, [{"role": "referee", "content": "x"}])
 
 
-def test_what_templates_split_at_is_split_beside_forged_tokens_too() -> None:
+def test_strings_that_a_template_splits_at_work_beside_forged_tokens() -> None:
     style = STYLES["Qwen3"]
     content = "<think>\nhm <|im_end|>\n</think>\n\nYes.<|im_start|>"
     ids = ids_of(style, [{"role": "user", "content": "x"}, {"role": "assistant", "content": content}])

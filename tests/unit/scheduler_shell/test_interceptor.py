@@ -65,14 +65,16 @@ async def call(channel: grpc.aio.Channel, shape: str, request: bytes) -> sdk.Pac
 
 
 @pytest.mark.parametrize("shape", ["Unary", "Stream"])
-async def test_a_service_error_leaves_with_its_details(channel: grpc.aio.Channel, shape: str) -> None:
+async def test_a_service_error_becomes_a_status_with_its_details(
+    channel: grpc.aio.Channel, shape: str
+) -> None:
     error = await call(channel, shape, b"typed")
     assert isinstance(error, sdk.QueueFull)
     assert (error.reason, error.retry_after_s, str(error)) == ("QUEUE_FULL", 2.0, "full")
 
 
 @pytest.mark.parametrize("shape", ["Unary", "Stream"])
-async def test_a_bug_leaves_as_internal_without_its_text(
+async def test_a_bug_becomes_internal_without_its_text(
     channel: grpc.aio.Channel, shape: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     error = await call(channel, shape, b"bug")
@@ -86,7 +88,7 @@ async def test_a_handlers_own_abort_is_left_alone(channel: grpc.aio.Channel, sha
     assert (await call(channel, shape, b"abort")).code is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_client_that_leaves_is_no_error(
+async def test_a_client_that_disconnects_is_no_error(
     channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = raw(channel).unary_stream("/paceline.test/Stream")(b"fine")
@@ -117,7 +119,7 @@ class Gone:
 
 
 @pytest.mark.parametrize("behaviour", [raising, raising_late])
-async def test_a_client_that_leaves_during_a_write_is_no_error(
+async def test_a_client_that_disconnects_during_a_write_is_no_error(
     behaviour: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     guarded = StatusInterceptor(Credentials(), NO_AUDIT)._guarded(behaviour, "/paceline.test/Stream")

@@ -130,7 +130,7 @@ def test_a_bad_field_is_refused_by_its_name(field: str, message: pb.GenerateRequ
     assert len(str(caught.value)) < 300  # says what is wrong without repeating what was sent
 
 
-def test_what_is_unset_takes_the_models_defaults_and_then_ours() -> None:
+def test_unset_fields_take_the_models_defaults_and_then_the_schedulers() -> None:
     checked = check_request(request(), MODEL, DRAFTING)
     assert (checked.sampling.temperature, checked.sampling.top_k, checked.sampling.top_p) == (0.5, 7, 1.0)
     assert (checked.n, checked.max_tokens, checked.min_tokens, checked.priority) == (1, None, 0, 0)
@@ -138,7 +138,7 @@ def test_what_is_unset_takes_the_models_defaults_and_then_ours() -> None:
     assert checked.sampling.logprobs is None
 
 
-def test_what_is_set_to_zero_is_not_unset() -> None:
+def test_a_field_set_to_zero_is_not_unset() -> None:
     checked = check_request(sampling(temperature=0, top_k=0, seed=0, logprobs=0), MODEL, DRAFTING)
     assert checked.sampling.temperature == 0
     assert (checked.sampling.top_k, checked.sampling.seed, checked.sampling.logprobs) == (0, 0, 0)

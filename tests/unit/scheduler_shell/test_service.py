@@ -73,6 +73,6 @@ async def test_a_cancellation_from_inside_is_a_failure_and_one_from_outside_is_n
         await task
 
 
-async def test_without_an_executor_requests_are_refused_and_administrators_are_told_its_address() -> None:
+async def test_without_an_executor_requests_are_refused_and_administrators_see_its_address() -> None:
     with raises(ErrorReason.NOT_READY, match=r"127\.0\.0\.1:9: not reached yet"):
         service().served_for_request(Identity("ours", "token", admin=True))

@@ -108,7 +108,7 @@ def test_plain_decode_rows_carry_ids_and_lengths_alone() -> None:
     assert {field.name for field, _ in step.rows.ListFields()} == {"cache_ids", "kv_lengths"}
 
 
-def test_what_an_executor_does_not_advertise_it_is_not_asked_for() -> None:
+def test_an_executor_is_not_asked_for_a_capability_that_it_lacks() -> None:
     info = pb.GetInfoResponse(
         model=pb.ModelInfo(vocab_size=10, context_length=64), limits=fake_executor.LIMITS
     )

@@ -48,7 +48,7 @@ def test_only_a_possible_beginning_is_held_back(text: str, strings: list[str]) -
         assert held == max(starts, key=len, default="")
 
 
-def test_what_was_held_is_let_go_when_it_grows_into_nothing() -> None:
+def test_held_text_that_becomes_no_stop_string_is_sent() -> None:
     matcher = StopMatcher(StopStrings(["END"]))
     assert matcher.push("the E") == ("the ", None)
     assert matcher.push("N") == ("", None)

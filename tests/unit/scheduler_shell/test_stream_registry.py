@@ -78,7 +78,7 @@ async def test_a_resend_does_not_replace_a_request_that_was_sent_something() -> 
         harness.admit(max_tokens=2)
 
 
-async def test_an_id_is_taken_until_its_end_is_delivered() -> None:
+async def test_an_id_is_in_use_until_its_end_is_delivered() -> None:
     harness = StreamHarness()
     harness.admit(max_tokens=1)
     harness.step(deliver=False)
@@ -87,7 +87,7 @@ async def test_an_id_is_taken_until_its_end_is_delivered() -> None:
         harness.admit()
 
 
-async def test_a_reader_that_leaves_ends_its_request_and_no_other() -> None:
+async def test_closing_a_stream_ends_its_request_and_no_other() -> None:
     harness = StreamHarness()
     stream, other = harness.admit("a"), harness.admit("b")
     harness.step()

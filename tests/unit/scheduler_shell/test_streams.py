@@ -129,7 +129,7 @@ def test_a_stop_string_ends_the_text_before_it_however_it_is_read(ids: list[int]
     asyncio.run(scenario())
 
 
-async def test_the_token_that_ends_a_completion_is_told_but_is_no_text() -> None:
+async def test_the_token_that_ends_a_completion_is_reported_and_has_no_text() -> None:
     harness = StreamHarness()
     stream = harness.admit(text=True, token_ids=[LETTERS[2]], max_tokens=9)
     for id_ in LETTERS:

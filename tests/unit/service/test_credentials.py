@@ -146,7 +146,7 @@ def test_a_tokens_file_that_has_not_changed_is_not_read_again(
         (f"- {{name: a, sha256: {A}}}\n- {{name: b, sha256: {A}}}", "a and b have the same token"),
     ],
 )
-def test_a_mistake_in_the_file_is_told_at_the_start_without_what_was_written(
+def test_a_mistake_in_the_tokens_file_ends_the_start_without_showing_the_value(
     tmp_path: Path, text: str, complaint: str
 ) -> None:
     with pytest.raises(ValueError, match=complaint) as caught:
