@@ -1,4 +1,4 @@
-"""The connection to one executor: handshake, heartbeats, steps, and a new handshake after a loss.
+"""The connection to one executor: handshake, heartbeats, and a new handshake after a loss.
 
     unreachable ── handshake ──► ready ──► lost ── handshake ──► ready ──► ...
 
@@ -21,24 +21,20 @@ executor's event loop answers meanwhile, tell the age of the running step.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
 
 from paceline import errors
-from paceline.aio.executor import ExecutorClient, StepStream
+from paceline.aio.executor import ExecutorClient
 from paceline.channel import Security
 from paceline.service.logs import Log
 from paceline.session import Session
 
-from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 from scheduler_service.link.codec.foreign import brief
 from scheduler_service.link.codec.handshake import decode_heartbeat
-from scheduler_service.link.codec.steps import decode_result, encode_step
-from scheduler_service.link.facts import Bounds, ExecutorPhase, Heartbeat
+from scheduler_service.link.exchange import ExecutorLostError, StepExchange
+from scheduler_service.link.facts import ExecutorFacts, ExecutorPhase, Heartbeat
 from scheduler_service.link.handshake import CompatibilityCheck, RefusedExecutorError, perform_handshake
 from scheduler_service.model import ExecutorView
 
@@ -62,19 +58,8 @@ class Timing:
         return max(4.0, 4 * self.heartbeat_interval_s)
 
 
-class ExecutorLostError(Exception):
-    """The executor was lost; the message says how."""
-
-
-@dataclass(frozen=True, slots=True)
-class _UnansweredStep:
-    plan: PlannedStep
-    step_id: int
-    sent_at: float  # time.monotonic()
-
-
 class ExecutorLink:
-    """One executor, at `address`. `run` keeps the connection up; a loop sends steps while it is `ready`.
+    """One executor, at `address`. `run` keeps the connection up; a loop opens an exchange of steps over it.
 
     `changed` is called when `ready` or `detail` has changed, and at each heartbeat. `owner` names the
     scheduler's sessions: the same after a restart, and no other link's; "": they have no owner.
@@ -93,8 +78,6 @@ class ExecutorLink:
         self.detail = "not reached yet"
         """Why it is not ready; "" while it is."""
         self.losses = 0
-        self.capacity: Capacity | None = None
-        """As of the last handshake."""
         self._security = security
         self._timing = timing
         self._compatibility = compatibility
@@ -103,9 +86,8 @@ class ExecutorLink:
         self._client: ExecutorClient | None = None
         self._session: Session | None = None
         self._last_session: Session | None = None  # kept after a loss, to be replaced by the next one
-        self._stream: StepStream | None = None
-        self._bounds: Bounds | None = None
-        self._unanswered: deque[_UnansweredStep] = deque()
+        self._facts: ExecutorFacts | None = None  # as of the last handshake
+        self._exchange: StepExchange | None = None
         self._lost = asyncio.Event()
         self._last_refusal = ""
         self._heartbeat = Heartbeat()  # the last one
@@ -123,7 +105,7 @@ class ExecutorLink:
     @property
     def step_age_s(self) -> float:
         """Seconds since the oldest unanswered step was sent; 0 without one."""
-        return time.monotonic() - self._unanswered[0].sent_at if self._unanswered else 0.0
+        return self._exchange.step_age_s if self._exchange is not None else 0.0
 
     def view(self, *, active: bool, draft: bool = False) -> ExecutorView:
         """The executor's state, for ListExecutors."""
@@ -188,13 +170,15 @@ class ExecutorLink:
             lease_s=timing.lease_s,
             timeout_s=timing.handshake_timeout_s,
         )
-        facts, session = handshake.facts, handshake.session
-        self.capacity, self._bounds = facts.capacity, facts.bounds
+        session = handshake.session
+        self._facts = handshake.facts
         self._session = self._last_session = session
         self._heartbeat = handshake.heartbeat
         self._lost.clear()
         self.detail = self._last_refusal = ""
-        log.info("executor ready", address=self.address, model=facts.model_name, epoch=session.epoch)
+        log.info(
+            "executor ready", address=self.address, model=handshake.facts.model_name, epoch=session.epoch
+        )
         self._changed()
 
     async def _watch(self, client: ExecutorClient) -> None:
@@ -233,11 +217,10 @@ class ExecutorLink:
     def _disconnect(self, detail: str) -> None:
         self._session = None
         self.detail = self._last_refusal = brief(detail)
-        self._unanswered.clear()
         self._lost.set()
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        if self._exchange is not None:
+            self._exchange.close(self.detail)
+            self._exchange = None
         self._changed()
 
     def _not_ready(self, detail: str) -> None:
@@ -249,50 +232,10 @@ class ExecutorLink:
 
     # Steps
 
-    def open_stream(self) -> None:
-        """Open the stream on which steps are sent. Raises ExecutorLostError."""
-        if self._client is None or self._session is None:
+    def open_exchange(self) -> StepExchange:
+        """Begin to exchange steps over the connection. Raises ExecutorLostError if it is not `ready`."""
+        if self._client is None or self._session is None or self._facts is None:
             raise ExecutorLostError(self.detail)
-        self._stream = self._client.stream()
-
-    def check(self) -> None:
-        """Raises ExecutorLostError if the executor was lost since `open_stream`."""
-        if self._stream is None:
-            raise ExecutorLostError(self.detail)
-
-    async def send(self, plan: PlannedStep) -> None:
-        """Send one step; returns when gRPC has taken it. Raises ExecutorLostError."""
-        stream, session = self._stream, self._session
-        if stream is None or session is None:
-            raise ExecutorLostError(self.detail)
-        header = session.header()
-        step = encode_step(plan, header)
-        self._unanswered.append(_UnansweredStep(plan, header.step_id, time.monotonic()))
-        try:
-            await stream.send(step)
-        except errors.PacelineError as error:
-            self._fail(stream, f"the stream broke: {error}")
-
-    async def receive(self) -> StepAnswer:
-        """The answer to the oldest unanswered step. Raises ExecutorLostError."""
-        stream, session, bounds = self._stream, self._session, self._bounds
-        if stream is None or session is None or bounds is None:
-            raise ExecutorLostError(self.detail)
-        try:
-            message = await stream.recv()
-            sent = self._unanswered.popleft()
-            if (message.step_id, message.epoch) != (sent.step_id, session.epoch):
-                raise ValueError(f"step {message.step_id}, epoch {message.epoch}, which was not sent")
-            return decode_result(sent.plan, message, bounds)
-        except errors.PacelineError as error:
-            # Also a step that was refused as a whole: the session has ended, or the executor and the core
-            # disagree on its state. Only a new session helps.
-            self._fail(stream, f"the stream broke: {error}")
-        except (ValueError, IndexError) as error:
-            self._fail(stream, f"an answer that does not fit its step: {error}")
-
-    def _fail(self, stream: StepStream, detail: str) -> NoReturn:
-        if self._stream is not stream:  # lost before, and perhaps connected again
-            raise ExecutorLostError(self.detail)
-        self.lose(detail)
-        raise ExecutorLostError(detail)
+        stream, facts = self._client.stream(), self._facts
+        self._exchange = StepExchange(stream, self._session, facts.capacity, facts.bounds, self.lose)
+        return self._exchange

@@ -19,7 +19,8 @@ from scheduler_service.core.errors import UnknownStep
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.core.step import PlannedStep
 from scheduler_service.link.drafts import DraftPool
-from scheduler_service.link.executor import ExecutorLink, ExecutorLostError
+from scheduler_service.link.exchange import ExecutorLostError, StepExchange
+from scheduler_service.link.executor import ExecutorLink
 from scheduler_service.loop.wake import Wake
 from scheduler_service.metrics.metrics import Telemetry
 
@@ -76,25 +77,24 @@ class DraftLoop:
         return link
 
     async def _drive(self, link: ExecutorLink) -> None:
-        link.open_stream()
-        assert link.capacity is not None
-        self._core.draft_ready(link.capacity)
+        exchange = link.open_exchange()
+        self._core.draft_ready(exchange.capacity)
         self._wake_main()
         while True:
             if self._pool.should_leave(link, holds_caches=True):
                 await link.close_session("draining")
-            link.check()
+            exchange.check()
             if not self.plan(self._clock()):
                 await self._wake.wait(None)
                 continue
             plan, self._planned = self._planned, None
             assert plan is not None
-            await self._step(link, plan)
+            await self._step(link, exchange, plan)
 
-    async def _step(self, link: ExecutorLink, plan: PlannedStep) -> None:
+    async def _step(self, link: ExecutorLink, exchange: StepExchange, plan: PlannedStep) -> None:
         sent_at = self._clock()
-        await link.send(plan)
-        result = await link.receive()
+        await exchange.send(plan)
+        result = await exchange.receive()
         now = self._clock()
         try:
             self._core.apply_draft(result, now)

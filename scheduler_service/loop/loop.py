@@ -20,7 +20,8 @@ from paceline.service.logs import Log
 
 from scheduler_service.core.errors import UnknownStep
 from scheduler_service.core.scheduler import StepScheduler
-from scheduler_service.link.executor import ExecutorLink, ExecutorLostError
+from scheduler_service.link.exchange import ExecutorLostError
+from scheduler_service.link.executor import ExecutorLink
 from scheduler_service.link.pool import ExecutorPool
 from scheduler_service.loop.draft_loop import DraftLoop
 from scheduler_service.loop.wake import Wake
@@ -73,9 +74,8 @@ class Loop:
 
     async def _drive(self, link: ExecutorLink) -> None:
         core, streams, drafts = self._core, self._streams, self._drafts
-        link.open_stream()
-        assert link.capacity is not None
-        streams.post(core.executor_ready(link.capacity, self._clock()))
+        exchange = link.open_exchange()
+        streams.post(core.executor_ready(exchange.capacity, self._clock()))
         unanswered: deque[tuple[float, int]] = deque()  # when each was sent, and its rows
         answered_at = 0.0
         while True:
@@ -84,12 +84,12 @@ class Loop:
                 core.executor_retires()
                 if not unanswered and self._pool.should_leave(link, holds_caches=core.holds_caches):
                     await link.close_session("draining")
-                    link.check()
+                    exchange.check()
             streams.post(core.expire(now))
             drafting = drafts.plan(now)  # first: sequences that wait for drafts are left out of this step
             while (plan := core.plan(now)) is not None:
                 unanswered.append((now, len(plan.rows) + len(plan.openings)))
-                await link.send(plan)
+                await exchange.send(plan)
                 now = self._clock()
                 if plan.openings:  # the draft executor may compute their prompts at the same time
                     drafting = drafts.plan(now)
@@ -97,19 +97,19 @@ class Loop:
                 await asyncio.sleep(0)  # lets the draft loop send before `deliver` detokenizes
             streams.deliver()
             if unanswered:
-                result = await link.receive()
+                result = await exchange.receive()
                 now = self._clock()
                 try:
                     streams.post(core.apply(result, now))
                 except UnknownStep as error:
                     link.lose(f"an answer that does not fit its step: {error}")
-                    link.check()
+                    exchange.check()
                 sent_at, rows = unanswered.popleft()
                 self._metrics.step(now - max(sent_at, answered_at), result.compute_s, rows)
                 answered_at = now
             else:
                 await self._wake.wait(self._until_wakeup(now))
-                link.check()
+                exchange.check()
 
     def _until_wakeup(self, now: float) -> float | None:
         wakeup = self._core.next_wakeup(now)

@@ -14,7 +14,8 @@ from paceline.errors import Unavailable
 from paceline.executor.v1 import executor_pb2 as pb
 
 from scheduler_service.core.step import CacheRow, PlannedStep
-from scheduler_service.link.executor import ExecutorLink, ExecutorLostError, Timing
+from scheduler_service.link.exchange import ExecutorLostError, StepExchange
+from scheduler_service.link.executor import ExecutorLink, Timing
 from scheduler_service.link.pool import ExecutorPool
 from scheduler_service.text.job import TextLimits
 from scheduler_service.text.pool import TextPool
@@ -52,13 +53,12 @@ class Pool:
         self._changed.clear()
         await self._changed.wait()
 
-    async def active(self) -> ExecutorLink:
-        """The active link, with its stream open."""
+    async def active(self) -> tuple[ExecutorLink, StepExchange]:
+        """The active link, and an exchange of steps over it."""
         await self.until(lambda: self.pool.choose() is not None)
         link = self.pool.active
         assert link is not None
-        link.open_stream()
-        return link
+        return link, link.open_exchange()
 
 
 @asynccontextmanager
@@ -72,17 +72,17 @@ async def running(*ports: int, timing: Timing = TIMING) -> AsyncIterator[Pool]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def exchange(link: ExecutorLink) -> list[int]:
-    await link.send(PLAN)
+async def step(exchange: StepExchange) -> list[int]:
+    await exchange.send(PLAN)
     async with asyncio.timeout(10):
-        return (await link.receive()).rows[0].tokens
+        return (await exchange.receive()).rows[0].tokens
 
 
 async def test_a_step_is_sent_and_answered() -> None:
     async with serving(FakeExecutor()) as port, running(port) as pool:
-        link = await pool.active()
-        assert await exchange(link) == [7]
-        assert await exchange(link) == [7]
+        link, exchange = await pool.active()
+        assert await step(exchange) == [7]
+        assert await step(exchange) == [7]
         assert link.step_age_s == 0
 
 
@@ -103,21 +103,21 @@ async def test_a_reply_that_answers_no_step_loses_the_executor_and_a_new_session
 ) -> None:
     fake = FakeExecutor()
     async with serving(fake) as port, running(port) as pool:
-        link = await pool.active()
+        link, exchange = await pool.active()
         fake.reply = reply
         with pytest.raises(ExecutorLostError):
-            await exchange(link)
+            await step(exchange)
         fake.reply = None
         assert not link.ready
-        link = await pool.active()
-        assert await exchange(link) == [7]
+        link, exchange = await pool.active()
+        assert await step(exchange) == [7]
         assert fake.opened == [0, 101]
 
 
 async def test_in_a_restarted_executor_there_is_no_session_to_replace() -> None:
     fake = FakeExecutor()
     async with serving(fake) as port, running(port) as pool:
-        link = await pool.active()
+        link, _ = await pool.active()
         fake.epoch = 2
         link.lose("for the test")
         await pool.active()
@@ -127,11 +127,11 @@ async def test_in_a_restarted_executor_there_is_no_session_to_replace() -> None:
 async def test_a_hanging_event_loop_loses_the_executor_in_the_middle_of_a_step() -> None:
     fake = FakeExecutor()
     async with serving(fake) as port, running(port, timing=MISSES_HEARTBEATS) as pool:
-        link = await pool.active()
+        _, exchange = await pool.active()
         fake.steps.clear()
         fake.heartbeats.clear()
         with pytest.raises(ExecutorLostError, match="heartbeat"):
-            await exchange(link)
+            await step(exchange)
         fake.heartbeats.set()
 
 
@@ -155,10 +155,10 @@ async def test_a_call_whose_channel_is_closed_by_another_task_is_unavailable_and
 async def test_a_step_that_makes_no_progress_loses_the_executor() -> None:
     fake = FakeExecutor()
     async with serving(fake) as port, running(port, timing=MISSES_STEPS) as pool:
-        link = await pool.active()
+        _, exchange = await pool.active()
         fake.steps.clear()
         with pytest.raises(ExecutorLostError, match="progress"):
-            await exchange(link)
+            await step(exchange)
         fake.steps.set()
 
 
@@ -167,7 +167,7 @@ async def test_a_pool_can_be_stopped_at_any_moment_of_a_loss(turns: int) -> None
     async with serving(FakeExecutor()) as port:
         pool = Pool([port])
         running = asyncio.create_task(pool.pool.run())
-        link = await pool.active()
+        link, _ = await pool.active()
         await pool.heartbeat()
         link.lose("for the test")
         for _ in range(turns):  # of the event loop: how far the link has noticed
@@ -181,10 +181,10 @@ async def test_a_pool_can_be_stopped_at_any_moment_of_a_loss(turns: int) -> None
 async def test_a_step_is_waited_for_while_the_executor_runs_other_steps() -> None:
     fake = FakeExecutor()
     async with serving(fake) as port, running(port, timing=MISSES_STEPS) as pool:
-        link = await pool.active()
+        link, exchange = await pool.active()
         fake.steps.clear()
         fake.step_age_s = 0.01  # the executor runs a step of another session
-        waiting = asyncio.create_task(exchange(link))
+        waiting = asyncio.create_task(step(exchange))
         await pool.until(lambda: link.step_age_s > 2 * MISSES_STEPS.step_timeout_s)
         assert link.ready
         fake.steps.set()
@@ -195,14 +195,14 @@ async def test_a_restarted_executor_is_used_again_on_its_port() -> None:
     async with serving(FakeExecutor(), kept_port()) as port:
         pool_context = running(port)
         pool = await pool_context.__aenter__()
-        link = await pool.active()
-        assert await exchange(link) == [7]
+        link, exchange = await pool.active()
+        assert await step(exchange) == [7]
     with pytest.raises(ExecutorLostError):
-        await exchange(link)
+        await step(exchange)
     restarted = FakeExecutor()
     restarted.epoch = 2
     async with serving(restarted, port):
-        assert await exchange(await pool.active()) == [7]
+        assert await step((await pool.active())[1]) == [7]
         assert link.losses == 1
     await pool_context.__aexit__(None, None, None)
 
@@ -233,12 +233,12 @@ async def test_loading_and_draining_executors_are_waited_for() -> None:
 async def test_a_draining_executor_is_used_until_another_is_ready_or_its_caches_are_released() -> None:
     fake = FakeExecutor()
     async with serving(fake) as port, running(port) as pool:
-        link = await pool.active()
+        link, exchange = await pool.active()
         fake.state = pb.EXECUTOR_STATE_DRAINING
         await pool.until(lambda: link.draining)
         assert not pool.pool.should_leave(link, holds_caches=True)
         assert pool.pool.should_leave(link, holds_caches=False)
-        assert await exchange(link) == [7]
+        assert await step(exchange) == [7]
 
 
 async def test_session_owners_differ_between_links_and_are_the_same_after_a_restart() -> None:
