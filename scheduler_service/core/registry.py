@@ -104,7 +104,7 @@ class Registry:
         events: list[Event] = []
         for one in live.request.continued:
             if one.finished:
-                self._pool.end(live.sequences[one.index])
+                self._end(live.sequences[one.index])
         for one in live.request.continued:
             sequence = live.sequences[one.index]
             if one.ids and not one.finished and (verdict := sequence.verdict()) is not None:
@@ -125,7 +125,7 @@ class Registry:
     ) -> CompletionEnded:
         """End one completion well."""
         live = sequence.live
-        self._pool.end(sequence)
+        self._end(sequence)
         self._forecast.ended(sequence, cut_off=False)
         if live.ended:
             self._counters.finished += 1
@@ -136,7 +136,7 @@ class Registry:
         """End a whole request badly."""
         for sequence in reversed(live.sequences):
             if sequence.state is not SequenceState.ENDED:
-                self._pool.end(sequence)
+                self._end(sequence)
                 self._forecast.ended(sequence, cut_off=failure is Failure.DEADLINE)
         if failure is Failure.CANCELLED:
             self._counters.cancelled += 1
@@ -144,6 +144,10 @@ class Registry:
             self._counters.failed += 1
         self._forget(live, now)
         return Failed(live.request.id, failure, message, live.emitted)
+
+    def _end(self, sequence: LiveSequence) -> None:
+        self._pool.end(sequence)
+        self._speculator.ended(sequence)
 
     def _forget(self, live: LiveRequest, now: float) -> None:
         del self._live[live.request.id]

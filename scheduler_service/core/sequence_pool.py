@@ -65,7 +65,6 @@ class SequencePool:
         self.isolated.discard(sequence)
         if sequence.draft_state is not None:
             self.speculating -= 1
-            sequence.draft_state.retire()
         sequence.happen(Trigger.END)
         if sequence.index == 0:
             self.unhold(sequence.live)

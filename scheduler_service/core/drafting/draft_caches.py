@@ -89,7 +89,7 @@ class DraftCaches:
         self, wanting: Iterable[tuple[LiveSequence, int]], following: Iterable[LiveSequence], now: float
     ) -> PlannedStep | None:
         """The next step: drafts for `wanting` (sequence, how many), and what else of `following` it still
-        has to learn, as far as seats, tokens and pages go. None while one is in flight or without need.
+        has to learn, as far as places, tokens and pages go. None while one is in flight or without need.
 
         The caller asks for no more than `most_drafts`.
         """
@@ -149,6 +149,12 @@ class DraftCaches:
         for sequence in [s for s in self._barred if not s.cache_id]:
             del self._barred[sequence]
 
+    def forget(self, sequence: LiveSequence) -> None:
+        """A sequence has ended: release its cache in the next step; an answer about it is ignored."""
+        self._barred.pop(sequence, None)
+        if sequence in self._caches:
+            self._release(sequence)
+
     def _release(self, sequence: LiveSequence) -> None:
         self._releases.append(self._caches.pop(sequence).cache_id)
 
@@ -172,6 +178,7 @@ class DraftCaches:
         return [
             self._answered(cache, end, answer)
             for (cache, end), answer in zip(step.parts, result.rows, strict=True)
+            if self._caches.get(cache.sequence) is cache
         ]
 
     def _answered(self, cache: DraftCache, end: int, answer: RowAnswer) -> Drafted:

@@ -74,6 +74,11 @@ class DraftExecutor:
         self._caches.lost()
         self._stop_waiting(list(self._waiting))
 
+    def forget(self, sequence: LiveSequence) -> None:
+        """A sequence has ended: its draft cache is released by the next step, and nothing else is kept."""
+        self._waiting.pop(sequence, None)
+        self._caches.forget(sequence)
+
     # -- asking for drafts -----------------------------------------------------------------------
 
     def candidate(self, sequence: LiveSequence, state: DraftState, most: int) -> Candidate | None:
@@ -95,7 +100,7 @@ class DraftExecutor:
     @property
     def is_awaited(self) -> bool:
         """Some sequence waits for drafts."""
-        return any(sequence.awaits_drafts for sequence in self._waiting)
+        return bool(self._waiting) and any(sequence.awaits_drafts for sequence in self._waiting)
 
     def promised(self) -> float:
         """Tokens that the verifications of all awaited drafts are expected to emit."""
@@ -164,6 +169,8 @@ class DraftExecutor:
 
     def _patience_ends(self) -> float | None:
         """When the sequence that has waited longest stops waiting; None: no sequence waits."""
+        if not self._waiting:
+            return None
         self._forget_gone()
         first = next(iter(self._waiting), None)
         state = None if first is None else first.draft_state
@@ -177,7 +184,7 @@ class DraftExecutor:
             self._waiting.pop(sequence, None)
             if sequence.awaits_drafts and sequence.draft_state is not None:
                 sequence.stop_waiting_for_drafts()
-                sequence.draft_state.decided_at = -1
+                sequence.draft_state.decide_again()
 
     def _forget_gone(self) -> None:
         """Drop those that have lost their target cache, which ended their waiting."""

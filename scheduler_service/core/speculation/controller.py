@@ -221,11 +221,12 @@ def _with(base: Work, lengths: list[int]) -> Work:
 
 def _values(candidates: Sequence[Candidate], most: int) -> Floats:
     """[draft, sequence]: expected tokens that each draft adds; 0 beyond what the candidate may have."""
-    first, later, longest = np.array([(c.first, c.later, c.most) for c in candidates]).T
-    width = min(most, int(longest.max()))
+    longest = [c.most for c in candidates]
+    width = min(most, max(longest))
     values = np.empty((width, len(candidates)))
-    values[0] = first
-    values[1:] = later
+    values[0] = [c.first for c in candidates]
+    values[1:] = [c.later for c in candidates]
     np.cumprod(values, axis=0, out=values)
-    values[np.arange(width)[:, None] >= longest] = 0.0
+    if min(longest) < width:
+        values[np.arange(width)[:, None] >= longest] = 0.0
     return values

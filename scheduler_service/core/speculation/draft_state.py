@@ -18,6 +18,7 @@ class DraftState:
         "decided_at",
         "drafts",
         "executor",
+        "index_stride",
         "length",
         "losses",
         "maker",
@@ -32,14 +33,20 @@ class DraftState:
     )
 
     def __init__(
-        self, length: int | None, ngram: NgramDrafter | None, executor: ExecutorDrafter | None
+        self,
+        length: int | None,
+        ngram: NgramDrafter | None,
+        executor: ExecutorDrafter | None,
+        input_length: int,
     ) -> None:
+        """input_length: tokens of the sequence's input; those after it are output."""
         self.length = length  # fixed number of drafts; None: the controller decides
         self.ngram = ngram
         self.executor = executor
         self.decided_at = -1  # known tokens at the last decision: there is one per step
         self.plain_until = 0  # no drafts until so many tokens are known
-        self.promising_at = 0  # known tokens at the last decision that had a promising candidate
+        self.index_stride = 1  # of the next update of the n-gram index
+        self.promising_at = input_length  # known tokens at the last decision that had a promising candidate
         self.losses = 0  # draft executors lost while they computed it, since they last answered
         # asked of the draft executor, while the sequence waits
         self.wanted = 0
@@ -66,23 +73,28 @@ class DraftState:
         """These drafts follow the first `known` tokens."""
         self.drafts, self.offered_at, self.maker = drafts, known, maker
 
-    def rest(self, begin: int, least: int, most: int, phase: int) -> None:
-        """The last decision had no promising candidate: decode plainly for a while before the next one.
+    def rest(self, least: int, most: int, phase: int) -> int:
+        """The last decision gave no drafts: decode plainly for a while before the next one.
 
-        With p tokens decoded since the last promising decision (or since `begin`, where the output begins),
-        the rest is (p - FREE_TOKENS) / 2, at least `least` and at most `most` tokens. So a text that starts
-        to repeat after p such tokens is decided about at most that much later than without rests.
+        With p tokens decoded since the last promising decision (or since the input's end), the rest is
+        (p - FREE_TOKENS) / 2, at least `least` and at most `most` tokens. So a text that starts to repeat
+        after p such tokens is decided about at most that much later than without rests.
         phase: shortens a rest by up to a quarter, so that sequences that began together do not stay together.
+        Returns the tokens of the rest.
         """
-        plain = self.decided_at - max(self.promising_at, begin)
-        rest = max(0, min((plain - FREE_TOKENS) // 2, most))
-        rest -= phase % (rest // 4 + 1)
-        self.plain_until = self.decided_at + max(least, rest)
+        rest = (self.decided_at - self.promising_at - FREE_TOKENS) // 2
+        if rest > most:
+            rest = most
+        if rest > 3:
+            rest -= phase % (rest // 4 + 1)
+        if rest < least:
+            rest = least
+        self.plain_until = self.decided_at + rest
+        return rest
 
-    @property
-    def rested(self) -> int:
-        """Tokens of the rest that follows the last decision; 0 or less: none, or nothing was decided yet."""
-        return self.plain_until - self.decided_at if self.decided_at >= 0 else 0
+    def decide_again(self) -> None:
+        """The next decision is about this sequence, although it has no new token."""
+        self.decided_at = -1
 
     def keep(self, tokens: list[int]) -> None:
         """Of the draft executor's drafts keep those that may still follow `tokens`."""

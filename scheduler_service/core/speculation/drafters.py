@@ -32,35 +32,34 @@ class NgramDrafter:
     and nothing needs to be tried out.
     """
 
-    __slots__ = ("_first", "_later", "index")
+    __slots__ = ("_classes", "index")
 
     def __init__(self, tokens: list[int], populations: tuple[Population, ...]) -> None:
         """tokens: the sequence's own list, prompt and output, which only grows. See `NgramIndex`."""
         self.index = NgramIndex(tokens)
-        classes = [Acceptance(population) for population in populations]
-        self._first = [classes[i] for i in _FIRST]
-        self._later = [classes[i] for i in _LATER]
+        self._classes = tuple([Acceptance(population) for population in populations])
 
-    def update(self, budget: int = UPDATE_BUDGET, *, sparsely: bool = False) -> int:
-        """Learn from what was appended, and index at most `budget` tokens; returns how many were.
+    def update(self, budget: int = UPDATE_BUDGET, stride: int = 1) -> int:
+        """Learn from the appended tokens, and index at most `budget` tokens; returns how many were indexed.
 
-        sparsely: see `NgramIndex.update`.
+        stride: index every `stride`-th pair only, as in `NgramIndex.update`.
 
         Call it after every append, and in every step while `index.behind`, from the prefill on.
         """
         index = self.index
-        indexed = index.update(budget, sparsely=sparsely)
+        indexed = index.update(budget, stride)
         followed, broke = index.followed, index.broke
         if followed or broke:
             length = index.scored_from
             if length > _LONG:
                 length = _LONG
+            first = self._classes[_FIRST[length]]
             if not followed:
-                self._first[length].learn(0, missed=True)
+                first.learn(0, missed=True)
             else:
-                self._first[length].learn(1, missed=False)
+                first.learn(1, missed=False)
                 if followed > 1 or broke:
-                    self._later[length].learn(followed - 1, missed=broke)
+                    self._classes[_LATER[length]].learn(followed - 1, missed=broke)
         return indexed
 
     def candidate(self, most: int) -> Candidate | None:
@@ -70,7 +69,8 @@ class NgramDrafter:
             return None
         if length > _LONG:
             length = _LONG
-        return Candidate(self._first[length].rate(), self._later[length].rate(), most)
+        classes = self._classes
+        return Candidate(classes[_FIRST[length]].rate(), classes[_LATER[length]].rate(), most)
 
     def drafts(self, count: int) -> tuple[int, ...]:
         """The `count` drafts, if there is a candidate."""

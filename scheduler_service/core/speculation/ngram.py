@@ -7,14 +7,13 @@ Decoding", 2023), but incremental, and with the longest match instead of one of 
 from __future__ import annotations
 
 from array import array
-from itertools import pairwise
 
 MIN_MATCH = 2  # tokens: the n-grams that are indexed
 SEARCH_MATCH = 32  # tokens: a search does not tell longer matches apart
 SEARCH_CANDIDATES = 8  # most recent occurrences that a search looks at
 UPDATE_BUDGET = 512  # tokens indexed by one update
 LAZY = 32  # tokens that follow the match until they are indexed
-STRIDE = 4  # tokens that are indexed sparsely: one pair of so many
+SPARSE_STRIDE = 4  # of tokens that are indexed sparsely, one pair of so many is
 
 
 class NgramIndex:
@@ -64,11 +63,11 @@ class NgramIndex:
         """Tokens that are not indexed yet."""
         return len(self._tokens) + 1 - len(self._earlier)
 
-    def update(self, budget: int = UPDATE_BUDGET, *, sparsely: bool = False) -> int:
-        """Follow what was appended, and index at most `budget` tokens; returns how many were.
+    def update(self, budget: int = UPDATE_BUDGET, stride: int = 1) -> int:
+        """Follow the appended tokens, and index at most `budget` tokens; returns how many were indexed.
 
-        sparsely: index every STRIDE-th pair only, which costs a quarter. A later repetition of these tokens
-        is then found up to STRIDE - 1 tokens later, and only if it is longer than that.
+        stride: 1, or SPARSE_STRIDE, which indexes one pair of so many at a quarter of the cost. A later
+        repetition of these tokens is then found up to stride - 1 tokens later, and only if it is longer.
 
         A long prompt is indexed over several updates, oldest first; until then matches are found in the
         part that is. New tokens that follow the match are indexed LAZY at a time: nothing is searched
@@ -104,36 +103,36 @@ class NgramIndex:
             latest[pair] = known
             indexed = 1
         else:
-            indexed = self._index(known, budget, STRIDE if sparsely else 1)
+            indexed = self._index(known, budget, stride)
             last = self._last(known)
         if not length:
             self.match_length = self.match_end = 0
-            if sparsely:
+            if stride > 1:
                 self._search_back(known)
             elif last:
                 self._search(known, last)
         return indexed
 
     def _index(self, known: int, budget: int, stride: int) -> int:
-        """Index up to `budget` more tokens, every `stride`-th pair of them; returns how many tokens were.
-
-        One pass of `setdefault` numbers the pairs that are new, which are most; those that occurred before,
-        or twice among these, are chained afterwards in their order.
-        """
+        """Index up to `budget` more tokens, every `stride`-th pair of them; returns how many tokens were."""
         tokens, earlier, latest = self._tokens, self._earlier, self._latest
         begin = len(earlier)
         end = min(known + 1, begin + budget)
-        positions = range(max(MIN_MATCH, -(-begin // stride) * stride), end, stride)
-        if stride == 1:
-            pairs = [a << 32 | b for a, b in pairwise(tokens[positions.start - 2 : end - 1])]
-        else:
-            pairs = [tokens[i - 2] << 32 | tokens[i - 1] for i in positions]
-        found = list(map(latest.setdefault, pairs, positions))
-        earlier.frombytes(bytes(earlier.itemsize * (end - begin)))
-        for position, pair, first in zip(positions, pairs, found, strict=True):
-            if first != position:
-                earlier[position] = latest[pair]
-                latest[pair] = position
+        if stride > 1:
+            earlier.frombytes(bytes(earlier.itemsize * (end - begin)))
+            for position in range(max(MIN_MATCH, -(-begin // stride) * stride), end, stride):
+                pair = tokens[position - 2] << 32 | tokens[position - 1]
+                last = latest.setdefault(pair, position)
+                if last != position:
+                    earlier[position] = last
+                    latest[pair] = position
+            return end - begin
+        before = tokens[begin - 2] if begin > 1 else -1
+        for position, token in enumerate(tokens[begin - 1 : end - 1], begin):
+            pair = before << 32 | token
+            earlier.append(latest.get(pair, 0))
+            latest[pair] = position
+            before = token
         return end - begin
 
     def _last(self, known: int) -> int:
@@ -156,9 +155,12 @@ class NgramIndex:
         return drafts
 
     def _search_back(self, known: int) -> None:
-        """Search for a match of the last tokens by each of the last STRIDE pairs: one of them is indexed."""
+        """Search for a match of the last tokens by each of the last SPARSE_STRIDE pairs.
+
+        Where a repetition was indexed sparsely, one of these pairs is in the index.
+        """
         tokens, latest = self._tokens, self._latest
-        for back in range(min(STRIDE, known - 1)):
+        for back in range(min(SPARSE_STRIDE, known - 1)):
             end = latest.get(tokens[known - back - 2] << 32 | tokens[known - back - 1], 0)
             while end >= known - back:  # the pair itself, or one after it
                 end = self._earlier[end]

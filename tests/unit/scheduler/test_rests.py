@@ -11,7 +11,7 @@ from scheduler_service.core.drafting.speculator import FRUITLESS_DECISIONS, MAX_
 from scheduler_service.core.request import DraftingWish, DraftSource, Request, SamplingSettings
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.core.speculation.draft_state import FREE_TOKENS, DraftState
-from scheduler_service.core.speculation.ngram import STRIDE, NgramIndex
+from scheduler_service.core.speculation.ngram import SPARSE_STRIDE, NgramIndex
 from scheduler_service.core.step import Capacity
 from tests.bench.core_overhead import Text, answer, chance
 
@@ -100,14 +100,14 @@ def test_a_fixed_length_never_rests() -> None:
     assert all(state.decided_at >= PROMPT + 58 for state in decode.states)
 
 
-@pytest.mark.parametrize("offset", range(2 * STRIDE))
+@pytest.mark.parametrize("offset", range(2 * SPARSE_STRIDE))
 def test_what_was_indexed_sparsely_is_found_wherever_it_begins(offset: int) -> None:
     tokens = list(range(100))
     index = NgramIndex(tokens)
     index.update()
     tokens += range(200, 240)
-    index.update(sparsely=True)
-    tokens += [*range(300, 340), *range(205 + offset, 205 + offset + STRIDE + 1)]
-    index.update(sparsely=True)
-    assert index.match_length == STRIDE + 1
-    assert index.propose(2) == [205 + offset + STRIDE + 1, 205 + offset + STRIDE + 2]
+    index.update(stride=SPARSE_STRIDE)
+    tokens += [*range(300, 340), *range(205 + offset, 205 + offset + SPARSE_STRIDE + 1)]
+    index.update(stride=SPARSE_STRIDE)
+    assert index.match_length == SPARSE_STRIDE + 1
+    assert index.propose(2) == [205 + offset + SPARSE_STRIDE + 1, 205 + offset + SPARSE_STRIDE + 2]

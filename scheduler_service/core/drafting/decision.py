@@ -1,0 +1,211 @@
+"""One decision: which of the awake sequences get drafts for their next row, how many, and which rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from scheduler_service.core.drafting.draft_executor import DraftExecutor
+from scheduler_service.core.drafting.rest_calendar import RestCalendar
+from scheduler_service.core.request import DraftSource
+from scheduler_service.core.sequence import LiveSequence
+from scheduler_service.core.speculation.controller import Candidate, Controller, DraftCandidate
+from scheduler_service.core.speculation.draft_state import FREE_TOKENS, DraftState
+from scheduler_service.core.speculation.ngram import SPARSE_STRIDE
+from scheduler_service.core.speculation.step_time import Work
+from scheduler_service.core.states import SequenceState
+
+INDEX_BUDGET = 2048
+"""Tokens that one decision adds to n-gram indexes, over all sequences: a long prompt takes several."""
+
+MIN_INDEXED = 16
+"""Tokens of one sequence that a decision indexes even if the budget is used up."""
+
+PROMISING = 0.2
+"""A sequence whose first draft is accepted with at least this probability does not rest for long: that it got
+no drafts is the price of a step, which changes with the load and is only learned by trying."""
+
+SPARSE_REST = 16
+"""Tokens of a rest from which on they are indexed sparsely."""
+
+
+class DraftDecision:
+    """Looks at sequences (`consider`), then chooses for all of them together (`choose`)."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        executor: DraftExecutor,
+        calendar: RestCalendar,
+        *,
+        max_drafts: int,
+        max_automatic: int,
+        too_late: float,
+        min_rest: int,
+        max_rest: int,
+    ) -> None:
+        """max_drafts: that the target verifies in one row.
+        max_automatic: the same for sequences whose number of drafts the controller chooses.
+        too_late: a sequence with an earlier deadline (seconds, on the caller's clock) gets no drafts.
+        min_rest, max_rest: bounds on the tokens that a sequence without drafts decodes plainly.
+        """
+        self._controller = controller
+        self._executor = executor
+        self._calendar = calendar
+        self._max_drafts = max_drafts
+        self._max_automatic = max_automatic
+        self._too_late = too_late
+        self._min_rest = min_rest
+        self._max_rest = max_rest
+        self._may_ask = executor.responsive
+        self._index_budget = INDEX_BUDGET
+        self._at_once: list[tuple[LiveSequence, DraftState, Candidate]] = []  # have drafts, or n-gram ones
+        self._to_ask: list[tuple[LiveSequence, DraftState, DraftCandidate]] = []  # the draft executor
+        self.offered: set[LiveSequence] = set()  # have drafts for their next row
+
+    @property
+    def open(self) -> bool:
+        """Some sequence has a candidate, so there is something to choose."""
+        return bool(self._at_once or self._to_ask)
+
+    def consider(self, sequences: Iterable[tuple[LiveSequence, DraftState]]) -> None:
+        """Look at awake sequences: each that could be in the next step and has new tokens is decided about.
+
+        A sequence without a cache is forgotten until it is opened again.
+        """
+        decoding = SequenceState.RUNNING
+        for sequence, state in sequences:
+            if sequence.state is decoding:
+                if sequence.in_flight or sequence.awaits_drafts:
+                    continue
+                known = len(sequence.tokens)
+                if state.decided_at != known:
+                    if known >= state.plain_until:
+                        self._find_candidate(sequence, state, known)
+                elif state.drafts:
+                    self.offered.add(sequence)  # there was no row for it since
+            elif not sequence.cache_id:
+                self._calendar.forget(sequence)
+            elif state.ngram is not None and self._index_budget > 0:  # while the prompt is computed
+                self._index_budget -= state.ngram.update(self._index_budget)
+
+    def _find_candidate(self, sequence: LiveSequence, state: DraftState, known: int) -> None:
+        """Find what drafts the sequence can have. One that can have none rests."""
+        state.decided_at = known
+        state.sent = None
+        drafter = state.ngram
+        if drafter is not None:
+            budget, stride = self._index_budget, state.index_stride
+            self._index_budget = budget - drafter.update(
+                budget if budget > MIN_INDEXED else MIN_INDEXED, stride
+            )
+            if stride > 1:
+                state.index_stride = 1
+        if state.executor is None and (drafter is None or not drafter.index.match_length):
+            state.drafts = ()
+            self._rest(sequence, state)
+            return
+        most = self._max_automatic if state.length is None else min(state.length, self._max_drafts)
+        if known + most >= sequence.end_length:
+            most = sequence.end_length - known - 1
+        deadline = sequence.live.request.deadline
+        if most < 1 or (deadline is not None and deadline < self._too_late):
+            state.drafts = ()
+            self._rest(sequence, state)
+            return
+        if state.drafts:
+            state.keep(sequence.tokens)
+            if state.drafts and state.executor is not None:
+                ready = state.executor.candidate(min(most, len(state.drafts)))
+                assert ready is not None
+                self._take(sequence, state, ready)
+                return
+        ngram = None if drafter is None else drafter.candidate(most)
+        if state.executor is not None or (ngram is not None and ngram.first >= PROMISING):
+            state.promising_at = known
+        if self._may_ask and (asked := self._executor.candidate(sequence, state, most)) is not None:
+            candidate = DraftCandidate(asked, ngram, self._executor.pending(sequence))
+            self._to_ask.append((sequence, state, candidate))
+        elif ngram is None:
+            self._rest(sequence, state)
+        elif state.length is None:
+            self._at_once.append((sequence, state, ngram))
+        else:
+            self._offer(sequence, state, ngram.most)
+
+    def _take(self, sequence: LiveSequence, state: DraftState, candidate: Candidate) -> None:
+        """Use drafts that can be had at once: the requested number, or leave the number to the controller."""
+        if state.length is None:
+            self._at_once.append((sequence, state, candidate))
+        else:
+            self._offer(sequence, state, candidate.most)
+
+    def choose(self, base: Work, now: float) -> None:
+        """Give drafts to those sequences with a candidate whose drafts pay off; the others rest.
+
+        base: a target step without drafts in which all running sequences decode.
+        """
+        if self._to_ask:
+            self._ask(base, now)
+        if self._at_once:
+            self._propose(base)
+
+    def _ask(self, base: Work, now: float) -> None:
+        """Ask the draft executor for the sequences whom its drafts serve best; n-grams for the others."""
+        automatic = [candidate for _, state, candidate in self._to_ask if state.length is None]
+        lengths: Iterator[int] = iter(())
+        if automatic:
+            chosen = self._controller.drafting(base, automatic)
+            self._executor.cohorts = chosen.cohorts
+            lengths = iter(chosen.lengths)
+        for sequence, state, candidate in self._to_ask:
+            executor, ngram = candidate.executor, candidate.ngram
+            if state.length is None:
+                wanted = next(lengths)
+            elif ngram is None or promise(executor, executor.most) >= promise(ngram, ngram.most):
+                wanted = executor.most
+            else:
+                wanted = 0
+            if wanted:
+                self._executor.ask(sequence, state, wanted, promise(executor, wanted), now)
+            elif ngram is not None:
+                self._take(sequence, state, ngram)
+            else:
+                self._rest(sequence, state)
+
+    def _propose(self, base: Work) -> None:
+        """Choose how many of the drafts that can be had at once are to be verified."""
+        lengths = self._controller.lengths(base, [candidate for _, _, candidate in self._at_once])
+        for (sequence, state, _), length in zip(self._at_once, lengths, strict=True):
+            if length:
+                self._offer(sequence, state, length)
+                continue
+            state.drafts = ()
+            self._rest(sequence, state)
+
+    def _offer(self, sequence: LiveSequence, state: DraftState, count: int) -> None:
+        """Let the next row of the sequence have `count` drafts."""
+        if state.drafts:
+            state.drafts = state.drafts[:count]
+        elif state.ngram is not None:
+            state.offer(state.ngram.drafts(count), state.decided_at, DraftSource.NGRAM)
+        self.offered.add(sequence)
+
+    def _rest(self, sequence: LiveSequence, state: DraftState) -> None:
+        """Let a sequence that got no drafts decode plainly; one with a fixed length never rests."""
+        if state.decided_at - state.promising_at <= FREE_TOKENS and not self._min_rest:
+            return
+        if state.length is None:
+            rest = state.rest(self._min_rest, self._max_rest, sequence.cache_id)
+            if rest > 1:
+                self._calendar.rest(sequence, rest)
+            if rest >= SPARSE_REST:
+                state.index_stride = SPARSE_STRIDE
+
+
+def promise(candidate: Candidate, count: int) -> float:
+    """Tokens that a verification of `count` drafts is expected to emit, the target's own one included."""
+    expected, chance = 1.0, candidate.first
+    for _ in range(count):
+        expected += chance
+        chance *= candidate.later
+    return expected
