@@ -14,7 +14,7 @@ from scheduler_service.core.forecast import Forecast
 from scheduler_service.core.policy import JointLimits
 from scheduler_service.core.request import Request
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
-from scheduler_service.core.sequence_pool import SequencePool
+from scheduler_service.core.sequence_pool import ISOLATION_LOSSES, SequencePool
 from scheduler_service.core.snapshot import Totals
 from scheduler_service.core.states import SequenceState
 
@@ -109,6 +109,35 @@ class Registry:
             sequence = live.sequences[one.index]
             if one.ids and not one.finished and (verdict := sequence.verdict()) is not None:
                 events.append(self.finish(sequence, *verdict, now))
+        return events
+
+    def fit(self, limits: JointLimits, now: float) -> list[Event]:
+        """Another executor is ready: fail the requests that don't fit it, and end what it cuts short."""
+        events: list[Event] = []
+        for live in list(self):
+            if why := misfit(live.request, limits):
+                events.append(self.fail(live, Failure.REFUSED, f"{why[0]} {why[1]}", now))
+                continue
+            live.set_max_tokens(max_tokens(live.request, limits))
+            for sequence in live.sequences:
+                if sequence.state is not SequenceState.ENDED and len(sequence.tokens) >= sequence.end_length:
+                    events.append(self.finish(sequence, EndReason.LENGTH, None, now))
+        return events
+
+    def lose_executor(self, now: float) -> list[Event]:
+        """All caches are gone: queue their sequences again, or run them alone, or fail their requests."""
+        in_flight = [sequence for sequence in self._pool.running if sequence.in_flight]
+        self._pool.lose_all()
+        events: list[Event] = []
+        for sequence in in_flight:
+            if sequence.state is SequenceState.ENDED:
+                continue  # with another completion of its request
+            losses = sequence.lose_executor()
+            if losses > ISOLATION_LOSSES:
+                message = f"{losses} executors were lost while they computed it"
+                events.append(self.fail(sequence.live, Failure.POISON, message, now))
+            elif losses == ISOLATION_LOSSES:
+                self._pool.isolate(sequence)
         return events
 
     def start(self, live: LiveRequest, now: float) -> None:

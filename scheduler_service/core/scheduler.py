@@ -16,31 +16,24 @@ with a `CompletionEnded` for each completion, or with one `Failed`; nothing is e
 
 from __future__ import annotations
 
-from dataclasses import replace
-from heapq import nlargest
-
 from scheduler_service.core.admission import Admission
 from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.dispatcher import Dispatcher
 from scheduler_service.core.drafting.speculator import Speculator
-from scheduler_service.core.errors import AdmissionError, IllegalEvent, NotReady
+from scheduler_service.core.errors import AdmissionError, NotReady
 from scheduler_service.core.events import CompletionEnded, EndReason, Event, Failed, Failure
+from scheduler_service.core.expiry import Expiry
+from scheduler_service.core.figures import largest_shares, take_snapshot
 from scheduler_service.core.forecast import Forecast
-from scheduler_service.core.in_flight import StepsInFlight
-from scheduler_service.core.planner import StepBuilder
 from scheduler_service.core.policy import JointLimits
-from scheduler_service.core.registry import Registry, max_tokens, misfit
+from scheduler_service.core.registry import Registry, max_tokens
 from scheduler_service.core.request import Request
 from scheduler_service.core.result_reader import ResultReader
-from scheduler_service.core.schedule import Schedule
-from scheduler_service.core.sequence import LiveSequence
-from scheduler_service.core.sequence_pool import ISOLATION_LOSSES, SequencePool
+from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.snapshot import Share, Snapshot, Totals
 from scheduler_service.core.states import SequenceState
 from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
-from scheduler_service.core.stranded import StrandedRequests
-
-RETRY_S = 0.02
-"""After an executor was short of pages or sequences: how long until more is asked of it."""
+from scheduler_service.core.target_executor import TargetExecutor
 
 
 class StepScheduler:
@@ -57,29 +50,29 @@ class StepScheduler:
             config, self._pool, self._speculator, self._admission, self._forecast, self._counters
         )
         self._reader = ResultReader(config, self._registry, self._pool, self._speculator, self._counters)
-        self._capacity: Capacity | None = None
-        self._limits: JointLimits | None = None
-        self._connected = False
-        self._retiring = False  # connected, and takes no openings any more
-        self._stranded = StrandedRequests(config.failover_timeout_s)
-        self._in_flight = StepsInFlight()
-        self._free_pages = 0  # as of the last reply
-        self._evictable_pages = 0
-        self._retry_at = 0.0
-        self._outbox: list[Event] = []  # what `plan` found out, for the next `expire` or `apply`
-        self._applied_at = 0.0
+        self._target = TargetExecutor(config)
+        self._expiry = Expiry(config.failover_timeout_s, self._registry, self._target)
+        self._dispatcher = Dispatcher(
+            self._pool,
+            self._registry,
+            self._target,
+            self._expiry,
+            self._admission,
+            self._forecast,
+            self._speculator,
+        )
 
     # -- what is known ---------------------------------------------------------------------------
 
     @property
     def capacity(self) -> Capacity | None:
         """The connected (or last connected) executor's; None before the first."""
-        return self._capacity
+        return self._target.capacity
 
     @property
     def connected(self) -> bool:
         """An executor is there."""
-        return self._connected
+        return self._target.connected
 
     @property
     def holds_caches(self) -> bool:
@@ -89,7 +82,8 @@ class StepScheduler:
     @property
     def max_request_tokens(self) -> int:
         """Most tokens (prompt + max_tokens) that a request may have; 0 before the first executor."""
-        return self._limits.request_tokens if self._limits else 0
+        limits = self._target.limits
+        return limits.request_tokens if limits else 0
 
     @property
     def is_contested(self) -> bool:
@@ -102,43 +96,22 @@ class StepScheduler:
 
     def snapshot(self) -> Snapshot:
         """Live figures and counters."""
-        pool = self._pool
-        self._counters.preemptions = pool.preemptions
-        waiting_tokens = pool.queue.waiting_tokens + pool.held_tokens
-        return Snapshot(
-            executor=self._connected,
-            running=len(pool.running),
-            waiting=len(pool.queue) + pool.held,
-            waiting_tokens=waiting_tokens,
-            uncomputed_tokens=waiting_tokens + sum(len(s.tokens) - s.kv for s in pool.running),
-            page_size=self._limits.page_size if self._limits else 0,
-            max_sequences=self._limits.max_sequences if self._limits else 0,
-            in_flight=len(self._in_flight),
-            total_pages=self._limits.total_pages if self._limits else 0,
-            free_pages=self._free_pages,
-            evictable_pages=self._evictable_pages,
-            step_s=self._forecast.step_s,
-            step_rows=self._forecast.step_rows,
-            draft_executor=self._speculator.connected,
-            draft_step_s=self._speculator.draft_step_s,
-            counters=replace(self._counters),
-        )
+        return take_snapshot(self._pool, self._target, self._forecast, self._speculator, self._counters)
 
     def shares(self, most: int) -> list[Share]:
-        """What the identities that were served most have and had, at most so many."""
-        return [
-            Share(a.identity, a.taken, a.refused, a.tokens, a.running, a.queued_requests)
-            for a in nlargest(most, self._pool.queue.accounts, key=lambda a: (a.tokens, a.identity))
-        ]
+        """The shares of the identities that were served most, at most so many."""
+        return largest_shares(self._pool.queue, most)
 
     def check_integrity(self) -> None:
         """Compare all bookkeeping with itself. Raises AssertionError naming what is wrong."""
         self._registry.check_integrity()
         self._speculator.check_integrity(self._pool.running)
         for sequence in self._pool.running:
-            rows = self._in_flight.rows_of(sequence.cache_id)
+            rows = self._target.in_flight.rows_of(sequence.cache_id)
             assert sequence.in_flight == rows, f"{sequence.key} awaits {sequence.in_flight} of {rows} answers"
-        assert self._connected or not self._in_flight, "a step is in flight, and no executor is connected"
+        assert self._target.connected or not self._target.in_flight, (
+            "a step is in flight, and no executor is connected"
+        )
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -151,26 +124,25 @@ class StepScheduler:
         """
         replaced = self._registry.get(request.id) if replaces else None
         try:
-            if self._limits is None:
-                raise NotReady("no executor has been seen yet")
+            limits = self._known_limits()
             is_trial = self._registry.check(
-                request, self._limits, now, connected=self._connected, replaced=replaced
+                request, limits, now, connected=self._target.connected, replaced=replaced
             )
         except AdmissionError:
             self._refused(request.identity)
             raise
         if replaced is not None:
             self._registry.fail(replaced, Failure.CANCELLED, "replaced", now)
-        live = self._registry.add(request, self._limits, now, is_trial=is_trial)
-        if not self._connected or self._retiring:
-            self._stranded.strand(live, now)
+        live = self._registry.add(request, limits, now, is_trial=is_trial)
+        self._expiry.added(live, now)
         self._counters.requests += 1
         self._counters.prompt_tokens += len(request.prompt)
         return self._registry.take_over(live, now) if request.continued else []
 
     def max_tokens(self, request: Request) -> int:
         """Most output tokens of each completion of a request that was taken."""
-        return 0 if self._limits is None else max_tokens(request, self._limits)
+        limits = self._target.limits
+        return max_tokens(request, limits) if limits else 0
 
     def check_room(
         self,
@@ -185,16 +157,20 @@ class StepScheduler:
         Raises NotReady, NoRoom, QuotaUsed, TooLate. What it costs does not grow with the queue.
         """
         try:
-            if self._limits is None:
-                raise NotReady("no executor has been seen yet")
+            limits = self._known_limits()
             self._admission.check_room(identity, weight, prompt_tokens_estimate)
-            if self._connected:
+            if self._target.connected:
                 self._admission.check_deadline(
-                    identity, weight, prompt_tokens_estimate, deadline, None, self._limits, now
+                    identity, weight, prompt_tokens_estimate, deadline, None, limits, now
                 )
         except AdmissionError:
             self._refused(identity)
             raise
+
+    def _known_limits(self) -> JointLimits:
+        if self._target.limits is None:
+            raise NotReady("no executor has been seen yet")
+        return self._target.limits
 
     def _refused(self, identity: str) -> None:
         self._counters.refused += 1
@@ -223,30 +199,15 @@ class StepScheduler:
 
         Raises IllegalEvent while one is connected.
         """
-        if self._connected:
-            raise IllegalEvent("an executor is connected: it must be lost before another is ready")
-        self._capacity = capacity
-        self._limits = limits = JointLimits.of(self._config, capacity)
-        self._connected = True
-        self._stranded.relieve()
-        self._free_pages, self._evictable_pages = capacity.total_pages, 0
-        self._retry_at = now
-        events: list[Event] = []
-        for live in list(self._registry):
-            if why := misfit(live.request, limits):
-                events.append(self._registry.fail(live, Failure.REFUSED, f"{why[0]} {why[1]}", now))
-                continue
-            live.set_max_tokens(max_tokens(live.request, limits))
-            for sequence in live.sequences:
-                if sequence.state is not SequenceState.ENDED and len(sequence.tokens) >= sequence.end_length:
-                    events.append(self._registry.finish(sequence, EndReason.LENGTH, None, now))
-        return events
+        limits = self._target.ready(capacity, now)
+        self._expiry.executor_ready()
+        return self._registry.fit(limits, now)
 
     def executor_retires(self) -> None:
         """It takes no openings from now on; what has a cache there goes on. The others wait for another
         executor, for at most `failover_timeout_s`. Does nothing while none is connected.
         """
-        self._retiring = self._connected
+        self._target.retire()
 
     def executor_lost(self, now: float) -> list[Event]:
         """The executor and all caches are gone; steps in flight will never be answered.
@@ -255,27 +216,13 @@ class StepScheduler:
         without a new token in between runs alone until it has one; a third loss ends it. Afterwards
         `apply` of an old step raises UnknownStep. Does nothing while none is connected.
         """
-        if not self._connected:
+        if not self._target.connected:
             return []
-        self._connected = self._retiring = False
-        for live in self._registry:
-            self._stranded.strand(live, now)
+        self._target.lost()
+        self._expiry.executor_lost(now)
         self._forecast.interrupted()
         self._counters.executor_losses += 1
-        present = [sequence for sequence in self._pool.running if sequence.in_flight]
-        self._in_flight.clear()
-        self._pool.lose_all()
-        events: list[Event] = []
-        for sequence in present:
-            if sequence.state is SequenceState.ENDED:
-                continue  # with a sibling
-            losses = sequence.lose_executor()
-            if losses > ISOLATION_LOSSES:
-                message = f"{losses} executors were lost while they computed it"
-                events.append(self._registry.fail(sequence.live, Failure.POISON, message, now))
-            elif losses == ISOLATION_LOSSES:
-                self._pool.isolate(sequence)
-        return events
+        return self._registry.lose_executor(now)
 
     # -- the draft executor ----------------------------------------------------------------------
 
@@ -296,10 +243,7 @@ class StepScheduler:
         At most one is in flight. Ask after every `plan` or right before it, and after `apply_draft`. Both
         decide who waits for drafts; `plan` leaves those out. Look at `next_wakeup` afterwards.
         """
-        if not self._speculator.connected:
-            return None
-        self._decide(now)
-        return self._speculator.plan_draft(self._pool.running, now, alone=bool(self._pool.isolated))
+        return self._dispatcher.next_draft_step(now)
 
     def apply_draft(self, result: StepAnswer, now: float) -> None:
         """Take the draft step's answer; ask `plan` afterwards.
@@ -308,18 +252,6 @@ class StepScheduler:
         """
         self._speculator.apply_draft(result, now)
 
-    def _decide(self, now: float) -> None:
-        if self._pool.isolated or not self._pool.speculating:
-            return
-        if self._connected and self._limits and self._capacity:
-            self._speculator.decide(
-                self._pool.running,
-                self._capacity.max_drafts,
-                self._forecast.step_s,
-                now,
-                ahead=self._limits.in_flight > 1,
-            )
-
     # -- time ------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> list[Event]:
@@ -327,37 +259,14 @@ class StepScheduler:
 
         Call it right before `plan`, with the same `now`.
         """
-        self._expire(now)
-        return self._take_outbox()
+        self._expiry.expire(now)
+        return self._expiry.take()
 
     def next_wakeup(self, now: float) -> float | None:
         """When `expire` or `plan` next has something to do by itself, on the caller's clock; None: never."""
-        times = [now] if self._outbox else []
-        if (deadline := self._registry.next_deadline()) is not None:
-            times.append(deadline)
-        if not self._connected or self._retiring:
-            if (ends := self._stranded.ends()) is not None:
-                times.append(ends)
-        elif self._retry_at > now and not self._in_flight and len(self._registry):
-            times.append(self._retry_at)
-        if (draft := self._speculator.next_wakeup(now)) is not None:
-            times.append(draft)
-        return min(times, default=None)
-
-    def _expire(self, now: float) -> None:
-        for live in self._registry.past_deadline(now):
-            self._outbox.append(self._registry.fail(live, Failure.DEADLINE, "its deadline has passed", now))
-        if self._retiring:
-            for live in self._registry:
-                if not any(sequence.cache_id for sequence in live.sequences):
-                    self._stranded.strand(live, now)  # queued, or preempted meanwhile
-        for live in self._stranded.overdue(now):
-            message = f"no executor for {self._config.failover_timeout_s:g} s"
-            self._outbox.append(self._registry.fail(live, Failure.NO_EXECUTOR, message, now))
-
-    def _take_outbox(self) -> list[Event]:
-        events, self._outbox = self._outbox, []
-        return events
+        retry_at = self._target.retry_at(now) if len(self._registry) else None
+        times = (self._expiry.next_at(now), retry_at, self._speculator.next_wakeup(now))
+        return min((time for time in times if time is not None), default=None)
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -367,54 +276,8 @@ class StepScheduler:
         After None, ask again when anything has happened, or at `next_wakeup`. With
         as many steps unanswered as there may be it is None.
         """
-        self._expire(now)
-        if not self._connected or self._limits is None or len(self._in_flight) >= self._limits.in_flight:
-            return None
-        alone = bool(self._pool.isolated)
-        if alone and self._in_flight:
-            return None
-        pages = max(0, self._free_pages + self._evictable_pages - self._in_flight.pages)
-        builder = StepBuilder(
-            self._pool,
-            self._limits,
-            pages,
-            self._in_flight,
-            self._admission,
-            lambda late: self._give_up(late, now),
-            now,
-            may_ask=now >= self._retry_at and not self._retiring,
-        )
-        if alone:
-            builder.fill_alone(self._pool.isolated[0])
-        elif not self._pool.speculating:
-            builder.fill()
-        else:
-            self._speculate(builder, now)
-        return self._send(builder.schedule, pages, now)
-
-    def _give_up(self, late: LiveSequence, now: float) -> None:
-        """Its turn has come, but it can't meet its deadline any more: end it rather than compute in vain."""
-        message = "it could not have been done by its deadline"
-        self._outbox.append(self._registry.fail(late.live, Failure.DEADLINE, message, now))
-
-    def _speculate(self, builder: StepBuilder, now: float) -> None:
-        """Fill a step in which some want drafts; leave it empty if it is better made with them."""
-        self._decide(now)
-        if self._speculator.holds(self._pool.running, self._forecast.step_s):
-            return
-        builder.fill()
-        builder.attach_drafts(self._speculator)
-
-    def _send(self, schedule: Schedule, pages: int, now: float) -> PlannedStep | None:
-        releases = self._pool.take_releases()
-        if schedule.empty and not releases:
-            return None
-        for opening in schedule.openings:
-            self._registry.start(opening.sequence.live, now)
-            self._speculator.opened(opening.sequence)
-        for fork in schedule.forks:
-            self._speculator.opened(fork.sequence)
-        return self._in_flight.send(schedule, releases, pages - schedule.pages_left, now)
+        self._expiry.expire(now)
+        return self._dispatcher.next_step(now)
 
     def apply(self, result: StepAnswer, now: float) -> list[Event]:
         """Take a step's answer; steps are answered in order.
@@ -423,23 +286,21 @@ class StepScheduler:
         A token that ends a completion (eos or a stop token) is in `Tokens.ids`, counts as a
         completion token, and is `CompletionEnded.matched_id`: front ends leave it out of the text.
         """
-        step = self._in_flight.take(result)
+        step, took = self._target.answer(result, now)
         rows = len(result.rows)
-        self._free_pages, self._evictable_pages = result.free_pages, result.evictable_pages
         self._counters.steps += 1
         self._counters.rows += rows
-        if rows:
-            took = now - max(step.sent_at, self._applied_at)
-            self._forecast.stepped(took, rows)
-        self._applied_at = now
         work = None
-        if rows and (self._pool.speculating or self._registry.deadlines):
-            work = self._speculator.stepped(step.plan, took, always=bool(self._registry.deadlines))
+        if rows:
+            self._forecast.stepped(took, rows)
+            if self._pool.speculating or self._registry.deadlines:
+                work = self._speculator.stepped(step.plan, took, always=bool(self._registry.deadlines))
         emitted = self._counters.completion_tokens
         events, short = self._reader.read(step, result, now)
         if work is not None:
             emitted = self._counters.completion_tokens - emitted
             self._forecast.worked(work, len(step.plan.openings), emitted)
         if short:
-            self._retry_at = now + RETRY_S
-        return self._take_outbox() + events if self._outbox else events
+            self._target.was_short(now)
+        earlier = self._expiry.take()
+        return earlier + events if earlier else events

@@ -99,8 +99,8 @@ def test_requests_cancelled_while_no_executor_is_there_are_not_kept() -> None:
     for i in range(1000):
         harness.add(make_request(f"{i}"))
         assert harness.core.cancel(f"{i}", harness.now) is not None
-    assert len(harness.core._stranded._since) < 100
-    assert harness.core._stranded.ends() == harness.now + CoreConfig().failover_timeout_s
+    assert len(harness.core._expiry._stranded._since) < 100
+    assert harness.core._expiry._stranded.ends() == harness.now + CoreConfig().failover_timeout_s
 
 
 def test_nobody_waits_for_an_executor_longer_than_the_failover_timeout() -> None:

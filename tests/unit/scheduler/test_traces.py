@@ -61,7 +61,7 @@ class Recorder(Harness):
         super().__init__(executor, config)
 
     def plan(self) -> PlannedStep | None:
-        free, reserved = self.core.snapshot().free_pages, self.core._in_flight.pages
+        free, reserved = self.core.snapshot().free_pages, self.core._target.in_flight.pages
         plan = super().plan()
         if plan is not None:
             opened_caches: list[CacheOpening | CacheFork] = [*plan.openings, *plan.forks]

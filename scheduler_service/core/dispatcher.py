@@ -1,0 +1,98 @@
+"""Makes the next step of the target and of the draft executor: decides about drafts, fills it, sends it."""
+
+from __future__ import annotations
+
+from scheduler_service.core.admission import Admission
+from scheduler_service.core.drafting.speculator import Speculator
+from scheduler_service.core.expiry import Expiry
+from scheduler_service.core.forecast import Forecast
+from scheduler_service.core.planner import StepBuilder
+from scheduler_service.core.registry import Registry
+from scheduler_service.core.schedule import Schedule
+from scheduler_service.core.sequence_pool import SequencePool
+from scheduler_service.core.step import PlannedStep
+from scheduler_service.core.target_executor import TargetExecutor
+
+
+class Dispatcher:
+    """Sends steps: what is planned here is in flight when it returns."""
+
+    def __init__(
+        self,
+        pool: SequencePool,
+        registry: Registry,
+        target: TargetExecutor,
+        expiry: Expiry,
+        admission: Admission,
+        forecast: Forecast,
+        speculator: Speculator,
+    ) -> None:
+        self._pool = pool
+        self._registry = registry
+        self._target = target
+        self._expiry = expiry
+        self._admission = admission
+        self._forecast = forecast
+        self._speculator = speculator
+
+    def next_step(self, now: float) -> PlannedStep | None:
+        """Send the target's next step; None if it takes none now, or there is nothing to send."""
+        target, pool = self._target, self._pool
+        if not target.takes_a_step or target.limits is None:
+            return None
+        alone = bool(pool.isolated)
+        if alone and target.in_flight:
+            return None
+        pages = target.unpromised_pages
+        builder = StepBuilder(
+            pool,
+            target.limits,
+            pages,
+            target.in_flight,
+            self._admission,
+            lambda late: self._expiry.give_up(late, now),
+            now,
+            may_ask=target.may_be_asked(now),
+        )
+        if alone:
+            builder.fill_alone(pool.isolated[0])
+        elif not pool.speculating:
+            builder.fill()
+        else:
+            self._decide(now)
+            if not self._speculator.holds(pool.running, self._forecast.step_s):
+                builder.fill()
+                builder.attach_drafts(self._speculator)
+        return self._send(builder.schedule, pages, now)
+
+    def next_draft_step(self, now: float) -> PlannedStep | None:
+        """Send the draft executor's next step; None if none is connected, or there is nothing to send."""
+        if not self._speculator.connected:
+            return None
+        self._decide(now)
+        return self._speculator.plan_draft(self._pool.running, now, alone=bool(self._pool.isolated))
+
+    def _decide(self, now: float) -> None:
+        """Decide which sequences get drafts for their next row; none while a sequence runs alone."""
+        target = self._target
+        if self._pool.isolated or not self._pool.speculating:
+            return
+        if target.connected and target.limits and target.capacity:
+            self._speculator.decide(
+                self._pool.running,
+                target.capacity.max_drafts,
+                self._forecast.step_s,
+                now,
+                ahead=target.limits.in_flight > 1,
+            )
+
+    def _send(self, schedule: Schedule, pages: int, now: float) -> PlannedStep | None:
+        releases = self._pool.take_releases()
+        if schedule.empty and not releases:
+            return None
+        for opening in schedule.openings:
+            self._registry.start(opening.sequence.live, now)
+            self._speculator.opened(opening.sequence)
+        for fork in schedule.forks:
+            self._speculator.opened(fork.sequence)
+        return self._target.in_flight.send(schedule, releases, pages - schedule.pages_left, now)

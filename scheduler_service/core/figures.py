@@ -1,0 +1,47 @@
+"""Collects the core's live figures from the objects that own them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from heapq import nlargest
+
+from scheduler_service.core.drafting.speculator import Speculator
+from scheduler_service.core.fairness import FairQueue
+from scheduler_service.core.forecast import Forecast
+from scheduler_service.core.sequence_pool import SequencePool
+from scheduler_service.core.snapshot import Share, Snapshot, Totals
+from scheduler_service.core.target_executor import TargetExecutor
+
+
+def take_snapshot(
+    pool: SequencePool, target: TargetExecutor, forecast: Forecast, speculator: Speculator, counters: Totals
+) -> Snapshot:
+    """The figures as they are now; the counters are copied."""
+    limits = target.limits
+    queued_tokens = pool.queue.waiting_tokens + pool.held_tokens
+    return Snapshot(
+        executor=target.connected,
+        running=len(pool.running),
+        waiting=len(pool.queue) + pool.held,
+        waiting_tokens=queued_tokens,
+        uncomputed_tokens=queued_tokens + sum(len(s.tokens) - s.kv for s in pool.running),
+        page_size=limits.page_size if limits else 0,
+        max_sequences=limits.max_sequences if limits else 0,
+        in_flight=len(target.in_flight),
+        total_pages=limits.total_pages if limits else 0,
+        free_pages=target.free_pages,
+        evictable_pages=target.evictable_pages,
+        step_s=forecast.step_s,
+        step_rows=forecast.step_rows,
+        draft_executor=speculator.connected,
+        draft_step_s=speculator.draft_step_s,
+        counters=replace(counters, preemptions=pool.preemptions),
+    )
+
+
+def largest_shares(queue: FairQueue, count: int) -> list[Share]:
+    """The shares of the `count` identities that were served most."""
+    return [
+        Share(a.identity, a.taken, a.refused, a.tokens, a.running, a.queued_requests)
+        for a in nlargest(count, queue.accounts, key=lambda a: (a.tokens, a.identity))
+    ]

@@ -1,0 +1,88 @@
+"""The executor that computes the sequences, as the core sees it: its limits, pages and steps in flight."""
+
+from __future__ import annotations
+
+from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.errors import IllegalEvent
+from scheduler_service.core.in_flight import SentStep, StepsInFlight
+from scheduler_service.core.policy import JointLimits
+from scheduler_service.core.step import Capacity, StepAnswer
+
+RETRY_S = 0.02
+"""After the executor was short of pages or sequences: seconds until more is asked of it."""
+
+
+class TargetExecutor:
+    """The connected executor, or the last connected one: its capacity stays known when it is lost."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        self._config = config
+        self.capacity: Capacity | None = None  # None before the first executor
+        self.limits: JointLimits | None = None  # likewise
+        self.connected = False
+        self.retiring = False  # connected, and takes no openings any more
+        self.in_flight = StepsInFlight()
+        self.free_pages = 0  # from the last reply; evictable ones not counted
+        self.evictable_pages = 0
+        self._retry_at = 0.0
+        self._answered_at = 0.0
+
+    def ready(self, capacity: Capacity, now: float) -> JointLimits:
+        """An executor that holds none of our caches connected. Raises IllegalEvent while one is connected."""
+        if self.connected:
+            raise IllegalEvent("an executor is connected: it must be lost before another is ready")
+        self.capacity = capacity
+        self.limits = JointLimits.of(self._config, capacity)
+        self.connected = True
+        self.free_pages, self.evictable_pages = capacity.total_pages, 0
+        self._retry_at = now
+        return self.limits
+
+    def retire(self) -> None:
+        """It takes no openings any more. Does nothing while none is connected."""
+        self.retiring = self.connected
+
+    def lost(self) -> None:
+        """It is gone; the steps in flight will never be answered."""
+        self.connected = self.retiring = False
+        self.in_flight.clear()
+
+    @property
+    def opens_caches(self) -> bool:
+        """It is connected and takes openings."""
+        return self.connected and not self.retiring
+
+    @property
+    def takes_a_step(self) -> bool:
+        """It is connected, and fewer steps are in flight than there may be."""
+        limits = self.limits
+        return self.connected and limits is not None and len(self.in_flight) < limits.in_flight
+
+    @property
+    def unpromised_pages(self) -> int:
+        """Available pages that the steps in flight can't take."""
+        return max(0, self.free_pages + self.evictable_pages - self.in_flight.pages)
+
+    def may_be_asked(self, now: float) -> bool:
+        """It takes openings, and was not short of anything within the last RETRY_S seconds."""
+        return now >= self._retry_at and not self.retiring
+
+    def retry_at(self, now: float) -> float | None:
+        """When an idle executor that was short of something is asked again; None: no such time is set."""
+        return self._retry_at if self.opens_caches and self._retry_at > now and not self.in_flight else None
+
+    def answer(self, result: StepAnswer, now: float) -> tuple[SentStep, float]:
+        """Take the answer to the oldest step in flight: that step, and the seconds that it took.
+
+        A step that was sent while another one was computed counts from the answer to that one. Raises
+        UnknownStep, and has changed nothing then.
+        """
+        step = self.in_flight.take(result)
+        self.free_pages, self.evictable_pages = result.free_pages, result.evictable_pages
+        took = now - max(step.sent_at, self._answered_at)
+        self._answered_at = now
+        return step, took
+
+    def was_short(self, now: float) -> None:
+        """It had no room for something: ask for nothing more for RETRY_S seconds."""
+        self._retry_at = now + RETRY_S
