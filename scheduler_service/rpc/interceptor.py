@@ -38,6 +38,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, credentials: Credentials, audit: Audit, admit: Admit | None = None) -> None:
         self._credentials, self._audit, self._admit = credentials, audit, admit
+        self._wrapped: dict[str, _Handler] = {}  # by method
 
     async def intercept_service(
         self,
@@ -46,9 +47,15 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     ) -> _Handler | None:
         """Wrap one of paceline's handlers; other services' are returned unchanged."""
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(_OURS):
-            return handler
         method = handler_call_details.method
+        if handler is None or not method.startswith(_OURS):
+            return handler
+        wrapped = self._wrapped.get(method)
+        if wrapped is None:
+            wrapped = self._wrapped[method] = self._wrap(handler, method)
+        return wrapped
+
+    def _wrap(self, handler: _Handler, method: str) -> _Handler:
         if self._admit is not None and method.endswith(_GENERATING):
             return grpc.stream_stream_rpc_method_handler(
                 self._guarded(_reading(handler, self._admit), method),
