@@ -59,7 +59,7 @@ class Kind:
     seconds: float
 
 
-KINDS = {"oracle": Kind(32, 32, 40, 15.0), "model": Kind(16, 32, 16, 25.0)}
+KINDS = {"oracle": Kind(32, 32, 40, 30.0), "model": Kind(16, 32, 16, 30.0)}
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,10 @@ async def test_the_tokens_are_those_of_plain_decoding_and_the_counters_add_up(sh
             assert await tokens(client, speculation) == plain, speculation
             after = await client.status()
             accepted = after.accepted_tokens - before.accepted_tokens
-            assert 0 < accepted < after.drafted_tokens - before.drafted_tokens, speculation
+            drafted = after.drafted_tokens - before.drafted_tokens
+            assert accepted <= drafted, speculation
+            # Whether "auto" drafts depends on what steps take on this machine.
+            assert speculation == "auto" or 0 < accepted < drafted, speculation
         assert after.failed == 0
     for address in shared.addresses:
         await shared.all_pages_back(address)
