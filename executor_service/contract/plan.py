@@ -183,7 +183,7 @@ class RequestRefused(Exception):
 
 
 class Abandoned(Exception):
-    """The client has left: the step was undone, and nothing has changed."""
+    """Work was given up because no client waits for it any more. A step was undone: nothing has changed."""
 
 
 Forwards = Generator[None, bool, T]

@@ -1,14 +1,14 @@
-"""fp32 and int8 on CPU: numba kernels on threads of their own. From top to bottom, each knows those below it:
+"""fp32 and int8 on CPU: numba kernels on threads of their own. Each part imports only those below it:
 
     kernels.py     the operations that a model is made of
     layers/        linear layers and whole blocks, as calls of kernels
-    threads/       tables of calls, which a pool of threads works off
+    threads/       tables of calls, and the pool of threads that computes them
     attention/     rotation, pages of keys and values, softmax
     gemm/          matrix products over packed weights
     rowwise/       RMSNorm, drawing tokens
-    primitives/    records that calls are, raw memory, registers, vector math, how machine code is linked
+    primitives/    records of calls, raw memory, registers, vector math, the linking of machine code
 
-Importing any of them first sets the folder that compiled kernels are kept in.
+Importing any of them first sets the folder for compiled kernels.
 """
 
 from executor_service.backends.torch_backend.cpu import kernel_cache as kernel_cache

@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept: a folder named after the kernels' sources.
+"""The folder for compiled kernels, named by a hash of the kernels' sources.
 
 Numba keys its cache by the file of the outermost function alone and would run stale machine code after a
 change in a file that it calls into. Import this before any module with kernels.
@@ -23,7 +23,7 @@ VARIABLE = "NUMBA_CACHE_DIR"
 def writable_folder(wanted: Path, fallback: Path) -> Path:
     """`wanted` if compiled code can be kept there, else `fallback`, else a new folder for this run alone.
 
-    What is not as wanted is logged as a warning: without a cache, each start compiles for a minute.
+    Logs a warning unless it is `wanted`: without a cache, each start compiles for a minute.
     """
     if (problem := _problem(wanted)) is None:
         return wanted
@@ -36,7 +36,7 @@ def writable_folder(wanted: Path, fallback: Path) -> Path:
 
 
 def _problem(folder: Path) -> str | None:
-    """Why nothing can be written to the folder, which is made if need be, or to the folders in it."""
+    """Why the folder, or a folder in it, cannot be written; None: it can. Makes a missing folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for place in (folder, *(inner for inner in folder.iterdir() if inner.is_dir())):
@@ -47,7 +47,7 @@ def _problem(folder: Path) -> str | None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether the folder, made if need be, is ours alone: others must not leave us code to run."""
+    """Whether only this user can write to the folder: others must not put code there that we run."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()

@@ -56,7 +56,7 @@ class CpuKernels:
         return PackedLinear(parts, bias, self.pool)
 
     def head(self, weight: torch.Tensor) -> Linear:
-        """The output layer, in the precision of the others."""
+        """The output layer, in the precision of the other linear layers."""
         return self.linear([weight])
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> GatedLinear:
@@ -87,7 +87,7 @@ class CpuKernels:
         return out
 
     def record(self, blocks: Sequence[Block], eps: float) -> RecordedBlocks | None:
-        """All calls of the blocks in one table; None where some of their products are not ours."""
+        """All calls of the blocks in one table; None if some of their products are not CPU kernels."""
         return record_blocks(self.pool, blocks, eps)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
@@ -124,7 +124,7 @@ class CpuKernels:
 
 
 class CpuInt8Kernels(CpuKernels):
-    """The same with int8 weights: fp32 between the products, sums of integers in them; pages hold fp16."""
+    """`CpuKernels` with int8 weights: products sum integers, pages hold fp16, everything else is fp32."""
 
     cache_dtype = NARROWEST
 

@@ -1,11 +1,11 @@
-"""Paged attention on CPU, in fp32 over `pages`, once `rotate` has written K and V there.
+"""Paged attention on CPU, in fp32, after `rotate` has written K and V into `pages`.
 
-Work is split into items: up to 24 query vectors of one sequence, some positions x the heads that share a KV
-head (one position if these are more). An item walks the keys in blocks of 8 tiles from position 0, with an
-online softmax (Milakov, Gimelshein 2018). Block borders depend on positions alone, and masked keys add exact
-zeros: **a query's result depends neither on its neighbours nor on how its sequence was cut into chunks**, as
-long as the sequence is finite; where it is not, results that see it show that. Slots that were never written,
-which may hold NaN, are not multiplied.
+Work is cut into items: up to 24 query vectors of one sequence, which are some positions times the query heads
+that share a KV head (one position, if that is more). An item goes over the keys in blocks of 8 tiles from
+position 0, with an online softmax (Milakov, Gimelshein 2018). Block borders depend on positions alone, and
+masked keys add exact zeros: **a query's result depends neither on other queries nor on how its sequence was
+cut into chunks**, as long as its keys and values are finite. If they are not, the results of queries that see
+them are NaN. Slots that were never written may hold NaN; they are not multiplied.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Items(NamedTuple):
     """A batch cut into items; arrays are int32 [size]."""
 
     size: int
-    rows: Address  # of the block tables
-    first_tokens: Address  # in the batch, whose tokens lie end to end
-    first_positions: Address  # of these tokens, in their sequences
-    tokens: Address  # of each item
+    rows: Address  # each item's row of `tables`
+    first_tokens: Address  # index of each item's first token in the batch
+    first_positions: Address  # position of that token in its sequence
+    tokens: Address  # number of tokens of each item
     max_queries: int  # query vectors of an item
     tables: Address  # block tables: int32 [rows, width]
     width: int
@@ -77,13 +77,13 @@ _read = reader(AttendPages)
 
 @njit(nogil=True)
 def _ordered(bits: np.int32) -> np.int32:
-    """The bits of an fp32 to an int32 that compares as it does, and back; NaN is above or below all."""
+    """From an fp32's bits to an int32 that compares as the fp32 does, and back; NaN is an extreme."""
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @njit(nogil=True)
 def _largest(scores: Array) -> np.float32:
-    """The largest of [_BLOCK] scores, by integers: maxima of floats are not vectorized, for NaN's sake."""
+    """The largest of [_BLOCK] scores, found as integers: LLVM does not vectorize maxima of floats."""
     bits = scores.view(np.int32)
     top = _ordered(bits[0])
     for j in range(1, _BLOCK):
@@ -94,7 +94,7 @@ def _largest(scores: Array) -> np.float32:
 
 @njit(nogil=True, fastmath=FLAGS)
 def _softmax_block(scores: Array, highest: Array, total: Array, acc: Array, rows: int) -> None:
-    """Scores [rows, _BLOCK] become weights; the running maximum, sum and result are rescaled."""
+    """Turn scores [rows, _BLOCK] into weights, and rescale the running maximum, sum and result."""
     for r in range(rows):
         top = max(highest[r], _largest(scores[r]))
         if top != highest[r]:
@@ -125,9 +125,9 @@ def _attend_item(
     highest: Array,
     total: Array,
 ) -> None:
-    """One item: `rows` query vectors, `group` for each position from `position` on; results to `acc`."""
+    """Attention of one item: `rows` query vectors, `group` per position from `position` on; adds to `acc`."""
     page_size, per_page = pages.page_size, page_tiles(pages)
-    length = position + rows // group  # keys that the last query sees
+    length = position + rows // group  # number of keys that the last query sees
     tiles = length // page_size * per_page + (length % page_size + LANES - 1) // LANES
     score_stride, acc_stride, query_bytes = 4 * _BLOCK, 4 * acc.shape[1], 4 * pages.head_dim
     for r in range(rows):
@@ -137,8 +137,8 @@ def _attend_item(
             acc[r, d] = _ZERO
     together = tile_rows(rows)
     values = np.empty(_BLOCK_TILES, np.int64)  # their addresses
-    used = np.empty(_BLOCK_TILES, np.int64)  # how many positions of a tile the last query sees
-    at, tile = 0, 0  # which page of the table, and which tile of it
+    used = np.empty(_BLOCK_TILES, np.int64)  # positions of each tile that the last query sees
+    at, tile = 0, 0  # index of the page in the table, and of the tile in the page
     for block in range(0, tiles, _BLOCK_TILES):
         count = min(_BLOCK_TILES, tiles - block)
         for b in range(count):
@@ -147,7 +147,7 @@ def _attend_item(
             keys = key_tile(pages, table[at], head, tile)
             values[b] = value_panel(pages, table[at], head, 0, tile * LANES)
             used[b] = min(lanes, length - first)
-            # Pages lie apart, where no hardware looks ahead: ask for these values, and for the next keys.
+            # Hardware does not prefetch across pages: prefetch these values and the next keys.
             prefetch_values(pages, table[at], head, tile * LANES, used[b])
             tile += 1
             if tile == per_page:
@@ -187,7 +187,7 @@ def _compute_chunk(record: int, chunk: int) -> None:
     kv_heads, dim, max_queries = pages.kv_heads, pages.head_dim, items.max_queries
     qkv = matrix(call.qkv, rows, (group + 2) * kv_heads * dim)
     out = matrix(call.out, rows, group * kv_heads * dim)
-    # From the end: the later items of a long chunk see more keys.
+    # From the last item on, because the later items of a long chunk see more keys.
     item, head = items.size - 1 - chunk // kv_heads, chunk % kv_heads
     first_token = ints(items.first_tokens, items.size)[item]
     position = ints(items.first_positions, items.size)[item]
@@ -206,7 +206,7 @@ def _compute_chunk(record: int, chunk: int) -> None:
     _attend_item(queries, queries_of_item, group, position, table, head, pages, scores, acc, highest, total)
     for r in range(queries_of_item):
         column = (head * group + r % group) * dim
-        # A query all of whose scores are -inf, as an infinite one's may be, must show.
+        # Scores that are all -inf come from an infinite query: its result is NaN, so that it is noticed.
         share = _ONE / total[r] if highest[r] > _MASKED else np.float32(np.nan)
         for d in range(dim):
             out[first_token + r // group, column + d] = acc[r, d] * share

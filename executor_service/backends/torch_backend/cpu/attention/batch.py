@@ -1,4 +1,4 @@
-"""A batch as the calls of attention see it: where its tokens lie, and the items that it is cut into."""
+"""`PreparedBatch`: the places of a batch's tokens, and the items into which attention cuts the batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from executor_service.backends.torch_backend.cpu.primitives.records import addre
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """Records that hold addresses, and what lies there."""
+    """Records with addresses of arrays, and the arrays."""
 
     places: Places
     items: Items

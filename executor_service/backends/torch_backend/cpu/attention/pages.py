@@ -1,8 +1,8 @@
-"""Keys and values of one layer in its pages, in fp32 or fp16: where they lie, and products with them.
+"""Keys and values of one layer in pages, in fp32 or fp16: their layout, and products with them.
 
-K lies as [pages, kv_heads, tiles, head_dim, 16], where a tile holds 16 positions of a page side by side; V
-lies as [pages, kv_heads, dim_tiles, page_size, 16]. So Q K^T and P V are both products of a few rows with
-`tile`'s panels, read in place.
+K is [pages, kv_heads, tiles, head_dim, 16], where a tile holds 16 positions of a page; V is [pages, kv_heads,
+dim_tiles, page_size, 16]. So both Q K^T and P V are products of a few rows with panels as in `gemm/tile.py`,
+which are read in place.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from executor_service.backends.torch_backend.cpu.primitives.registers import CON
 from executor_service.backends.torch_backend.kernels import LayerCache
 
 NARROWEST = torch.float16 if CONVERTS_FP16 else torch.float32
-"""The narrowest type that pages may have on this processor."""
+"""The narrowest type that pages can have on this processor."""
 
-narrow: ModuleType = tile_fp16 if CONVERTS_FP16 else wide  # compiled, tile_fp16 must find its instructions
+# tile_fp16 does not compile without the processor's fp16 conversions.
+narrow: ModuleType = tile_fp16 if CONVERTS_FP16 else wide
 
 _CACHE_LINE = 64  # bytes
-_FP16_INFINITE = np.float32(65_520)  # what is rounded to infinity, from here on
+_FP16_INFINITE = np.float32(65_520)  # from here on numbers are rounded to infinity
 
 
 class Pages(NamedTuple):
@@ -43,7 +44,7 @@ class Pages(NamedTuple):
 
     @classmethod
     def of(cls, cache: LayerCache) -> Pages:
-        """What `new_layer_cache` made."""
+        """The record of a cache that `new_layer_cache` made."""
         kv_heads, head_dim = cache.k.shape[1], cache.k.shape[3]
         return cls(
             address_of(cache.k), address_of(cache.v), cache.v.itemsize, cache.v.shape[3], kv_heads, head_dim
@@ -53,7 +54,7 @@ class Pages(NamedTuple):
 def new_layer_cache(
     pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> LayerCache:
-    """Pages of zeros, in the layout above."""
+    """Pages of zeros, in this file's layout."""
     tiles, dim_tiles = -(-page_size // LANES), -(-head_dim // LANES)
     return LayerCache(
         torch.zeros(pages, kv_heads, tiles, head_dim, LANES, dtype=dtype),
@@ -63,13 +64,13 @@ def new_layer_cache(
 
 @njit(nogil=True)
 def page_tiles(pages: Pages) -> int:
-    """Tiles of keys in a page."""
+    """Number of tiles of keys in a page."""
     return (pages.page_size + LANES - 1) // LANES
 
 
 @njit(nogil=True)
 def dim_panels(pages: Pages) -> int:
-    """Panels of values."""
+    """Number of panels of values in a page."""
     return (pages.head_dim + LANES - 1) // LANES
 
 
@@ -82,16 +83,17 @@ def key_tile(pages: Pages, page: int, head: int, tile: int) -> int:
 
 @njit(nogil=True)
 def value_panel(pages: Pages, page: int, head: int, panel: int, slot: int) -> int:
-    """The address of 16 dimensions of the values, from a slot of the page on."""
+    """The address of a panel of values (16 dimensions) at a slot of the page."""
     row = ((page * pages.kv_heads + head) * dim_panels(pages) + panel) * pages.page_size + slot
     return pages.v + row * LANES * pages.value_bytes
 
 
 @njit(nogil=True)
 def put_key(pages: Pages, page: int, slot: int, head: int, key: NDArray[np.float32]) -> None:
-    """Write one position's key of one head, with NaN for what is infinite there.
+    """Write one position's key of one head, with NaN in place of infinity.
 
-    An infinite key may score -inf, which a softmax takes for a key that does not matter; NaN shows.
+    An infinite key can have the score -inf, with which softmax would ignore it; NaN reaches the logits, where
+    it is reported.
     """
     tile, lane = key_tile(pages, page, head, slot // LANES), slot % LANES
     infinite = _FP16_INFINITE if pages.value_bytes == 2 else np.float32(np.inf)
@@ -130,7 +132,7 @@ def put_scores(pages: Pages, queries: int, tile: int, scores: int, stride: int, 
 def add_values(
     pages: Pages, weights: int, stride: int, values: int, count: int, out: int, out_stride: int, rows: int
 ) -> None:
-    """Out [rows, head_dim filled up to panels] += weights [rows, count] times so many slots' values."""
+    """out [rows, head_dim padded to panels] += weights [rows, count] times the values of `count` slots."""
     panels = dim_panels(pages)
     apart = pages.page_size * LANES * pages.value_bytes
     if pages.value_bytes == 2:
@@ -141,13 +143,13 @@ def add_values(
 
 @njit(nogil=True)
 def prefetch_keys(pages: Pages, page: int, head: int, tile: int) -> None:
-    """Ask for 16 positions' keys."""
+    """Prefetch the keys of a tile."""
     _prefetch(key_tile(pages, page, head, tile), pages.head_dim * LANES * pages.value_bytes)
 
 
 @njit(nogil=True)
 def prefetch_values(pages: Pages, page: int, head: int, slot: int, count: int) -> None:
-    """Ask for the values of some slots."""
+    """Prefetch the values of `count` slots."""
     for panel in range(dim_panels(pages)):
         _prefetch(value_panel(pages, page, head, panel, slot), count * LANES * pages.value_bytes)
 

@@ -1,4 +1,4 @@
-"""What comes before attention: norm and rotation of queries and keys, and the write of K and V into pages."""
+"""The call before attention: norms and rotates queries and keys, and writes K and V into pages."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Array = NDArray[np.float32]
 
 
 class Places(NamedTuple):
-    """Where the tokens of a batch lie: int32 [tokens] each."""
+    """The places of a batch's tokens: int32 [tokens] each."""
 
-    positions: Address  # in their sequences
+    positions: Address  # in the tokens' sequences
     pages: Address
-    slots: Address  # in their pages
+    slots: Address  # in the pages
 
 
 class RotateQkv(NamedTuple):

@@ -1,4 +1,4 @@
-"""The bias that a product is added to."""
+"""Biases: written, or added, before a product is added to them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Linear layers on CPU: weights packed once into panels, walked by `tile`'s micro-kernel.
+"""Matrix products on CPU, over weights packed once into panels, with the micro-kernel of `tile.py`.
 
-Measured in fp32 on 2 Zen 3 cores with the default model's shapes against what torch offers (F.linear,
-transposed weights, oneDNN prepacked): ahead of all of them from 1 to 256 rows, and the only one whose rows
-are bitwise the same for every number of rows.
+In fp32 on 2 Zen 3 cores, with the default model's shapes, they are faster from 1 to 256 rows than torch's
+ways (F.linear, transposed weights, oneDNN prepacked), and the only ones whose rows are bitwise the same for
+every number of rows.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from executor_service.backends.torch_backend.cpu.primitives.vector_math import F
 Array = NDArray[np.float32]
 ComputeChunk = Callable[[int, int], None]
 
-_PAIRS = 2  # of panels at once, at most
-_BLOCK_ROWS = 96  # of X, that stay in the second-level cache while a chunk of W passes by
+_PAIRS = 2  # maximum of pairs of panels per tile
+_BLOCK_ROWS = 96  # rows of X that fit into the second-level cache beside a chunk of W
 
 
 class Multiply(NamedTuple):
     """out = X W^T, or out += X W^T with `add`."""
 
     rows: int
-    x: Address  # X; see the arithmetic's tiles
+    x: Address  # X, in the layout of the arithmetic's tiles
     x_stride: int  # bytes from row to row
     w: Address  # W [n, k], packed into panels
     w_stride: int  # bytes from panel to panel
-    steps: int  # along K; see the arithmetic's tiles
+    steps: int  # along K, as the arithmetic's tiles count them
     out: Address  # fp32 [rows, n]
     n: int
     panels_per_chunk: int
@@ -61,9 +61,9 @@ class MultiplyGated(NamedTuple):
     """out = silu(X G^T) * (X U^T)."""
 
     rows: int
-    x: Address  # as of `Multiply`, like the others
+    x: Address  # this and the other fields as in `Multiply`
     x_stride: int
-    w: Address  # the panels of G [n, k] and U [n, k] by turns
+    w: Address  # the panels of G [n, k] and U [n, k], alternating
     w_stride: int
     steps: int
     out: Address
@@ -101,7 +101,7 @@ def _count_gated_chunks(record: int) -> int:
 
 
 def _make_multiply(put_tile: Product, add_tile: Product) -> ComputeChunk:
-    """What computes a chunk of a `Multiply`."""
+    """The kernel of a chunk of a `Multiply`."""
 
     @njit(nogil=True)
     def panels_of(
@@ -116,7 +116,7 @@ def _make_multiply(put_tile: Product, add_tile: Product) -> ComputeChunk:
         n: int,
         add: bool,
     ) -> None:
-        """Whole panels, a block of rows after the other."""
+        """Multiply with whole panels, one block of rows after the other."""
         for block in range(0, rows, _BLOCK_ROWS):
             last = min(block + _BLOCK_ROWS, rows)
             together = tile_panels(last - block)
@@ -135,7 +135,7 @@ def _make_multiply(put_tile: Product, add_tile: Product) -> ComputeChunk:
     def ragged(
         x: int, x_stride: int, rows: int, panel: int, k: int, out: Array, first: int, add: bool
     ) -> None:
-        """The last panel, of which only some columns are real, through a buffer."""
+        """Multiply with the last panel, of which n needs only some columns, through a buffer."""
         buffer = np.empty((rows, LANES), np.float32)
         r = 0
         while r < rows:
@@ -165,7 +165,7 @@ def _make_multiply(put_tile: Product, add_tile: Product) -> ComputeChunk:
 
 
 def _make_gated(put_tile: Product) -> ComputeChunk:
-    """What computes a chunk of a `MultiplyGated`."""
+    """The kernel of a chunk of a `MultiplyGated`."""
 
     @njit(nogil=True, fastmath=FLAGS)
     def gated_chunk(record: int, chunk: int) -> None:
@@ -194,7 +194,7 @@ def _make_gated(put_tile: Product) -> ComputeChunk:
 
 @njit(nogil=True, fastmath=FLAGS)
 def _put_gated(buffer: Array, rows: int, pairs: int, out: Array, first: int, column: int) -> None:
-    """out[first:, column:] = silu(gate) * up; in the buffer, 16 gates are followed by 16 ups."""
+    """out[first:, column:] = silu(gate) * up; in the buffer, 16 gates alternate with 16 ups."""
     for i in range(rows):
         for g in range(pairs):
             # As slices, since an index that might be negative keeps a loop from being vectorized.

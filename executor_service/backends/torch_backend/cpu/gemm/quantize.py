@@ -1,4 +1,4 @@
-"""Rows become integers: what `tile_int8` multiplies."""
+"""Quantization of rows to the int16 that the tiles of `tile_int8.py` multiply."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _compute_chunk(record: int, chunk: int) -> None:
         to = call.out + r * call.out_stride
         scale = floats(to, 1)
         quantized = carray(pointer(to + ROW_SCALE_BYTES), (k + k % 2,), np.int16)
-        # Without signs, floats are ordered as their bits are, NaN above all: a maximum of integers.
+        # Magnitudes compare as their bits do, with NaN above all others: the maximum is one of integers.
         largest_bits = np.int32(0)
         for i in range(k):
             largest_bits = max(largest_bits, np.int32(bits[r, i] & _NO_SIGN))

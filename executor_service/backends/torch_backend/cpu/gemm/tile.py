@@ -27,7 +27,7 @@ from executor_service.backends.torch_backend.cpu.primitives.registers import (
 
 RESULT_BYTES = 4 * LANES  # of a row, by one panel
 _STEP_BYTES = 4  # of a row of X: what one step along K takes
-_AHEAD_BYTES = 2048  # how far ahead of a step a tile asks for its panels: further than the core itself looks
+_AHEAD_BYTES = 2048  # how far a tile prefetches its panels: further than the hardware does
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 Product = Callable[[int, int, int, int, int, int, int, int, int], None]
@@ -38,27 +38,27 @@ Product = Callable[[int, int, int, int, int, int, int, int, int], None]
 
 
 class Arithmetic(Protocol):
-    """What a tile computes in one step along K, as LLVM IR."""
+    """The arithmetic of a tile's step along K, as LLVM IR."""
 
     name: str
-    panel_row_bytes: int  # of one step
-    sums: Any  # the type of VECTOR of them
+    panel_row_bytes: int  # of a panel, per step
+    sums: Any  # LLVM type of a vector of VECTOR sums
 
     def columns(self, b: Any, address: Any) -> Any:
-        """A panel's next VECTOR columns."""
+        """VECTOR columns of a panel, at an address."""
 
     def spread(self, b: Any, address: Any) -> Any:
-        """A row's next value, as often as there are columns."""
+        """A row's value at an address, VECTOR times."""
 
     def added(self, b: Any, sums: Any, values: Any, columns: Any) -> Any:
         """sums + values * columns."""
 
     def finished(self, b: Any, sums: Any, row: Any, behind: Any) -> Any:
-        """The results, in fp32. What else they need lies before the row, and behind the columns."""
+        """The results in fp32, made with what is stored before the row and after the panel's columns."""
 
 
 def spread(b: Any, value: Any) -> Any:
-    """A vector of VECTOR times the value."""
+    """A vector of VECTOR copies of the value."""
     undefined = ir.Constant(ir.VectorType(value.type, VECTOR), ir.Undefined)
     first = b.insert_element(undefined, value, ir.Constant(_I32, 0))
     return b.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, VECTOR), [0] * VECTOR))
@@ -101,9 +101,9 @@ def make_product(arithmetic: Arithmetic, add: bool) -> Product:
 def _make_tiles(
     arithmetic: Arithmetic, counts: Iterable[int], panels: int, add: bool
 ) -> Callable[[int, int, int, int, int, int, int, int], None]:
-    """Tiles of `panels` panels, one for each number of rows in `counts`: a product without that argument.
+    """A `Product` of a fixed number of panels, for the numbers of rows in `counts`.
 
-    A function that is not inlined, for else each of its callers would be compiled with all of them.
+    It is not inlined, because each of its callers would be compiled with all of its tiles.
     """
     name = f"paceline_tiles_{arithmetic.name}_{panels}_{int(add)}"
 
@@ -213,4 +213,4 @@ def _prefetch_line(_typing_context, address):  # type: ignore[no-untyped-def]
 
 
 prefetch = cast(Callable[[int], None], intrinsic(_prefetch_line))
-"""Ask for the 64 bytes at an address."""
+"""Prefetch the 64 bytes at an address."""

@@ -1,4 +1,4 @@
-"""Tiles whose panels are fp16, widened on their way in; rows and sums are fp32."""
+"""Tiles with fp16 panels, converted to fp32 when they are loaded; rows and sums are fp32."""
 
 from __future__ import annotations
 

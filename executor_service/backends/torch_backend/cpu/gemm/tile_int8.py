@@ -1,15 +1,16 @@
 """Tiles of the int8 products: sums of 16-bit activations times 8-bit weights, in int32, then scaled.
 
-A panel's step is two rows of K: 16 pairs (k, k + 1), one byte a value; K is filled up to an even number with
-zeros. AVX2 multiplies 16 pairs of int16 and adds each pair's products into int32 in one instruction
-(pmaddwd), as fast as it multiplies bytes (pmaddubsw, pmaddwd) and without their saturation: weights are
-widened on their way in, so activations may as well have the 16 bits. LLVM finds the instruction (with VNNI:
-vpdpwssd, which adds as well) in the plain products below, and what there is on other processors.
+A panel's step is two rows of K: 16 pairs (k, k + 1), one byte per value; K is padded with zeros to an even
+number. AVX2 multiplies 16 pairs of int16 and adds each pair's products into int32 in one instruction
+(pmaddwd). That is as fast as its products of bytes (pmaddubsw, pmaddwd), and does not saturate as they do.
+Weights are widened when they are loaded, so activations can have 16 bits at no cost. LLVM makes this
+instruction (with VNNI vpdpwssd, which also accumulates) of the plain products below, and on other processors
+what they have.
 
-A row of X has a scale in fp32 before it, a panel 16 of them behind it: a result is the sum times both.
+A row of X has a scale in fp32 before it, a panel has 16 after it. A result is the sum times both scales.
 
-Integer sums are exact, hence the same in any order: **a row's result does not depend on its batch**, as long
-as nothing overflows, which `largest_activation` sees to.
+Integer sums are exact, hence the same in any order: **a row's result does not depend on its batch**. They do
+not overflow, because `largest_activation` limits the activations.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from executor_service.backends.torch_backend.cpu.gemm.tile import make_product, 
 from executor_service.backends.torch_backend.cpu.primitives.registers import LANES, VECTOR
 
 PANEL_ROW_BYTES = 2 * LANES  # two k of 16 columns
-PANEL_SCALE_BYTES = 4 * LANES  # behind them
+PANEL_SCALE_BYTES = 4 * LANES  # after a panel's rows
 ROW_SCALE_BYTES = 4  # before a row of X
 LARGEST_WEIGHT = 127
 

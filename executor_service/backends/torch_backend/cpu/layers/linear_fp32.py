@@ -47,7 +47,7 @@ class PackedGated(ThreadedGated):
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:
-    """[n, k] to panels [ceil(n / 16), k, 16], filled up with zeros."""
+    """[n, k] to panels [ceil(n / 16), k, 16], padded with zeros."""
     n, k = weight.shape
     padded = torch.nn.functional.pad(weight, (0, 0, 0, -n % LANES))
     packed: torch.Tensor = padded.reshape(-1, LANES, k).transpose(1, 2).contiguous()

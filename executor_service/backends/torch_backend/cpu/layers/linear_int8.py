@@ -29,35 +29,36 @@ _PACKED_AT_ONCE = 256 * LANES  # rows of W, so that packing takes little memory 
 
 
 class Scratch:
-    """Where a product's quantized rows lie; all products of one thread share it."""
+    """Memory for the quantized rows of a product, shared by all products of one thread."""
 
     def __init__(self) -> None:
         self._buffers = [np.empty(0, np.uint8)]
 
     def address(self, size: int) -> Address:
-        """Of so many bytes, which last until the next product."""
+        """The address of `size` bytes, which are valid until the next product."""
         if size > len(self._buffers[-1]):
-            # Smaller ones stay: recorded calls hold their addresses. All of them are no more than the last.
+            # Smaller buffers stay, because recorded calls hold their addresses. Together they are smaller
+            # than the new one.
             self._buffers.append(np.empty(max(size, 2 * len(self._buffers[-1])), np.uint8))
         return address_of(self._buffers[-1])
 
 
 class _RowFormat:
-    """How rows of k numbers are quantized and where they lie then."""
+    """The layout of quantized rows of k numbers, and their memory."""
 
     def __init__(self, k: int, scratch: Scratch) -> None:
         self.k, self._pairs, self._scratch = k, -(-k // 2), scratch
         self._stride = ROW_SCALE_BYTES + 4 * self._pairs
 
     def quantized(self, rows: int, x: Address) -> tuple[Record, Operand]:
-        """The call that quantizes rows, and what a product knows of them then."""
+        """The call that quantizes rows, and its result as the operand of a product."""
         out = self._scratch.address(rows * self._stride)
         call = QuantizeRows(rows, x, out, self._stride, self.k, largest_activation(self.k))
         return call, Operand(rows, Address(out + ROW_SCALE_BYTES), self._stride, self._pairs)
 
 
 class Int8Linear(ThreadedLinear):
-    """x W^T + b, with W [n, k] given as parts that follow each other in n, rounded to int8."""
+    """x W^T + b, with W [n, k] given as parts that are concatenated along n, rounded to int8."""
 
     def __init__(
         self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None, pool: ThreadPool, scratch: Scratch
@@ -72,7 +73,7 @@ class Int8Linear(ThreadedLinear):
         return [quantize, *self._product(MultiplyInt8, operand, out, add)]
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of W as they were rounded, fp32 [ids, k]."""
+        """Rows of the rounded W, dequantized, fp32 [ids, k]."""
         weights, scales = unpack(self._panels)
         rounded = weights[ids // LANES, :, ids % LANES].flatten(1)[:, : self._x.k]
         return rounded.float() * scales[ids // LANES, ids % LANES, None]
@@ -94,8 +95,8 @@ class Int8Gated(ThreadedGated):
 def pack(weight: torch.Tensor) -> torch.Tensor:
     """W [n, k] to panels, bytes [ceil(n / 16), ...]: int8 [ceil(k / 2), 16, 2], then 16 scales in fp32.
 
-    What is missing in the last ones is zero. Each row of W has a scale: its largest magnitude / 127, or NaN
-    where it is not finite.
+    The last panel is padded with zeros. Each row of W has a scale: its largest magnitude / 127, or NaN if the
+    row is not finite.
     """
     n, k = weight.shape
     pairs = -(-k // 2)

@@ -1,7 +1,7 @@
-"""`CpuRecordedBlocks`: all blocks of a model as one table of calls, so that a small step costs Python one.
+"""`CpuRecordedBlocks`: all blocks of a model as one table of calls, so that Python makes one call per step.
 
-Between two calls Python takes some 10 us, and more where its own code has left the caches or other threads
-want the interpreter; with 8 calls a block that was a third of a step of one token.
+Between two calls Python takes about 10 us, and more if its code is not in the caches or other threads wait
+for the interpreter. With 8 calls per block that was a third of a step of one token.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from executor_service.backends.torch_backend.cpu.threads.call_table import CallT
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
 from executor_service.backends.torch_backend.kernels import AttentionWeights, Block, LayerCache
 
-_MAX_TOKENS = 256  # of a step in which Python's part shows
+_MAX_TOKENS = 256  # in larger steps Python's share of the time is negligible
 
-_NOWHERE = Address(0)  # until the first batch
+_NOWHERE = Address(0)  # placeholder until the first batch
 _NO_PLACES = Places(_NOWHERE, _NOWHERE, _NOWHERE)
 _NO_ITEMS = Items(0, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE, 0, _NOWHERE, 0)
 _NO_PAGES = Pages(_NOWHERE, _NOWHERE, 0, 0, 0, 0)
@@ -38,7 +38,7 @@ def norm_call(rows: int, x: Address, weight: torch.Tensor, out: Address, eps: fl
 def attention_calls(
     rows: int, places: Places, items: Items, pages: Pages, qkv: Address, out: Address, w: AttentionWeights
 ) -> tuple[RotateQkv, AttendPages]:
-    """Norm and rotation of q and k, with the write of k and v; and attention to what is written."""
+    """The call that norms and rotates q and k and writes k and v into pages, and the call of attention."""
     group = w.heads // w.kv_heads
     rotate = RotateQkv(
         rows=rows,
@@ -58,17 +58,17 @@ def attention_calls(
 
 
 class CpuRecordedBlocks:
-    """Calls that serve every batch of up to `max_tokens` tokens: a few fields are set for each."""
+    """Calls recorded once for all batches of up to `max_tokens` tokens; each batch sets some fields."""
 
     max_tokens = _MAX_TOKENS
 
     def __init__(
         self, pool: ThreadPool, buffers: Sequence[torch.Tensor], calls: Sequence[Record], keep: object
     ) -> None:
-        """Calls that turn the first buffer, [max_tokens, hidden], into the last block's result, in place.
+        """`calls` turn the first buffer, [max_tokens, hidden], into the last block's result, in place.
 
-        `buffers` and `keep` are all that they have the addresses of. A block has one RotateQkv, then one
-        AttendPages.
+        They hold addresses in `buffers` and `keep`, which are therefore referenced here. A block has one
+        RotateQkv, then one AttendPages.
         """
         self._pool, self._buffers, self._keep = pool, buffers, keep
         self._table = CallTable(calls)
@@ -90,7 +90,7 @@ class CpuRecordedBlocks:
 
 
 def record_blocks(pool: ThreadPool, blocks: Sequence[Block], eps: float) -> CpuRecordedBlocks | None:
-    """The blocks, all of one shape, recorded; None if some of their products are no calls of ours."""
+    """Record blocks, all of one shape; None if some of their products are not CPU kernels."""
     rows, first = _MAX_TOKENS, blocks[0]
     hidden, w = len(first.attention_norm), first.attention
     if not isinstance(first.gated, ThreadedGated):

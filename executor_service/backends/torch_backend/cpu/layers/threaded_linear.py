@@ -1,4 +1,4 @@
-"""Linear layers as calls that a thread pool makes: at once, or in a table of many."""
+"""Linear layers as calls of a thread pool: made at once, or recorded in a table of many."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from executor_service.backends.torch_backend.cpu.gemm.products import Multiply, 
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, Record, address_of
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
 
-_CHUNKS_PER_THREAD = 8  # of a product: enough to even out a thread that is held up
+_CHUNKS_PER_THREAD = 8  # of a product: so that other threads take over the work of a delayed one
 
 
 class Operand(NamedTuple):
-    """X of a product, as its arithmetic reads it."""
+    """X of a product, in the layout of its arithmetic."""
 
     rows: int
     address: Address
@@ -25,7 +25,7 @@ class Operand(NamedTuple):
 
 
 class ThreadedLinear(ABC):
-    """x W^T + b, as `kernels.Linear`, with W [n, k] packed into panels, the first dimension of a tensor."""
+    """x W^T + b, as `kernels.Linear`, with W [n, k] packed into a tensor [panels, ...]."""
 
     def __init__(self, n: int, panels: torch.Tensor, bias: torch.Tensor | None, pool: ThreadPool) -> None:
         self._n, self._panels, self._pool = n, panels, pool
@@ -39,7 +39,7 @@ class ThreadedLinear(ABC):
         return out
 
     def bytes(self) -> int:
-        """Memory of the weights."""
+        """Bytes of the weights."""
         return self._panels.nbytes
 
     @abstractmethod
@@ -51,7 +51,7 @@ class ThreadedLinear(ABC):
         """Rows of W, [ids, k]: an embedding that shares the output layer's weights."""
 
     def _product(self, kind: type[Multiply], x: Operand, out: Address, add: bool) -> list[Record]:
-        """The product, behind the bias that it is added to."""
+        """The calls of the product: the bias first, if there is one, to which the product is added."""
         bias = self._bias
         product = kind(
             rows=x.rows,
@@ -73,7 +73,7 @@ class ThreadedLinear(ABC):
 class ThreadedGated(ABC):
     """silu(x G^T) * (x U^T), as `kernels.GatedLinear`: the first half of a SwiGLU MLP (Shazeer 2020).
 
-    The panels of G and U [width, k] take turns.
+    The panels of G and U [width, k] alternate.
     """
 
     def __init__(self, width: int, gate: torch.Tensor, up: torch.Tensor, pool: ThreadPool) -> None:
@@ -88,15 +88,15 @@ class ThreadedGated(ABC):
         return out
 
     def bytes(self) -> int:
-        """Memory of the weights."""
+        """Bytes of the weights."""
         return self._panels.nbytes
 
     @abstractmethod
     def calls(self, rows: int, x: Address, out: Address) -> list[Record]:
-        """The calls that compute it."""
+        """The calls that compute out [rows, width]."""
 
     def _product(self, kind: type[MultiplyGated], x: Operand, out: Address) -> Record:
-        """The product itself."""
+        """The call of the product."""
         return kind(
             rows=x.rows,
             x=x.address,
@@ -111,7 +111,7 @@ class ThreadedGated(ABC):
 
 
 def _chunk_size(panels: int, threads: int, unit: int) -> int:
-    """Panels, or pairs of them, of a chunk: a multiple of `unit`, a few chunks for each thread."""
+    """Panels (or pairs of panels) per chunk: a multiple of `unit`, for some chunks per thread."""
     if threads == 1:
         return panels
     share = panels // (threads * _CHUNKS_PER_THREAD)

@@ -1,9 +1,9 @@
 """Drawing tokens on CPU: the algorithm of `drawing.draw`, one row at a time.
 
-What it adds is exact pruning of the noise. Gumbel noise reaches t with probability
-1 - exp(-exp(-t)) <= exp(-t), so a token can beat the noisy value b of the likeliest token only if its hash,
-as a fraction of 2^32, is at most exp(z - b). That is a few vector instructions per token; logs are taken
-of the survivors alone.
+It also prunes, without changing the result. Gumbel noise exceeds t with probability 1 - exp(-exp(-t)) <=
+exp(-t), so a token with z can exceed b, the value with noise of the likeliest token, only if its hash, as a
+fraction of 2^32, is at most exp(z - b). That takes a few vector instructions per token; logarithms are
+computed only for the tokens that pass.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ _LOW, _NUMBERS = (1 << 32) - 1, (1 << 31) - 1
 _read_header = reader(Header)
 
 _inlined = njit(nogil=True, inline="always")
-"""For what calls all kernels: LLVM optimizes each function with all that it calls, and that takes seconds."""
+"""For functions that call all kernels: LLVM would optimize all kernels anew for each of them, for seconds."""
 
 
 @njit(nogil=True)
