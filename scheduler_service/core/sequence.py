@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 from scheduler_service.core.account import Account
 from scheduler_service.core.events import CompletionUsage, EndReason
 from scheduler_service.core.request import Request
@@ -45,11 +47,10 @@ class LiveRequest:
         self.predicted_wait_s = 0.0  # from its adding to its start, as predicted then
         self.stops = request.eos_token_ids | request.stop_token_ids
         self.stop_token_ids = tuple(sorted(self.stops))  # as executors take them
-        known = list(request.prompt)
-        self.sequences = [LiveSequence(self, i, known, max_tokens) for i in range(request.n)]
+        prompt = request.prompt if isinstance(request.prompt, array) else array("I", request.prompt)
+        self.sequences = [LiveSequence(self, i, prompt, max_tokens) for i in range(request.n)]
         for one in request.continued:
-            self.sequences[one.index].tokens += one.ids
-            self.sequences[one.index].input_length += len(one.ids)
+            self.sequences[one.index].continue_from(one.ids)
 
     @property
     def ended(self) -> bool:
@@ -102,14 +103,14 @@ class LiveSequence:
         "tokens",
     )
 
-    def __init__(self, live: LiveRequest, index: int, known: list[int], max_tokens: int) -> None:
+    def __init__(self, live: LiveRequest, index: int, prompt: array[int], max_tokens: int) -> None:
         request = live.request
         self.live = live
         self.index = index
         self.key: Key = (live.account.rank, -request.priority, request.arrival, live.serial, index)
         self.sampling = request.sampling.with_seed(index_seed(request.sampling.seed, index))
-        self.tokens = known.copy()
-        self.prompt_length = len(known)
+        self.tokens: list[int] | array[int] = prompt  # a list of its own from its first opening on
+        self.prompt_length = len(prompt)
         self.input_length = self.prompt_length  # with output that was produced elsewhere
         self.end_length = self.prompt_length + max_tokens  # LENGTH when so many are known
         self.state = SequenceState.WAITING if index == 0 else SequenceState.HELD
@@ -140,10 +141,17 @@ class LiveSequence:
         """Move on in the table of states. Raises IllegalEvent."""
         self.state = after(self.state, trigger)
 
+    def continue_from(self, ids: tuple[int, ...]) -> None:
+        """These output tokens were produced elsewhere."""
+        self.tokens = array("I", [*self.tokens, *ids])  # the prompt's own array is shared
+        self.input_length += len(ids)
+
     def open(self, cache_id: int, now: float) -> None:
         """It gets a cache, with which it is in the next step. Raises IllegalEvent."""
         self.happen(Trigger.OPEN)
         self.cache_id = cache_id
+        if not isinstance(self.tokens, list):
+            self.tokens = self.tokens.tolist()
         if self.started_at is None:
             self.started_at = now
 

@@ -62,12 +62,10 @@ class Speculator:
         if not wish.drafters:
             return
         for sequence in live.sequences:
-            ngram = executor = None
-            if DraftSource.NGRAM in wish.drafters:
-                ngram = NgramDrafter(sequence.tokens, self._ngram_populations)
+            executor = None
             if DraftSource.EXECUTOR in wish.drafters:
                 executor = ExecutorDrafter(self._executor_population)
-            sequence.draft_state = DraftState(wish.length, ngram, executor, sequence.input_length)
+            sequence.draft_state = DraftState(wish.length, executor, sequence.input_length)
 
     # -- decisions -------------------------------------------------------------------------------
 
@@ -105,8 +103,13 @@ class Speculator:
 
     def opened(self, sequence: LiveSequence) -> None:
         """A step opens the sequence's cache, or makes it as a copy."""
-        if sequence.draft_state is not None:
-            self._calendar.wake(sequence, sequence.draft_state)
+        state = sequence.draft_state
+        if state is None:
+            return
+        self._calendar.wake(sequence, state)
+        if state.ngram is None and DraftSource.NGRAM in sequence.live.request.speculation.drafters:
+            assert isinstance(sequence.tokens, list)  # from now on: the index holds on to it
+            state.ngram = NgramDrafter(sequence.tokens, self._ngram_populations)
 
     def ended(self, sequence: LiveSequence) -> None:
         """A sequence has ended, well or badly: keep nothing of it but what its usage tells."""

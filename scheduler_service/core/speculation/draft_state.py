@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from scheduler_service.core.request import DraftSource
 from scheduler_service.core.speculation.drafters import ExecutorDrafter, NgramDrafter
 
@@ -32,16 +34,10 @@ class DraftState:
         "wanted",
     )
 
-    def __init__(
-        self,
-        length: int | None,
-        ngram: NgramDrafter | None,
-        executor: ExecutorDrafter | None,
-        input_length: int,
-    ) -> None:
+    def __init__(self, length: int | None, executor: ExecutorDrafter | None, input_length: int) -> None:
         """input_length: tokens of the sequence's input; those after it are output."""
         self.length = length  # fixed number of drafts; None: the controller decides
-        self.ngram = ngram
+        self.ngram: NgramDrafter | None = None  # made when the sequence is opened, if it was asked for
         self.executor = executor
         self.decided_at = -1  # known tokens at the last decision: there is one per step
         self.plain_until = 0  # no drafts until so many tokens are known
@@ -96,7 +92,7 @@ class DraftState:
         """The next decision is about this sequence, although it has no new token."""
         self.decided_at = -1
 
-    def keep(self, tokens: list[int]) -> None:
+    def keep(self, tokens: Sequence[int]) -> None:
         """Of the draft executor's drafts keep those that may still follow `tokens`."""
         passed = len(tokens) - self.offered_at
         if self.maker is DraftSource.EXECUTOR and tuple(tokens[self.offered_at :]) == self.drafts[:passed]:
