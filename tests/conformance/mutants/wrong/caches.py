@@ -52,7 +52,8 @@ def packed_prompt_read_big_endian() -> None:
 
     def opening_tokens(original: Any, field: str, opening: Any, limits: Any) -> Any:
         packed = opening.packed_tokens
-        opening.packed_tokens = np.frombuffer(packed, ">u4").astype("<u4").tobytes() if packed else b""
+        if packed and len(packed) % 4 == 0:
+            opening.packed_tokens = np.frombuffer(packed, ">u4").astype("<u4").tobytes()
         return original(field, opening, limits)
 
     wrap(rows_codec, "opening_tokens", opening_tokens)

@@ -43,19 +43,20 @@ def cancelled_step_uses_its_id_up() -> None:
 @mutant(SLOW)
 def replays_leave_with_the_first() -> None:
     """a step whose first client left is given up although another waits for it"""
-    wrap(JobQueue, "is_wanted", lambda original, self, job: job.is_wanted)
-    wrap(Pipeline, "begin", _refusing_what_was_given_up)
+    given_up: set[bytes] = set()
 
+    def is_wanted(original: Any, self: JobQueue, job: Any) -> bool:
+        if original(self, job) and not job.is_wanted:
+            given_up.add(job.replay_key)
+        return bool(job.is_wanted)
 
-def _refusing_what_was_given_up(original: Any, self: Pipeline, request: Any) -> Any:
-    given_up = self.__dict__.setdefault("given_up", set())
-    if request.plan.digest in given_up:
-        raise RequestRefused(Reason.STEP_FORGOTTEN, "the step was given up")
-    try:
+    def begin(original: Any, self: Pipeline, request: Any) -> Any:
+        if request.plan.digest in given_up:
+            raise RequestRefused(Reason.STEP_FORGOTTEN, "the step was given up")
         yield from original(self, request)
-    except Abandoned:
-        given_up.add(request.plan.digest)
-        raise
+
+    wrap(JobQueue, "is_wanted", is_wanted)
+    wrap(Pipeline, "begin", begin)
 
 
 @mutant(SLOW)
