@@ -1,4 +1,4 @@
-"""One identity's account: its weight, the service that it has had, and its requests and sequences."""
+"""One identity's account: its weight, the service that it has received, its requests and sequences."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class Account:
         "counter",
         "identity",
         "lengths",
+        "queued",
         "queued_requests",
         "queued_tokens",
         "rank",
@@ -26,7 +27,6 @@ class Account:
         "taken_at",
         "tokens",
         "version",
-        "waiting",
         "weight",
     )
 
@@ -37,10 +37,10 @@ class Account:
         self.rank = 0  # rises each time that an account becomes active
         self.version = 0  # of its entry in `FairQueue`'s heap
         self.requests = 0  # that have not ended
-        self.waiting = SequenceQueue()  # by priority, then arrival
-        self.running = 0  # sequences that hold a cache
+        self.queued = SequenceQueue()  # sequences, by priority, then arrival
+        self.running = 0  # sequences with a cache
         self.queued_requests = 0  # not started yet
-        self.queued_tokens = 0  # prompt tokens of those
+        self.queued_tokens = 0  # prompt tokens of the queued requests
         self.taken_at = 0.0  # when its last request was taken
         self.lengths = Lengths(OWN_LENGTHS)
         # for metrics: totals since the account was made

@@ -197,7 +197,7 @@ class Admission:
         account = self._pool.queue.account(identity)
         if account is None or account.requests:
             return account is None
-        return not account.lengths.known or now - account.taken_at >= TRIAL_INTERVAL * left_s
+        return not account.lengths.suffice or now - account.taken_at >= TRIAL_INTERVAL * left_s
 
     def retry_after_s(self, identity: str, weight: float) -> float:
         """When a refused client may try again: when what is queued before it has been started."""

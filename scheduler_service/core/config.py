@@ -1,4 +1,4 @@
-"""What the core is told once: budgets, bounds and timeouts."""
+"""The core's configuration: budgets, bounds and timeouts."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
-    """Checked when made. Lengths are tokens, times seconds; the executor's own limits also hold."""
+    """Checked when made; raises ValueError. The executor's own limits hold as well."""
 
-    max_step_tokens: int = 512  # fed in one step, all rows together
-    prefill_chunk_tokens: int = 256  # most of one prompt in one step
-    max_running: int = 256  # sequences that hold a cache
-    max_queued_requests: int = 1024  # waiting, not yet started; shared by the identities that wait
-    max_queued_requests_per_identity: int = 0  # of one of them at most; 0: its share of them all
-    max_queued_tokens: int = 1 << 20  # prompt tokens of those
-    failover_timeout_s: float = 60.0  # how long a request waits for an executor
+    max_step_tokens: int = 512  # tokens fed in one step, by all rows together
+    prefill_chunk_tokens: int = 256  # tokens of one prompt in one step
+    max_running: int = 256  # sequences with a cache
+    max_queued_requests: int = 1024  # not started; shared by the identities that have some
+    max_queued_requests_per_identity: int = 0  # 0: an identity's share of max_queued_requests
+    max_queued_tokens: int = 1 << 20  # prompt tokens of the queued requests
+    failover_timeout_s: float = 60.0  # seconds that a request waits while no executor opens caches
     max_in_flight: int = 0  # steps sent and not answered; 0: as many as keep the executor busy
-    max_draft_tokens: int = 8  # most drafts of one row whose length the controller decides
-    max_refusals: int = 3  # stale-view answers in a row before a sequence is given up
+    max_draft_tokens: int = 8  # drafts of one row, where the controller decides on their number
+    max_refusals: int = 3  # answers in a row that a sequence's cache is not as recorded, until it fails
 
     def __post_init__(self) -> None:
         for name in (

@@ -62,7 +62,8 @@ class Dispatcher:
             self._decide(now)
             if not self._speculator.holds(pool.running, self._forecast.step_s):
                 builder.fill()
-                builder.attach_drafts(self._speculator)
+                if not builder.stalled:
+                    self._speculator.attach(builder.schedule, builder.reserve, target.limits.page_size)
         return self._send(builder.schedule, pages, now)
 
     def next_draft_step(self, now: float) -> PlannedStep | None:

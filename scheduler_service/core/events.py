@@ -1,4 +1,4 @@
-"""What the core tells the front end. Plain data: it may cross a queue or a process border."""
+"""Events from the core to the front end: plain data, which can be sent to another process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler_service.core.step import TopLogprobs
 
 
 class EndReason(enum.Enum):
-    """Why a sequence ended well."""
+    """Why a completion finished."""
 
     EOS = "eos"  # one of the model's end tokens
     STOP_TOKEN = "stop_token"  # one of the request's stop token ids
@@ -18,19 +18,19 @@ class EndReason(enum.Enum):
 
 
 class Failure(enum.Enum):
-    """Why a request ended badly."""
+    """Why a request failed."""
 
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
-    NO_EXECUTOR = "no_executor"  # none came back within failover_timeout_s
-    POISON = "poison"  # executors died with it three times
+    NO_EXECUTOR = "no_executor"  # none opened caches within failover_timeout_s
+    POISON = "poison"  # three executors were lost while they computed it
     NOT_FINITE = "not_finite"  # its logits were NaN or infinite
-    REFUSED = "refused"  # the executor refused its row for good
+    REFUSED = "refused"  # the executor refused its row, and would again
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionUsage:
-    """What one completion took; times in seconds since the request's arrival."""
+    """Counts and times of one completion; times are seconds since the request's arrival."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -57,12 +57,12 @@ class Tokens:
     index: int
     ids: tuple[int, ...]
     logprobs: tuple[TopLogprobs, ...] = field(default=())
-    cached_tokens: int | None = None  # with the request's first tokens: of its prompt, found in the cache
+    cached_tokens: int | None = None  # the prompt's prefix hit, with the request's first tokens; else None
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionEnded:
-    """The one good end of a completion."""
+    """A completion finished: its last event."""
 
     request_id: str
     index: int
@@ -73,7 +73,7 @@ class CompletionEnded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The bad end of a whole request: all its completions that have not finished."""
+    """A request failed, with all its completions that have not finished: its last event."""
 
     request_id: str
     failure: Failure

@@ -54,8 +54,8 @@ class FairQueue:
         self._ranks = 0
         self._floor = 0.0  # highest counter of an account when a sequence of it was admitted
         self._weight = 0.0  # sum of the active accounts' weights
-        self._waiting = 0
-        self.waiting_tokens = 0  # prompt and output tokens of the queued sequences
+        self._count = 0
+        self.queued_tokens = 0  # prompt and output tokens of the queued sequences
 
     # -- accounts --------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class FairQueue:
             sequence.charged = cost
             account.tokens += added
             account.counter += added / account.weight
-            if added < 0 and account.waiting:
+            if added < 0 and account.queued:
                 self._queue(account)
 
     def in_turn(self, running: SequenceQueue) -> list[LiveSequence]:
@@ -180,27 +180,27 @@ class FairQueue:
     def add(self, sequence: LiveSequence) -> None:
         """Queue a sequence."""
         account = sequence.live.account
-        account.waiting.add(sequence)
-        self._waiting += 1
-        self.waiting_tokens += len(sequence.tokens)
-        if len(account.waiting) == 1:
+        account.queued.add(sequence)
+        self._count += 1
+        self.queued_tokens += len(sequence.tokens)
+        if len(account.queued) == 1:
             self._queue(account)
 
     def remove(self, sequence: LiveSequence) -> None:
         """Take a sequence out of the queue. Raises KeyError if it is not queued."""
         account = sequence.live.account
-        account.waiting.remove(sequence)
-        self._waiting -= 1
-        self.waiting_tokens -= len(sequence.tokens)
-        if not account.waiting:
+        account.queued.remove(sequence)
+        self._count -= 1
+        self.queued_tokens -= len(sequence.tokens)
+        if not account.queued:
             account.version += 1
 
     def __len__(self) -> int:
-        return self._waiting
+        return self._count
 
     def __iter__(self) -> Iterator[LiveSequence]:
         for account in self._active.values():
-            yield from account.waiting
+            yield from account.queued
 
     def _queue(self, account: Account) -> None:
         account.version += 1
@@ -211,14 +211,14 @@ class FairQueue:
 
     def check_integrity(self, running: SequenceQueue) -> None:
         """Raises AssertionError."""
-        waiting = list(self)
-        assert self._waiting == len(waiting), "waiting sequences are miscounted"
-        assert self.waiting_tokens == sum(len(s.tokens) for s in waiting), "waiting tokens are miscounted"
-        queued = [a for _, _, _, version, a in self._turns if version == a.version and a.waiting]
-        assert len(queued) == len(set(queued)), "an identity has two turns"
+        sequences = list(self)
+        assert self._count == len(sequences), "queued sequences are miscounted"
+        assert self.queued_tokens == sum(len(s.tokens) for s in sequences), "queued tokens are miscounted"
+        with_turn = [a for _, _, _, version, a in self._turns if version == a.version and a.queued]
+        assert len(with_turn) == len(set(with_turn)), "an identity has two turns"
         for account in self.active:
-            assert bool(account.waiting) == (account in queued), f"{account.identity!r} has no turn"
+            assert bool(account.queued) == (account in with_turn), f"{account.identity!r} has no turn"
             assert account.requests > 0, f"{account.identity!r} is active without a request"
             held = sum(s.live.account is account for s in running)
             assert account.running == held, f"{account.identity!r} runs {held}, counted {account.running}"
-        assert not any(a.waiting or a.running or a.requests for a in self._idle.values()), "busy and idle"
+        assert not any(a.queued or a.running or a.requests for a in self._idle.values()), "busy and idle"

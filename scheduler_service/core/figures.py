@@ -18,7 +18,7 @@ def take_snapshot(
 ) -> Snapshot:
     """The figures as they are now; the counters are copied."""
     limits = target.limits
-    queued_tokens = pool.queue.waiting_tokens + pool.held_tokens
+    queued_tokens = pool.queue.queued_tokens + pool.held_tokens
     return Snapshot(
         executor=target.connected,
         running=len(pool.running),

@@ -114,13 +114,13 @@ class Forecast:
     def length(self, account: Account | None, max_tokens: int | None) -> int | None:
         """Expected output tokens of a completion, at least 1; None if too few completions were seen."""
         lengths = self._of(account)
-        expected = lengths.quantile(LENGTH_QUANTILE) if lengths.known else None
+        expected = lengths.quantile(LENGTH_QUANTILE) if lengths.suffice else None
         if expected is None:
             return None
         return expected if max_tokens is None else min(expected, max_tokens)
 
     def _of(self, account: Account | None) -> Lengths:
-        return account.lengths if account is not None and account.lengths.known else self._lengths
+        return account.lengths if account is not None and account.lengths.suffice else self._lengths
 
     def spare_pace_s(self, running: Iterable[LiveSequence], now: float) -> float:
         """Seconds per token at which all but a few of the running requests meet their deadlines; inf: any.

@@ -13,20 +13,20 @@ from scheduler_service.core.step import PlannedStep, StepAnswer
 
 @dataclass(slots=True)
 class SentStep:
-    """A plan and its items. A sequence that has another cache by the time of the answer, or none, is not
-    concerned any more.
+    """A plan and its items. The answer to an item is ignored if its sequence has another cache by then, or
+    none.
     """
 
     plan: PlannedStep
     rows: list[ScheduledRow]  # those of the plan
     openings: list[ScheduledOpening]
     forks: list[ScheduledFork]
-    pages: int  # reserved by it at most
+    pages: int  # that it may take, at most
     sent_at: float
 
 
 class StepsInFlight:
-    """Oldest first: they are answered in order."""
+    """The steps in the order of sending, in which they are answered as well."""
 
     def __init__(self) -> None:
         self._steps: deque[SentStep] = deque()
@@ -40,16 +40,16 @@ class StepsInFlight:
 
     @property
     def pages(self) -> int:
-        """Pages that they may still take."""
+        """Pages that the steps in flight may take, at most."""
         return sum(step.pages for step in self._steps)
 
     @property
     def bring_pages(self) -> bool:
-        """Their answers will tell of pages that were released."""
+        """Some step in flight releases caches, so its answer will count more free pages."""
         return any(step.plan.releases for step in self._steps)
 
     def send(self, schedule: Schedule, releases: tuple[int, ...], pages: int, now: float) -> PlannedStep:
-        """Send what is scheduled: from now on its sequences await answers."""
+        """Turn a schedule into a plan, and count its rows as in flight."""
         rows, openings, forks = schedule.rows, schedule.openings, schedule.forks
         for row in rows:
             if row.limit or row.tokens or row.drafts:
@@ -64,7 +64,7 @@ class StepsInFlight:
         return plan
 
     def take(self, result: StepAnswer) -> SentStep:
-        """The step that this answers. Raises UnknownStep, and has changed nothing then."""
+        """Remove and return the step that this answers. Raises UnknownStep, and changes nothing then."""
         if not self._steps or self._steps[0].plan.number != result.number:
             raise UnknownStep(f"no step in flight is answered by {result.number}")
         step = self._steps[0]
@@ -74,11 +74,11 @@ class StepsInFlight:
         return self._steps.popleft()
 
     def clear(self) -> None:
-        """They will never be answered."""
+        """Forget all steps: they will never be answered."""
         self._steps.clear()
 
     def rows_of(self, cache_id: int) -> int:
-        """Rows and openings of a cache: how many answers it awaits."""
+        """Number of unanswered rows and openings of a cache."""
         sent = [row.cache_id for step in self._steps for row in step.rows]
         sent += [opening.cache_id for step in self._steps for opening in step.openings]
         return sent.count(cache_id)

@@ -1,4 +1,4 @@
-"""How long completions are: a quantile of the last ones, which predicts when a request ends."""
+"""Quantiles of the lengths of recent completions, which predict when a request ends."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 
 LENGTH_QUANTILE = 0.8
-"""Of completions, for those that are to be started: while requests compete, one whose chance to be done by
-its deadline is less than this makes room for others."""
+"""For requests that are not started: while requests compete, one that ends by its deadline with a lower
+probability than this is refused or given up."""
 MEDIAN = 0.5
-"""For those that run."""
+"""The quantile for running sequences."""
 MIN_COMPLETIONS = 8
-"""Seen before anything is predicted."""
+"""Completions that must have been seen before a length is predicted."""
 
 
 class Lengths:
@@ -25,19 +25,19 @@ class Lengths:
         self._sorted: list[int] = []
 
     @property
-    def known(self) -> bool:
-        """Enough was seen."""
+    def suffice(self) -> bool:
+        """At least MIN_COMPLETIONS were seen."""
         return len(self._sorted) >= MIN_COMPLETIONS
 
     def observe(self, tokens: int) -> None:
-        """A completion ended with so many."""
+        """Add a completion that ended with so many output tokens."""
         if len(self._recent) == self._size:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
         self._recent.append(tokens)
         insort(self._sorted, tokens)
 
     def quantile(self, share: float, beyond: int = 0) -> int | None:
-        """The quantile of those longer than `beyond`; None if there are none."""
+        """The quantile of the lengths above `beyond`; None if there are none."""
         first = bisect_right(self._sorted, beyond)
         count = len(self._sorted) - first
         return self._sorted[first + int(count * share)] if count else None

@@ -1,7 +1,7 @@
-"""One step in the making: who computes what, within the bounds on sequences, tokens and pages.
+"""Fills one step with rows and openings, within the bounds on sequences, tokens and pages.
 
-The page arithmetic is conservative: a row's need is known from its KV length and the page size, a
-prefix hit only makes it cheaper, and pages on their way back count once the executor has said so.
+Page counts are conservative: a row's need follows from its KV length and the page size, and a prefix hit only
+lowers it. Released pages count as free once an answer of the executor has counted them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from scheduler_service.core.account import Account
 from scheduler_service.core.admission import Admission, Start
-from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.in_flight import StepsInFlight
 from scheduler_service.core.policy import JointLimits, can_go_ahead, pages_back, victims
 from scheduler_service.core.queue import SequenceQueue
@@ -20,12 +19,12 @@ from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.states import SequenceState
 
 LEAD = 1024
-"""Virtual tokens by which an identity must have been served more than another to give way within its share:
-so many that two of them do not take turns at preempting each other."""
+"""Virtual tokens: an identity that was served so many more than another gives places to it, even if it runs
+no more sequences. So many, that two identities do not preempt each other in turn."""
 
 
 class StepBuilder:
-    """Fills one step, by `fill` or `fill_alone`: what is in it is its `schedule`."""
+    """Fills one step, by `fill` or by `fill_alone`; the result is `schedule`."""
 
     def __init__(
         self,
@@ -39,9 +38,8 @@ class StepBuilder:
         *,
         may_ask: bool,
     ) -> None:
-        """pages: that are not promised to steps in flight. give_up: ends the request of a waiting sequence,
-        which can't meet its deadline any more. may_ask: the executor takes openings and was not short of
-        anything just now.
+        """pages: available, and not promised to steps in flight. may_ask: the executor may be asked to open.
+        give_up: fails the request of a queued sequence that can't meet its deadline any more.
         """
         self._pool = pool
         self._limits = limits
@@ -50,17 +48,17 @@ class StepBuilder:
         self._admission = admission
         self._give_up = give_up
         self._now = now
-        self._prefilling: list[LiveSequence] = []  # hold a cache, and part of their tokens is not computed
+        self._prefilling: list[LiveSequence] = []  # with a cache, and more than one token to compute
         self._spare_pace_s: float | None = None
-        self._drafts_to_come = False  # some sequence has no row because its drafts are being made
+        self._drafts_to_come = False  # some sequence gets no row, since it waits for drafts
         self.schedule = Schedule(limits.step_tokens, pages)
-        self._reserve = 0  # pages that running sequences will need soon
-        self.stalled: list[LiveSequence] = []  # hold a cache, and there are no pages for their next row
+        self.reserve = 0  # pages kept for the prompts and the next token of running sequences
+        self.stalled: list[LiveSequence] = []  # with a cache, and without pages for their next row
 
     def fill(self) -> None:
-        """Schedule the running sequences; then preempt if they lack pages, or else admit from the queue.
+        """Schedule the running sequences; then preempt if some lack pages, else start queued ones.
 
-        No sequence is preempted while the answers of steps in flight will bring pages.
+        No sequence is preempted while steps in flight release pages.
         """
         pool = self._pool
         self._feed(pool.running)
@@ -80,30 +78,24 @@ class StepBuilder:
         elif nothing_comes:
             self._force(self.stalled[0])
 
-    def attach_drafts(self, speculator: Speculator) -> None:
-        """Give the tokens and pages that are left to drafts; none while a sequence lacks pages."""
-        if self.stalled:
-            return
-        speculator.attach(self.schedule, self._reserve, self._limits.page_size)
-
     def fill_alone(self, isolated: LiveSequence) -> None:
-        """Compute one sequence alone; the others keep their caches as long as it has room beside them."""
+        """Schedule one sequence alone. The others keep their caches unless it needs their pages or places."""
         pool = self._pool
         others = len(pool.running) - (isolated.cache_id > 0)
-        last_hope = not others and not pool.releases
+        nothing_to_free = not (others or pool.releases)
         if isolated.cache_id:
             self._feed([isolated])
             for sequence in self._prefilling:
                 self._feed_chunk(sequence)
-            if self.stalled and last_hope and self._may_ask:
+            if self.stalled and nothing_to_free and self._may_ask:
                 self._force(isolated)
         elif self._may_ask and len(pool.running) < self._limits.max_sequences:
-            self._start(isolated, force=last_hope)  # even if it may miss its deadline
+            self._start(isolated, force=nothing_to_free)  # even if it may miss its deadline
         if self.schedule.empty and others and self._may_ask and not pool.releases:
             pool.preempt(pool.last_in_turn())  # one in each step, until there is room
 
     def _feed(self, running: SequenceQueue | list[LiveSequence]) -> None:
-        """Schedule a decode of each sequence that can have one; those with prompt left: `_prefilling`."""
+        """Schedule a decode for each sequence that can have one; collect those with a prompt to compute."""
         page_size = self._limits.page_size
         schedule = self.schedule
         rows, pages = schedule.rows, schedule.pages_left
@@ -131,15 +123,15 @@ class StepBuilder:
         schedule.tokens_left -= len(rows)
         schedule.pages_left = pages
         limits = self._limits
-        self._reserve = len(running)
+        self.reserve = len(running)
         for sequence in prefilling:
-            self._reserve += limits.pages(len(sequence.tokens)) - limits.pages(sequence.kv)
+            self.reserve += limits.pages(len(sequence.tokens)) - limits.pages(sequence.kv)
 
     def _feed_in_turn(self, prefilling: list[LiveSequence]) -> list[LiveSequence]:
-        """Schedule chunks and admit in the order of turns, while there are both; returns the chunks left.
+        """Schedule chunks and start queued sequences in the order of turns; returns the chunks left.
 
-        So a prompt of an identity that was served more takes no tokens from a request whose turn it is. The
-        first of the running sequences has half of the tokens to itself, so that it gets on, whoever comes.
+        So the prompt of an identity that was served more takes no tokens from a request whose turn is first.
+        Half of the tokens are kept for the first running sequence, so that it always makes progress.
         """
         first = self._pool.running[0] if prefilling else None
         prefilling.sort(key=lambda s: (s is not first, s.live.account.counter, s.key))
@@ -167,10 +159,10 @@ class StepBuilder:
             chunk = min(chunk, room)
             pages = limits.pages(kv + chunk) - held
             schedule.add_row(ScheduledRow(sequence, kv, pages, limit=chunk))
-            self._reserve -= pages
+            self.reserve -= pages
 
     def _make_room(self) -> None:
-        """Preempt for stalled sequences; the executor's next answer says which pages came free."""
+        """Preempt for stalled sequences; the next answer of the executor counts the pages that came free."""
         ordered = self._pool.queue.in_turn(self._pool.running)
         needy = self.stalled[0]
         if self._pool.queue.contested:
@@ -179,11 +171,11 @@ class StepBuilder:
         self._preempt(list(victims(ordered, needy, len(self.stalled), self._limits)))
 
     def _make_way(self, account: Account, pages: int = 0) -> bool:
-        """Preempt sequences of other identities for `account`: for `pages`, or to run one more sequence.
+        """Preempt sequences of other identities, to free `pages` or one place for a sequence of `account`.
 
-        It takes from an identity that will still run as many by weight, and, if it was served much less
-        (LEAD), from any that runs several. The first of the running sequences is left alone: so it ends, even
-        if identities come and go. True if there are victims.
+        Takes from an identity that keeps, by weight, at least as many running sequences as `account` gets,
+        and from one that was served much more (LEAD) and keeps at least one. The first running sequence is
+        never preempted, so that it ends whoever comes. Returns whether any sequence was preempted.
         """
         queue, running = self._pool.queue, self._pool.running
         if not queue.contested:
@@ -205,7 +197,7 @@ class StepBuilder:
             pages -= pages_back(sequence, self._limits)
             victims.append(sequence)
         if pages > 0:
-            return False  # it would not be enough
+            return False  # all of them together would not free enough
         self._preempt(victims)
         return bool(victims)
 
@@ -215,16 +207,16 @@ class StepBuilder:
             self._pool.preempt(sequence)
 
     def _force(self, sequence: LiveSequence) -> None:
-        """Schedule a row for which no pages are known to be free: the executor may have some by now."""
+        """Schedule a row although no pages are counted as free: the executor may have some by now."""
         pending = len(sequence.tokens) - sequence.kv
         limit = 0 if sequence.state is SequenceState.RUNNING else min(pending, self._limits.chunk_tokens)
         self.schedule.add_row(ScheduledRow(sequence, sequence.kv, 0, limit=limit))
 
     def _admit(self, *, force: bool, ahead_of: Account | None = None) -> None:
-        """Open caches in the order of turns, until one does not fit; those behind it wait as well.
+        """Start queued sequences in the order of turns, until one does not fit; none may overtake it.
 
-        With `force` the first is tried whatever the page count says: nothing else could free pages.
-        Identities that were served more than `ahead_of` are left out.
+        force: try the first one whatever the page count says, since nothing else could free pages.
+        ahead_of: start only sequences of identities that were served less than this one.
         """
         pool = self._pool
         while (account := pool.queue.first()) is not None:
@@ -234,7 +226,7 @@ class StepBuilder:
                 return
             if len(pool.running) >= self._limits.max_sequences and not self._make_way(account):
                 return
-            sequence = account.waiting[0]
+            sequence = account.queued[0]
             if len(pool.running):
                 start = self._may_start(sequence)
                 if start is Start.NEVER:
@@ -245,7 +237,7 @@ class StepBuilder:
             if not self._start(sequence, force=force):
                 if not self._in_flight.bring_pages and not pool.releases:
                     need = self._limits.pages(len(sequence.tokens) + 1)
-                    self._make_way(account, need - max(0, self.schedule.pages_left - self._reserve))
+                    self._make_way(account, need - max(0, self.schedule.pages_left - self.reserve))
                 return
             force = False
 
@@ -255,17 +247,15 @@ class StepBuilder:
         return self._admission.may_start(sequence, self._limits, self._spare_pace_s, self._now)
 
     def _start(self, sequence: LiveSequence, *, force: bool) -> bool:
-        """Schedule its opening, or a fork of its request's first completion. False if it does not fit."""
-        source = sequence.source
-        return self._fork(sequence, source) if source else self._open(sequence, force=force)
+        """Schedule the sequence's opening, or a fork of its request's first one. False if it does not fit."""
+        return self._fork(sequence, sequence.source) if sequence.source else self._open(sequence, force=force)
 
     def _open(self, sequence: LiveSequence, *, force: bool) -> bool:
-        """Open with all known tokens; room for them and the next is set aside at once."""
+        """Schedule an opening with all known tokens, and reserve pages for them and the next token."""
         schedule = self.schedule
         need = self._limits.pages(len(sequence.tokens) + 1)
-        if need > schedule.pages_left - self._reserve and not force:
+        if need > schedule.pages_left - self.reserve and not force:
             return False
-        request = sequence.live.request
         opening = ScheduledOpening(
             cache_id=self._pool.open(sequence, self._now),
             tokens=tuple(sequence.tokens),
@@ -273,27 +263,27 @@ class StepBuilder:
             limit=min(len(sequence.tokens), self._limits.chunk_tokens, schedule.tokens_left),
             sampling=sequence.sampling,
             stop_token_ids=sequence.live.stop_token_ids,
-            min_tokens=request.min_tokens,
-            salt=request.salt,
+            min_tokens=sequence.live.request.min_tokens,
+            salt=sequence.live.request.salt,
             sequence=sequence,
         )
         schedule.add_opening(opening, need)
         return True
 
     def _fork(self, sequence: LiveSequence, source: LiveSequence) -> bool:
-        """Copy the prompt but its last token from `source`, and feed that one under its own seed.
+        """Schedule a copy of the source's prompt without its last token, and a row that feeds that token.
 
-        Its first write takes a page: a new one, or a copy of the partial page that it shares. The
-        source's next write copies that page too, if it still is the source's last.
+        The copy's first write takes a page: a new one, or a copy of the partial page that both share. If that
+        page is still the source's last one, the source's next write copies it as well.
         """
         length = sequence.prompt_length - 1
         page_size = self._limits.page_size
-        shares_tail = length % page_size > 0 and source.kv % page_size > 0
-        shares_tail = shares_tail and source.kv // page_size == length // page_size
+        partial = length % page_size > 0 and source.kv % page_size > 0
+        shares_tail = partial and source.kv // page_size == length // page_size
         need = 2 if shares_tail else 1
-        if need > self.schedule.pages_left - self._reserve:
+        if need > self.schedule.pages_left - self.reserve:
             return False
-        self._reserve += 1
+        self.reserve += 1
         cache_id = self._pool.open(sequence, self._now)
         sequence.fork(source, length, shares_tail=shares_tail)
         fork = ScheduledFork(

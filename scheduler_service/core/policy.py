@@ -1,4 +1,4 @@
-"""Choices as pure functions: what fits, which sequences are preempted, which may run ahead of answers."""
+"""Pure functions: joint limits, which sequences are preempted, which may have rows before an answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler_service.core.step import Capacity
 
 @dataclass(frozen=True, slots=True)
 class JointLimits:
-    """What the configuration and the executor allow together."""
+    """The smaller of the configuration's and the executor's limits."""
 
     max_sequences: int  # that hold a cache: each can decode in every step
     step_tokens: int
@@ -25,7 +25,7 @@ class JointLimits:
 
     @classmethod
     def of(cls, config: CoreConfig, capacity: Capacity) -> JointLimits:
-        """The smaller of each."""
+        """The limits that hold while this executor is connected."""
         step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)
         return cls(
             max_sequences=min(config.max_running, capacity.max_sequences, capacity.max_rows, step_tokens),
@@ -45,11 +45,11 @@ class JointLimits:
 def victims(
     running: Items[LiveSequence], needy: LiveSequence, shortage: int, limits: JointLimits
 ) -> Iterator[LiveSequence]:
-    """Whom to preempt for `shortage` pages: the last of `running`, which is in the order of turns, first.
+    """The sequences to preempt for `shortage` pages, from the end of `running`, which is in order of turns.
 
-    Only those behind `needy`, the first that lacks pages: those before it get on, and it can wait for
-    them. What a victim gives back is an estimate (its pages may be shared), so it decides only how
-    many go at once; the executor's next reply says what came free.
+    needy: the first sequence that lacks pages. Only those behind it are preempted; those before it make
+    progress, and it can wait for them. The pages that a preemption frees are an estimate, since they may be
+    shared: it only decides how many sequences are preempted at once.
     """
     for sequence in reversed(running):
         if shortage <= 0 or sequence is needy:
@@ -59,15 +59,15 @@ def victims(
 
 
 def pages_back(sequence: LiveSequence, limits: JointLimits) -> int:
-    """Pages that preempting it brings: an estimate, at least 1."""
+    """Estimate of the pages that preempting the sequence frees, at least 1."""
     return max(1, limits.pages(sequence.kv) - sequence.shared_tokens // limits.page_size)
 
 
 def can_go_ahead(sequence: LiveSequence) -> bool:
-    """Whether a sequence with unanswered rows gets another one, to continue from what they will sample.
+    """Whether a sequence with unanswered rows may get another one, which continues from their tokens.
 
-    It does if their lengths are known before the answer, and it neither has its end there nor could have
-    drafts. Should it turn out to have ended, the row is computed in vain.
+    It may if each of these rows adds exactly one token, and the sequence neither reaches its end length with
+    them nor could have drafts. If a sampled token ends it, the row is computed for nothing.
     """
     length = len(sequence.tokens) + sequence.in_flight
     if not sequence.is_predictable or length >= sequence.end_length:

@@ -1,4 +1,4 @@
-"""Sequences in the order of their keys: who goes first stands first."""
+"""Sequences in the order of their keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _key = attrgetter("key")
 
 
 class SequenceQueue:
-    """A sorted list; adding and removing cost a search and a move of memory."""
+    """A sorted list: adding and removing take a binary search and a move of the items behind."""
 
     __slots__ = ("_items",)
 
@@ -22,18 +22,18 @@ class SequenceQueue:
         self._items: list[LiveSequence] = []
 
     def add(self, sequence: LiveSequence) -> None:
-        """Put it in its place; it must not be here already."""
+        """Insert a sequence, which must not be here already."""
         insort(self._items, sequence, key=_key)
 
     def remove(self, sequence: LiveSequence) -> None:
-        """Take it out. Raises KeyError if it is not here."""
+        """Remove a sequence. Raises KeyError if it is not here."""
         at = bisect_left(self._items, sequence.key, key=_key)
         if at == len(self._items) or self._items[at] is not sequence:
             raise KeyError(sequence.key)
         del self._items[at]
 
     def discard(self, sequence: LiveSequence) -> None:
-        """Take it out if it is here."""
+        """Remove a sequence if it is here."""
         if sequence in self:
             self.remove(sequence)
 

@@ -1,4 +1,4 @@
-"""The live requests: which there are, how many are queued, when each is due; every end of one is here."""
+"""The live requests: added, looked up by id and by deadline, and ended, for whatever reason, only here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Registry:
         self._speculator = speculator
         self._counters = counters
         self._live: dict[str, LiveRequest] = {}
-        self._deadlines: list[tuple[float, int, LiveRequest]] = []  # a heap; ended ones go when they surface
+        self._deadlines: list[tuple[float, int, LiveRequest]] = []  # a heap; ended requests are dropped late
         self._serial = 0
 
     def __iter__(self) -> Iterator[LiveRequest]:
@@ -60,9 +60,10 @@ class Registry:
         connected: bool,
         replaced: LiveRequest | None = None,
     ) -> bool:
-        """Raise what speaks against taking it: IdInUse, NeverFits, NoRoom or TooLate.
+        """Whether the request would be a trial (`admission.py`) if it is taken.
 
-        `replaced` ends if it is taken. True if it may be taken as a trial (`admission.py`).
+        Raises IdInUse, NeverFits, NoRoom, QuotaUsed or TooLate if it can't be taken. replaced: the live
+        request of the same id, which ends if this one is taken.
         """
         if self._live.get(request.id) is not replaced:
             raise IdInUse(f"request {request.id!r} is live")
@@ -84,7 +85,7 @@ class Registry:
         )
 
     def add(self, request: Request, limits: JointLimits, now: float, *, is_trial: bool) -> LiveRequest:
-        """Take it; `check` has passed."""
+        """Take a request that has passed `check`."""
         self._serial += 1
         predicted_wait_s = self._admission.wait_s(request.identity, request.weight)
         account = self._pool.queue.enter(request, self._pool.running)
@@ -100,7 +101,10 @@ class Registry:
         return live
 
     def take_over(self, live: LiveRequest, now: float) -> list[Event]:
-        """End those completions of a new request that had their end elsewhere; the ends to be told."""
+        """End the completions of a new request that were complete elsewhere.
+
+        Returns an event for each that was not told as finished there.
+        """
         events: list[Event] = []
         for one in live.request.continued:
             if one.finished:
@@ -141,7 +145,7 @@ class Registry:
         return events
 
     def start(self, live: LiveRequest, now: float) -> None:
-        """It is in a step for the first time: it leaves the queue's bounds."""
+        """Count a request as started when its first step is sent: it leaves the queue's bounds."""
         if live.started:
             return
         live.started = True
@@ -152,7 +156,7 @@ class Registry:
     def finish(
         self, sequence: LiveSequence, reason: EndReason, matched: int | None, now: float
     ) -> CompletionEnded:
-        """End one completion well."""
+        """Finish one completion."""
         live = sequence.live
         self._end(sequence)
         self._forecast.ended(sequence, cut_off=False)
@@ -162,7 +166,7 @@ class Registry:
         return CompletionEnded(live.request.id, sequence.index, reason, matched, sequence.usage(now))
 
     def fail(self, live: LiveRequest, failure: Failure, message: str, now: float) -> Failed:
-        """End a whole request badly."""
+        """Fail a whole request: all its completions that have not ended."""
         for sequence in reversed(live.sequences):
             if sequence.state is not SequenceState.ENDED:
                 self._end(sequence)
@@ -182,7 +186,7 @@ class Registry:
         del self._live[live.request.id]
         self._pool.queue.leave(live.account)
         self._admission.ended(live, now)
-        if len(self._deadlines) > 2 * len(self._live) + 64:  # far deadlines must not keep ended requests
+        if len(self._deadlines) > 2 * len(self._live) + 64:  # or ended requests stay until their deadline
             self._deadlines = [entry for entry in self._deadlines if self._is_live(entry[2])]
             heapify(self._deadlines)
 
@@ -190,7 +194,7 @@ class Registry:
         return self._live.get(live.request.id) is live
 
     def next_deadline(self) -> float | None:
-        """The earliest one of a live request."""
+        """The earliest deadline of a live request; None if none has one."""
         heap = self._deadlines
         while heap and not self._is_live(heap[0][2]):
             heappop(heap)
@@ -198,11 +202,11 @@ class Registry:
 
     @property
     def deadlines(self) -> bool:
-        """Some live request may have one."""
+        """Some live request may have a deadline."""
         return bool(self._deadlines)
 
     def past_deadline(self, now: float) -> Iterator[LiveRequest]:
-        """Those whose deadline has come; each must be ended before the next is asked for."""
+        """The requests whose deadline has passed; the caller fails each before it asks for the next."""
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             yield self._deadlines[0][2]
 
@@ -215,19 +219,20 @@ class Registry:
         sequences = [s for live in self for s in live.sequences]
         for live in self:
             held = any(s.state is SequenceState.HELD for s in live.sequences)
-            assert not (held and live.sequences[0].state is SequenceState.ENDED), "held for nothing"
+            first_ended = live.sequences[0].state is SequenceState.ENDED
+            assert not (held and first_ended), "a completion is held although the first has ended"
         self._pool.check_integrity(sequences)
 
 
 def max_tokens(request: Request, limits: JointLimits) -> int:
-    """Most output tokens of each completion."""
+    """Maximum of output tokens of each completion."""
     if request.max_tokens is not None:
         return request.max_tokens
     return limits.request_tokens - len(request.prompt)
 
 
 def misfit(request: Request, limits: JointLimits) -> tuple[str, str] | None:
-    """The field and what is wrong with it, if one completion could not even run alone."""
+    """The field, and what is wrong with it, if a completion could not even run alone; None if it could."""
     if not request.prompt:
         return "prompt", "is empty"
     if request.n < 1:

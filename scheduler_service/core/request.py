@@ -1,4 +1,4 @@
-"""What the front end hands to the core: an admitted request, checked and tokenized."""
+"""A request as the front end hands it to the core: checked and tokenized."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How a sequence is sampled. The core reads none of them but `seed` and passes them on."""
+    """How a sequence is sampled. The core passes them on to executors; it reads only `seed`."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -19,7 +19,7 @@ class SamplingSettings:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int = 0  # uint64, always drawn by then
+    seed: int = 0  # uint64; the front end draws it where the client sends none
     logprobs: int | None = None
 
     def with_seed(self, seed: int) -> SamplingSettings:
@@ -28,7 +28,7 @@ class SamplingSettings:
 
 
 class DraftSource(enum.Enum):
-    """Who proposes the tokens that a verification checks."""
+    """Where the drafts that a row verifies come from."""
 
     NGRAM = "ngram"  # the longest suffix match in the sequence itself; no model
     EXECUTOR = "draft-executor"  # a second executor with a smaller model of the same vocabulary
@@ -36,24 +36,24 @@ class DraftSource(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DraftingWish:
-    """How a request wants its tokens drafted. It never changes which tokens come out."""
+    """How a request wants its tokens drafted. The sampled tokens do not depend on it."""
 
-    drafters: frozenset[DraftSource] = frozenset()  # empty: off; several: the one that promises more
-    length: int | None = None  # drafts per verification, at least 1; None: the controller decides
+    drafters: frozenset[DraftSource] = frozenset()  # empty: no drafts; several: the one that promises more
+    length: int | None = None  # drafts per row, at least 1; None: the controller decides
 
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """Output of one completion that was produced elsewhere, and is to be continued."""
+    """Output of one completion that another scheduler emitted, and that is to be continued."""
 
     index: int
     ids: tuple[int, ...]
-    finished: bool = False  # it has ended there: nothing is left to do
+    finished: bool = False  # the completion has finished there
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One Generate call. Times are the caller's clock in seconds; lengths are tokens."""
+    """One Generate call. Times are in seconds on the caller's clock; lengths are tokens."""
 
     id: str  # unique among live requests
     prompt: Sequence[int]  # token ids; never changed
@@ -68,11 +68,11 @@ class Request:
     deadline: float | None = None
     salt: bytes = b""
     speculation: DraftingWish = DraftingWish()
-    identity: str = ""  # whose it is: the unit of fairness and of the queue's bounds
-    weight: float = 1.0  # of that identity: its share of service beside others
+    identity: str = ""  # of the caller: the unit of fairness and of the queue's bounds
+    weight: float = 1.0  # of that identity: it gets service in proportion to it
     continued: tuple[Continued, ...] = ()  # at most one for each index
 
     @property
     def input_tokens(self) -> int:
-        """Tokens that the queue is charged for: the prompt, and what is continued."""
+        """Tokens that count for the queue's bounds: the prompt, and continued output."""
         return len(self.prompt) + sum(len(one.ids) for one in self.continued)

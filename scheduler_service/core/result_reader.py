@@ -1,4 +1,4 @@
-"""Reads a step's result: what each sequence learned, whom it ends, whom it sends back to the queue."""
+"""Applies a step's answer: new tokens of its sequences, ends, and sequences that are queued again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STALE = frozenset({Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITIO
 
 
 class ResultReader:
-    """Applies one result to registry and pool."""
+    """Applies answers, row by row, to the registry and the pool."""
 
     def __init__(
         self,
@@ -40,7 +40,10 @@ class ResultReader:
         self._counters = counters
 
     def read(self, step: SentStep, result: StepAnswer, now: float) -> tuple[list[Event], bool]:
-        """The events, and whether the executor was short of something: then do not ask at once for more."""
+        """Apply the answer to `step`. Returns the events, and whether the executor was short of something.
+
+        The latter means pages or sequences: the caller should wait before it asks for more.
+        """
         events: list[Event] = []
         short = starved = False
         for fork, answer in zip(step.forks, result.forks, strict=True):
@@ -103,12 +106,12 @@ class ResultReader:
     def _refused_row(
         self, row: ScheduledRow | ScheduledOpening, answer: RowAnswer, events: list[Event], now: float
     ) -> bool:
-        """True if the executor was short of something."""
+        """Handle a refused row; returns whether the executor was short of something."""
         sequence = row.sequence
         sequence.refuse_row()
         if row.kv_length != sequence.kv:
-            return False  # it was sent ahead, to follow a row that was refused
-        if row.drafts and answer.code not in _STALE:  # which may be why: its next one has none
+            return False  # it was sent to follow a row that was refused
+        if row.drafts and answer.code not in _STALE:  # perhaps for its drafts: the next row has none
             self._speculator.refused(sequence)
             return answer.code is Code.RESOURCE_EXHAUSTED
         return self._refused(sequence, answer, events, now)
@@ -131,11 +134,14 @@ class ResultReader:
     def _note_hit(self, sequence: LiveSequence, answer: RowAnswer) -> None:
         if sequence.state is not SequenceState.OPENING:
             return
-        # A fork's row has no prefix hit, but starts where it was forked.
+        # A fork's row has no prefix hit; the tokens that were copied count instead.
         self._counters.cached_tokens += sequence.note_prefix_hit(answer.cached_length or sequence.kv)
 
     def _refused(self, sequence: LiveSequence, answer: RowAnswer, events: list[Event], now: float) -> bool:
-        """True if the executor was short of something, which is no fault of the sequence."""
+        """Requeue the sequence or fail its request, by the code of the answer.
+
+        Returns whether the executor was short of something, which is no fault of the sequence.
+        """
         code, opening = answer.code, sequence.state is SequenceState.OPENING
         if code is Code.RESOURCE_EXHAUSTED or (code is Code.UNAVAILABLE and opening):
             if opening:
@@ -150,7 +156,7 @@ class ResultReader:
         return False
 
     def _stale(self, sequence: LiveSequence, message: str, events: list[Event], now: float) -> None:
-        """Our view of its cache is wrong: open it again, unless that keeps happening."""
+        """The cache is not as recorded here: open another one, or fail the request if that happened often."""
         if sequence.count_refusal() > self._config.max_refusals:
             events.append(self._registry.fail(sequence.live, Failure.REFUSED, message, now))
         else:

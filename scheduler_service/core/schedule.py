@@ -1,7 +1,7 @@
-"""One step in the making: an item for each row, opening and fork, and what is left of its tokens and pages.
+"""The items of a step that is being filled (rows, openings, forks), and its remaining tokens and pages.
 
-An item says whose it is and what it takes. Nothing about a sequence changes when its row is scheduled, only
-when the step is sent: so dropping the item is the whole undo.
+An item names its sequence, and the tokens and pages that it takes. A sequence changes when the step is sent,
+not when its row is scheduled: so dropping the item undoes it completely.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scheduler_service.core.step import CacheFork, CacheOpening, CacheRow
 
 
 class ScheduledRow(CacheRow):
-    """A row of this step."""
+    """A row of the step, with its sequence and the pages reserved for it."""
 
     __slots__ = ("pages", "sequence")
 
@@ -33,13 +33,13 @@ class ScheduledRow(CacheRow):
 
     @property
     def fed(self) -> int:
-        """Tokens that the step computes for it."""
+        """Tokens that the row feeds."""
         return (self.limit or 1) + len(self.drafts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduledOpening(CacheOpening):
-    """A cache that this step opens."""
+    """A cache that the step opens, with its sequence."""
 
     kv_length: ClassVar[int] = 0
     drafts: ClassVar[tuple[int, ...]] = ()
@@ -49,7 +49,7 @@ class ScheduledOpening(CacheOpening):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduledFork(CacheFork):
-    """A cache that this step copies; the copy has a row as well."""
+    """A cache that the step makes as a copy, with its sequence, which has a row in the step as well."""
 
     sequence: LiveSequence
 
@@ -58,7 +58,7 @@ class Schedule:
     """The items of one step."""
 
     def __init__(self, tokens: int, pages: int) -> None:
-        """tokens: that the step may compute. pages: that it may take."""
+        """tokens: that the step may feed. pages: that it may take."""
         self.tokens_left = tokens
         self.pages_left = pages
         self.rows: list[ScheduledRow] = []
@@ -68,7 +68,7 @@ class Schedule:
 
     @property
     def empty(self) -> bool:
-        """Nothing is computed by it."""
+        """There is no row and no opening."""
         return not self.rows and not self.openings
 
     def add_row(self, row: ScheduledRow) -> None:
@@ -78,31 +78,31 @@ class Schedule:
         self.pages_left -= row.pages
 
     def add_opening(self, opening: ScheduledOpening, pages: int) -> None:
-        """Schedule an opening, with pages for all that it will compute in this step and later."""
+        """Schedule an opening, and reserve pages for all its chunks, those of later steps included."""
         self.openings.append(opening)
         self._new_or_copied.add(opening.sequence)
         self.tokens_left -= opening.limit
         self.pages_left -= pages
 
     def add_fork(self, fork: ScheduledFork, source: LiveSequence, row: ScheduledRow) -> None:
-        """Schedule a copy of the source's cache, and the copy's first row."""
+        """Schedule a copy of the source's cache, and the first row of the copy."""
         self.forks.append(fork)
         self._new_or_copied |= {fork.sequence, source}
         self.add_row(row)
 
     def add_drafts(self, row: ScheduledRow, drafts: tuple[int, ...], pages: int) -> None:
-        """Let a scheduled row verify drafts, which take so many pages more."""
+        """Add drafts to a scheduled row, and reserve `pages` more for them."""
         row.drafts = drafts
         row.pages += pages
         self.tokens_left -= len(drafts)
         self.pages_left -= pages
 
     def opens_or_copies(self, sequence: LiveSequence) -> bool:
-        """The sequence's cache is opened by this step, or copied by it: it can't be taken away in it."""
+        """The step opens or copies the sequence's cache, so it can't preempt the sequence."""
         return sequence in self._new_or_copied
 
     def drop(self, sequences: Container[LiveSequence]) -> None:
-        """Take the rows of these out again, and have their tokens and pages back."""
+        """Remove the rows of these sequences; their tokens and pages are available again."""
         kept = []
         for row in self.rows:
             if row.sequence in sequences:

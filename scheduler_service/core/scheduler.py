@@ -1,20 +1,24 @@
-"""The scheduler core's whole surface: what happens goes in, plans and events come out.
+"""The scheduler core's whole surface: calls say what happened, and return plans and events.
 
     scheduler = StepScheduler(CoreConfig())
     scheduler.executor_ready(capacity, now)
     scheduler.add(request, now)
     while True:
         deliver(scheduler.expire(now))           # deadlines, failover timeout
-        plan = scheduler.plan(now)               # None: nothing to do until something happens
-        if plan: result = executor.step(plan)    # the caller's business
-        deliver(scheduler.apply(result, now))
+        plan = scheduler.plan(now)               # None: nothing to send until the next call or wakeup
+        if plan:
+            result = executor.step(plan)         # the caller's part
+            deliver(scheduler.apply(result, now))
 
-Not thread-safe; one caller. `now` is the caller's clock in seconds and never runs backwards.
-Everything here returns at once; a method that raises has changed nothing. Each request ends once:
-with a `CompletionEnded` for each completion, or with one `Failed`; nothing is emitted for it afterwards.
+Not thread-safe. `now` is the caller's clock in seconds and never runs backwards. Each method returns at once;
+one that raises has changed nothing but counters. Each request ends once: with a `CompletionEnded` for each
+completion, or with one `Failed`; no event of it follows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from scheduler_service.core.admission import Admission
 from scheduler_service.core.config import CoreConfig
@@ -40,7 +44,6 @@ class StepScheduler:
     """Decides which sequence computes which tokens in which step."""
 
     def __init__(self, config: CoreConfig) -> None:
-        self._config = config
         self._counters = Totals()
         self._pool = SequencePool()
         self._speculator = Speculator(config)
@@ -62,28 +65,27 @@ class StepScheduler:
             self._speculator,
         )
 
-    # -- what is known ---------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------
 
     @property
     def capacity(self) -> Capacity | None:
-        """The connected (or last connected) executor's; None before the first."""
+        """Of the connected, or the last connected executor; None before the first."""
         return self._target.capacity
 
     @property
     def connected(self) -> bool:
-        """An executor is there."""
+        """An executor is connected."""
         return self._target.connected
 
     @property
     def holds_caches(self) -> bool:
-        """Some sequence has a cache on the executor."""
+        """Some sequence has a cache in the executor."""
         return len(self._pool.running) > 0
 
     @property
     def max_request_tokens(self) -> int:
         """Most tokens (prompt + max_tokens) that a request may have; 0 before the first executor."""
-        limits = self._target.limits
-        return limits.request_tokens if limits else 0
+        return self._target.limits.request_tokens if self._target.limits else 0
 
     @property
     def is_contested(self) -> bool:
@@ -91,7 +93,7 @@ class StepScheduler:
         return self._pool.queue.contested
 
     def live(self, request_id: str) -> bool:
-        """The request was taken and has not ended."""
+        """Whether a request of this id was taken and has not ended."""
         return self._registry.get(request_id) is not None
 
     def snapshot(self) -> Snapshot:
@@ -106,31 +108,22 @@ class StepScheduler:
         """Compare all bookkeeping with itself. Raises AssertionError naming what is wrong."""
         self._registry.check_integrity()
         self._speculator.check_integrity(self._pool.running)
-        for sequence in self._pool.running:
-            rows = self._target.in_flight.rows_of(sequence.cache_id)
-            assert sequence.in_flight == rows, f"{sequence.key} awaits {sequence.in_flight} of {rows} answers"
-        assert self._target.connected or not self._target.in_flight, (
-            "a step is in flight, and no executor is connected"
-        )
+        self._target.check_integrity(self._pool.running)
 
     # -- requests --------------------------------------------------------------------------------
 
     def add(self, request: Request, now: float, *, replaces: bool = False) -> list[Event]:
         """Take a request into the queue, also while no executor is connected.
 
-        `replaces`: in the place of the live request of the same id, which is cancelled, and only once this
-        one is taken. The events are ends of completions that had all their tokens elsewhere
-        (`Request.continued`). Raises NotReady, IdInUse, NeverFits, NoRoom, QuotaUsed, TooLate.
+        replaces: a live request of the same id is cancelled, but only if this one is taken.
+        Returns the ends of completions that had all their tokens before (`Request.continued`).
+        Raises NotReady, IdInUse, NeverFits, NoRoom, QuotaUsed, TooLate.
         """
         replaced = self._registry.get(request.id) if replaces else None
-        try:
-            limits = self._known_limits()
+        with self._limits_for(request.identity) as limits:
             is_trial = self._registry.check(
                 request, limits, now, connected=self._target.connected, replaced=replaced
             )
-        except AdmissionError:
-            self._refused(request.identity)
-            raise
         if replaced is not None:
             self._registry.fail(replaced, Failure.CANCELLED, "replaced", now)
         live = self._registry.add(request, limits, now, is_trial=is_trial)
@@ -152,38 +145,36 @@ class StepScheduler:
         deadline: float | None = None,
         weight: float = 1.0,
     ) -> None:
-        """Raise what `add` would, for a request of which no more is known; a refusal is counted.
+        """Refuse a request before its prompt is known, as `add` would; a refusal is counted.
 
-        Raises NotReady, NoRoom, QuotaUsed, TooLate. What it costs does not grow with the queue.
+        Raises NotReady, NoRoom, QuotaUsed, TooLate. Its cost does not grow with the queue.
         """
-        try:
-            limits = self._known_limits()
-            self._admission.check_room(identity, weight, prompt_tokens_estimate)
+        tokens = prompt_tokens_estimate
+        with self._limits_for(identity) as limits:
+            self._admission.check_room(identity, weight, tokens)
             if self._target.connected:
-                self._admission.check_deadline(
-                    identity, weight, prompt_tokens_estimate, deadline, None, limits, now
-                )
+                self._admission.check_deadline(identity, weight, tokens, deadline, None, limits, now)
+
+    @contextmanager
+    def _limits_for(self, identity: str) -> Iterator[JointLimits]:
+        """The limits that hold for a request of this identity; counts its refusal."""
+        try:
+            if self._target.limits is None:
+                raise NotReady("no executor has been seen yet")
+            yield self._target.limits
         except AdmissionError:
-            self._refused(identity)
+            self._counters.refused += 1
+            if (account := self._pool.queue.account(identity)) is not None:
+                account.refused += 1
             raise
 
-    def _known_limits(self) -> JointLimits:
-        if self._target.limits is None:
-            raise NotReady("no executor has been seen yet")
-        return self._target.limits
-
-    def _refused(self, identity: str) -> None:
-        self._counters.refused += 1
-        if (account := self._pool.queue.account(identity)) is not None:
-            account.refused += 1
-
     def cancel(self, request_id: str, now: float, message: str = "cancelled") -> Failed | None:
-        """End a request; None if it is not live. No later plan has it."""
+        """Fail a live request; None if it is not live. No later plan contains it."""
         live = self._registry.get(request_id)
         return None if live is None else self._registry.fail(live, Failure.CANCELLED, message, now)
 
     def stop(self, request_id: str, index: int, now: float) -> CompletionEnded | None:
-        """End a completion well: the front end found a stop string. None if it is not live."""
+        """Finish a completion in which the front end found a stop string; None if it is not live."""
         live = self._registry.get(request_id)
         if live is None or not 0 <= index < len(live.sequences):
             return None
@@ -195,26 +186,26 @@ class StepScheduler:
     # -- executors -------------------------------------------------------------------------------
 
     def executor_ready(self, capacity: Capacity, now: float) -> list[Event]:
-        """An executor with no cache of ours is there. Fails the requests that don't fit it.
+        """An executor without caches of this scheduler connected. Fails the requests that don't fit it.
 
-        Raises IllegalEvent while one is connected.
+        Raises IllegalEvent while another one is connected.
         """
         limits = self._target.ready(capacity, now)
         self._expiry.executor_ready()
         return self._registry.fit(limits, now)
 
     def executor_retires(self) -> None:
-        """It takes no openings from now on; what has a cache there goes on. The others wait for another
+        """The executor takes no more openings. Sequences with a cache go on; the others wait for another
         executor, for at most `failover_timeout_s`. Does nothing while none is connected.
         """
         self._target.retire()
 
     def executor_lost(self, now: float) -> list[Event]:
-        """The executor and all caches are gone; steps in flight will never be answered.
+        """The executor is gone with all caches; the steps in flight will never be answered.
 
-        All sequences go back to their places in the queue. One that was in flight at two losses
-        without a new token in between runs alone until it has one; a third loss ends it. Afterwards
-        `apply` of an old step raises UnknownStep. Does nothing while none is connected.
+        All running sequences are queued again. A sequence that was in flight at two losses, without a new
+        token in between, runs alone until it has one; a third loss fails its request. Afterwards `apply` of
+        an old step raises UnknownStep. Does nothing while none is connected.
         """
         if not self._target.connected:
             return []
@@ -227,43 +218,46 @@ class StepScheduler:
     # -- the draft executor ----------------------------------------------------------------------
 
     def draft_ready(self, capacity: Capacity) -> None:
-        """A draft executor with no cache of ours is there. Raises IllegalEvent while one is."""
+        """A draft executor without caches of this scheduler connected.
+
+        Raises IllegalEvent while another one is connected.
+        """
         self._speculator.ready(capacity)
 
     def draft_lost(self) -> None:
-        """It is gone with all that it held; sequences decode plainly. Does nothing while there is none.
+        """The draft executor is gone with its caches; sequences decode without its drafts.
 
-        Afterwards `apply_draft` of an old step raises UnknownStep.
+        Afterwards `apply_draft` of an old step raises UnknownStep. Does nothing while none is connected.
         """
         self._speculator.lost()
 
     def plan_draft(self, now: float) -> PlannedStep | None:
         """The draft executor's next step, which the caller must send; None: nothing to send now.
 
-        At most one is in flight. Ask after every `plan` or right before it, and after `apply_draft`. Both
-        decide who waits for drafts; `plan` leaves those out. Look at `next_wakeup` afterwards.
+        At most one is in flight. To be called after every `plan` or right before it, and after
+        `apply_draft`. This and `plan` decide which sequences wait for drafts, and get no row meanwhile.
         """
         return self._dispatcher.next_draft_step(now)
 
     def apply_draft(self, result: StepAnswer, now: float) -> None:
-        """Take the draft step's answer; ask `plan` afterwards.
+        """Take the draft step's answer; `plan` may have something to send afterwards.
 
-        Raises UnknownStep when it answers no step: such an executor is to be lost.
+        Raises UnknownStep if it answers no step in flight: the caller should then disconnect that executor.
         """
         self._speculator.apply_draft(result, now)
 
     # -- time ------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> list[Event]:
-        """Fail what has reached its deadline or waited too long for an executor.
+        """Fail the requests whose deadline has passed, and those that have waited too long for an executor.
 
-        Call it right before `plan`, with the same `now`.
+        To be called right before `plan`, with the same `now`.
         """
         self._expiry.expire(now)
         return self._expiry.take()
 
     def next_wakeup(self, now: float) -> float | None:
-        """When `expire` or `plan` next has something to do by itself, on the caller's clock; None: never."""
+        """When `expire` or `plan` has something to do by itself, on the caller's clock; None: never."""
         retry_at = self._target.retry_at(now) if len(self._registry) else None
         times = (self._expiry.next_at(now), retry_at, self._speculator.next_wakeup(now))
         return min((time for time in times if time is not None), default=None)
@@ -273,18 +267,18 @@ class StepScheduler:
     def plan(self, now: float) -> PlannedStep | None:
         """The next step, which the caller must send; None if there is nothing to send now.
 
-        After None, ask again when anything has happened, or at `next_wakeup`. With
-        as many steps unanswered as there may be it is None.
+        None also while the allowed number of steps is in flight. Call again after other calls, and at
+        `next_wakeup`.
         """
         self._expiry.expire(now)
         return self._dispatcher.next_step(now)
 
     def apply(self, result: StepAnswer, now: float) -> list[Event]:
-        """Take a step's answer; steps are answered in order.
+        """Take the answer to the oldest step in flight.
 
-        Raises UnknownStep when it answers no step, or another one: such an executor is to be lost.
-        A token that ends a completion (eos or a stop token) is in `Tokens.ids`, counts as a
-        completion token, and is `CompletionEnded.matched_id`: front ends leave it out of the text.
+        Raises UnknownStep if it answers another step or none: the caller should then disconnect the executor.
+        A token that ends a completion is in `Tokens.ids`, counts as a completion token, and is
+        `CompletionEnded.matched_id`: front ends leave it out of the text.
         """
         step, took = self._target.answer(result, now)
         rows = len(result.rows)

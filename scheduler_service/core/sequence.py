@@ -1,4 +1,4 @@
-"""One live request and its sequences: what is known, what is computed, how it went so far."""
+"""A live request and its sequences: their tokens, how many of them are computed, and counts for the usage."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.states import SequenceState, Trigger, after
 
 Ending = tuple[EndReason, int | None]
-"""Why a completion ends well, and the token id that does it, if one does."""
+"""Why a completion finishes, and the id of the end or stop token that finishes it; None for other reasons."""
 
 Key = tuple[int, int, float, int, int]
-"""Sorts sequences by who goes first: identities by how long they have been active, then within one identity
-priority descending, arrival, order of adding, index. Whose turn to be admitted it is, `FairQueue` decides."""
+"""Sorts sequences: by rank of the account (the identity that became active first), then priority descending,
+arrival, serial of the request, index. `FairQueue` decides which identity is served next."""
 
 
 class LiveRequest:
-    """A request that was taken and has not ended, and its n sequences."""
+    """A request that was taken, and its n sequences. It is live until all of them have ended."""
 
     __slots__ = (
         "account",
@@ -39,14 +39,14 @@ class LiveRequest:
     def __init__(self, request: Request, account: Account, serial: int, max_tokens: int, now: float) -> None:
         self.request = request
         self.account = account
-        self.serial = serial  # rises with each request: the last word on who came first
+        self.serial = serial  # rises by one with each request
         self.added_at = now
-        self.started = False  # some step had it: it no longer counts as queued
-        self.emitted = False
-        self.is_trial = False  # taken however long it was expected to be
-        self.predicted_wait_s = 0.0  # from its adding to its start, as predicted then
+        self.started = False  # one of its sequences was in a step: it no longer counts as queued
+        self.emitted = False  # tokens were emitted
+        self.is_trial = False  # taken although its end was predicted to be late
+        self.predicted_wait_s = 0.0  # from its adding to its start, as predicted at its adding
         self.stops = request.eos_token_ids | request.stop_token_ids
-        self.stop_token_ids = tuple(sorted(self.stops))  # as executors take them
+        self.stop_token_ids = tuple(sorted(self.stops))  # as openings and forks carry them
         prompt = request.prompt if isinstance(request.prompt, array) else array("I", request.prompt)
         self.sequences = [LiveSequence(self, i, prompt, max_tokens) for i in range(request.n)]
         for one in request.continued:
@@ -54,26 +54,23 @@ class LiveRequest:
 
     @property
     def ended(self) -> bool:
-        """All sequences have ended."""
+        """All its sequences have ended."""
         return all(s.state is SequenceState.ENDED for s in self.sequences)
 
     def holds_room_for(self, request: Request) -> bool:
-        """Whether it is queued, and `request` fits the room that it has in the queue's bounds."""
+        """Whether this request is queued, and `request` needs no more of the queue's bounds than it does."""
         mine = self.request
-        return (
-            not self.started
-            and mine.identity == request.identity
-            and mine.input_tokens >= request.input_tokens
-        )
+        fits = mine.identity == request.identity and mine.input_tokens >= request.input_tokens
+        return fits and not self.started
 
     def set_max_tokens(self, max_tokens: int) -> None:
-        """Change what fits, for a request that did not say how much it wants."""
+        """Set the maximum of output tokens of each completion, after another executor became ready."""
         for sequence in self.sequences:
             sequence.end_length = sequence.prompt_length + max_tokens
 
 
 class LiveSequence:
-    """One completion. Its *known* tokens are prompt and output; `kv` of them are computed."""
+    """One completion. Its *known* tokens are prompt and output; the KV cache holds the first `kv` of them."""
 
     __slots__ = (
         "awaits_drafts",
@@ -111,43 +108,43 @@ class LiveSequence:
         self.sampling = request.sampling.with_seed(index_seed(request.sampling.seed, index))
         self.tokens: list[int] | array[int] = prompt  # a list of its own from its first opening on
         self.prompt_length = len(prompt)
-        self.input_length = self.prompt_length  # with output that was produced elsewhere
-        self.end_length = self.prompt_length + max_tokens  # LENGTH when so many are known
-        self.state = SequenceState.WAITING if index == 0 else SequenceState.HELD
+        self.input_length = self.prompt_length  # prompt, and output that was produced elsewhere
+        self.end_length = self.prompt_length + max_tokens  # known tokens at which it ends
+        self.state = SequenceState.QUEUED if index == 0 else SequenceState.HELD
         # the cache
         self.cache_id = 0  # 0: none
         self.kv = 0
         self.in_flight = 0  # unanswered rows
-        self.is_predictable = False  # each unanswered row adds one token, if it does not fail
-        self.shared_tokens = 0  # on pages that others may hold too: its prefix hit, or where it was forked
-        self.tail_shared = False  # a fork shares its last page: the next write copies it
+        self.is_predictable = False  # each unanswered row adds exactly one token, unless it fails
+        self.shared_tokens = 0  # first tokens, on pages that other caches may share: prefix hit, or fork
+        self.tail_shared = False  # its last page is shared with a fork: the next write copies it
         # speculation
         self.draft_state: DraftState | None = None  # None: off
-        self.awaits_drafts = False  # for drafts of the draft executor: it gets no row meanwhile
+        self.awaits_drafts = False  # of the draft executor: it gets no row on the target meanwhile
         # faults
-        self.losses = 0  # executors lost while it was in flight, since it last got on
-        self.lost_at = 0  # tokens known then
-        self.refusals = 0  # answers in a row that say our view of its cache is wrong
-        self.charged = 0  # virtual tokens, on its account
+        self.losses = 0  # executors lost with a row of it in flight, since its last new token
+        self.lost_at = 0  # known tokens at the last of these losses
+        self.refusals = 0  # answers in a row by which its cache is not as recorded here
+        self.charged = 0  # virtual tokens charged to its account
         # for its usage
         self.evictions = 0
         self.cached: int | None = None
         self.started_at: float | None = None
         self.first_token_at: float | None = None
 
-    # -- what happens to it ----------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------
 
     def happen(self, trigger: Trigger) -> None:
-        """Move on in the table of states. Raises IllegalEvent."""
+        """Change the state as the table says. Raises IllegalEvent."""
         self.state = after(self.state, trigger)
 
     def continue_from(self, ids: tuple[int, ...]) -> None:
-        """These output tokens were produced elsewhere."""
+        """Append output tokens that another scheduler has emitted."""
         self.tokens = array("I", [*self.tokens, *ids])  # the prompt's own array is shared
         self.input_length += len(ids)
 
     def open(self, cache_id: int, now: float) -> None:
-        """It gets a cache, with which it is in the next step. Raises IllegalEvent."""
+        """Give it a cache, which the next step opens. Raises IllegalEvent."""
         self.happen(Trigger.OPEN)
         self.cache_id = cache_id
         if not isinstance(self.tokens, list):
@@ -156,42 +153,42 @@ class LiveSequence:
             self.started_at = now
 
     def fork(self, source: LiveSequence, length: int, *, shares_tail: bool) -> None:
-        """Its new cache begins as a copy of the first `length` tokens of the source's.
+        """Record that its new cache is a copy of the first `length` tokens of the source's cache.
 
-        shares_tail: both will write to the page that is shared last, and whoever does copies it.
+        shares_tail: the source too writes to the last shared page next; the first of the writes copies it.
         """
         self.kv = self.shared_tokens = length
         source.tail_shared |= shares_tail
 
     def send_decode(self) -> None:
-        """A row is on its way that adds one token, if it does not fail."""
+        """Count a sent row that adds exactly one token, unless it fails."""
         self.in_flight += 1
         self.is_predictable = True
 
     def send_row(self) -> None:
-        """A row is on its way of which only the answer tells how many tokens it adds."""
+        """Count a sent row whose number of new tokens only its answer tells."""
         self.in_flight += 1
         self.is_predictable = False
 
     def refuse_row(self) -> None:
-        """A row was refused: those that were sent after it will be as well."""
+        """Count a refused row: the rows that were sent after it will be refused too."""
         self.in_flight -= 1
         self.is_predictable = False
 
     def advance(self, kv_length: int) -> None:
-        """A row computed a part of the known tokens. Raises IllegalEvent."""
+        """Take a row's answer that computed known tokens, but not all of them. Raises IllegalEvent."""
         self.happen(Trigger.CHUNK)
         self.in_flight -= 1
         self.kv = kv_length
 
     def prefill(self, now: float) -> None:
-        """A row computed the last of its tokens, and is the first to sample. Raises IllegalEvent."""
+        """Note that all its known tokens are computed, so that it decodes now. Raises IllegalEvent."""
         self.happen(Trigger.SAMPLE)
         if self.first_token_at is None:
             self.first_token_at = now
 
     def extend(self, tokens: list[int], kv_length: int) -> Ending | None:
-        """A row sampled tokens: append them, up to the one that ends the sequence. Returns why it ends."""
+        """Append a row's sampled tokens, up to one that ends the sequence; returns why it ends, or None."""
         self.in_flight -= 1
         self.kv = kv_length
         self.tail_shared = False
@@ -204,7 +201,7 @@ class LiveSequence:
         return None
 
     def note_prefix_hit(self, tokens: int) -> int:
-        """Its new cache began with so many computed tokens; returns how many of them count as cached."""
+        """Note the prefix hit of a new cache; returns the hit if it is the sequence's first cache, else 0."""
         self.shared_tokens = tokens
         if self.cached is not None:
             return 0
@@ -212,7 +209,7 @@ class LiveSequence:
         return tokens
 
     def drop_cache(self) -> None:
-        """Forget its cache, and all that was true of that one alone."""
+        """Forget its cache, and what was true of that cache alone."""
         self.cache_id = 0
         self.kv = 0
         self.shared_tokens = 0
@@ -222,7 +219,7 @@ class LiveSequence:
         self.awaits_drafts = False
 
     def wait_for_drafts(self) -> None:
-        """The draft executor makes drafts of it: it gets no row until they are there."""
+        """The draft executor makes drafts for it: it gets no row until they have come."""
         self.awaits_drafts = True
 
     def stop_waiting_for_drafts(self) -> None:
@@ -230,30 +227,30 @@ class LiveSequence:
         self.awaits_drafts = False
 
     def lose_executor(self) -> int:
-        """The executor was lost with a row of it; returns how often that was so since it last got on."""
+        """Count an executor that was lost with a row of it; returns the losses since its last new token."""
         self.losses += 1
         self.lost_at = len(self.tokens)
         return self.losses
 
     def forget_losses(self) -> None:
-        """It got on, so that they are not held against it."""
+        """It has a new token: start counting anew."""
         self.losses = 0
 
     def count_eviction(self) -> None:
-        """It lost its cache for a reason that is not its own."""
+        """Count the loss of its cache to a preemption or with an executor, for its usage."""
         self.evictions += 1
 
     def count_refusal(self) -> int:
-        """The executor answered that its cache is not as we think; returns how often that was so in a row."""
+        """Count an answer by which its cache is not as recorded here; returns the number of them in a row."""
         self.refusals += 1
         return self.refusals
 
     @property
     def got_on(self) -> bool:
-        """It has tokens that it had not at the last loss that is held against it."""
+        """It has tokens that it did not have at the last counted loss."""
         return self.losses > 0 and len(self.tokens) > self.lost_at
 
-    # -- what is known of it ---------------------------------------------------------------------
+    # -- questions -------------------------------------------------------------------------------
 
     @property
     def generated(self) -> int:
@@ -262,16 +259,16 @@ class LiveSequence:
 
     @property
     def source(self) -> LiveSequence | None:
-        """The sequence to fork this one from: the first completion, if this one is still all prompt."""
+        """The first completion, if this one can be its fork: it decodes, and this one has no output yet."""
         first = self.live.sequences[0]
         if first is self or first.state is not SequenceState.RUNNING or len(self.tokens) > self.prompt_length:
             return None
         return first
 
     def verdict(self) -> Ending | None:
-        """Why the sequence ends at its last token, and the stop id if that is why; None: it goes on.
+        """Why the sequence ends with its last token; None: it goes on.
 
-        A stop id among the first `min_tokens` output tokens does not end it: the executor masks them there.
+        An end or stop token among the first `min_tokens` output tokens does not end it; executors mask them.
         """
         last = self.tokens[-1]
         if last in self.live.stops and self.generated > self.live.request.min_tokens:
@@ -282,7 +279,7 @@ class LiveSequence:
         return None
 
     def usage(self, now: float) -> CompletionUsage:
-        """What it took."""
+        """What the completion took until `now`."""
         arrival, drafts = self.live.request.arrival, self.draft_state
         drafted = drafts.drafted_by_position if drafts else ()
         accepted = drafts.accepted_by_position if drafts else ()

@@ -1,4 +1,4 @@
-"""Which sequences wait, which run, and which caches are to be released. Sequences change places only here."""
+"""Which sequences are queued, which run, and which caches are to be released; all moves between them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class SequencePool:
 
     def __init__(self) -> None:
         self.queue = FairQueue()
-        self.running = SequenceQueue()  # all that hold a cache: opening, prefilling, running
-        self.isolated = SequenceQueue()  # of both: those that must run alone
-        self.releases: list[int] = []  # for the next plan
+        self.running = SequenceQueue()  # with a cache: in the states OPENING, PREFILLING and RUNNING
+        self.isolated = SequenceQueue()  # queued or running ones that must run alone
+        self.releases: list[int] = []  # cache ids, for the next plan
         self.preemptions = 0
         self.held = 0  # completions in state HELD
         self.held_tokens = 0  # their known tokens
         self.speculating = 0  # sequences that want drafts and have not ended
-        self._last_cache_id = 0  # never used twice, whatever the session
+        self._last_cache_id = 0  # an id is never used twice, not even in another session
 
     def enlist(self, live: LiveRequest) -> None:
         """Queue a new request's first sequence; the others are held until it is prefilled."""
@@ -33,7 +33,7 @@ class SequencePool:
         self.speculating += sum(s.draft_state is not None for s in live.sequences)
 
     def open(self, sequence: LiveSequence, now: float) -> int:
-        """Give it a new cache id."""
+        """Move a queued sequence to the running ones, with a new cache id, which is returned."""
         sequence.open(self._last_cache_id + 1, now)
         self._last_cache_id += 1
         self.queue.admitted(sequence)
@@ -41,27 +41,27 @@ class SequencePool:
         return sequence.cache_id
 
     def requeue(self, sequence: LiveSequence) -> None:
-        """Take its cache away; it returns to its place in the queue with all its tokens."""
+        """Take a running sequence's cache away, and queue it again with all its tokens."""
         sequence.happen(Trigger.EVICT)
         self._drop_cache(sequence)
         self.queue.add(sequence)
 
     def preempt(self, sequence: LiveSequence) -> None:
-        """Requeue it to give its pages to others."""
+        """Requeue a running sequence so that others get its pages."""
         self.requeue(sequence)
         sequence.count_eviction()
         self.preemptions += 1
 
     def end(self, sequence: LiveSequence) -> None:
-        """End it, in whatever state. Completions that were held for it are queued."""
+        """End a sequence in any state. Completions that were held until it is prefilled are queued."""
         if sequence.state is SequenceState.ENDED:
             return
         if sequence.cache_id:
             self._drop_cache(sequence)
-        elif sequence.state is SequenceState.WAITING:
+        elif sequence.state is SequenceState.QUEUED:
             self.queue.remove(sequence)
         elif sequence.state is SequenceState.HELD:
-            self._let_go(sequence)
+            self._count_out(sequence)
         self.isolated.discard(sequence)
         if sequence.draft_state is not None:
             self.speculating -= 1
@@ -70,15 +70,15 @@ class SequencePool:
             self.unhold(sequence.live)
 
     def unhold(self, live: LiveRequest) -> None:
-        """Queue the other completions: the first has computed their prompt, or has ended."""
+        """Queue the held completions: the first one has computed their prompt, or has ended."""
         for sequence in live.sequences[1:]:
             if sequence.state is SequenceState.HELD:
-                self._let_go(sequence)
+                self._count_out(sequence)
                 sequence.happen(Trigger.QUEUE)
                 self.queue.add(sequence)
 
     def lose_all(self) -> None:
-        """The executor is gone, and all caches with it: everything waits again, nothing is released."""
+        """Requeue all running sequences: their caches are lost with the executor, so none is released."""
         for sequence in list(self.running):
             self.requeue(sequence)
             sequence.count_eviction()
@@ -90,23 +90,23 @@ class SequencePool:
             self.isolated.add(sequence)
 
     def end_isolation(self, sequence: LiveSequence) -> None:
-        """It has a new token: the losses are not held against it."""
+        """Let it run beside others again: it has a new token."""
         sequence.forget_losses()
         self.isolated.discard(sequence)
 
     def last_in_turn(self) -> LiveSequence:
-        """The sequence to preempt first: the last of the most served identity, isolated ones last."""
+        """The sequence to preempt first: the last in the order of turns, an isolated one only if all are."""
         ordered = self.queue.in_turn(self.running)
         others = (s for s in reversed(ordered) if s not in self.isolated)
         return next(others, ordered[-1])
 
     def take_releases(self) -> tuple[int, ...]:
-        """Cache ids for the plan that is being made to release; they are forgotten here."""
+        """Remove and return the cache ids that the next plan has to release."""
         releases = tuple(self.releases)
         self.releases.clear()
         return releases
 
-    def _let_go(self, sequence: LiveSequence) -> None:
+    def _count_out(self, sequence: LiveSequence) -> None:
         self.held -= 1
         self.held_tokens -= len(sequence.tokens)
 
@@ -118,30 +118,30 @@ class SequencePool:
         sequence.drop_cache()
 
     def check_integrity(self, sequences: list[LiveSequence]) -> None:
-        """Compare with all sequences of all live requests. Raises AssertionError."""
-        waiting, running = set(self.queue), set(self.running)
-        assert len(waiting) == len(self.queue), "a sequence waits twice"
+        """Compare with `sequences`, those of all live requests. Raises AssertionError."""
+        queued, running = set(self.queue), set(self.running)
+        assert len(queued) == len(self.queue), "a sequence is queued twice"
         assert len(running) == len(self.running), "a sequence runs twice"
         self.queue.check_integrity(self.running)
         held = [s for s in sequences if s.state is SequenceState.HELD]
-        assert self.held == len(held), "held siblings are miscounted"
+        assert self.held == len(held), "held completions are miscounted"
         assert self.held_tokens == sum(len(s.tokens) for s in held), "held tokens are miscounted"
         for queue in (self.running, self.isolated):
             keys = [s.key for s in queue]
             assert keys == sorted(set(keys)), "a queue is out of order"
         for s in sequences:
-            assert (s in waiting) == (s.state is SequenceState.WAITING), f"{s.key} waits, or should"
+            assert (s in queued) == (s.state is SequenceState.QUEUED), f"{s.key} is queued, or should be"
             assert (s in running) == (s.state in WITH_CACHE) == (s.cache_id > 0), f"{s.key} runs, or should"
             isolated = s.state is not SequenceState.ENDED and s.losses >= ISOLATION_LOSSES
             assert (s in self.isolated) == isolated, f"{s.key} is isolated, or should be"
-            assert s.kv < len(s.tokens), f"{s.key} has computed more than it knows"
+            assert s.kv < len(s.tokens), f"{s.key} has more computed than known tokens"
             assert s.cache_id or not s.kv, f"{s.key} has computed something and holds no cache"
             if s.state is SequenceState.RUNNING:
                 assert s.kv == len(s.tokens) - 1, f"{s.key} runs with more than one token to compute"
         live = {s for s in sequences if s.state is not SequenceState.ENDED}
         speculating = sum(s.draft_state is not None for s in live)
-        assert self.speculating == speculating, "those who want drafts are miscounted"
-        assert waiting | running | set(self.isolated) <= live, "an ended sequence is still queued"
+        assert self.speculating == speculating, "sequences that want drafts are miscounted"
+        assert queued | running | set(self.isolated) <= live, "an ended sequence is still queued"
         caches = [s.cache_id for s in running] + self.releases
         assert len(caches) == len(set(caches)), "a cache is held twice, or held and released"
-        assert all(c <= self._last_cache_id for c in caches), "a cache id from nowhere"
+        assert all(c <= self._last_cache_id for c in caches), "a cache id that was never given"

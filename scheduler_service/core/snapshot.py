@@ -10,33 +10,33 @@ class Totals:
     """Totals since the start. They only rise."""
 
     requests: int = 0  # taken
-    refused: int = 0  # before they were queued
-    finished: int = 0  # requests of which every completion finished
-    cancelled: int = 0
-    failed: int = 0  # cancelled ones not counted
+    refused: int = 0  # requests that were not taken
+    finished: int = 0  # requests of which the last completion finished
+    cancelled: int = 0  # requests
+    failed: int = 0  # requests; cancelled ones not counted
     preemptions: int = 0  # of sequences; executor losses not counted
     executor_losses: int = 0
     steps: int = 0  # answered
     rows: int = 0  # answered, openings included
-    prompt_tokens: int = 0  # of requests taken
-    cached_tokens: int = 0  # found in the prefix cache
-    prefilled_tokens: int = 0  # known tokens that were computed to fill a cache
+    prompt_tokens: int = 0  # of requests that were taken
+    cached_tokens: int = 0  # of prompts, found in the prefix cache at the first opening
+    prefilled_tokens: int = 0  # known tokens that were computed by openings and chunks
     completion_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     verifications: int = 0  # answered rows that had drafts
-    predicted_wait_s: float = 0.0  # until started, of requests that were started: as predicted when they came
-    wait_s: float = 0.0  # the same, as it was
+    predicted_wait_s: float = 0.0  # of started requests: the waits that were predicted at their adding
+    wait_s: float = 0.0  # of the same requests: the actual waits
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one identity has and had; totals since its account is known."""
+    """Figures of one identity; totals since its account was made."""
 
     identity: str
     requests: int  # taken
     refused: int
-    tokens: int  # virtual: uncached prompt tokens, and output tokens twice
+    tokens: int  # virtual: uncached prompt tokens plus twice the output tokens
     running: int  # sequences
     queued: int  # requests not started
 
@@ -46,15 +46,15 @@ class Snapshot:
     """Live figures; `counters` is a copy."""
 
     executor: bool  # one is connected
-    running: int  # sequences that hold a cache
-    waiting: int  # sequences that hold none
-    waiting_tokens: int  # their known tokens
-    uncomputed_tokens: int  # known tokens of all sequences that are not computed yet
+    running: int  # sequences with a cache
+    waiting: int  # sequences without a cache: queued, or held until the first completion is prefilled
+    waiting_tokens: int  # known tokens of these
+    uncomputed_tokens: int  # known tokens of all sequences that are not in a cache yet
     page_size: int  # tokens
     max_sequences: int  # that can run at once
     in_flight: int  # steps
     total_pages: int
-    free_pages: int  # from the last reply; evictable ones not counted
+    free_pages: int  # as of the last reply; evictable ones not counted
     evictable_pages: int
     step_s: float  # moving average, plan to apply; 0 before the first step
     step_rows: float  # moving average

@@ -1,6 +1,6 @@
-"""The life of a sequence, as a table. What is not in the table is illegal and changes nothing.
+"""The states of a sequence and the transitions between them. Any other transition is illegal.
 
-HELD ──QUEUE──► WAITING ──OPEN──► OPENING ──CHUNK──► PREFILLING ──SAMPLE──► RUNNING
+HELD ──QUEUE──► QUEUED ──OPEN──► OPENING ──CHUNK──► PREFILLING ──SAMPLE──► RUNNING
                    ▲                 │ └────────────SAMPLE──────────────────►  │
                    └─────EVICT───────┴──────────EVICT──────┴───────EVICT───────┘
 END leads from everywhere to ENDED.
@@ -14,10 +14,10 @@ from scheduler_service.core.errors import IllegalEvent
 
 
 class SequenceState(enum.Enum):
-    """Where a sequence is."""
+    """The state of a sequence."""
 
-    HELD = "held"  # one of n > 1 completions, until the first has computed their prompt
-    WAITING = "waiting"  # in the queue, without a cache
+    HELD = "held"  # one of n > 1 completions, until the first one has computed their prompt
+    QUEUED = "queued"  # without a cache, until its turn comes
     OPENING = "opening"  # its cache's first row is not answered yet
     PREFILLING = "prefilling"  # has a cache; more than the last token is not computed yet
     RUNNING = "running"  # has a cache; only the last token is not computed yet
@@ -25,29 +25,29 @@ class SequenceState(enum.Enum):
 
 
 class Trigger(enum.Enum):
-    """What happens to a sequence."""
+    """An event that changes the state of a sequence."""
 
-    QUEUE = "queue"  # its turn may come
-    OPEN = "open"  # an opening or a fork is planned
-    CHUNK = "chunk"  # part of its known tokens was computed
-    SAMPLE = "sample"  # all of them were, and new ones came back
-    EVICT = "evict"  # preempted, lost with its executor, or refused: it gives up its cache
-    END = "end"  # well or badly
+    QUEUE = "queue"  # it need not be held any longer
+    OPEN = "open"  # its opening or fork is planned
+    CHUNK = "chunk"  # a part of its known tokens was computed
+    SAMPLE = "sample"  # all of its known tokens were computed, and new ones sampled
+    EVICT = "evict"  # it lost its cache: preempted, refused, or lost with the executor
+    END = "end"  # finished or failed
 
 
 TABLE: dict[tuple[SequenceState, Trigger], SequenceState] = {
-    (SequenceState.HELD, Trigger.QUEUE): SequenceState.WAITING,
-    (SequenceState.WAITING, Trigger.OPEN): SequenceState.OPENING,
+    (SequenceState.HELD, Trigger.QUEUE): SequenceState.QUEUED,
+    (SequenceState.QUEUED, Trigger.OPEN): SequenceState.OPENING,
     (SequenceState.OPENING, Trigger.CHUNK): SequenceState.PREFILLING,
     (SequenceState.PREFILLING, Trigger.CHUNK): SequenceState.PREFILLING,
     (SequenceState.OPENING, Trigger.SAMPLE): SequenceState.RUNNING,
     (SequenceState.PREFILLING, Trigger.SAMPLE): SequenceState.RUNNING,
     (SequenceState.RUNNING, Trigger.SAMPLE): SequenceState.RUNNING,
-    (SequenceState.OPENING, Trigger.EVICT): SequenceState.WAITING,
-    (SequenceState.PREFILLING, Trigger.EVICT): SequenceState.WAITING,
-    (SequenceState.RUNNING, Trigger.EVICT): SequenceState.WAITING,
+    (SequenceState.OPENING, Trigger.EVICT): SequenceState.QUEUED,
+    (SequenceState.PREFILLING, Trigger.EVICT): SequenceState.QUEUED,
+    (SequenceState.RUNNING, Trigger.EVICT): SequenceState.QUEUED,
     (SequenceState.HELD, Trigger.END): SequenceState.ENDED,
-    (SequenceState.WAITING, Trigger.END): SequenceState.ENDED,
+    (SequenceState.QUEUED, Trigger.END): SequenceState.ENDED,
     (SequenceState.OPENING, Trigger.END): SequenceState.ENDED,
     (SequenceState.PREFILLING, Trigger.END): SequenceState.ENDED,
     (SequenceState.RUNNING, Trigger.END): SequenceState.ENDED,
@@ -57,7 +57,7 @@ WITH_CACHE = frozenset({SequenceState.OPENING, SequenceState.PREFILLING, Sequenc
 
 
 def after(state: SequenceState, trigger: Trigger) -> SequenceState:
-    """The state that follows. Raises IllegalEvent."""
+    """The state after the trigger. Raises IllegalEvent."""
     try:
         return TABLE[state, trigger]
     except KeyError:

@@ -1,6 +1,6 @@
-"""What crosses between the core and an executor: a `PlannedStep` out, a `StepAnswer` back.
+"""The core's own form of the step contract: a `PlannedStep` goes to an executor, a `StepAnswer` comes back.
 
-The scheduler's own view of the step contract; `link/codec` turns it into paceline.executor.v1.
+`link/codec` translates both to and from messages of paceline.executor.v1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Code(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an executor can hold: from GetInfo."""
+    """An executor's limits, as GetInfo tells them."""
 
     total_pages: int
     page_size: int  # tokens
@@ -39,12 +39,12 @@ class Capacity:
     max_drafts: int = 64  # in a row
     max_steps: int = 64  # of a row
     max_in_flight: int = 64  # steps sent and not answered
-    steps_to_be_busy: int = 1  # of those
+    steps_to_be_busy: int = 1  # in flight, so that the device never waits for the next step
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOpening:
-    """Opens a cache with all known tokens; computes at most `limit` of them in this step."""
+    """Opens a cache with all known tokens of a sequence; this step computes at most `limit` of them."""
 
     cache_id: int
     tokens: tuple[int, ...]
@@ -73,9 +73,9 @@ class CacheRow:
 
 @dataclass(frozen=True, slots=True)
 class CacheTruncation:
-    """Cuts a cache to `length` tokens and forgets what is pending: its next row carries its tokens.
+    """Cuts a cache to `length` tokens and forgets its pending tokens: its next row carries its tokens.
 
-    That it failed shows in that row's own error.
+    If it fails, that row is refused.
     """
 
     cache_id: int
@@ -96,9 +96,9 @@ class CacheFork:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """One step: releases, truncates and forks first (in this order), then rows, then openings."""
+    """One step, done in this order: releases, truncates, forks, rows, openings."""
 
-    number: int  # rises by one per plan; the result carries it back
+    number: int  # rises by one per step; the answer repeats it
     releases: tuple[int, ...] = ()
     forks: tuple[CacheFork, ...] = ()
     rows: tuple[CacheRow, ...] = ()
@@ -108,7 +108,7 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class TopLogprobs:
-    """Logprobs of one token: its own, and the k most likely (raw logits, natural log)."""
+    """Logprobs (natural log, of the raw logits) of one sampled token and of the k most likely tokens."""
 
     logprob: float
     top_ids: tuple[int, ...] = ()
@@ -117,7 +117,7 @@ class TopLogprobs:
 
 @dataclass(slots=True)
 class RowAnswer:
-    """One row's (or opening's) answer."""
+    """The answer to a row, an opening or a fork."""
 
     kv_length: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -129,7 +129,7 @@ class RowAnswer:
 
 @dataclass(slots=True)
 class StepAnswer:
-    """A step's answer: rows, then openings, in the plan's order; forks likewise."""
+    """A step's answer. `rows` has those of the plan's rows, then of its openings, in the plan's order."""
 
     number: int
     rows: list[RowAnswer]

@@ -1,4 +1,4 @@
-"""Requests without an executor that could open caches for them, and how long they have been so."""
+"""Requests that no connected executor can open caches for, and since when."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import IllegalEvent
 from scheduler_service.core.in_flight import SentStep, StepsInFlight
 from scheduler_service.core.policy import JointLimits
+from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.step import Capacity, StepAnswer
 
 RETRY_S = 0.02
@@ -82,6 +83,13 @@ class TargetExecutor:
         took = now - max(step.sent_at, self._answered_at)
         self._answered_at = now
         return step, took
+
+    def check_integrity(self, running: SequenceQueue) -> None:
+        """Compare the steps in flight with the running sequences. Raises AssertionError."""
+        for sequence in running:
+            rows = self.in_flight.rows_of(sequence.cache_id)
+            assert sequence.in_flight == rows, f"{sequence.key} awaits {sequence.in_flight} of {rows} answers"
+        assert self.connected or not self.in_flight, "a step is in flight, and no executor is connected"
 
     def was_short(self, now: float) -> None:
         """It had no room for something: ask for nothing more for RETRY_S seconds."""

@@ -84,7 +84,7 @@ class Controller:
         limits = [c.most for c in candidates]
         likely = sorted(range(len(candidates)), key=lambda i: -candidates[i].first)
         probe = self._probe(limits, likely)
-        return chosen if self.target.known(_with(base, probe)) else probe
+        return chosen if self.target.has_seen(_with(base, probe)) else probe
 
     def _chosen(self, base: Work, candidates: Sequence[Candidate]) -> list[int]:
         """The lengths that promise the most tokens per second.
@@ -134,7 +134,7 @@ class Controller:
         limits = [c.executor.most for c in candidates]
         cheap = sorted(range(len(candidates)), key=lambda i: candidates[i].pending)
         probe = self._probe(limits, cheap)
-        if self.target.known(_with(base, probe)):
+        if self.target.has_seen(_with(base, probe)):
             probe = self._probe(limits, cheap[:1])
         return DraftLengths(probe, 1)
 

@@ -105,7 +105,7 @@ class StepTime:
         if cell.count <= _FIRST or not self._observed % _REFIT:
             self._fit()
 
-    def known(self, work: Work) -> bool:
+    def has_seen(self, work: Work) -> bool:
         """Steps of about this size have been seen, and not too long ago."""
         cell = self._cells.get(_size(work))
         return cell is not None and cell.count >= _FIRST and self._observed - cell.touched < _HALF_LIFE

@@ -68,14 +68,14 @@ class Simulation:
     """Run `calls` to their ends; `follow` may return a client's next call when one of its calls has ended."""
 
     cost: StepCost = field(default_factory=StepCost)
-    seats: int = 64
+    places: int = 64
     config: CoreConfig = field(default_factory=lambda: CoreConfig(max_running=64))
     pages: int = 1 << 16
     page_size: int = 16
 
     def __post_init__(self) -> None:
         self.core = StepScheduler(self.config)
-        capacity = Capacity(self.pages, self.page_size, 1 << 20, self.seats, self.seats, 1 << 16)
+        capacity = Capacity(self.pages, self.page_size, 1 << 20, self.places, self.places, 1 << 16)
         self.core.executor_ready(capacity, 0.0)
         self.calls: list[Call] = []
         self.now = 0.0

@@ -30,7 +30,7 @@ def fill(harness: Harness, identity: str, count: int = 100, **fields: Any) -> in
 def simulated(running: int = 8, **config: int) -> Simulation:
     """One whose steps take 100 ms whatever they compute, and that has seen completions of 50 tokens."""
     simulation = Simulation(
-        StepCost(0.1, 0.0), seats=running, config=CoreConfig(max_running=running, **config)
+        StepCost(0.1, 0.0), places=running, config=CoreConfig(max_running=running, **config)
     )
     simulation.run([Call(at=0.0, length=50, timeout_s=1000.0) for _ in range(MIN_COMPLETIONS)])
     return simulation
@@ -147,7 +147,7 @@ def test_who_would_end_late_is_refused_while_requests_compete_and_tried_otherwis
 
 
 def test_before_anything_was_seen_everybody_is_tried() -> None:
-    simulation = Simulation(StepCost(0.1, 0.0), seats=2, config=CoreConfig(max_running=2))
+    simulation = Simulation(StepCost(0.1, 0.0), places=2, config=CoreConfig(max_running=2))
     calls = [Call(at=0.0, length=50, timeout_s=1.0) for _ in range(6)]
     simulation.run(calls)
     assert not any(call.refused for call in calls)
@@ -204,7 +204,7 @@ def test_predicted_and_actual_waits_are_counted() -> None:
 
 
 class Hog(Simulation):
-    """One identity keeps more requests live than there are seats, all long and without deadlines."""
+    """One identity keeps more requests live than there are places, all long and without deadlines."""
 
     def follow(self, call: Call) -> Call | None:
         return (
@@ -213,7 +213,7 @@ class Hog(Simulation):
 
 
 def test_what_others_ask_for_shuts_no_newcomer_out() -> None:
-    simulation = Hog(StepCost(0.05, 0.0), seats=8, config=CoreConfig(max_running=8))
+    simulation = Hog(StepCost(0.05, 0.0), places=8, config=CoreConfig(max_running=8))
     hog = [Call(at=0.0, length=400, identity="hog") for _ in range(12)]
     new = [Call(at=200.0 + i, length=5, timeout_s=5.0, identity="new") for i in range(60)]
     simulation.run([*hog, *new], until=300.0)
@@ -221,7 +221,7 @@ def test_what_others_ask_for_shuts_no_newcomer_out() -> None:
 
 
 def test_an_identity_is_not_held_to_its_past_for_ever() -> None:
-    simulation = Hog(StepCost(0.05, 0.0), seats=8, config=CoreConfig(max_running=8))
+    simulation = Hog(StepCost(0.05, 0.0), places=8, config=CoreConfig(max_running=8))
     hog = [Call(at=0.0, length=400, identity="hog") for _ in range(12)]
     past = [Call(at=10.0, length=400, identity="changed") for _ in range(MIN_COMPLETIONS)]
     changed = [Call(at=500.0 + i, length=5, timeout_s=5.0, identity="changed") for i in range(200)]
@@ -232,7 +232,7 @@ def test_an_identity_is_not_held_to_its_past_for_ever() -> None:
 
 
 def test_trials_are_few_however_many_identities_there_are() -> None:
-    simulation = Hog(StepCost(0.05, 0.0), seats=8, config=CoreConfig(max_running=8))
+    simulation = Hog(StepCost(0.05, 0.0), places=8, config=CoreConfig(max_running=8))
     hog = [Call(at=1.7 * i, length=400, identity="hog") for i in range(12)]
     crowd = [Call(at=205.0, length=400, timeout_s=5.0, identity=str(i)) for i in range(100)]
     simulation.run([*hog, *crowd], until=215.0)
@@ -256,13 +256,13 @@ def test_little_is_not_enough_to_predict() -> None:
     lengths = Lengths(100)
     for _ in range(MIN_COMPLETIONS - 1):
         lengths.observe(3)
-    assert not lengths.known
+    assert not lengths.suffice
     lengths.observe(3)
-    assert lengths.known
+    assert lengths.suffice
 
 
 def test_a_server_that_lets_everybody_down_finds_out() -> None:
-    simulation = Simulation(StepCost(0.01, 2e-3), seats=64)
+    simulation = Simulation(StepCost(0.01, 2e-3), places=64)
     calls = [Call(at=0.5 * i, length=60, timeout_s=4.0) for i in range(60) for _ in range(20)]
     simulation.run(calls)
     late = [call for call in calls if call.at > 15.0]

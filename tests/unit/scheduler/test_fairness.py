@@ -136,7 +136,7 @@ def test_requests_that_are_cancelled_again_and_again_leave_nothing_behind() -> N
     assert len(queue._turns) < 100
 
 
-def test_an_identity_below_its_share_of_the_seats_gets_one_at_once() -> None:
+def test_an_identity_below_its_share_of_the_places_gets_one_at_once() -> None:
     harness = Harness(FakeExecutor(CAPACITY), CoreConfig(max_running=4))
     for i in range(8):
         harness.add(make_request(f"a{i}", identity="a", max_tokens=40))
@@ -301,7 +301,7 @@ def test_beside_others_who_holds_more_than_its_share_starts_few_tokens_a_step() 
         before = harness.core.snapshot().running
         harness.step()
         started.append(harness.core.snapshot().running - before)
-    assert started == [4, 2, 1, 0]  # its share of the seats at once, the others little by little
+    assert started == [4, 2, 1, 0]  # its share of the places at once, the others little by little
 
 
 def test_who_floods_leaves_room_in_the_queue_for_others() -> None:

@@ -75,7 +75,7 @@ def test_siblings_open_by_themselves_when_the_first_is_gone() -> None:
         assert harness.tokens["a", index] == alone(list(range(5)), index_seed(7, index), 1)
 
 
-def test_forks_take_turns_when_seats_are_few() -> None:
+def test_forks_take_turns_when_places_are_few() -> None:
     harness = Harness(FakeExecutor(CAPACITY), CoreConfig(max_running=2))
     harness.add(make_request("a", range(5), n=5, max_tokens=3))
     harness.add(make_request("b", range(5), max_tokens=3))

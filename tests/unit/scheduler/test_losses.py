@@ -57,7 +57,7 @@ def test_everybody_goes_on_with_the_same_tokens() -> None:
         }
 
 
-def test_a_loss_keeps_everybodys_place_in_the_queue() -> None:
+def test_a_loss_changes_no_order_in_the_queue() -> None:
     harness = Harness(FakeExecutor(CAPACITY), CoreConfig(max_running=1))
     for name in "abc":
         harness.add(make_request(name, max_tokens=3))

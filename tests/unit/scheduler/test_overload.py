@@ -15,19 +15,19 @@ from scheduler_service.core.config import CoreConfig
 from tests.unit.scheduler.simulation import Call, Simulation, StepCost, poisson, quantile
 
 WARM_UP_S = 8.0
-SEATS = 64
+PLACES = 64
 LENGTH, PROMPT = 20, 16
 
-FLAT, FLAT_END_S = StepCost(0.02, 2e-4), 20.0  # rows cost next to nothing: all seats can be taken
+FLAT, FLAT_END_S = StepCost(0.02, 2e-4), 20.0  # rows cost next to nothing: all places can be taken
 STEEP, STEEP_END_S = (
     StepCost(0.01, 2e-3),
     40.0,
-)  # they cost so much that with all seats taken nobody would end in 2 s
+)  # they cost so much that with all places taken nobody would end in 2 s
 
 
 def capacity(cost: StepCost, deadline_s: float | None) -> float:
     """Requests a second with as many rows as leave each a fifth of its time for the queue."""
-    rows = SEATS
+    rows = PLACES
     while (took_s := LENGTH * cost.seconds(rows + rows * PROMPT // LENGTH)) > 0.8 * (deadline_s or 1e9):
         rows -= 1
     return rows / took_s
@@ -49,7 +49,7 @@ def offered(cost: StepCost, load: float, deadline_s: float | None, spread: float
 
 def run(cost: StepCost, load: float, deadline_s: float | None, spread: float = 0.2) -> list[Call]:
     calls = offered(cost, load, deadline_s, spread)
-    simulation = Simulation(cost, seats=SEATS, config=CoreConfig(max_running=SEATS))
+    simulation = Simulation(cost, places=PLACES, config=CoreConfig(max_running=PLACES))
     simulation.run(calls, until=end_s(cost))
     return calls
 
@@ -71,8 +71,8 @@ def test_goodput_stays_at_its_peak_however_much_is_offered(
 
 
 def burst(count: int, running: int = 0) -> list[Call]:
-    """So many calls at once, due in 2 s, on an executor with 32 seats that has served some before."""
-    simulation = Simulation(FLAT, seats=32, config=CoreConfig(max_running=32))
+    """So many calls at once, due in 2 s, on an executor with 32 places that has served some before."""
+    simulation = Simulation(FLAT, places=32, config=CoreConfig(max_running=32))
     simulation.run([Call(at=0.01 * i, length=LENGTH, timeout_s=10.0) for i in range(200)])
     at = simulation.now + 5.0
     calls = [Call(at=at, length=LENGTH, timeout_s=2.0) for _ in range(count)]
@@ -81,11 +81,11 @@ def burst(count: int, running: int = 0) -> list[Call]:
 
 
 @pytest.mark.parametrize("running", [0, 4])
-def test_of_a_burst_on_free_seats_as_many_are_taken_as_can_be_done_in_time(running: int) -> None:
+def test_of_a_burst_on_free_places_as_many_are_taken_as_can_be_done_in_time(running: int) -> None:
     assert not any(call.refused for call in burst(32 - running, running))
     calls = burst(1000, running)
     taken = [call for call in calls if call.refused is None]
-    assert 32 < len(taken) < 130  # in 2 s there are three rounds on 32 seats
+    assert 32 < len(taken) < 130  # in 2 s there are three rounds on 32 places
     assert sum(call.finished_at is not None for call in taken) >= 0.9 * len(taken)
 
 
@@ -107,8 +107,8 @@ def test_refusals_say_how_long_the_wait_is() -> None:
 
 def test_without_deadlines_the_bounded_queue_is_used_and_nobody_is_refused_before_it_is_full() -> None:
     calls = offered(FLAT, 5, None, 0.2)
-    config = CoreConfig(max_running=SEATS, max_queued_requests=200)
-    simulation = Simulation(FLAT, seats=SEATS, config=config)
+    config = CoreConfig(max_running=PLACES, max_queued_requests=200)
+    simulation = Simulation(FLAT, places=PLACES, config=config)
     simulation.run(calls, until=FLAT_END_S)
     assert simulation.core.snapshot().waiting > 190
     assert goodput(FLAT, calls) >= 0.85 * capacity(FLAT, None)

@@ -70,4 +70,4 @@ def test_nothing_happens_to_what_has_ended() -> None:
 
 
 def test_every_state_can_be_reached() -> None:
-    assert {SequenceState.HELD, SequenceState.WAITING} | set(TABLE.values()) == set(SequenceState)
+    assert {SequenceState.HELD, SequenceState.QUEUED} | set(TABLE.values()) == set(SequenceState)

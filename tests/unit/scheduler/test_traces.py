@@ -45,7 +45,7 @@ SHORT = {
 SHORT_CONFIG = {
     "step_tokens": "max_step_tokens",
     "chunk": "prefill_chunk_tokens",
-    "seats": "max_running",
+    "places": "max_running",
     "in_flight": "max_in_flight",
 }
 DRAFTERS = {"ngram": DraftSource.NGRAM, "executor": DraftSource.EXECUTOR}

@@ -141,11 +141,11 @@ def test_prompts_that_cost_less_a_token_do_not_make_drafts_look_cheap() -> None:
 
 def test_sizes_that_were_seen_are_known() -> None:
     fit = fitted(cpu, ramp(32))
-    assert fit.known(decode(32))
-    assert fit.known(Work(33, 33))
-    assert not fit.known(Work(32, 33))
-    assert not fit.known(Work(64, 64))
-    assert not StepTime().known(decode(1))
+    assert fit.has_seen(decode(32))
+    assert fit.has_seen(Work(33, 33))
+    assert not fit.has_seen(Work(32, 33))
+    assert not fit.has_seen(Work(64, 64))
+    assert not StepTime().has_seen(decode(1))
 
 
 works = st.builds(

@@ -1,4 +1,4 @@
-"""What is refused before anything is kept, and with what."""
+"""Requests that are refused before anything is kept of them, and the errors that they get."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_live_duplicate_is_refused_and_a_later_one_is_not() -> None:
     harness.core.add(make_request("a"), harness.now)
 
 
-def test_who_replaces_a_live_request_is_counted_once_and_a_refused_one_replaces_nothing() -> None:
+def test_a_replacing_request_is_counted_once_and_a_refused_one_replaces_nothing() -> None:
     harness = Harness(FakeExecutor(CAPACITY), CoreConfig(max_queued_requests=1))
     harness.add(make_request("a"))
     harness.core.add(make_request("a"), 0.0, replaces=True)
@@ -78,7 +78,7 @@ def test_who_replaces_a_live_request_is_counted_once_and_a_refused_one_replaces_
     assert harness.finished["a", 0]
 
 
-def test_before_the_first_executor_nobody_knows_what_fits() -> None:
+def test_requests_are_refused_before_the_first_executor_has_told_its_limits() -> None:
     harness = Harness(FakeExecutor(CAPACITY), connect=False)
     with pytest.raises(NotReady):
         harness.add(make_request("a"))
