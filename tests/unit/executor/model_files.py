@@ -38,11 +38,11 @@ def write_config(path: Path, **changes: Any) -> None:
     (path / "config.json").write_text(json.dumps(config))
 
 
-def write_model(path: Path) -> None:
+def write_model(path: Path, **changes: Any) -> None:
     path.mkdir(exist_ok=True)
-    write_config(path)
+    write_config(path, **changes)
     torch.manual_seed(0)
-    shapes = expected_shapes(spec_from_config(CONFIG, {}, "config.json"))
+    shapes = expected_shapes(spec_from_config(CONFIG | changes, {}, "config.json"))
     save_file({name: torch.randn(shape) for name, shape in shapes}, path / "model.safetensors")
 
 

@@ -73,10 +73,10 @@ def test_a_default_that_no_request_may_have_is_dropped_with_a_warning_that_names
 @pytest.mark.parametrize("place", ["config.json", "generation_config.json"])
 def test_end_ids_that_no_step_could_carry_are_refused_by_name(model: Path, place: str) -> None:
     ids = list(range(500))
+    write_model(model, vocab_size=1000)
     if place == "config.json":
         write_config(model, vocab_size=1000, eos_token_id=ids)
     else:
-        write_config(model, vocab_size=1000)
         write_generation(model, eos_token_id=ids)
     refuses(model, f"{place}: eos_token_id has 500 different end ids, at most 64")
 
