@@ -1,4 +1,4 @@
-"""The caches on the draft executor: which sequences it knows, how far, and what its next step computes."""
+"""The caches on the draft executor: which sequences have one, what it holds, what the next step computes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.step import Capacity, PlannedStep, RowAnswer, StepAnswer
 
 BACKOFF_TOKENS = 16
-"""After the draft executor refused a sequence: so many tokens are decoded without it, doubled each time."""
+"""Tokens that a sequence decodes without the draft executor after a refusal; doubled with each refusal."""
 
 
 @dataclass(slots=True)
 class Drafted:
-    """What one sequence got: drafts that follow its first `known` tokens; none if it was refused."""
+    """Drafts of one sequence, which follow its first `known` tokens; no drafts if it was refused."""
 
     sequence: LiveSequence
     known: int
@@ -35,25 +35,25 @@ class DraftCaches:
         self._max_steps = 1
         self._caches: dict[LiveSequence, DraftCache] = {}
         self._releases: list[int] = []
-        self._barred: dict[LiveSequence, tuple[int, int]] = {}  # refused how often, and until how many tokens
+        self._barred: dict[LiveSequence, tuple[int, int]] = {}  # number of refusals; known tokens at the end
         self._number = 0
-        self._last_cache_id = 0  # never used twice, whatever the session
+        self._last_cache_id = 0  # an id is never used twice, not even in another session
         self._pages = 0  # available as of the last reply
         self.step: DraftStep | None = None  # in flight
 
     @property
     def connected(self) -> bool:
-        """A draft executor is there."""
+        """A draft executor is connected."""
         return self._limits is not None
 
     def ready(self, capacity: Capacity) -> None:
-        """A draft executor that holds nothing of ours is there."""
+        """A draft executor without our caches connected."""
         self._limits = JointLimits.of(self._config, capacity)
         self._max_steps = capacity.max_steps
         self._pages = capacity.total_pages
 
     def lost(self) -> None:
-        """It is gone with all that it held: nothing of it is remembered."""
+        """The draft executor is gone with its caches: forget them."""
         self._limits = None
         self._caches.clear()
         self._barred.clear()
@@ -61,15 +61,15 @@ class DraftCaches:
         self.step = None
 
     def in_flight(self) -> list[LiveSequence]:
-        """Whom the step in flight computes."""
+        """The sequences that the step in flight computes."""
         return [cache.sequence for cache, _ in self.step.parts] if self.step else []
 
     def has(self, sequence: LiveSequence) -> bool:
-        """It holds a cache of this sequence."""
+        """The draft executor has a cache of this sequence."""
         return sequence in self._caches
 
     def most_drafts(self, sequence: LiveSequence) -> int:
-        """Drafts that it could make of this sequence in a step; 0 while it is behind or full."""
+        """Drafts that a step can make for this sequence; 0 while its cache is far behind, full or missing."""
         cache, limits = self._caches.get(sequence), self._limits
         if cache is None or limits is None or cache.target_id != sequence.cache_id:
             return 0
@@ -88,10 +88,10 @@ class DraftCaches:
     def plan(
         self, wanting: Iterable[tuple[LiveSequence, int]], following: Iterable[LiveSequence], now: float
     ) -> PlannedStep | None:
-        """The next step: drafts for `wanting` (sequence, how many), and what else of `following` it still
-        has to learn, as far as places, tokens and pages go. None while one is in flight or without need.
+        """The next step; None while one is in flight or if none is needed.
 
-        The caller asks for no more than `most_drafts`.
+        It makes drafts for `wanting` (pairs of a sequence and a number of drafts, at most `most_drafts`), and
+        opens or fills caches of `following`, as far as places, tokens and pages go.
         """
         limits = self._limits
         if limits is None or self.step is not None:
@@ -142,7 +142,7 @@ class DraftCaches:
             self._caches[sequence] = cache
 
     def _reap(self) -> None:
-        """Let go of the caches of all that gave up their target cache, in whatever way."""
+        """Release the caches of sequences that have lost their target cache."""
         for sequence, cache in list(self._caches.items()):
             if sequence.cache_id != cache.target_id:
                 self._release(sequence)
@@ -159,7 +159,7 @@ class DraftCaches:
         self._releases.append(self._caches.pop(sequence).cache_id)
 
     def _bar(self, sequence: LiveSequence) -> None:
-        """There is no room for it, or it was refused: it goes without for a while."""
+        """Release a refused sequence's cache, and open none for it for a while."""
         self._release(sequence)
         times = self._barred.get(sequence, (0, 0))[0] + 1
         self._barred[sequence] = times, len(sequence.tokens) + (BACKOFF_TOKENS << min(times - 1, 10))
@@ -193,11 +193,9 @@ class DraftCaches:
         drafted.drafts = tokens
         return drafted
 
-    # -- what is promised ------------------------------------------------------------------------
-
     def check_integrity(self) -> None:
         """Raises AssertionError."""
         ids = [cache.cache_id for cache in self._caches.values()] + self._releases
         assert len(ids) == len(set(ids)), "a draft cache is held twice, or held and released"
-        assert all(i <= self._last_cache_id for i in ids), "a draft cache id from nowhere"
+        assert all(i <= self._last_cache_id for i in ids), "a draft cache id that was never given"
         assert self.connected or not (ids or self.step or self._barred), "something is left of a lost drafter"

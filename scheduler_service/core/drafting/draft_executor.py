@@ -1,7 +1,7 @@
-"""The draft executor as the core sees it: its caches, its step in flight, and the sequences that wait for it.
+"""The draft executor as the core sees it: its caches, its step in flight, the sequences that wait for drafts.
 
 A sequence that waits for drafts gets no row on the target, for at most `PATIENCE_STEPS` draft steps. Then it
-decodes plainly, and drafts that arrive later are used as far as they still follow its known tokens.
+decodes without drafts; those that arrive later are used as far as they still follow its known tokens.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MIN_PATIENCE_S, MAX_PATIENCE_S = 0.05, 1.0
 """How long a sequence waits for drafts: PATIENCE_STEPS times the mean draft step, within these bounds."""
 
 MAX_DRAFT_LOSSES = 3
-"""After so many draft executors were lost while they computed a sequence, with no answer in between, the
-sequence gets no drafts of one any more."""
+"""A sequence gets no more drafts of a draft executor after so many of them were lost while they computed it,
+with no answer in between."""
 
 _SMOOTHING = 0.1  # weight of the newest step in the mean
 _OUTLIER = 4.0  # a step counts as at most so many times the mean
@@ -35,39 +35,39 @@ class DraftExecutor:
     """Owns the caches on the draft executor and the sequences that wait for its drafts."""
 
     def __init__(self, config: CoreConfig, step_time: StepTime) -> None:
-        """step_time: learns from each of its steps."""
+        """step_time: fitted to the durations of its steps."""
         self._caches = DraftCaches(config)
         self._step_time = step_time
-        self._waiting: dict[LiveSequence, None] = {}  # in the order of their waiting, longest first
-        self._late = False  # a sequence stopped waiting in vain, and no answer has come since
-        self._turned_away = False  # the last step had no room for a sequence, which is to be decided again
+        self._waiting: dict[LiveSequence, None] = {}  # for drafts; longest wait first
+        self._late = False  # a sequence stopped waiting without drafts, and no answer has come since
+        self._turned_away = False  # the last step had no room for a sequence: decide about it again
         self.cohorts = 1  # 2: one half of the sequences drafts while the other half is verified
         self.step_s = 0.0  # moving average of a step's duration; 0 before the first
 
     @property
     def connected(self) -> bool:
-        """A draft executor is there."""
+        """A draft executor is connected."""
         return self._caches.connected
 
     @property
     def responsive(self) -> bool:
-        """It is connected, and no sequence has waited for it in vain since its last answer."""
+        """It is connected and not late."""
         return self._caches.connected and not self._late
 
     @property
     def late(self) -> bool:
-        """A sequence has waited for it in vain since its last answer."""
+        """Since its last answer, a sequence has stopped waiting without drafts."""
         return self._late
 
     def ready(self, capacity: Capacity) -> None:
-        """A draft executor with no cache of ours is there. Raises IllegalEvent while another is."""
+        """A draft executor without our caches connected. Raises IllegalEvent while another is connected."""
         if self._caches.connected:
             raise IllegalEvent("a draft executor is connected: it must be lost before another is ready")
         self._caches.ready(capacity)
         self._late = False
 
     def lost(self) -> None:
-        """The connection is gone, and all caches with it; waiting sequences decode plainly."""
+        """The draft executor is gone with its caches; waiting sequences decode without drafts."""
         for sequence in self._caches.in_flight():
             if sequence.draft_state is not None:
                 sequence.draft_state.losses += 1
@@ -82,13 +82,13 @@ class DraftExecutor:
     # -- asking for drafts -----------------------------------------------------------------------
 
     def candidate(self, sequence: LiveSequence, state: DraftState, most: int) -> Candidate | None:
-        """What the controller needs to know for up to `most` drafts; None if it can make none."""
+        """The sequence as a candidate for up to `most` drafts; None if the draft executor can make none."""
         if state.executor is None or state.losses >= MAX_DRAFT_LOSSES:
             return None
         return state.executor.candidate(min(most, self._caches.most_drafts(sequence)))
 
     def pending(self, sequence: LiveSequence) -> int:
-        """Known tokens that the next row of its draft cache has to feed; it must have one."""
+        """Known tokens that the next row of its draft cache has to feed. The cache must exist."""
         return self._caches.pending(sequence)
 
     def ask(self, sequence: LiveSequence, state: DraftState, drafts: int, promise: float, now: float) -> None:
@@ -107,20 +107,20 @@ class DraftExecutor:
         return sum(s.draft_state.promise for s in self._waiting if s.draft_state is not None)
 
     def expire(self, now: float) -> None:
-        """End the waiting of those whose patience is over."""
+        """End the wait of the sequences that have waited as long as they may."""
         self._turned_away = False
         while (ends := self._patience_ends()) is not None and ends <= now:
             self._late = True
             self._stop_waiting([next(iter(self._waiting))])
 
     def next_wakeup(self, now: float) -> float | None:
-        """When sequences are to be decided about again, on the caller's clock; None: after the next event."""
+        """When the next decision is due without an event, on the caller's clock; None: not before one."""
         return now if self._turned_away else self._patience_ends()
 
     # -- its steps -------------------------------------------------------------------------------
 
     def plan(self, running: SequenceQueue, now: float) -> PlannedStep | None:
-        """The next step, after a decision; None while one is in flight or without need."""
+        """The next step, after a decision; None while one is in flight or if none is needed."""
         if not self._caches.connected or self._caches.step is not None:
             return None
         self._forget_gone()
@@ -136,7 +136,7 @@ class DraftExecutor:
         return plan
 
     def plan_releases(self, now: float) -> PlannedStep | None:
-        """A step with nothing but releases; None while one is in flight or without need."""
+        """A step that only releases caches; None while one is in flight or if there is nothing to release."""
         if not self._caches.connected or self._caches.step is not None:
             return None
         return self._caches.plan((), (), now)
@@ -165,7 +165,7 @@ class DraftExecutor:
         else:
             self.step_s = seconds
 
-    # -- who waits -------------------------------------------------------------------------------
+    # -- waiting sequences -----------------------------------------------------------------------
 
     def _patience_ends(self) -> float | None:
         """When the sequence that has waited longest stops waiting; None: no sequence waits."""
@@ -179,7 +179,7 @@ class DraftExecutor:
         return state.since + max(MIN_PATIENCE_S, min(MAX_PATIENCE_S, PATIENCE_STEPS * self.step_s))
 
     def _stop_waiting(self, sequences: Iterable[LiveSequence]) -> None:
-        """Let the next decision be about these again."""
+        """End the wait of these sequences: the next decision is about them again."""
         for sequence in sequences:
             self._waiting.pop(sequence, None)
             if sequence.awaits_drafts and sequence.draft_state is not None:
@@ -187,7 +187,7 @@ class DraftExecutor:
                 sequence.draft_state.decide_again()
 
     def _forget_gone(self) -> None:
-        """Drop those that have lost their target cache, which ended their waiting."""
+        """Drop the sequences whose wait ended with the loss of their target cache."""
         for sequence in [s for s in self._waiting if not s.awaits_drafts]:
             del self._waiting[sequence]
 
@@ -196,18 +196,20 @@ class DraftExecutor:
         self._caches.check_integrity()
         self._forget_gone()
         waiting = {s for s in running if s.awaits_drafts}
-        assert waiting == set(self._waiting), "a sequence waits for drafts that nobody makes"
+        assert waiting == set(self._waiting), (
+            "the sequences that wait for drafts are not those that are waited for"
+        )
         assert not any(s.in_flight for s in waiting), "a sequence waits for drafts and for an answer"
 
 
 def _may_draft(sequence: LiveSequence) -> bool:
-    """The draft executor is to follow this sequence."""
+    """The draft executor should have a cache of this sequence."""
     state = sequence.draft_state
     return state is not None and state.executor is not None and state.losses < MAX_DRAFT_LOSSES
 
 
 def _is_verifying(sequence: LiveSequence) -> bool:
-    """It has drafts of the draft executor that the target has not answered yet."""
+    """It has drafts of the draft executor that are still to be verified."""
     state = sequence.draft_state
     if state is None:
         return False

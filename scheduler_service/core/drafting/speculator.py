@@ -1,9 +1,9 @@
-"""Speculation as the planner and the reader of results see it: which sequence gets which drafts.
+"""Speculation as the rest of the core sees it: which sequence gets which drafts for its next row.
 
     decide ──► drafts that are there (n-grams, made earlier) ──► attach ──► verified by the target
           └──► waits for the draft executor: plan_draft ──► apply_draft ──► decided again
 
-Each sequence is decided about once for every number of known tokens at which it could be in a step.
+There is one decision about a sequence for each number of known tokens at which it could be in a step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PLAIN_RUN = 8
 
 
 class Speculator:
-    """Owns the drafters, the controller and what is known of the draft executor."""
+    """Owns the controller, the calendar of resting sequences and the draft executor."""
 
     def __init__(self, config: CoreConfig) -> None:
         self._config = config
@@ -57,7 +57,7 @@ class Speculator:
         self._drafted_step = 0  # the last of them that had drafts, or one shortly before it
 
     def enlist(self, live: LiveRequest) -> None:
-        """Give a new request's sequences the drafters that it asks for."""
+        """Give a new request's sequences the speculation that it asks for."""
         wish = live.request.speculation
         if not wish.drafters:
             return
@@ -78,11 +78,10 @@ class Speculator:
         *,
         ahead: bool,
     ) -> None:
-        """Decide about all sequences that could be in the next step and were not decided about yet.
+        """Decide about the awake sequences that could be in the next step and have new tokens.
 
         max_drafts: that the target verifies in one row. step_s: seconds of a recent target step.
-        ahead: sequences may have rows sent before their last one is answered; those that get no drafts now
-        will.
+        ahead: a sequence without drafts may get further rows before its last one is answered.
         """
         executor = self._draft_executor
         executor.expire(now)
@@ -160,20 +159,21 @@ class Speculator:
                 state.sent = state.maker
 
     def refused(self, sequence: LiveSequence) -> None:
-        """The target refused a row with drafts: its next one has none."""
+        """The target refused a row with drafts: the sequence's next row has none."""
         if sequence.draft_state is not None:
             sequence.draft_state.plain_until = len(sequence.tokens) + 1
             sequence.draft_state.drafts = ()
 
     @property
     def step_time(self) -> StepTime:
-        """The target's."""
+        """The fitted step time of the target."""
         return self._controller.target
 
     def stepped(self, plan: PlannedStep, seconds: float, *, always: bool) -> Work | None:
-        """The target answered a step after so long. Returns what the step computed; None: it was not counted.
+        """The target answered a step after so many seconds: fit the step time to it.
 
-        Where nothing has been drafted for a while, one step in TIMED_STEPS is counted, or each with `always`.
+        Returns what the step computed, or None if it was not counted. If nothing has been drafted for a
+        while, only one step in TIMED_STEPS is counted, or each with `always`.
         """
         self._calendar.step_answered()
         step = self._calendar.step
@@ -203,15 +203,15 @@ class Speculator:
         return self._draft_executor.step_s
 
     def ready(self, capacity: Capacity) -> None:
-        """A draft executor that holds nothing of ours connected. Raises IllegalEvent while another is."""
+        """A draft executor without our caches connected. Raises IllegalEvent while another is connected."""
         self._draft_executor.ready(capacity)
 
     def lost(self) -> None:
-        """The draft executor is gone: those that wait decode plainly."""
+        """The draft executor is gone: the sequences that wait for it decode without drafts."""
         self._draft_executor.lost()
 
     def plan_draft(self, running: SequenceQueue, now: float, *, alone: bool) -> PlannedStep | None:
-        """The draft executor's next step, after `decide`; releases only while a sequence runs `alone`."""
+        """The draft executor's next step, after `decide`; with `alone` it only releases caches."""
         if alone:
             return self._draft_executor.plan_releases(now)
         return self._draft_executor.plan(running, now)
@@ -221,7 +221,7 @@ class Speculator:
         self._draft_executor.apply(result, now)
 
     def next_wakeup(self, now: float) -> float | None:
-        """When `decide` is due by itself, on the caller's clock; None: only after an event."""
+        """When `decide` is due without an event, on the caller's clock; None: not before one."""
         return self._draft_executor.next_wakeup(now)
 
     def check_integrity(self, running: SequenceQueue) -> None:

@@ -1,4 +1,4 @@
-"""What speculation knows of one sequence: its drafters, the drafts it has, and how they did."""
+"""The speculation of one sequence: its drafters, its present drafts, and how many drafts were accepted."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ class DraftState:
         self.drafts: tuple[int, ...] = ()
         self.offered_at = 0  # known tokens that they follow; stays when they are gone
         self.maker = DraftSource.NGRAM
-        self.sent: DraftSource | None = None  # who made those of the row in flight
+        self.sent: DraftSource | None = None  # source of the drafts in the row in flight
         # verifications, by the number of drafts and by how many of them were accepted
         self._drafted: list[int] = []
         self._accepted: list[int] = []
 
     def retire(self) -> None:
-        """The sequence has ended: let go of what only a live one needs, and keep what its usage tells.
+        """The sequence has ended: drop its drafters and drafts, and keep the counts for its usage.
 
-        An ended request is a cycle, which the collector finds late; the index is most of its size.
+        An ended request is a reference cycle, which is collected late; the index is most of its size.
         """
         self.ngram = self.executor = None
         self.drafts = ()
