@@ -163,6 +163,7 @@ class Reason(enum.Enum):
     UNAUTHENTICATED = "unauthenticated"
     PERMISSION = "permission"
     INTERNAL = "internal"  # a bug
+    GRAMMAR = "grammar"  # can't be compiled, does not allow a given token, or allows no token at all
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ STATUS_OF: dict[Reason, grpc.StatusCode] = {
     Reason.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.STEP_CONTENT: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.GRAMMAR: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.CACHE: grpc.StatusCode.NOT_FOUND,
     Reason.SESSION: grpc.StatusCode.NOT_FOUND,
     Reason.TOKENIZER: grpc.StatusCode.NOT_FOUND,

@@ -240,6 +240,12 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
                     getattr(result, name).CopyFrom(encode_tensor(array))
         return response
 
+    async def CheckGrammar(
+        self, request: pb.CheckGrammarRequest, context: Context
+    ) -> pb.CheckGrammarResponse:
+        """Compile a grammar."""
+        raise RequestRefused(Reason.UNSUPPORTED, "this executor does not offer CheckGrammar")
+
     async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupResponse:
         """Run the shapes that compile or allocate lazily."""
         self._check_admin(context, "Warmup")

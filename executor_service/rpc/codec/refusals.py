@@ -15,6 +15,11 @@ def too_large(message: str) -> Refusal:
     return Refusal(Reason.TOO_LARGE, message)
 
 
+def unsupported(field: str) -> Refusal:
+    """A row or op that sets a field whose feature GetInfo does not advertise."""
+    return Refusal(Reason.UNSUPPORTED, f"{field}: this executor does not offer it")
+
+
 def refused(message: str) -> RequestRefused:
     """A step whose shape is wrong."""
     return RequestRefused(Reason.INVALID, message)

@@ -10,11 +10,11 @@ from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import NO_TOKENS, Opening, OutputMode, Refusal, Row
-from executor_service.rpc.codec.refusals import invalid, refused, too_large
+from executor_service.rpc.codec.refusals import invalid, refused, too_large, unsupported
 from executor_service.rpc.codec.sampling import decode_sampling
 from executor_service.rpc.codec.tokens import decode_ragged, opening_tokens
 
-T = TypeVar("T", int, bool)
+T = TypeVar("T", int, bool, bytes)
 
 OUTPUT_MODES: dict[int, OutputMode] = {
     pb.OUTPUT_MODE_UNSPECIFIED: OutputMode.SAMPLE,
@@ -56,6 +56,7 @@ def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tu
     bounds = _per_row("kv_length_bounds", packed.kv_length_bounds, count, default=False)
     tokens, bad_tokens = decode_ragged("tokens", packed.tokens, packed.token_counts, count, limits)
     drafts, bad_drafts = decode_ragged("drafts", packed.drafts, packed.draft_counts, count, limits)
+    masks = _per_row("masks", packed.masks, count, b"")
     if packed.drafts and Takes.DRAFTS not in takes:
         raise refused("rows.drafts: this RPC takes rows without drafts")
     if Takes.ALL_DRAFTS in takes and not all(len(row) for row in drafts):
@@ -64,7 +65,12 @@ def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tu
         raise refused("rows.steps: this RPC takes no rows with several steps")
     # Most steps set none of these fields; their rows need no further checks.
     special = (
-        packed.steps or packed.outputs or packed.top_ks or packed.draft_counts or packed.kv_length_bounds
+        packed.steps
+        or packed.outputs
+        or packed.top_ks
+        or packed.draft_counts
+        or packed.kv_length_bounds
+        or packed.masks
     )
     if not (special or bad_tokens):
         return tuple(
@@ -74,6 +80,8 @@ def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tu
     rows: list[Row | Refusal] = []
     for i in range(count):
         bad = bad_tokens.get(i) or bad_drafts.get(i)
+        if masks[i]:
+            bad = bad or unsupported(f"rows.masks[{i}]")
         bad = bad or _bad_row(i, steps[i], len(drafts[i]), outputs[i], top_ks[i], limits)
         if bounds[i] and len(tokens[i]):
             bad = bad or invalid(f"rows.kv_length_bounds[{i}]: not with tokens of its own")
@@ -109,6 +117,8 @@ def decode_opening(field: str, opening: pb.Opening, limits: Limits) -> Opening |
         return bad
     if len(opening.salt) > limits.max_salt_bytes:
         return too_large(f"{field}.salt: at most {limits.max_salt_bytes} bytes, has {len(opening.salt)}")
+    if opening.mask:
+        return unsupported(f"{field}.mask")
     sampling = decode_sampling(f"{field}.sampling", opening.sampling, limits)
     if isinstance(sampling, Refusal):
         return sampling

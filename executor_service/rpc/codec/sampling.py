@@ -8,11 +8,13 @@ from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Refusal, Sampling
-from executor_service.rpc.codec.refusals import invalid, too_large
+from executor_service.rpc.codec.refusals import invalid, too_large, unsupported
 
 
 def decode_sampling(field: str, sampling: pb.Sampling, limits: Limits) -> Sampling | Refusal:
     """Sampling parameters, each within its range; a missing seed is drawn here."""
+    if sampling.HasField("grammar"):
+        return unsupported(f"{field}.grammar")
     ranges = (
         ("temperature", sampling.temperature, 0.0, 100.0),
         ("min_p", sampling.min_p, 0.0, 1.0),

@@ -57,6 +57,19 @@ def message(item: object) -> str:
     return item.message
 
 
+@pytest.mark.parametrize("grammar", [pb.Grammar(regex="a"), pb.Grammar()])
+def test_a_grammar_where_none_is_offered_refuses_its_row_by_name(grammar: pb.Grammar) -> None:
+    sampling = pb.Sampling(grammar=grammar)
+    plan = decode(
+        ops=[pb.Op(fork=pb.Fork(source_id=1, cache_id=2, sampling=sampling))],
+        openings=[pb.Opening(cache_id=1, tokens=[1], sampling=sampling), pb.Opening(cache_id=2, tokens=[1])],
+    )
+    told = "this executor does not offer it"
+    assert plan.ops[0] == Refusal(Reason.UNSUPPORTED, f"ops[0].fork.sampling.grammar: {told}")
+    assert plan.openings[0] == Refusal(Reason.UNSUPPORTED, f"openings[0].sampling.grammar: {told}")
+    assert isinstance(plan.openings[1], Opening)
+
+
 def test_a_full_step_arrives_whole() -> None:
     plan = decode(
         header=pb.StepHeader(session_id=5, step_id=6, epoch=7),

@@ -203,6 +203,10 @@ class ExecutorClient:
             raise errors.incomplete(f"the reply has {len(results)} results for {len(wire)} inputs")
         return list(results)
 
+    async def check_grammar(self, grammar: pb.Grammar, *, timeout_s: float | None = None) -> None:
+        """Compile a grammar, which the executor keeps for a while. Raises InvalidRequest if it can't be."""
+        await self._call(self._stub.CheckGrammar, pb.CheckGrammarRequest(grammar=grammar), timeout_s)
+
     async def warmup(self, *, timeout_s: float | None = None) -> int:
         """Run each batch shape that is compiled on first use once; returns the time this took, in ms."""
         return (await self._call(self._stub.Warmup, pb.WarmupRequest(), timeout_s)).elapsed_ms

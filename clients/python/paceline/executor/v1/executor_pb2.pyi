@@ -77,16 +77,39 @@ completes. Rows with `steps` > 1 are left between two tokens. A step that was qu
 dropped one finds a gap (STEP_GAP): send both again. A reply that several RPCs wait for is
 wanted as long as one of them does. Closing a stream cancels nothing: its steps complete.
 
-SAMPLING ORDER (normative). Penalties, then logit_bias; then stop_token_ids are masked until
-min_tokens; then temperature; then top_k, top_p, min_p; then argmax(logits + noise). A mask that
+SAMPLING ORDER (normative). Penalties, then logit_bias; then the tokens that the grammar or the
+row's mask does not allow are excluded; then stop_token_ids are masked until min_tokens; then
+temperature; then top_k, top_p, min_p; then argmax(logits + noise). A mask of stop_token_ids that
 would leave no token with a finite logit is not applied: the row samples as without it, and may
-so end before min_tokens. Vectors, 4 ids, greedy, logits [1, 3, 2, 0]:
+so end before min_tokens. A grammar and a row's mask never give way: where they leave no token,
+the row is refused. logprobs are those of the raw logits, before all of this.
+Vectors, 4 ids, greedy, logits [1, 3, 2, 0]:
   stop_token_ids  min_tokens  logit_bias                        token
   [1]             0           {}                                1
   [1]             1           {}                                2
   [1, 2]          1           {}                                0
   [0, 1, 2, 3]    1           {}                                1  (nothing is left: no mask)
   [1]             1           {0: -1000, 2: -1000, 3: -1000}    2  (finite: the mask holds)
+
+GRAMMAR. A sequence whose Sampling has a grammar samples only tokens with which its output can
+still become a text of the grammar, or is one. Its *output* are the tokens after prompt_length,
+whoever chose them; prompt tokens are not looked at. The grammar's state is a pure function of
+(grammar, output): executors with equal `fingerprints.grammar` and `fingerprints.vocabulary`
+allow the same tokens after the same output. So a sequence that is opened again with its output,
+truncated, forked or verified goes on as if nothing had happened, and nothing but the grammar
+crosses the wire.
+  The end. Where the output is a text of the grammar, all of ModelInfo.eos_token_ids are
+  allowed, besides what may go on. After one of them nothing but these is allowed.
+  Given tokens. Output tokens of an opening, of a fork and of `Rows.tokens` that the grammar does
+  not allow there refuse the row or op (ERROR_REASON_GRAMMAR). Any tokenization of an allowed
+  text is taken; sampled are only the tokens that the tokenizer makes of what is forced.
+  Drafts. A draft that the grammar does not allow is never accepted, nor is one after which it
+  allows no token; neither is an error, and what follows it is not computed.
+  Other output modes. Only OUTPUT_MODE_SAMPLE samples, so nothing else is masked.
+  No way out. Where the grammar allows no token, or where finding out takes more work than
+  max_grammar_step_fuel, the row is refused (ERROR_REASON_GRAMMAR); a row of several steps ends
+  before that. Limits count work, never time.
+Such a sequence is sampled like any other: same seed, position and noise, over fewer tokens.
 
 SAMPLING NOISE (normative; "paceline-gumbel-1"). All integers wrap.
   mix64(x)  = SplitMix64's output function: x ^= x>>30; x *= 0xbf58476d1ce4e5b9;
@@ -182,6 +205,10 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     CAPABILITY_FULL_LOGITS: _Capability.ValueType  # 7
     CAPABILITY_FORWARD: _Capability.ValueType  # 8
     CAPABILITY_TOKENIZER: _Capability.ValueType  # 9
+    CAPABILITY_GRAMMAR: _Capability.ValueType  # 10
+    """Sampling.grammar and CheckGrammar"""
+    CAPABILITY_MASKS: _Capability.ValueType  # 11
+    """Rows.masks and Opening.mask"""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """What an executor may offer beyond the plain step."""
@@ -198,6 +225,10 @@ CAPABILITY_TOP_K: Capability.ValueType  # 6
 CAPABILITY_FULL_LOGITS: Capability.ValueType  # 7
 CAPABILITY_FORWARD: Capability.ValueType  # 8
 CAPABILITY_TOKENIZER: Capability.ValueType  # 9
+CAPABILITY_GRAMMAR: Capability.ValueType  # 10
+"""Sampling.grammar and CheckGrammar"""
+CAPABILITY_MASKS: Capability.ValueType  # 11
+"""Rows.masks and Opening.mask"""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 class _ErrorReason:
@@ -255,6 +286,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """PERMISSION_DENIED"""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 24
     """INTERNAL: a bug; the executor's log says more"""
+    ERROR_REASON_GRAMMAR: _ErrorReason.ValueType  # 25
+    """The grammar can't be compiled; or it does not allow a given token; or no token at all where one has
+    to be sampled.
+    INVALID_ARGUMENT
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused: the cause behind a google.rpc.Code."""
@@ -308,6 +344,11 @@ ERROR_REASON_PERMISSION: ErrorReason.ValueType  # 23
 """PERMISSION_DENIED"""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 24
 """INTERNAL: a bug; the executor's log says more"""
+ERROR_REASON_GRAMMAR: ErrorReason.ValueType  # 25
+"""The grammar can't be compiled; or it does not allow a given token; or no token at all where one has
+to be sampled.
+INVALID_ARGUMENT
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _AttentionKind:
@@ -446,6 +487,7 @@ class Sampling(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 <= t <= 100; 0: greedy"""
     top_k: _builtins.int
@@ -474,6 +516,10 @@ class Sampling(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """masked until min_tokens; end a multi-step row"""
 
+    @_builtins.property
+    def grammar(self) -> Global___Grammar:
+        """The output must match this; see GRAMMAR above. UNIMPLEMENTED without CAPABILITY_GRAMMAR."""
+
     def __init__(
         self,
         *,
@@ -489,10 +535,11 @@ class Sampling(_message.Message):
         logprobs: _builtins.int | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         min_tokens: _builtins.int = ...,
+        grammar: Global___Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "logprobs", b"logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "grammar", b"grammar", "logprobs", b"logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -514,6 +561,87 @@ class Sampling(_message.Message):
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
+class Grammar(_message.Message):
+    """What the output of a sequence must match, as a whole. One field is set, and is not empty. At most
+    max_grammar_bytes bytes as a serialized message; UTF-8. What can't be compiled, or not with
+    max_grammar_compile_fuel, is ERROR_REASON_GRAMMAR.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    LARK_FIELD_NUMBER: _builtins.int
+    STRUCTURAL_TAG_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """A JSON schema as JSON. The output is one value; between tokens of JSON there is no whitespace
+    but one space after each ',' and ':'. Keywords that are not understood are refused by name, so is
+    a `$ref` to anything outside: nothing is ever fetched. "x-guidance" of the schema's root may
+    ask for other separators or free whitespace (item_separator, key_separator,
+    whitespace_flexible).
+    """
+    regex: _builtins.str
+    """A regular expression for all of the output, in the syntax of Rust's `regex` crate. '.' matches
+    no newline. No look-around and no back-references.
+    """
+    lark: _builtins.str
+    """A context-free grammar in the syntax of llguidance, which is close to Lark's; its start rule is
+    `start`.
+    """
+    structural_tag: _builtins.str
+    """Free text in which tagged parts must match, as JSON: {"structures": [{"begin": "<f>", "schema":
+    {...}, "end": "</f>"}], "triggers": ["<f"]}. As soon as one of the triggers has been written,
+    the output goes on as one of the structures whose `begin` starts with it; a structure has
+    `schema` (JSON schema) or `lark`. A trigger that is an added token of the tokenizer is that
+    token, and no text.
+    """
+    @_builtins.property
+    def choices(self) -> Global___GrammarChoices:
+        """one of these texts"""
+
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        choices: Global___GrammarChoices | None = ...,
+        lark: _builtins.str = ...,
+        structural_tag: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "grammar", b"grammar", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "grammar", b"grammar", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_grammar: _TypeAlias = _typing.Literal["json_schema", "regex", "choices", "lark", "structural_tag"]  # noqa: Y015
+    _WhichOneofArgType_grammar: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_grammar) -> _WhichOneofReturnType_grammar | None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
+
+@_typing.final
+class GrammarChoices(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """at least one"""
+
+    def __init__(
+        self,
+        *,
+        choices: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrammarChoices: _TypeAlias = GrammarChoices  # noqa: Y015
+
+@_typing.final
 class Opening(_message.Message):
     """A row that opens a sequence."""
 
@@ -528,6 +656,7 @@ class Opening(_message.Message):
     TOP_K_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
     PACKED_TOKENS_FIELD_NUMBER: _builtins.int
+    MASK_FIELD_NUMBER: _builtins.int
     cache_id: _builtins.int
     """> 0, never used before in this session"""
     prompt_length: _builtins.int
@@ -541,6 +670,10 @@ class Opening(_message.Message):
     """prefix-cache namespace: pages are shared only under the same salt"""
     packed_tokens: _builtins.bytes
     """in place of `tokens`: 4 bytes each, little-endian; cheaper to make"""
+    mask: _builtins.bytes
+    """What this row may sample: one mask, as in Rows.masks. Without effect where the row samples
+    nothing; the row that reaches the prompt's end then brings its own.
+    """
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the whole prompt, 1..context_length ids; or `packed_tokens`"""
@@ -559,10 +692,11 @@ class Opening(_message.Message):
         top_k: _builtins.int = ...,
         salt: _builtins.bytes = ...,
         packed_tokens: _builtins.bytes = ...,
+        mask: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_id", b"cache_id", "limit", b"limit", "output", b"output", "packed_tokens", b"packed_tokens", "prompt_length", b"prompt_length", "salt", b"salt", "sampling", b"sampling", "tokens", b"tokens", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_id", b"cache_id", "limit", b"limit", "mask", b"mask", "output", b"output", "packed_tokens", b"packed_tokens", "prompt_length", b"prompt_length", "salt", b"salt", "sampling", b"sampling", "tokens", b"tokens", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -587,6 +721,7 @@ class Rows(_message.Message):
     OUTPUTS_FIELD_NUMBER: _builtins.int
     TOP_KS_FIELD_NUMBER: _builtins.int
     KV_LENGTH_BOUNDS_FIELD_NUMBER: _builtins.int
+    MASKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cache_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """a cache has at most one row (or opening) in a step"""
@@ -634,6 +769,19 @@ class Rows(_message.Message):
         a row feeds what is pending and carries no tokens.
         """
 
+    @_builtins.property
+    def masks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """What a row may sample, for clients with automata of their own; an entry per row, empty: no mask.
+        Otherwise one mask per sampled position, that is 1 + its number of drafts, the first one for
+        the token after what is pending, one after another. A mask has 4 * ceil(vocabulary / 32) bytes;
+        token t is allowed if bit t % 8 of byte t / 8 is set, and bits beyond the vocabulary are
+        ignored. An illegal draft is never accepted, so the masks behind it do not matter. Without effect
+        where the row samples nothing. Beside a grammar both must allow a token.
+        INVALID_ARGUMENT, for the row: another number of bytes; a first mask that allows no token; `steps`
+        above 1, or an output mode other than SAMPLE. A later mask that allows no token ends the drafts
+        before it. UNIMPLEMENTED, for the row, without CAPABILITY_MASKS.
+        """
+
     def __init__(
         self,
         *,
@@ -648,10 +796,11 @@ class Rows(_message.Message):
         outputs: _abc.Iterable[Global___OutputMode.ValueType] | None = ...,
         top_ks: _abc.Iterable[_builtins.int] | None = ...,
         kv_length_bounds: _abc.Iterable[_builtins.bool] | None = ...,
+        masks: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_ids", b"cache_ids", "draft_counts", b"draft_counts", "drafts", b"drafts", "kv_length_bounds", b"kv_length_bounds", "kv_lengths", b"kv_lengths", "limits", b"limits", "outputs", b"outputs", "steps", b"steps", "token_counts", b"token_counts", "tokens", b"tokens", "top_ks", b"top_ks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_ids", b"cache_ids", "draft_counts", b"draft_counts", "drafts", b"drafts", "kv_length_bounds", b"kv_length_bounds", "kv_lengths", b"kv_lengths", "limits", b"limits", "masks", b"masks", "outputs", b"outputs", "steps", b"steps", "token_counts", b"token_counts", "tokens", b"tokens", "top_ks", b"top_ks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -871,6 +1020,7 @@ class RowDetail(_message.Message):
     TOP_IDS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     LOGITS_FIELD_NUMBER: _builtins.int
+    FORCED_TOKENS_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """rows first, then openings"""
     k: _builtins.int
@@ -887,6 +1037,12 @@ class RowDetail(_message.Message):
     def logits(self) -> Global___Tensor:
         """[outputs, vocabulary]"""
 
+    @_builtins.property
+    def forced_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of a sequence with a grammar, behind the last token sampled: the next tokens, where the grammar
+        leaves no choice; at most max_drafts. Hints: sent as drafts of the next row they are accepted.
+        """
+
     def __init__(
         self,
         *,
@@ -896,10 +1052,11 @@ class RowDetail(_message.Message):
         top_ids: _abc.Iterable[_builtins.int] | None = ...,
         top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
         logits: Global___Tensor | None = ...,
+        forced_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logits", b"logits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["k", b"k", "logits", b"logits", "logprobs", b"logprobs", "row", b"row", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forced_tokens", b"forced_tokens", "k", b"k", "logits", b"logits", "logprobs", b"logprobs", "row", b"row", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1163,7 +1320,7 @@ class GetInfoResponse(_message.Message):
     backend: _builtins.str
     """oracle, paged-attention, torch"""
     contract_revision: _builtins.int
-    """rises whenever this file grows; this is revision 1"""
+    """rises whenever this file grows; this is revision 2"""
     @_builtins.property
     def model(self) -> Global___ModelInfo: ...
     @_builtins.property
@@ -1308,6 +1465,9 @@ class Limits(_message.Message):
     MAX_DEFAULT_PAGES_FIELD_NUMBER: _builtins.int
     MAX_DEFAULT_SEQUENCES_FIELD_NUMBER: _builtins.int
     MAX_PIECE_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_GRAMMAR_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_GRAMMAR_COMPILE_FUEL_FIELD_NUMBER: _builtins.int
+    MAX_GRAMMAR_STEP_FUEL_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """tokens per page"""
     total_pages: _builtins.int
@@ -1353,6 +1513,13 @@ class Limits(_message.Message):
     max_default_sequences: _builtins.int
     max_piece_tokens: _builtins.int
     """fed in one forward: a step with more takes several"""
+    max_grammar_bytes: _builtins.int
+    """Of a Grammar. Fuel is counted in derivatives of regular expressions, about 50 a microsecond.
+    0, as the next two: CAPABILITY_GRAMMAR is not advertised
+    """
+    max_grammar_compile_fuel: _builtins.int
+    max_grammar_step_fuel: _builtins.int
+    """for the mask of one position"""
     def __init__(
         self,
         *,
@@ -1380,10 +1547,13 @@ class Limits(_message.Message):
         max_default_pages: _builtins.int = ...,
         max_default_sequences: _builtins.int = ...,
         max_piece_tokens: _builtins.int = ...,
+        max_grammar_bytes: _builtins.int = ...,
+        max_grammar_compile_fuel: _builtins.int = ...,
+        max_grammar_step_fuel: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_default_pages", b"max_default_pages", "max_default_sequences", b"max_default_sequences", "max_drafts", b"max_drafts", "max_full_logits_bytes", b"max_full_logits_bytes", "max_in_flight", b"max_in_flight", "max_label_bytes", b"max_label_bytes", "max_lease_ms", b"max_lease_ms", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_message_bytes", b"max_message_bytes", "max_ops", b"max_ops", "max_piece_tokens", b"max_piece_tokens", "max_queued_steps", b"max_queued_steps", "max_released_ids", b"max_released_ids", "max_rows", b"max_rows", "max_salt_bytes", b"max_salt_bytes", "max_sequences", b"max_sequences", "max_sessions", b"max_sessions", "max_step_tokens", b"max_step_tokens", "max_steps", b"max_steps", "max_stop_token_ids", b"max_stop_token_ids", "min_lease_ms", b"min_lease_ms", "page_size", b"page_size", "total_pages", b"total_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_default_pages", b"max_default_pages", "max_default_sequences", b"max_default_sequences", "max_drafts", b"max_drafts", "max_full_logits_bytes", b"max_full_logits_bytes", "max_grammar_bytes", b"max_grammar_bytes", "max_grammar_compile_fuel", b"max_grammar_compile_fuel", "max_grammar_step_fuel", b"max_grammar_step_fuel", "max_in_flight", b"max_in_flight", "max_label_bytes", b"max_label_bytes", "max_lease_ms", b"max_lease_ms", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_message_bytes", b"max_message_bytes", "max_ops", b"max_ops", "max_piece_tokens", b"max_piece_tokens", "max_queued_steps", b"max_queued_steps", "max_released_ids", b"max_released_ids", "max_rows", b"max_rows", "max_salt_bytes", b"max_salt_bytes", "max_sequences", b"max_sequences", "max_sessions", b"max_sessions", "max_step_tokens", b"max_step_tokens", "max_steps", b"max_steps", "max_stop_token_ids", b"max_stop_token_ids", "min_lease_ms", b"min_lease_ms", "page_size", b"page_size", "total_pages", b"total_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1391,29 +1561,35 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
 class Fingerprints(_message.Message):
-    """Equal fingerprints, equal tokens: failover demands `model` and `sampler`, a draft `vocabulary`."""
+    """Equal fingerprints, equal tokens: failover demands `model` and `sampler`, and `grammar` for sequences
+    that have one; a draft `vocabulary`.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
     VOCABULARY_FIELD_NUMBER: _builtins.int
     SAMPLER_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     model: _builtins.bytes
     """SHA-256 of weights, config and dtype"""
     vocabulary: _builtins.bytes
     """SHA-256 of all tokens and their ids"""
     sampler: _builtins.str
     """version of the sampling rules above"""
+    grammar: _builtins.str
+    """of the grammar engine; empty: none"""
     def __init__(
         self,
         *,
         model: _builtins.bytes = ...,
         vocabulary: _builtins.bytes = ...,
         sampler: _builtins.str = ...,
+        grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "sampler", b"sampler", "vocabulary", b"vocabulary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "model", b"model", "sampler", b"sampler", "vocabulary", b"vocabulary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2312,6 +2488,41 @@ class ForwardResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForwardResponse: _TypeAlias = ForwardResponse  # noqa: Y015
+
+@_typing.final
+class CheckGrammarRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def grammar(self) -> Global___Grammar: ...
+    def __init__(
+        self,
+        *,
+        grammar: Global___Grammar | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckGrammarRequest: _TypeAlias = CheckGrammarRequest  # noqa: Y015
+
+@_typing.final
+class CheckGrammarResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckGrammarResponse: _TypeAlias = CheckGrammarResponse  # noqa: Y015
 
 @_typing.final
 class WarmupRequest(_message.Message):

@@ -120,6 +120,11 @@ class ExecutorServiceStub:
                 request_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.ForwardRequest.SerializeToString,
                 response_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.ForwardResponse.FromString,
                 _registered_method=True)
+        self.CheckGrammar = channel.unary_unary(
+                '/paceline.executor.v1.ExecutorService/CheckGrammar',
+                request_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.CheckGrammarRequest.SerializeToString,
+                response_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.CheckGrammarResponse.FromString,
+                _registered_method=True)
         self.Warmup = channel.unary_unary(
                 '/paceline.executor.v1.ExecutorService/Warmup',
                 request_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.WarmupRequest.SerializeToString,
@@ -293,6 +298,17 @@ class ExecutorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckGrammar(self, request, context):
+        """Compiles a grammar beside the device, and keeps it for a while: an opening with the same one then
+        does not wait for that. For clients that want to refuse a bad grammar before they queue. Optional:
+        an opening compiles what it needs, before its step is queued.
+        Errors: INVALID_ARGUMENT (GRAMMAR, TOO_LARGE), UNIMPLEMENTED without CAPABILITY_GRAMMAR.
+        Retry: safe, idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Warmup(self, request, context):
         """Runs the shapes that compile or allocate lazily, so that the first request does not wait.
         KV content is untouched. Cancelled, it ends between two shapes. Retry: safe.
@@ -398,6 +414,11 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.Forward,
                     request_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.ForwardRequest.FromString,
                     response_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.ForwardResponse.SerializeToString,
+            ),
+            'CheckGrammar': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckGrammar,
+                    request_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.CheckGrammarRequest.FromString,
+                    response_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.CheckGrammarResponse.SerializeToString,
             ),
             'Warmup': grpc.unary_unary_rpc_method_handler(
                     servicer.Warmup,
@@ -870,6 +891,33 @@ class ExecutorService:
             '/paceline.executor.v1.ExecutorService/Forward',
             paceline_dot_executor_dot_v1_dot_executor__pb2.ForwardRequest.SerializeToString,
             paceline_dot_executor_dot_v1_dot_executor__pb2.ForwardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckGrammar(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.executor.v1.ExecutorService/CheckGrammar',
+            paceline_dot_executor_dot_v1_dot_executor__pb2.CheckGrammarRequest.SerializeToString,
+            paceline_dot_executor_dot_v1_dot_executor__pb2.CheckGrammarResponse.FromString,
             options,
             channel_credentials,
             insecure,

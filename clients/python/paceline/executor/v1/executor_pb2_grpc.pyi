@@ -77,16 +77,39 @@ completes. Rows with `steps` > 1 are left between two tokens. A step that was qu
 dropped one finds a gap (STEP_GAP): send both again. A reply that several RPCs wait for is
 wanted as long as one of them does. Closing a stream cancels nothing: its steps complete.
 
-SAMPLING ORDER (normative). Penalties, then logit_bias; then stop_token_ids are masked until
-min_tokens; then temperature; then top_k, top_p, min_p; then argmax(logits + noise). A mask that
+SAMPLING ORDER (normative). Penalties, then logit_bias; then the tokens that the grammar or the
+row's mask does not allow are excluded; then stop_token_ids are masked until min_tokens; then
+temperature; then top_k, top_p, min_p; then argmax(logits + noise). A mask of stop_token_ids that
 would leave no token with a finite logit is not applied: the row samples as without it, and may
-so end before min_tokens. Vectors, 4 ids, greedy, logits [1, 3, 2, 0]:
+so end before min_tokens. A grammar and a row's mask never give way: where they leave no token,
+the row is refused. logprobs are those of the raw logits, before all of this.
+Vectors, 4 ids, greedy, logits [1, 3, 2, 0]:
   stop_token_ids  min_tokens  logit_bias                        token
   [1]             0           {}                                1
   [1]             1           {}                                2
   [1, 2]          1           {}                                0
   [0, 1, 2, 3]    1           {}                                1  (nothing is left: no mask)
   [1]             1           {0: -1000, 2: -1000, 3: -1000}    2  (finite: the mask holds)
+
+GRAMMAR. A sequence whose Sampling has a grammar samples only tokens with which its output can
+still become a text of the grammar, or is one. Its *output* are the tokens after prompt_length,
+whoever chose them; prompt tokens are not looked at. The grammar's state is a pure function of
+(grammar, output): executors with equal `fingerprints.grammar` and `fingerprints.vocabulary`
+allow the same tokens after the same output. So a sequence that is opened again with its output,
+truncated, forked or verified goes on as if nothing had happened, and nothing but the grammar
+crosses the wire.
+  The end. Where the output is a text of the grammar, all of ModelInfo.eos_token_ids are
+  allowed, besides what may go on. After one of them nothing but these is allowed.
+  Given tokens. Output tokens of an opening, of a fork and of `Rows.tokens` that the grammar does
+  not allow there refuse the row or op (ERROR_REASON_GRAMMAR). Any tokenization of an allowed
+  text is taken; sampled are only the tokens that the tokenizer makes of what is forced.
+  Drafts. A draft that the grammar does not allow is never accepted, nor is one after which it
+  allows no token; neither is an error, and what follows it is not computed.
+  Other output modes. Only OUTPUT_MODE_SAMPLE samples, so nothing else is masked.
+  No way out. Where the grammar allows no token, or where finding out takes more work than
+  max_grammar_step_fuel, the row is refused (ERROR_REASON_GRAMMAR); a row of several steps ends
+  before that. Limits count work, never time.
+Such a sequence is sampled like any other: same seed, position and noise, over fewer tokens.
 
 SAMPLING NOISE (normative; "paceline-gumbel-1"). All integers wrap.
   mix64(x)  = SplitMix64's output function: x ^= x>>30; x *= 0xbf58476d1ce4e5b9;
@@ -234,6 +257,13 @@ class ExecutorServiceStub:
     reply at most `max_full_logits_bytes`. Cancelled, it ends between two inputs. Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED.
     Retry: safe.
     """
+    CheckGrammar: _grpc.UnaryUnaryMultiCallable[_executor_pb2.CheckGrammarRequest, _executor_pb2.CheckGrammarResponse]
+    """Compiles a grammar beside the device, and keeps it for a while: an opening with the same one then
+    does not wait for that. For clients that want to refuse a bad grammar before they queue. Optional:
+    an opening compiles what it needs, before its step is queued.
+    Errors: INVALID_ARGUMENT (GRAMMAR, TOO_LARGE), UNIMPLEMENTED without CAPABILITY_GRAMMAR.
+    Retry: safe, idempotent.
+    """
     Warmup: _grpc.UnaryUnaryMultiCallable[_executor_pb2.WarmupRequest, _executor_pb2.WarmupResponse]
     """Runs the shapes that compile or allocate lazily, so that the first request does not wait.
     KV content is untouched. Cancelled, it ends between two shapes. Retry: safe.
@@ -337,6 +367,13 @@ class ExecutorServiceAsyncStub(ExecutorServiceStub):
     Each input has at most `context_length` tokens, all together at most `max_step_tokens`, and the
     reply at most `max_full_logits_bytes`. Cancelled, it ends between two inputs. Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED.
     Retry: safe.
+    """
+    CheckGrammar: _aio.UnaryUnaryMultiCallable[_executor_pb2.CheckGrammarRequest, _executor_pb2.CheckGrammarResponse]  # type: ignore[assignment]
+    """Compiles a grammar beside the device, and keeps it for a while: an opening with the same one then
+    does not wait for that. For clients that want to refuse a bad grammar before they queue. Optional:
+    an opening compiles what it needs, before its step is queued.
+    Errors: INVALID_ARGUMENT (GRAMMAR, TOO_LARGE), UNIMPLEMENTED without CAPABILITY_GRAMMAR.
+    Retry: safe, idempotent.
     """
     Warmup: _aio.UnaryUnaryMultiCallable[_executor_pb2.WarmupRequest, _executor_pb2.WarmupResponse]  # type: ignore[assignment]
     """Runs the shapes that compile or allocate lazily, so that the first request does not wait.
@@ -540,6 +577,19 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         Each input has at most `context_length` tokens, all together at most `max_step_tokens`, and the
         reply at most `max_full_logits_bytes`. Cancelled, it ends between two inputs. Errors: INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED.
         Retry: safe.
+        """
+
+    @_abc_1.abstractmethod
+    def CheckGrammar(
+        self,
+        request: _executor_pb2.CheckGrammarRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_executor_pb2.CheckGrammarResponse, _abc.Awaitable[_executor_pb2.CheckGrammarResponse]]:
+        """Compiles a grammar beside the device, and keeps it for a while: an opening with the same one then
+        does not wait for that. For clients that want to refuse a bad grammar before they queue. Optional:
+        an opening compiles what it needs, before its step is queued.
+        Errors: INVALID_ARGUMENT (GRAMMAR, TOO_LARGE), UNIMPLEMENTED without CAPABILITY_GRAMMAR.
+        Retry: safe, idempotent.
         """
 
     @_abc_1.abstractmethod
