@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from executor_service.contract.masks import Masks
 from executor_service.contract.plan import OutputMode, Sampling, TokenIds
 
 _DEFAULT_PAGES = 4096
@@ -73,6 +74,9 @@ class ForwardRow:
 
     With `follows` >= 0 the host does not know the row's only input token yet: row `follows` of the previous
     launch, which has one output, samples it. `tokens` and the last item of `history` are then placeholders.
+
+    With `masks`, which only rows have that sample, each output is a token that its mask allows; every mask
+    allows at least one.
     """
 
     start: int
@@ -86,6 +90,7 @@ class ForwardRow:
     top_k: int = 0  # for OutputMode.TOP_K
     salt: bytes = b""
     follows: int = -1
+    masks: Masks | None = None  # [outputs, bytes]
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.contract import noise
+from executor_service.contract.masks import Masks, allowed_tokens
 from executor_service.contract.plan import OutputMode, Sampling, TokenIds
 
 Logits = NDArray[np.float32]
@@ -74,9 +75,10 @@ def sample(logits: Logits, row: ForwardRow) -> RowOutput:
         ids, logprobs = most_likely(logits, row.top_k)
         return RowOutput(top_ids=ids, top_logprobs=logprobs)
     end = len(row.history) + 1
+    scores = logits if row.masks is None else exclude(logits, row.masks)
     chosen = [
         choose(position_logits, row.history[:length], row.prompt_length, row.sampling)
-        for position_logits, length in zip(logits, range(end - row.outputs, end), strict=True)
+        for position_logits, length in zip(scores, range(end - row.outputs, end), strict=True)
     ]
     output = RowOutput(tokens=np.array(chosen, dtype=np.int32))
     if row.sampling.logprobs is not None:
@@ -84,6 +86,14 @@ def sample(logits: Logits, row: ForwardRow) -> RowOutput:
         if row.sampling.logprobs > 0:
             output.top_ids, output.top_logprobs = most_likely(logits, row.sampling.logprobs)
     return output
+
+
+def exclude(logits: Logits, masks: Masks) -> Logits:
+    """The logits [outputs, V], with -inf for the tokens that the masks do not allow.
+
+    Penalties and bias leave -inf as it is, so that this may come before them.
+    """
+    return np.where(allowed_tokens(masks, logits.shape[1]), logits, np.float32(-np.inf))
 
 
 def choose(logits: Logits, history: TokenIds, prompt_length: int, sampling: Sampling) -> int:
@@ -172,6 +182,7 @@ def _is_plain(row: ForwardRow) -> bool:
         and s.logprobs is None
         and (s.min_tokens == 0 or not s.stop_token_ids)
         and row.output == OutputMode.SAMPLE
+        and row.masks is None
     )
 
 

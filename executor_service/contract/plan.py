@@ -19,6 +19,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from executor_service.contract.masks import Masks
+
 T = TypeVar("T")
 
 TokenIds = NDArray[np.int32]
@@ -40,8 +42,8 @@ class OutputMode(enum.IntEnum):
 class Sampling:
     """Sampling parameters of one sequence; sent once, when it is opened.
 
-    Applied in this order: repetition, presence and frequency penalties and logit bias; stop ids
-    masked until `min_tokens` tokens were output; temperature; top-k, top-p, min-p; then
+    Applied in this order: repetition, presence and frequency penalties and logit bias; the row's mask; stop
+    ids masked until `min_tokens` tokens were output; temperature; top-k, top-p, min-p; then
     argmax(logits + Gumbel noise), with no noise at temperature 0. Ties go to the lowest id.
     """
 
@@ -78,6 +80,7 @@ class Opening:
     output: OutputMode = OutputMode.SAMPLE
     top_k: int = 0  # for OutputMode.TOP_K
     salt: bytes = b""  # prefix-cache namespace
+    mask: Masks | None = None  # [1, bytes]: what the token sampled by this row may be; None: any
 
 
 @dataclass(slots=True)  # read-only by agreement: freezing costs 1 µs a row
@@ -93,6 +96,7 @@ class Row:
     output: OutputMode = OutputMode.SAMPLE
     top_k: int = 0
     is_bound: bool = False  # `kv_length` is an upper bound; the row starts at the sequence's KV length
+    masks: Masks | None = None  # [1 + drafts, bytes]: what its tokens may be; None: any
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ def capabilities(info: ModelDescription) -> list[pb.Capability.ValueType]:
         pb.CAPABILITY_MULTI_STEP,
         pb.CAPABILITY_TOP_K,
         pb.CAPABILITY_FULL_LOGITS,
+        pb.CAPABILITY_MASKS,
     ]
     if info.can_forward:
         offered.append(pb.CAPABILITY_FORWARD)

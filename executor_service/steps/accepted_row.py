@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from executor_service.backends.base import RowOutput
 from executor_service.cache.sequence import CachedSequence
+from executor_service.contract.masks import Masks
 from executor_service.contract.plan import NO_TOKENS, OutputMode
 
 
@@ -11,8 +12,8 @@ class AcceptedRow:
     """A row whose pages are reserved. Its sequence's length and known tokens change only at the commit."""
 
     __slots__ = (
-        "computed", "drafts", "end", "fed", "follows", "hit", "in_prompt", "index", "known", "left", "opened",
-        "output", "outputs", "overwritten", "parts", "sequence", "start", "tokens", "top_k",
+        "computed", "drafts", "end", "fed", "follows", "hit", "in_prompt", "index", "known", "left", "masks",
+        "opened", "output", "outputs", "overwritten", "parts", "sequence", "start", "tokens", "top_k",
     )  # fmt: skip
 
     def __init__(
@@ -36,6 +37,7 @@ class AcceptedRow:
         self.output, self.top_k = output, top_k
         self.outputs = 0  # output positions
         self.drafts = NO_TOKENS
+        self.masks: Masks | None = None  # [outputs, bytes], where it samples under masks
         self.left = 1  # tokens still to sample
         self.tokens: list[int] = []  # sampled so far
         self.parts: list[RowOutput] = []  # one for each forward but the last, where the row has several

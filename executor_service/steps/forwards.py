@@ -55,7 +55,7 @@ def checked(outputs: list[RowOutput], rows: int) -> list[RowOutput]:
 
 def _forward_row(row: AcceptedRow, count: int) -> ForwardRow:
     """A forward of the row's next `count` tokens. Its outputs are computed with the last of its tokens."""
-    sequence, start = row.sequence, row.start
+    sequence, start, is_last = row.sequence, row.start, count == row.fed
     history = sequence.ids[: start + count]
     return ForwardRow(
         start,
@@ -63,12 +63,13 @@ def _forward_row(row: AcceptedRow, count: int) -> ForwardRow:
         history,
         sequence.prompt_length,
         sequence.table.pages(),
-        row.outputs if count == row.fed else 0,
+        row.outputs if is_last else 0,
         row.output,
         sequence.sampling,
         row.top_k,
         sequence.salt,
         row.follows,
+        row.masks if is_last else None,
     )
 
 

@@ -21,6 +21,7 @@ from executor_service.contract.plan import (
     StepPlan,
 )
 from executor_service.steps.accepted_row import AcceptedRow
+from executor_service.steps.masking import without_dead_ends
 from executor_service.steps.step_rows import StepRows, unexpected_length, unknown_cache
 
 _NONE = OutputMode.NONE
@@ -122,7 +123,10 @@ class RowReservation:
                 follows = place
         if row.kv_length != start and not (row.is_bound and start < row.kv_length):
             return unexpected_length(index, row, start)
-        given, drafts, steps = len(row.tokens), len(row.drafts), row.steps
+        given, steps, to_verify, masks = len(row.tokens), row.steps, row.drafts, row.masks
+        if masks is not None:
+            to_verify, masks = without_dead_ends(to_verify, masks)
+        drafts = len(to_verify)
         if given:
             if known > start and not sequence.sampled:
                 return _invalid(f"rows.tokens[{index}]: {known - start} tokens of the prompt are pending")
@@ -166,11 +170,12 @@ class RowReservation:
                 accepted.overwritten = sequence.ids.item(start)
             sequence.ids[start : start + given] = row.tokens
         if drafts:
-            accepted.drafts = row.drafts
-            sequence.ids[start + pending : start + pending + drafts] = row.drafts
+            accepted.drafts = to_verify
+            sequence.ids[start + pending : start + pending + drafts] = to_verify
         if feeds == pending and row.output is not _NONE:
             accepted.outputs = drafts + 1
             accepted.left = steps
+            accepted.masks = masks
         return accepted
 
     def _open(self, index: int, opening: Opening) -> AcceptedRow | Refusal:
@@ -214,6 +219,7 @@ class RowReservation:
         accepted.opened, accepted.hit = cache_id, hit
         if fed == pending and opening.output is not _NONE:
             accepted.outputs = 1
+            accepted.masks = opening.mask
         sequence.make_room(total + 1)
         return accepted
 

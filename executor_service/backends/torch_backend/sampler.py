@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.torch_backend.drawing import Filters
 from executor_service.contract import noise as reference
+from executor_service.contract.masks import Masks, allowed_tokens
 from executor_service.contract.plan import OutputMode, Sampling, TokenIds
 
 MIN_TEMPERATURE = 1e-6
@@ -46,10 +47,11 @@ class _Position:
     index: int
     row: ForwardRow
     length: int
+    mask: Masks | None
 
 
 def is_plain(row: ForwardRow) -> bool:
-    """Whether the row needs only tokens (or no output), without penalties, bias, masks or logprobs."""
+    """Whether the row needs only tokens (or no output), without penalties, bias, any mask or logprobs."""
     s = row.sampling
     return row.output == OutputMode.NONE or (
         row.output == OutputMode.SAMPLE
@@ -57,6 +59,7 @@ def is_plain(row: ForwardRow) -> bool:
         and not _penalizes(s)
         and not s.logit_bias
         and not (s.stop_token_ids and s.min_tokens > 0)
+        and row.masks is None
     )
 
 
@@ -81,7 +84,12 @@ def sample(logits: torch.Tensor, rows: Sequence[ForwardRow], pick: Picker) -> li
     spans = [slice(int(end) - row.outputs, int(end)) for row, end in zip(rows, ends, strict=True)]
     good = finite_rows(logits).cpu().numpy()
     positions = [
-        _Position(i, row, row.start + len(row.tokens) - span.stop + i + 1)
+        _Position(
+            i,
+            row,
+            row.start + len(row.tokens) - span.stop + i + 1,
+            None if row.masks is None else row.masks[i - span.start],
+        )
         for row, span in zip(rows, spans, strict=True)
         for i in range(span.start, span.stop)
         if row.output == OutputMode.SAMPLE and good[span].all()
@@ -137,7 +145,7 @@ def _with_top(result: RowOutput, logits: torch.Tensor, k: int) -> RowOutput:
 
 def _tokens(logits: torch.Tensor, positions: Sequence[_Position], pick: Picker) -> TokenIds:
     """The token of each position, int32 [positions]."""
-    logits = _adjusted(logits, positions)
+    logits = _adjusted(_masked(logits, positions), positions)
     tokens = np.zeros(len(positions), np.int32)
     greedy = [i for i, p in enumerate(positions) if p.row.sampling.temperature == 0]
     drawn = [i for i, p in enumerate(positions) if p.row.sampling.temperature != 0]
@@ -147,6 +155,23 @@ def _tokens(logits: torch.Tensor, positions: Sequence[_Position], pick: Picker) 
         members = [positions[i] for i in drawn]
         tokens[drawn] = _drawn(_part(logits, [p.index for p in members]), members, pick).cpu().numpy()
     return tokens
+
+
+def _masked(logits: torch.Tensor, positions: Sequence[_Position]) -> torch.Tensor:
+    """The logits with -inf for what masks do not allow; a copy where there are any.
+
+    Penalties and bias leave -inf as it is, so that this may come before them.
+    """
+    indices = [p.index for p in positions if p.mask is not None]
+    if not indices:
+        return logits
+    masks = np.stack([p.mask for p in positions if p.mask is not None])
+    excluded = torch.from_numpy(~allowed_tokens(masks, logits.shape[-1])).to(logits.device)
+    if len(indices) == len(logits):
+        return logits.masked_fill(excluded, -torch.inf)
+    logits, places = logits.clone(), torch.tensor(indices, device=logits.device)
+    logits[places] = logits[places].masked_fill(excluded, -torch.inf)
+    return logits
 
 
 def _part(logits: torch.Tensor, indices: list[int]) -> torch.Tensor:

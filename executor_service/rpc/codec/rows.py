@@ -10,7 +10,8 @@ from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import NO_TOKENS, Opening, OutputMode, Refusal, Row
-from executor_service.rpc.codec.refusals import invalid, refused, too_large, unsupported
+from executor_service.rpc.codec.masks import decode_masks
+from executor_service.rpc.codec.refusals import invalid, refused, too_large
 from executor_service.rpc.codec.sampling import decode_sampling
 from executor_service.rpc.codec.tokens import decode_ragged, opening_tokens
 
@@ -80,23 +81,29 @@ def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tu
     rows: list[Row | Refusal] = []
     for i in range(count):
         bad = bad_tokens.get(i) or bad_drafts.get(i)
-        if masks[i]:
-            bad = bad or unsupported(f"rows.masks[{i}]")
         bad = bad or _bad_row(i, steps[i], len(drafts[i]), outputs[i], top_ks[i], limits)
         if bounds[i] and len(tokens[i]):
             bad = bad or invalid(f"rows.kv_length_bounds[{i}]: not with tokens of its own")
+        if bad:
+            rows.append(bad)
+            continue
+        output = OUTPUT_MODES[outputs[i]]
+        allowed = decode_masks(f"rows.masks[{i}]", masks[i], 1 + len(drafts[i]), output, limits, steps[i])
+        if isinstance(allowed, Refusal):
+            rows.append(allowed)
+            continue
         rows.append(
-            bad
-            or Row(
+            Row(
                 ids[i],
                 lengths[i],
                 tokens[i],
                 drafts[i],
                 limit[i],
                 steps[i] or 1,
-                OUTPUT_MODES[outputs[i]],
+                output,
                 top_ks[i],
                 bounds[i],
+                allowed,
             )
         )
     return tuple(rows)
@@ -117,8 +124,10 @@ def decode_opening(field: str, opening: pb.Opening, limits: Limits) -> Opening |
         return bad
     if len(opening.salt) > limits.max_salt_bytes:
         return too_large(f"{field}.salt: at most {limits.max_salt_bytes} bytes, has {len(opening.salt)}")
-    if opening.mask:
-        return unsupported(f"{field}.mask")
+    output = OUTPUT_MODES[opening.output]
+    mask = decode_masks(f"{field}.mask", opening.mask, 1, output, limits)
+    if isinstance(mask, Refusal):
+        return mask
     sampling = decode_sampling(f"{field}.sampling", opening.sampling, limits)
     if isinstance(sampling, Refusal):
         return sampling
@@ -128,9 +137,10 @@ def decode_opening(field: str, opening: pb.Opening, limits: Limits) -> Opening |
         opening.prompt_length or len(tokens),
         opening.limit,
         sampling,
-        OUTPUT_MODES[opening.output],
+        output,
         opening.top_k,
         opening.salt,
+        mask,
     )
 
 

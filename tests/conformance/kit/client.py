@@ -42,11 +42,12 @@ class Row:
     output: pb.OutputMode.ValueType = SAMPLE
     top_k: int = 0
     is_bound: bool = False
+    masks: bytes = b""
 
 
 def pack(rows: Iterable[Row]) -> pb.Rows:
     """Rows as parallel arrays, every array written out."""
-    packed = pb.Rows()
+    packed, rows = pb.Rows(), tuple(rows)
     for row in rows:
         packed.cache_ids.append(row.cache_id)
         packed.kv_lengths.append(row.kv_length)
@@ -59,6 +60,8 @@ def pack(rows: Iterable[Row]) -> pb.Rows:
         packed.outputs.append(row.output)
         packed.top_ks.append(row.top_k)
         packed.kv_length_bounds.append(row.is_bound)
+    if any(row.masks for row in rows):
+        packed.masks.extend(row.masks for row in rows)
     return packed
 
 

@@ -192,6 +192,48 @@ def test_a_bad_value_refuses_its_row_alone(fields: dict[str, Any], text: str) ->
     assert text in message(plan.rows[1])
 
 
+MASK = bytes([2]) + bytes(15)  # of 97 ids: token 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"masks": [MASK[:-1]]}, "rows.masks[0]: 16 bytes, 16 for each of 1 positions, has 15"),
+        ({"masks": [MASK], "drafts": [1], "draft_counts": [1]}, "rows.masks[0]: 32 bytes"),
+        ({"masks": [bytes(16)]}, "rows.masks[0]: the first mask allows no token"),
+        ({"masks": [bytes(15) + b"\x80"]}, "rows.masks[0]: the first mask allows no token"),
+        ({"masks": [MASK], "steps": [2]}, "rows.masks[0]: not with several steps"),
+        ({"masks": [MASK], "outputs": [pb.OUTPUT_MODE_FULL]}, "rows.masks[0]: only with OUTPUT_MODE_SAMPLE"),
+    ],
+)
+def test_a_bad_mask_refuses_its_row_alone(fields: dict[str, Any], text: str) -> None:
+    rows = pb.Rows(**{name: [*values, *values[:0]] for name, values in fields.items()})
+    rows.cache_ids.extend([1, 2])
+    rows.kv_lengths.extend([3, 4])
+    for name in ("masks", "draft_counts", "steps", "outputs"):
+        if values := getattr(rows, name):
+            values.append(b"" if name == "masks" else type(values[0])(name == "steps"))
+    bad, good = decode(rows=rows).rows
+    assert message(bad).startswith(text)
+    assert isinstance(good, Row)
+    assert good.masks is None
+
+
+def test_a_bad_mask_refuses_its_opening_alone() -> None:
+    plan = decode(
+        openings=[
+            pb.Opening(cache_id=1, tokens=[1], mask=MASK[1:]),
+            pb.Opening(cache_id=2, tokens=[1], mask=MASK, output=pb.OUTPUT_MODE_NONE),
+            pb.Opening(cache_id=3, tokens=[1], mask=MASK),
+        ]
+    )
+    assert message(plan.openings[0]).startswith("openings[0].mask: 16 bytes")
+    assert message(plan.openings[1]) == "openings[1].mask: only with OUTPUT_MODE_SAMPLE"
+    assert isinstance(plan.openings[2], Opening)
+    assert plan.openings[2].mask is not None
+    assert plan.openings[2].mask.tobytes() == MASK
+
+
 def test_too_many_drafts_refuse_their_row() -> None:
     bounds = limits(max_drafts=2)
     rows = pb.Rows(cache_ids=[1], kv_lengths=[1], drafts=[1] * 3, draft_counts=[3])

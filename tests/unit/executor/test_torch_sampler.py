@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -45,6 +47,13 @@ def sampled_rows(draw: st.DrawFn) -> tuple[np.ndarray, list[ForwardRow]]:
     for _ in range(draw(st.integers(1, 5))):
         history = rng.integers(0, VOCABULARY, draw(st.integers(1, 30))).astype(np.int32)
         fed = draw(st.integers(1, len(history)))
+        outputs = draw(st.sampled_from([0, 1, fed]))
+        output = draw(st.sampled_from([OutputMode.SAMPLE] * 5 + list(OutputMode)))
+        masks = None
+        if output is OutputMode.SAMPLE and draw(st.booleans()):
+            allowed = rng.random((outputs, VOCABULARY)) < draw(st.sampled_from([0.02, 0.5, 0.9]))
+            allowed[np.arange(outputs), rng.integers(0, VOCABULARY, outputs)] = True
+            masks = np.packbits(allowed, axis=-1, bitorder="little")
         rows.append(
             ForwardRow(
                 start=len(history) - fed,
@@ -52,10 +61,11 @@ def sampled_rows(draw: st.DrawFn) -> tuple[np.ndarray, list[ForwardRow]]:
                 history=history,
                 prompt_length=draw(st.integers(0, len(history))),
                 block_table=np.zeros(0, np.int32),
-                outputs=draw(st.sampled_from([0, 1, fed])),
-                output=draw(st.sampled_from([OutputMode.SAMPLE] * 5 + list(OutputMode))),
+                outputs=outputs,
+                output=output,
                 sampling=draw(samplings),
                 top_k=draw(st.sampled_from([1, 3, 97])),
+                masks=masks,
             )
         )
     logits = rng.standard_normal((sum(row.outputs for row in rows), VOCABULARY)) * draw(
@@ -140,6 +150,15 @@ def test_a_row_that_is_not_finite_is_reported_alone(bad: float, sampling: Sampli
     assert [out.finite for out in outs] == [True, False, True]
     for i in (0, 2):
         assert present(outs[i].tokens).tolist() == present(clean[i].tokens).tolist()
+
+
+def test_a_masked_row_is_neither_plain_nor_greedy() -> None:
+    """Ranks exchange the logits of such rows, not their best ids; a device can't pick them by itself."""
+    plain = _row(Sampling())
+    masked = replace(plain, masks=np.ones((1, 16), np.uint8))
+    assert sampler.is_greedy(plain)
+    assert not sampler.is_plain(masked)
+    assert not sampler.is_greedy(masked)
 
 
 @pytest.mark.parametrize("spread", [0.5, 3.0, 9.0])
