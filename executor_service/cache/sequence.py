@@ -6,6 +6,7 @@ import numpy as np
 
 from executor_service.cache.kv_cache import BlockTable
 from executor_service.contract.plan import Sampling, TokenIds
+from executor_service.grammar.automaton import Automaton
 
 
 class CachedSequence:
@@ -16,6 +17,7 @@ class CachedSequence:
     """
 
     __slots__ = (
+        "automaton",
         "ids",
         "known",
         "length",
@@ -37,6 +39,7 @@ class CachedSequence:
         sampling: Sampling,
         salt: bytes,
         renewed_s: float,
+        automaton: Automaton | None = None,
     ) -> None:
         self.table = table
         self.ids = ids  # int32; grows by doubling
@@ -46,6 +49,7 @@ class CachedSequence:
         self.prompt_length = prompt_length
         self.sampling = sampling
         self.salt = salt
+        self.automaton = automaton  # of the sampling's grammar, wherever in the output it was needed last
         self.renewed_s = renewed_s  # last use, by the lease clock; session 0 has a lease for each sequence
 
     def make_room(self, tokens: int) -> None:

@@ -23,6 +23,7 @@ from executor_service.contract.plan import (
     RequestRefused,
     Truncate,
 )
+from executor_service.grammar.automaton import Automaton
 
 
 class Expired(NamedTuple):
@@ -164,6 +165,11 @@ class SequenceStore:
             return _refused(Reason.SEQUENCES, f"all {self.limits.max_sequences} sequences are in use")
         if (quota := session.quota) is not None and quota.caches_left < 1:
             return _refused(Reason.QUOTA, f"fork: {quota.no_cache()}")
+        automaton = None
+        if op.sampling.grammar is not None:
+            automaton = Automaton(op.sampling.grammar)
+            if why := automaton.why_not(source.ids[source.prompt_length : op.length]):
+                return _refused(Reason.GRAMMAR, f"fork.sampling.grammar: {why}")
         source.renewed_s = now_s
         fork = CachedSequence(
             self.pages.fork(source.table, op.length),
@@ -173,6 +179,7 @@ class SequenceStore:
             sampling=op.sampling,
             salt=source.salt,
             renewed_s=now_s,
+            automaton=automaton,
         )
         self.add(session, op.cache_id, fork)
         return OpResult(kv_length=op.length)

@@ -19,6 +19,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from executor_service.contract.grammar import Grammar
 from executor_service.contract.masks import Masks
 
 T = TypeVar("T")
@@ -59,12 +60,16 @@ class Sampling:
     logprobs: int | None = None  # None: none; k: of the chosen token and of the k most likely
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
+    grammar: Grammar | None = None  # of the output; masks what is sampled, in the place of a row's mask
 
     @property
     def looks_back(self) -> bool:
-        """Whether a penalty makes the choice of a token depend on the tokens before it."""
+        """Whether a penalty or a grammar makes the choice of a token depend on the tokens before it."""
         return bool(
-            self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.grammar is not None
         )
 
 
@@ -211,6 +216,7 @@ class RowResult:
     top_logprobs: NDArray[np.float32] | None = None  # [outputs, k]
     logits: NDArray[np.float32] | None = None  # [outputs, vocabulary]
     refusal: Refusal | None = None
+    forced: list[int] = field(default_factory=list)  # by the grammar, behind the last token
 
 
 @dataclass(frozen=True, slots=True)

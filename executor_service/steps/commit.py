@@ -10,6 +10,7 @@ from executor_service.contract.plan import OutputMode, Reason, Refusal, RowResul
 from executor_service.steps.accepted_row import AcceptedRow
 from executor_service.steps.counters import StepTally
 from executor_service.steps.forwards import checked
+from executor_service.steps.masking import forced_behind
 from executor_service.steps.step_rows import StepRows, undo_row
 
 _SAMPLE = OutputMode.SAMPLE
@@ -104,9 +105,11 @@ class StepCommit:
             pages.publish(table, sequence.ids, length)
         if length < row.end:
             pages.cut(table, length)  # reserved for drafts that were rejected or steps that were not taken
-        self._rows.results[row.index] = RowResult(
+        self._rows.results[row.index] = result = RowResult(
             length, row.hit, row.tokens, output.logprobs, output.top_ids, output.top_logprobs, output.logits
         )
+        if sequence.automaton is not None and row.tokens:
+            result.forced = forced_behind(sequence, self._store.limits.max_drafts)
 
     def _undo(self, row: AcceptedRow) -> None:
         """Undo a row whose logits are not finite."""

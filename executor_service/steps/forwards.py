@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from executor_service.backends.base import Backend, ComputedForward, ForwardRow, PendingForward, RowOutput
 from executor_service.contract.plan import Abandoned, Forwards
 from executor_service.steps.accepted_row import AcceptedRow
+from executor_service.steps.masking import masks_behind
 from executor_service.steps.pieces import cut
 
 
@@ -82,10 +83,15 @@ def _continues(row: AcceptedRow, output: RowOutput) -> bool:
     if token in row.sequence.sampling.stop_token_ids:
         return False
     end = row.start + row.fed
+    row.sequence.ids[end] = token
+    if row.sequence.automaton is not None:
+        masks = masks_behind(row.sequence, end + 1)
+        if masks is None:
+            return False
+        row.masks = masks
     row.computed += row.fed
     row.tokens.append(token)
     row.parts.append(output)
-    row.sequence.ids[end] = token
     row.left -= 1
     row.start, row.fed = end, 1
     return True

@@ -1,18 +1,126 @@
-"""What the tokens of a row may be, before it is computed."""
+"""What the tokens of a row may be: by its sequence's grammar, and by masks of its own."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+
+from executor_service.cache.sequence import CachedSequence
+from executor_service.contract.grammar import GrammarStuck
 from executor_service.contract.masks import Masks
-from executor_service.contract.plan import TokenIds
+from executor_service.contract.plan import Opening, OutputMode, Reason, Refusal, Row, TokenIds
+from executor_service.grammar.automaton import Automaton
 
 
-def without_dead_ends(drafts: TokenIds, masks: Masks) -> tuple[TokenIds, Masks]:
-    """Drafts and masks [1 + drafts, bytes] up to the first mask that allows no token; the first one does.
+class Constrained(NamedTuple):
+    """The drafts of a row that are worth verifying, and masks [1 + drafts, bytes]; None: anything goes."""
+
+    drafts: TokenIds
+    masks: Masks | None
+
+
+def constrain_row(
+    index: int, row: Row, sequence: CachedSequence, end: int, *, samples: bool
+) -> Constrained | Refusal:
+    """The constraints of a row behind which `end` tokens are known, and its refusal if it can't meet them.
+
+    Drafts end before one that is not allowed, or behind which nothing is: it would not be accepted.
+    """
+    automaton, drafts, masks = sequence.automaton, row.drafts, row.masks
+    samples = samples and row.output is OutputMode.SAMPLE
+    if automaton is not None and (samples or len(row.tokens)):
+        output = _output_behind(row, sequence, end)
+        if why := automaton.why_not(output):
+            return Refusal(Reason.GRAMMAR, f"rows.tokens[{index}]: {why}")
+        if samples:
+            try:
+                own = _masks_along(automaton, drafts)
+            except GrammarStuck as error:
+                return Refusal(Reason.GRAMMAR, f"rows.cache_ids[{index}]: {error}")
+            drafts = drafts[: len(own) - 1]
+            masks = own if masks is None else own & masks[: len(own)]
+    if masks is None or not samples:
+        return Constrained(drafts, None)
+    if not masks[0].any():
+        return Refusal(Reason.GRAMMAR, f"rows.masks[{index}]: it and the grammar have no token in common")
+    return _without_dead_ends(drafts, masks)
+
+
+def constrain_opening(
+    index: int, opening: Opening, automaton: Automaton | None, *, samples: bool
+) -> Masks | Refusal | None:
+    """The masks [1, bytes] of an opening, or its refusal; `automaton`: a new one of its grammar."""
+    masks = opening.mask if samples else None
+    if automaton is None:
+        return masks
+    if why := automaton.why_not(opening.tokens[opening.prompt_length :]):
+        return Refusal(Reason.GRAMMAR, f"openings[{index}].tokens: {why}")
+    if not samples:
+        return None
+    try:
+        own = automaton.mask()[None]
+    except GrammarStuck as error:
+        return Refusal(Reason.GRAMMAR, f"openings[{index}].sampling.grammar: {error}")
+    masks = own if masks is None else own & masks
+    if not masks.any():
+        return Refusal(Reason.GRAMMAR, f"openings[{index}].mask: it and the grammar have no token in common")
+    return masks
+
+
+def masks_behind(sequence: CachedSequence, end: int) -> Masks | None:
+    """The mask [1, bytes] behind `end` tokens of a sequence with a grammar; None: nothing is allowed."""
+    assert sequence.automaton is not None
+    try:
+        sequence.automaton.follow(sequence.ids[sequence.prompt_length : end])
+        return sequence.automaton.mask()[None]
+    except GrammarStuck:
+        return None
+
+
+def forced_behind(sequence: CachedSequence, max_tokens: int) -> list[int]:
+    """The tokens, `max_tokens` at most, that a sequence's grammar forces behind its known ones."""
+    assert sequence.automaton is not None
+    try:
+        sequence.automaton.follow(sequence.ids[sequence.prompt_length : sequence.known])
+        return sequence.automaton.forced()[:max_tokens]
+    except GrammarStuck:
+        return []
+
+
+def _output_behind(row: Row, sequence: CachedSequence, end: int) -> TokenIds:
+    """The output of a sequence once a row is fed behind which `end` tokens are known, drafts excluded."""
+    known = sequence.ids[:end]
+    if given := len(row.tokens):
+        known = np.concatenate([known[: end - given], row.tokens])
+    return known[sequence.prompt_length :]
+
+
+def _masks_along(automaton: Automaton, drafts: TokenIds) -> Masks:
+    """The mask here and behind each draft, as far as these are allowed and something is behind them.
+
+    Raises GrammarStuck if nothing is allowed here.
+    """
+    masks = [automaton.mask()]
+    for draft in drafts.tolist():
+        if not masks[-1][draft >> 3] >> (draft & 7) & 1:
+            break
+        try:
+            if not automaton.push(draft):
+                break
+            masks.append(automaton.mask())
+        except GrammarStuck:
+            break
+    return np.stack(masks)
+
+
+def _without_dead_ends(drafts: TokenIds, masks: Masks) -> Constrained:
+    """Drafts and masks up to the first mask that allows no token; the first one does.
 
     That position would have no token to sample, so the draft that leads to it must not be accepted.
     """
     some = masks.any(axis=1)
     if some.all():
-        return drafts, masks
+        return Constrained(drafts, masks)
     end = int(some.argmin())
-    return drafts[: end - 1], masks[:end]
+    return Constrained(drafts[: end - 1], masks[:end])

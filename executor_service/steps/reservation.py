@@ -20,8 +20,9 @@ from executor_service.contract.plan import (
     RowResult,
     StepPlan,
 )
+from executor_service.grammar.automaton import Automaton
 from executor_service.steps.accepted_row import AcceptedRow
-from executor_service.steps.masking import without_dead_ends
+from executor_service.steps.masking import constrain_opening, constrain_row
 from executor_service.steps.step_rows import StepRows, unexpected_length, unknown_cache
 
 _NONE = OutputMode.NONE
@@ -123,10 +124,7 @@ class RowReservation:
                 follows = place
         if row.kv_length != start and not (row.is_bound and start < row.kv_length):
             return unexpected_length(index, row, start)
-        given, steps, to_verify, masks = len(row.tokens), row.steps, row.drafts, row.masks
-        if masks is not None:
-            to_verify, masks = without_dead_ends(to_verify, masks)
-        drafts = len(to_verify)
+        given, drafts, steps = len(row.tokens), len(row.drafts), row.steps
         if given:
             if known > start and not sequence.sampled:
                 return _invalid(f"rows.tokens[{index}]: {known - start} tokens of the prompt are pending")
@@ -135,7 +133,14 @@ class RowReservation:
             pending = known - start
             if not pending:
                 return _invalid(f"rows.tokens[{index}]: required, nothing is pending")
-        feeds = pending
+        feeds, to_verify, masks = pending, row.drafts, None
+        if sequence.automaton is not None or row.masks is not None:
+            samples = not 0 < row.limit < pending
+            constrained = constrain_row(index, row, sequence, start + pending, samples=samples)
+            if isinstance(constrained, Refusal):
+                return constrained
+            to_verify, masks = constrained
+            drafts = len(to_verify)
         if 0 < row.limit < pending:
             feeds = row.limit
             if drafts or steps > 1:
@@ -190,8 +195,14 @@ class RowReservation:
         table, hit = self._pages.open(opening.salt, opening.tokens)
         pending = total - hit
         fed = min(opening.limit, pending) if opening.limit else pending
+        grammar = opening.sampling.grammar
+        automaton = None if grammar is None else Automaton(grammar)
+        samples = fed == pending and opening.output is OutputMode.SAMPLE
+        constrained = constrain_opening(index, opening, automaton, samples=samples)
         refusal: Refusal | None = None
-        if fed > self._budget:
+        if isinstance(constrained, Refusal):
+            refusal = constrained
+        elif fed > self._budget:
             refusal = self._over_budget(f"openings[{index}].limit", fed)
         elif over := self._over_quota(table, table.count, hit + fed):
             refusal = Refusal(Reason.QUOTA, f"openings[{index}]: {over}")
@@ -212,6 +223,7 @@ class RowReservation:
             sampling=opening.sampling,
             salt=opening.salt,
             renewed_s=self._now_s,
+            automaton=automaton,
         )
         self._store.add(session, cache_id, sequence)
         index += len(self._plan.rows)
@@ -219,7 +231,7 @@ class RowReservation:
         accepted.opened, accepted.hit = cache_id, hit
         if fed == pending and opening.output is not _NONE:
             accepted.outputs = 1
-            accepted.masks = opening.mask
+            accepted.masks = None if isinstance(constrained, Refusal) else constrained
         sequence.make_room(total + 1)
         return accepted
 

@@ -34,7 +34,7 @@ def encode_result(message: pb.StepResult, result: StepResult, plan: StepPlan, ep
         for index, row in enumerate(results):
             if row.refusal is not None:
                 rows.errors.append(encode_error(row.refusal, index))
-            elif row.logprobs is not None or row.top_ids is not None or row.logits is not None:
+            elif row.logprobs is not None or row.top_ids is not None or row.logits is not None or row.forced:
                 rows.details.append(_detail(index, row))
     for index, op in enumerate(result.ops):
         message.ops.add(kv_length=op.kv_length, released=op.released)
@@ -73,7 +73,7 @@ def encode_error(refusal: Refusal, index: int = 0) -> pb.Error:
 
 
 def _detail(index: int, row: RowResult) -> pb.RowDetail:
-    detail = pb.RowDetail(row=index)
+    detail = pb.RowDetail(row=index, forced_tokens=row.forced)
     if row.logprobs is not None:
         detail.logprobs.extend(row.logprobs.tolist())
     if row.top_ids is not None and row.top_logprobs is not None:

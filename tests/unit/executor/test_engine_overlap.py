@@ -23,6 +23,7 @@ from tests.support.engine_steps import BegunStep, begin, execute, run
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import continuation, limits
 from tests.unit.executor.harness import Harness, Release, Truncate, fork, opening, plan, row
+from tests.unit.executor.table_grammar import loops
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 PENALTY = Sampling(frequency_penalty=0.5)
@@ -46,6 +47,17 @@ def refusal_of(step: BegunStep, index: int = 0) -> Refusal:
     refusal = step.finish().rows[index].refusal
     assert refusal is not None
     return refusal
+
+
+def test_a_row_behind_one_with_a_grammar_waits_for_its_token(h: Harness, device: DeferredBackend) -> None:
+    """Its mask is that of a token which only the device knows."""
+    constrained = replace(opening(1, PROMPT), sampling=Sampling(grammar=loops()))
+    h.begin(constrained)
+    first = h.begin(row(1, 6))
+    assert device.followed == 0
+    h.begin(row(1, 7))
+    assert first.result is not None
+    assert device.followed == 0
 
 
 def test_rows_continue_from_tokens_that_the_host_does_not_know(h: Harness, device: DeferredBackend) -> None:
