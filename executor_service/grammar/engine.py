@@ -1,0 +1,275 @@
+"""`GrammarEngine`: compiles grammars for one tokenizer, by llguidance; `TokenMatcher` is a `Matcher` of it.
+
+llguidance runs an Earley parser over a lexer of regular expressions' derivatives, along a trie of the
+vocabulary. Its limits count work. It does not count the tokens that end a sequence: a rollback over one of
+them would take back a token of the text. So what stands behind a text's end is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
+from numpy.typing import NDArray
+
+from executor_service.contract.grammar import GrammarStuck
+from executor_service.contract.masks import Masks, mask_bytes
+from executor_service.grammar.source import GrammarInvalid, GrammarSource, choices_regex, tagged_parts
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_REVISION = 1
+"""Of this file; raised whenever the same grammar would allow other tokens."""
+
+# Between tokens of JSON there is no whitespace but this, unless the schema asks for it in "x-guidance".
+_JSON_DEFAULTS: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+
+# Beside the fuel. With more symbols, compiling takes seconds; a state takes 1 to 2 kB.
+_MAX_SYMBOLS, _MAX_ITEMS, _MAX_STATES = 20_000, 50_000, 20_000
+_MAX_MESSAGE = 300  # characters
+_MAX_SPELLED = 64  # bytes
+_NO_TOKEN = "the grammar allows no token here"
+_PANIC = "PanicException"  # of Rust code; its class can't be imported, and is no Exception
+
+
+class TokenizerUnsupported(Exception):
+    """Grammars can't be compiled for this tokenizer."""
+
+
+class GrammarEngine:
+    """Compiles grammars; any thread."""
+
+    def __init__(
+        self,
+        tokenizer_json: bytes,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        compile_fuel: int,
+        step_fuel: int,
+    ) -> None:
+        """Raises TokenizerUnsupported."""
+        if not eos_token_ids:
+            raise TokenizerUnsupported("the model has no token that ends a sequence")
+        try:
+            self._tokenizer = LLTokenizer(
+                tokenizer_json.decode(), n_vocab=vocab_size, eos_token=list(eos_token_ids)
+            )
+        except (ValueError, UnicodeDecodeError) as error:
+            raise TokenizerUnsupported(str(error)) from None
+        self.ends = frozenset(eos_token_ids)
+        self.end_bits = [(token >> 3, 1 << (token & 7)) for token in eos_token_ids]
+        bits = np.zeros(8 * mask_bytes(vocab_size), np.uint8)
+        bits[list(eos_token_ids)] = 1
+        self.end_mask: Masks = np.packbits(bits, bitorder="little")
+        self._limits = LLParserLimits(
+            initial_lexer_fuel=compile_fuel,
+            step_lexer_fuel=step_fuel,
+            step_max_items=_MAX_ITEMS,
+            max_lexer_states=_MAX_STATES,
+            max_grammar_size=_MAX_SYMBOLS,
+            verbose_errors=False,
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal fingerprints and vocabularies, equal masks."""
+        return f"llguidance-{metadata.version('llguidance')}/{_REVISION}"
+
+    def compile(self, source: GrammarSource) -> CompiledGrammar:
+        """Compile a grammar, and look what it allows first. Raises GrammarInvalid; takes a second at most."""
+        try:
+            compiled = CompiledGrammar(self, self._text(source))
+            probe = compiled.matcher()
+            probe.consume(np.flatnonzero(np.unpackbits(probe.mask(), bitorder="little"))[:1].astype(np.int32))
+            probe.forced()  # here a grammar is found out that forces a text without end
+        except GrammarStuck as error:
+            raise GrammarInvalid(str(error)) from None
+        return compiled
+
+    def start(self, text: str) -> LLMatcher:
+        """The library's matcher of the empty text. Raises GrammarStuck."""
+        try:
+            matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        except BaseException as error:
+            if type(error).__name__ != _PANIC:
+                raise
+            raise GrammarStuck("the grammar engine failed on this grammar") from None
+        if matcher.is_error():
+            raise GrammarStuck(_message(matcher))
+        return matcher
+
+    def spelled(self, text: bytes) -> list[int]:
+        """Tokens that a text may begin with: special ones excluded, that of its first byte included."""
+        prefixes = (text[:length] for length in range(1, min(len(text), _MAX_SPELLED) + 1))
+        tokens = [self._tokenizer.tokenize_bytes(prefix) for prefix in prefixes]
+        return [one[0] for one in tokens if len(one) == 1 and not self._tokenizer.is_special_token(one[0])]
+
+    def _text(self, source: GrammarSource) -> str:
+        match source.kind:
+            case "json_schema":
+                try:
+                    return LLMatcher.grammar_from_json_schema(source.text, defaults=_JSON_DEFAULTS)
+                except ValueError as error:
+                    raise GrammarInvalid(f"no JSON schema: {error}") from None
+            case "regex":
+                return LLMatcher.grammar_from_regex(source.text)
+            case "choices":
+                return LLMatcher.grammar_from_regex(choices_regex(source.choices))
+            case "lark":
+                return LLMatcher.grammar_from_lark(source.text)
+            case "structural_tag":
+                return self._structural_tag(source.text)
+
+    def _structural_tag(self, text: str) -> str:
+        parts = tagged_parts(text)
+        looks_special = [part.trigger for part in parts if part.trigger[0] == "<" and part.trigger[-1] == ">"]
+        special = [trigger for trigger in looks_special if self._is_special(trigger)]
+        if special and len(special) < len(looks_special):
+            raise GrammarInvalid(
+                "triggers: of those in angle brackets, some are special tokens and some are not"
+            )
+        tags = [
+            StructTag(trigger=part.trigger, begin=part.begin, grammar=part.grammar, end=part.end)
+            for part in parts
+        ]
+        return StructTag.to_grammar(tags, assume_special=bool(special))
+
+    def _is_special(self, text: str) -> bool:
+        """Whether a text is one special token."""
+        tokens = self._tokenizer.tokenize_str(text, parse_special=True)
+        return len(tokens) == 1 and self._tokenizer.is_special_token(tokens[0])
+
+
+class SharedLexer:
+    """What the matchers of one grammar share: the library's copies have one lexer, its states and its fuel.
+
+    So what one of them has computed is there for all. And when one of them has used up the lexer's fuel or
+    states, the others would find tokens not allowed that are: none of them is asked again.
+    """
+
+    __slots__ = ("exhausted", "start")
+
+    def __init__(self, start: LLMatcher) -> None:
+        self.start = start
+        self.exhausted = False
+
+
+class CompiledGrammar:
+    """Implements `Grammar`. After it was compiled: the device thread."""
+
+    def __init__(self, engine: GrammarEngine, text: str) -> None:
+        """Raises GrammarStuck."""
+        self._engine, self._text = engine, text
+        self._lexer = SharedLexer(engine.start(text))
+
+    def matcher(self) -> TokenMatcher:
+        """As `Grammar.matcher`; with a lexer of its own, if that of the others is exhausted."""
+        if self._lexer.exhausted:
+            self._lexer = SharedLexer(self._engine.start(self._text))
+        return TokenMatcher(self._engine, self._lexer)
+
+
+class TokenMatcher:
+    """Implements `Matcher`."""
+
+    __slots__ = ("_ended", "_engine", "_lexer", "_matcher")
+
+    def __init__(self, engine: GrammarEngine, lexer: SharedLexer) -> None:
+        self._engine, self._lexer, self._matcher = engine, lexer, lexer.start.deep_copy()
+        self._ended = 0  # tokens behind the text: only those that end a sequence
+
+    def consume(self, tokens: NDArray[np.int32]) -> int:
+        """As `Matcher.consume`."""
+        ids, ends, count = tokens.tolist(), self._engine.ends, 0
+        while count < len(ids):
+            if self._ended or (ids[count] in ends and self._matcher.is_accepting()):
+                if ids[count] not in ends:
+                    break
+                self._ended += 1
+                count += 1
+                continue
+            stop = next((i for i in range(count + 1, len(ids)) if ids[i] in ends), len(ids))
+            taken = self._ask(self._matcher.try_consume_tokens, ids[count:stop])
+            count += taken
+            if count < stop:
+                break
+        return count
+
+    def rollback(self, count: int) -> None:
+        """As `Matcher.rollback`."""
+        ended = min(count, self._ended)
+        self._ended -= ended
+        if count > ended:
+            self._ask(self._matcher.rollback, count - ended)
+
+    def mask(self) -> Masks:
+        """As `Matcher.mask`."""
+        if self._ended:
+            return self._engine.end_mask
+        mask: Masks = np.frombuffer(self._ask(self._matcher.compute_bitmask), np.uint8)
+        if self._matcher.is_accepting():
+            return mask
+        if any(mask[byte] & bit for byte, bit in self._engine.end_bits):
+            # Named by the grammar, or spelled by it: a token that ends a sequence can't be inside of a text.
+            mask = mask & ~self._engine.end_mask
+        used = np.count_nonzero(mask)
+        return mask if used > 1 or (used and self._consumable(mask)) else self._spelled(len(mask))
+
+    def forced(self) -> list[int]:
+        """As `Matcher.forced`."""
+        if self._ended:
+            return []
+        tokens = self._ask(self._matcher.compute_ff_tokens)
+        return tokens[: self._ask(self._matcher.validate_tokens, tokens)]
+
+    def _consumable(self, mask: Masks) -> bool:
+        """Whether what a mask of one byte allows is allowed."""
+        ids = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
+        return len(ids) > 1 or self._ask(self._matcher.validate_tokens, ids) > 0
+
+    def _spelled(self, size: int) -> Masks:
+        """The mask of `size` bytes where a text is forced that spells a special token.
+
+        Of forced text the library allows what the tokenizer makes of it. Of such a text that is the
+        special token, which stands for no text; here any other tokens are allowed that spell it.
+        """
+        tokens = self._engine.spelled(self._ask(self._matcher.compute_ff_bytes))
+        ids = [token for token in tokens if self._ask(self._matcher.validate_tokens, [token])]
+        if not ids:
+            raise GrammarStuck(_NO_TOKEN)
+        bits = np.zeros(8 * size, np.uint8)
+        bits[ids] = 1
+        return np.packbits(bits, bitorder="little")
+
+    def _ask(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method of the library's matcher. Raises GrammarStuck where that ends in an error."""
+        if self._lexer.exhausted:
+            raise GrammarStuck("a matcher beside this one was stuck")
+        try:
+            answer = method(*args, **kwargs)
+        except BaseException as error:
+            if type(error).__name__ != _PANIC:
+                raise
+            self._lexer.exhausted = True
+            raise GrammarStuck("the grammar engine failed on this grammar") from None
+        if self._matcher.is_error():
+            self._lexer.exhausted = True
+            raise GrammarStuck(_message(self._matcher))
+        return answer
+
+
+def _message(matcher: LLMatcher) -> str:
+    """Why a matcher is in error, in one line."""
+    text = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
+    return text[:_MAX_MESSAGE] or _NO_TOKEN
