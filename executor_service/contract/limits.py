@@ -36,3 +36,6 @@ class Limits:
     max_lease_ms: int = 3_600_000
     max_default_pages: int = 0  # of the session 0s of all callers together; 0: no bound
     max_default_sequences: int = 0
+    max_grammar_bytes: int = 0  # 0: no grammars
+    max_grammar_compile_fuel: int = 0
+    max_grammar_step_fuel: int = 0

@@ -28,7 +28,7 @@ def version() -> str:
         return "dev"
 
 
-def capabilities(info: ModelDescription) -> list[pb.Capability.ValueType]:
+def capabilities(info: ModelDescription, *, grammars: bool = False) -> list[pb.Capability.ValueType]:
     """What the executor can do: the engine's capabilities, and those that depend on the model."""
     offered = [
         pb.CAPABILITY_NATIVE_UNIFIED_DECODE,
@@ -44,6 +44,8 @@ def capabilities(info: ModelDescription) -> list[pb.Capability.ValueType]:
         offered.append(pb.CAPABILITY_FORWARD)
     if info.has_tokenizer:
         offered.append(pb.CAPABILITY_TOKENIZER)
+    if grammars:
+        offered.append(pb.CAPABILITY_GRAMMAR)
     return offered
 
 
@@ -97,10 +99,16 @@ def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
             max_default_pages=limits.max_default_pages,
             max_default_sequences=limits.max_default_sequences,
             max_piece_tokens=limits.max_piece_tokens,
+            max_grammar_bytes=limits.max_grammar_bytes,
+            max_grammar_compile_fuel=limits.max_grammar_compile_fuel,
+            max_grammar_step_fuel=limits.max_grammar_step_fuel,
         ),
-        capabilities=capabilities(info),
+        capabilities=capabilities(info, grammars=loaded.grammars is not None),
         fingerprints=pb.Fingerprints(
-            model=info.fingerprint, vocabulary=loaded.vocabulary_fingerprint, sampler=SAMPLER_VERSION
+            model=info.fingerprint,
+            vocabulary=loaded.vocabulary_fingerprint,
+            sampler=SAMPLER_VERSION,
+            grammar="" if loaded.grammars is None else loaded.grammars.fingerprint,
         ),
         version=version(),
         backend=runtime.config.backend,

@@ -19,8 +19,10 @@ from paceline.service.audit import Audit
 from paceline.service.credentials import Credentials
 from paceline.service.logs import Log
 
-from executor_service.contract.plan import Reason, RequestRefused, StepPlan, StepResult
+from executor_service.contract.plan import Reason, Refusal, RequestRefused, StepPlan, StepResult
 from executor_service.rpc.codec.forward import decode_forward, encode_tensor
+from executor_service.rpc.codec.grammars import NO_GRAMMARS, CompiledGrammars, decode_grammar, sources_of
+from executor_service.rpc.codec.refusals import unsupported
 from executor_service.rpc.codec.results import encode_caches, encode_error, encode_result
 from executor_service.rpc.codec.rows import (
     BATCH_DECODE,
@@ -127,9 +129,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.PrefillResponse:
         """Compute one opening or chunk."""
-        return self._encode_single(
-            pb.PrefillResponse(), await self._step(request.step, PREFILL, self._caller(context))
-        )
+        return self._encode_single(pb.PrefillResponse(), await self._computed(request.step, PREFILL, context))
 
     async def BatchPrefill(
         self, request: pb.BatchPrefillRequest, context: Context
@@ -137,37 +137,31 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         """Compute openings and chunks."""
         return self._encode(
             pb.BatchPrefillResponse(),
-            await self._step(request.step, BATCH_PREFILL, self._caller(context)),
+            await self._computed(request.step, BATCH_PREFILL, context),
         )
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.DecodeResponse:
         """Compute one row without drafts."""
-        return self._encode_single(
-            pb.DecodeResponse(), await self._step(request.step, DECODE, self._caller(context))
-        )
+        return self._encode_single(pb.DecodeResponse(), await self._computed(request.step, DECODE, context))
 
     async def BatchDecode(self, request: pb.BatchDecodeRequest, context: Context) -> pb.BatchDecodeResponse:
         """Compute rows without drafts."""
         return self._encode(
             pb.BatchDecodeResponse(),
-            await self._step(request.step, BATCH_DECODE, self._caller(context)),
+            await self._computed(request.step, BATCH_DECODE, context),
         )
 
     async def UnifiedDecode(
         self, request: pb.UnifiedDecodeRequest, context: Context
     ) -> pb.UnifiedDecodeResponse:
         """Compute any rows."""
-        return self._encode(
-            pb.UnifiedDecodeResponse(), await self._step(request.step, UNIFIED, self._caller(context))
-        )
+        return self._encode(pb.UnifiedDecodeResponse(), await self._computed(request.step, UNIFIED, context))
 
     async def ForwardVerify(
         self, request: pb.ForwardVerifyRequest, context: Context
     ) -> pb.ForwardVerifyResponse:
         """Compute rows with drafts."""
-        return self._encode(
-            pb.ForwardVerifyResponse(), await self._step(request.step, VERIFY, self._caller(context))
-        )
+        return self._encode(pb.ForwardVerifyResponse(), await self._computed(request.step, VERIFY, context))
 
     async def TruncateKv(self, request: pb.TruncateKvRequest, context: Context) -> pb.TruncateKvResponse:
         """Shorten one cache."""
@@ -197,7 +191,8 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
                 async for request in request_iterator:
                     step_id = request.step.header.step_id
                     try:
-                        answer = self._step(request.step, UNIFIED, caller, kept=True)
+                        compiled = await self._compiled(request.step)
+                        answer = self._step(request.step, UNIFIED, caller, compiled, kept=True)
                         answers.put_nowait((step_id, answer))
                     except RequestRefused as error:
                         answers.put_nowait((step_id, error))
@@ -243,8 +238,15 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
     async def CheckGrammar(
         self, request: pb.CheckGrammarRequest, context: Context
     ) -> pb.CheckGrammarResponse:
-        """Compile a grammar."""
-        raise RequestRefused(Reason.UNSUPPORTED, "this executor does not offer CheckGrammar")
+        """Compile a grammar, and keep it for a while."""
+        loaded = self._runtime.loaded
+        source = decode_grammar("grammar", request.grammar, loaded.limits)
+        if isinstance(source, Refusal) or loaded.grammars is None:
+            refusal = source if isinstance(source, Refusal) else unsupported("grammar")
+            raise RequestRefused(refusal.reason, refusal.message)
+        if isinstance(why := await loaded.grammars.get(source), str):
+            raise RequestRefused(Reason.GRAMMAR, f"grammar.{source.kind}: {why}")
+        return pb.CheckGrammarResponse()
 
     async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupResponse:
         """Run the shapes that compile or allocate lazily."""
@@ -274,18 +276,33 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
             raise RequestRefused(Reason.PERMISSION, f"{caller.name} is no administrator of this executor")
         self._audit.administered(caller.name, method)
 
+    async def _computed(self, step: pb.Step, takes: Takes, context: Context) -> Answer:
+        """The answer to the step of a unary token RPC."""
+        caller = self._caller(context)
+        return await self._step(step, takes, caller, await self._compiled(step))
+
     def _step(
-        self, step: pb.Step, takes: Takes, caller: str, *, kept: bool = False
+        self, step: pb.Step, takes: Takes, caller: str, compiled: CompiledGrammars, *, kept: bool = False
     ) -> asyncio.Future[Answer]:
         """Queue the step of a token RPC. `kept`: it is done even if the client leaves."""
-        plan = decode_step(step, self._runtime.loaded.limits, takes)
+        plan = decode_step(step, self._runtime.loaded.limits, takes, compiled)
         return self._runtime.worker.submit_step(plan, caller, kept=kept)
 
-    def _op(
+    async def _op(
         self, request: pb.TruncateKvRequest | pb.ReleaseCacheRequest | pb.ForkCacheRequest, context: Context
-    ) -> asyncio.Future[Answer]:
-        plan = decode_op(request, self._runtime.loaded.limits)
-        return self._runtime.worker.submit_step(plan, self._caller(context), kept=False)
+    ) -> Answer:
+        caller, compiled = self._caller(context), NO_GRAMMARS
+        if isinstance(request, pb.ForkCacheRequest):
+            compiled = await self._compiled(request.fork)
+        plan = decode_op(request, self._runtime.loaded.limits, compiled)
+        return await self._runtime.worker.submit_step(plan, caller, kept=False)
+
+    async def _compiled(self, request: pb.Step | pb.Fork) -> CompiledGrammars:
+        """The grammars of a step or a fork, compiled off the event loop; most have none."""
+        loaded = self._runtime.loaded
+        if loaded.grammars is None or not (sources := sources_of(request, loaded.limits)):
+            return NO_GRAMMARS
+        return {source: await loaded.grammars.get(source) for source in sources}
 
     def _encode(self, response: R, answer: Answer) -> R:
         """Fill in the `result` of a response."""

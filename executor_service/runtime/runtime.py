@@ -20,6 +20,13 @@ from executor_service.cache.session import Leases
 from executor_service.config import ExecutorConfig
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Reason, RequestRefused
+from executor_service.runtime.grammars import (
+    COMPILE_FUEL,
+    MAX_GRAMMAR_BYTES,
+    STEP_FUEL,
+    GrammarCompiler,
+    grammar_compiler,
+)
 from executor_service.runtime.vocabulary import vocabulary_fingerprint
 from executor_service.steps.engine import Engine
 from executor_service.steps.worker import DeviceWorker
@@ -48,6 +55,7 @@ class Loaded:
     limits: Limits
     tokenizer: TokenizerBundle | None
     vocabulary_fingerprint: bytes
+    grammars: GrammarCompiler | None
 
 
 class Runtime:
@@ -123,6 +131,8 @@ class Runtime:
 
     def close(self) -> None:
         """End the device thread after its queue. A step that hangs ends with the process."""
+        if self._loaded is not None and self._loaded.grammars is not None:
+            self._loaded.grammars.close()
         if self._loaded is not None and self.worker.stop(timeout_s=_STOP_S):
             self.backend.close()
 
@@ -148,6 +158,8 @@ class Runtime:
         backend.load(self._progress)
         info = backend.info
         tokenizer = backend.tokenizer() if info.has_tokenizer else None
+        self._progress("grammars", 1.0)
+        grammars = grammar_compiler(tokenizer, info)
         pages = self._pages()
         limits = Limits(
             vocab_size=info.vocab_size,
@@ -164,6 +176,9 @@ class Runtime:
             max_sessions_per_caller=config.max_sessions_per_caller,
             max_default_pages=max(1, int(pages * config.session0_fraction)),
             max_default_sequences=max(1, int(config.max_sequences * config.session0_fraction)),
+            max_grammar_bytes=MAX_GRAMMAR_BYTES if grammars else 0,
+            max_grammar_compile_fuel=COMPILE_FUEL if grammars else 0,
+            max_grammar_step_fuel=STEP_FUEL if grammars else 0,
         )
         self._progress("KV pages", 1.0)
         backend.allocate(pages + 1, config.page_size)  # page 0 is scratch
@@ -171,7 +186,7 @@ class Runtime:
         engine = Engine(backend, limits, self.epoch, Leases(default_s=config.lease_ms / 1000))
         self._memory_bytes = backend.memory_bytes()
         vocabulary = vocabulary_fingerprint(tokenizer.tokenizer_json) if tokenizer else b""
-        self._loaded = Loaded(engine, info, limits, tokenizer, vocabulary)
+        self._loaded = Loaded(engine, info, limits, tokenizer, vocabulary, grammars)
         self._progress("", 1.0)
         return engine
 

@@ -23,6 +23,7 @@ _OTHER_RPCS = [
     "ReleaseCache",
     "ForkCache",
     "Forward",
+    "CheckGrammar",
 ]
 
 

@@ -10,6 +10,7 @@ from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import NO_TOKENS, Opening, OutputMode, Refusal, Row
+from executor_service.rpc.codec.grammars import NO_GRAMMARS, CompiledGrammars
 from executor_service.rpc.codec.masks import decode_masks
 from executor_service.rpc.codec.refusals import invalid, refused, too_large
 from executor_service.rpc.codec.sampling import decode_sampling
@@ -109,7 +110,9 @@ def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tu
     return tuple(rows)
 
 
-def decode_opening(field: str, opening: pb.Opening, limits: Limits) -> Opening | Refusal:
+def decode_opening(
+    field: str, opening: pb.Opening, limits: Limits, compiled: CompiledGrammars = NO_GRAMMARS
+) -> Opening | Refusal:
     """One opening; `field` is its name in error messages."""
     if opening.cache_id == 0:
         return invalid(f"{field}.cache_id: must not be 0")
@@ -128,7 +131,7 @@ def decode_opening(field: str, opening: pb.Opening, limits: Limits) -> Opening |
     mask = decode_masks(f"{field}.mask", opening.mask, 1, output, limits)
     if isinstance(mask, Refusal):
         return mask
-    sampling = decode_sampling(f"{field}.sampling", opening.sampling, limits)
+    sampling = decode_sampling(f"{field}.sampling", opening.sampling, limits, compiled)
     if isinstance(sampling, Refusal):
         return sampling
     return Opening(

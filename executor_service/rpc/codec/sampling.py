@@ -6,15 +6,23 @@ import secrets
 
 from paceline.executor.v1 import executor_pb2 as pb
 
+from executor_service.contract.grammar import Grammar
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Refusal, Sampling
-from executor_service.rpc.codec.refusals import invalid, too_large, unsupported
+from executor_service.rpc.codec.grammars import NO_GRAMMARS, CompiledGrammars, compiled_grammar
+from executor_service.rpc.codec.refusals import invalid, too_large
 
 
-def decode_sampling(field: str, sampling: pb.Sampling, limits: Limits) -> Sampling | Refusal:
+def decode_sampling(
+    field: str, sampling: pb.Sampling, limits: Limits, compiled: CompiledGrammars = NO_GRAMMARS
+) -> Sampling | Refusal:
     """Sampling parameters, each within its range; a missing seed is drawn here."""
+    grammar: Grammar | None = None
     if sampling.HasField("grammar"):
-        return unsupported(f"{field}.grammar")
+        found = compiled_grammar(f"{field}.grammar", sampling.grammar, limits, compiled)
+        if isinstance(found, Refusal):
+            return found
+        grammar = found
     ranges = (
         ("temperature", sampling.temperature, 0.0, 100.0),
         ("min_p", sampling.min_p, 0.0, 1.0),
@@ -65,4 +73,5 @@ def decode_sampling(field: str, sampling: pb.Sampling, limits: Limits) -> Sampli
         logprobs=logprobs,
         stop_token_ids=stops,
         min_tokens=sampling.min_tokens,
+        grammar=grammar,
     )

@@ -19,13 +19,16 @@ from executor_service.contract.plan import (
     StepPlan,
     Truncate,
 )
+from executor_service.rpc.codec.grammars import NO_GRAMMARS, CompiledGrammars
 from executor_service.rpc.codec.refusals import invalid, oversized, refused
 from executor_service.rpc.codec.rows import Takes, decode_opening, decode_rows
 from executor_service.rpc.codec.sampling import decode_sampling
 
 
-def decode_step(step: pb.Step, limits: Limits, takes: Takes) -> StepPlan:
-    """The step of a token RPC that takes such rows. Raises RequestRefused."""
+def decode_step(
+    step: pb.Step, limits: Limits, takes: Takes, compiled: CompiledGrammars = NO_GRAMMARS
+) -> StepPlan:
+    """The step of a token RPC that takes such rows, its grammars compiled. Raises RequestRefused."""
     header, packed = step.header, step.rows
     count = len(packed.cache_ids)
     total = count + len(step.openings)
@@ -48,7 +51,7 @@ def decode_step(step: pb.Step, limits: Limits, takes: Takes) -> StepPlan:
             if not isinstance(row, Refusal) and row.output is OutputMode.FULL
         )
     openings = tuple(
-        decode_opening(f"openings[{i}]", opening, limits) for i, opening in enumerate(step.openings)
+        decode_opening(f"openings[{i}]", opening, limits, compiled) for i, opening in enumerate(step.openings)
     )
     full_bytes += sum(
         4 * limits.vocab_size
@@ -65,14 +68,16 @@ def decode_step(step: pb.Step, limits: Limits, takes: Takes) -> StepPlan:
         step_id=header.step_id,
         epoch=header.epoch,
         digest=digest(step) if header.step_id else b"",
-        ops=tuple(_op(f"ops[{i}]", op, limits) for i, op in enumerate(step.ops)),
+        ops=tuple(_op(f"ops[{i}]", op, limits, compiled) for i, op in enumerate(step.ops)),
         rows=rows,
         openings=openings,
     )
 
 
 def decode_op(
-    request: pb.TruncateKvRequest | pb.ReleaseCacheRequest | pb.ForkCacheRequest, limits: Limits
+    request: pb.TruncateKvRequest | pb.ReleaseCacheRequest | pb.ForkCacheRequest,
+    limits: Limits,
+    compiled: CompiledGrammars = NO_GRAMMARS,
 ) -> StepPlan:
     """The op of a unary RPC, as a step without rows. Raises RequestRefused."""
     header = request.header
@@ -84,7 +89,7 @@ def decode_op(
     elif isinstance(request, pb.ReleaseCacheRequest):
         op = Release(tuple(request.release.cache_ids))
     else:
-        op = _fork("fork", request.fork, limits)
+        op = _fork("fork", request.fork, limits, compiled)
     return StepPlan(
         header.session_id,
         header.step_id,
@@ -111,21 +116,21 @@ def _check_released(count: int, limits: Limits) -> None:
         raise oversized(f"release.cache_ids: at most {limits.max_released_ids} in a step, has {count}")
 
 
-def _op(field: str, op: pb.Op, limits: Limits) -> Op | Refusal:
+def _op(field: str, op: pb.Op, limits: Limits, compiled: CompiledGrammars) -> Op | Refusal:
     which = op.WhichOneof("op")
     if which == "release":
         return Release(tuple(op.release.cache_ids))
     if which == "truncate":
         return Truncate(op.truncate.cache_id, op.truncate.length)
     if which == "fork":
-        return _fork(f"{field}.fork", op.fork, limits)
+        return _fork(f"{field}.fork", op.fork, limits, compiled)
     return invalid(f"{field}: release, truncate or fork")
 
 
-def _fork(field: str, fork: pb.Fork, limits: Limits) -> Fork | Refusal:
+def _fork(field: str, fork: pb.Fork, limits: Limits, compiled: CompiledGrammars) -> Fork | Refusal:
     if fork.cache_id == 0:
         return invalid(f"{field}.cache_id: must not be 0")
-    sampling = decode_sampling(f"{field}.sampling", fork.sampling, limits)
+    sampling = decode_sampling(f"{field}.sampling", fork.sampling, limits, compiled)
     if isinstance(sampling, Refusal):
         return sampling
     return Fork(fork.source_id, fork.cache_id, fork.length, sampling)

@@ -79,4 +79,5 @@ def _byte_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<begin>", "<end>"])  # 256 and 257, as the config says
     return tokenizer

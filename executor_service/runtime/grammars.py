@@ -1,0 +1,78 @@
+"""`GrammarCompiler`: compiles grammars beside the device and the event loop, and keeps the last ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from paceline.service.logs import Log
+
+from executor_service.backends.base import ModelDescription, TokenizerBundle
+from executor_service.contract.grammar import Grammar
+from executor_service.grammar.source import GrammarInvalid, GrammarSource
+
+if TYPE_CHECKING:
+    from executor_service.grammar.engine import GrammarEngine
+
+log = Log(__name__)
+
+MAX_GRAMMAR_BYTES = 64 << 10
+COMPILE_FUEL, STEP_FUEL = 1_000_000, 50_000
+
+_THREADS = 2
+_KEPT = 64  # compiled grammars, some kB each, at worst 20 MB; and refusals
+
+
+class GrammarCompiler:
+    """One for each loaded model. All methods: the event loop's thread."""
+
+    def __init__(self, engine: GrammarEngine) -> None:
+        self._engine = engine
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+        self._kept: OrderedDict[GrammarSource, asyncio.Future[Grammar | str]] = OrderedDict()
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal fingerprints and vocabularies, equal masks."""
+        return self._engine.fingerprint
+
+    async def get(self, source: GrammarSource) -> Grammar | str:
+        """The compiled grammar, or why there is none; compiled once, however many wait for it."""
+        future = self._kept.get(source)
+        if future is None:
+            loop = asyncio.get_running_loop()
+            future = self._kept[source] = loop.run_in_executor(self._threads, self._compile, source)
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(source)
+        return await asyncio.shield(future)  # others may wait for it, too
+
+    def close(self) -> None:
+        """End the threads; what they compile is done first."""
+        self._threads.shutdown(wait=False)
+
+    def _compile(self, source: GrammarSource) -> Grammar | str:
+        try:
+            return self._engine.compile(source)
+        except GrammarInvalid as error:
+            return str(error)
+
+
+def grammar_compiler(tokenizer: TokenizerBundle | None, info: ModelDescription) -> GrammarCompiler | None:
+    """The compiler for a model; None, where its tokenizer allows none."""
+    if tokenizer is None:
+        return None
+    # Only here: what needs no grammars does not load the library.
+    from executor_service.grammar.engine import GrammarEngine, TokenizerUnsupported
+
+    try:
+        engine = GrammarEngine(
+            tokenizer.tokenizer_json, info.vocab_size, info.eos_token_ids, COMPILE_FUEL, STEP_FUEL
+        )
+    except TokenizerUnsupported as error:
+        log.warning("no grammars for this tokenizer", why=str(error))
+        return None
+    return GrammarCompiler(engine)
