@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 from paceline.channel import Security, is_loopback
 from paceline.service.identity import MAX_PRIORITY, Identity
-from paceline.service.security import read_token
+from paceline.service.security import check_tls_files, read_token
 from paceline.service.settings import ADMIN_TOKEN, ServiceSettings, StringList
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -169,7 +169,7 @@ class SchedulerSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> SchedulerSettings:
-        _ = self.executor_security  # raises ValueError if its files do not fit together
+        check_tls_files(self.executor_security)
         addresses = (*self.executor, *self.draft_executor)
         if len(set(addresses)) != len(addresses):
             raise ValueError("--executor, --draft-executor: an address is given twice")

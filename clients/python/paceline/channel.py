@@ -19,6 +19,8 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from paceline.tls_files import read_certificates, read_key_pair
+
 Options = list[tuple[str, int | str]]
 Metadata = tuple[tuple[str, str], ...]
 
@@ -54,7 +56,8 @@ class Security:
 
     `ca_file` turns TLS on; `cert_file` and `key_file` add the client's own certificate (mutual TLS).
     `token` is sent as `authorization: Bearer ...` with every call. `server_name` overrides the name that
-    the server's certificate is checked against. Raises ValueError for a combination that can't work.
+    the server's certificate is checked against. Raises ValueError for a combination that can't work. The
+    files are read when a client is made, which raises OSError for one that can't be used.
     """
 
     ca_file: Path | None = None
@@ -81,14 +84,23 @@ class Security:
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """TLS credentials, or None for plaintext. Raises OSError if a file can't be read."""
+        """TLS credentials, or None for plaintext. Raises OSError, like `check_files`."""
         if self.ca_file is None:
             return None
-        return grpc.ssl_channel_credentials(
-            root_certificates=self.ca_file.read_bytes(),
-            private_key=self.key_file.read_bytes() if self.key_file else None,
-            certificate_chain=self.cert_file.read_bytes() if self.cert_file else None,
-        )
+        authorities, chain, key = self._contents(self.ca_file)
+        return grpc.ssl_channel_credentials(authorities, key, chain)
+
+    def check_files(self) -> None:
+        """Raises OSError, with `filename`, if a file can't be read or is not a certificate or key in PEM."""
+        if self.ca_file is not None:
+            self._contents(self.ca_file)
+
+    def _contents(self, ca_file: Path) -> tuple[bytes, bytes | None, bytes | None]:
+        """The authorities, the client's certificate chain and its key."""
+        authorities = read_certificates(ca_file)
+        if self.cert_file is None or self.key_file is None:
+            return authorities, None, None
+        return authorities, *read_key_pair(self.cert_file, self.key_file)
 
 
 PLAINTEXT = Security()

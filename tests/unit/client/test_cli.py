@@ -71,7 +71,7 @@ def test_nobody_there_says_how_to_start_it(cli: CliRunner, arguments: list[str])
         (["generate", "x", "--speculation", "on"], "--speculation: expected off, auto or a number"),
         (["bench", "--plot", "here"], "--plot needs --speculation"),
         (["bench", "--draft-backend", "oracle"], "need --serve"),
-        (["--tls-ca", "/nowhere", "status"], "/nowhere: no such file"),
+        (["--tls-ca", "/nowhere", "status"], "/nowhere: No such file or directory"),
         (["--token", "two words", "status"], "token must be ASCII without spaces"),
     ],
 )

@@ -76,13 +76,13 @@ def options(
     ] = False,
 ) -> None:
     """How to reach a scheduler safely; these stand before the command."""
-    for path in (tls_ca, tls_cert, tls_key):
-        if path is not None and not path.is_file():
-            fail(f"{path}: no such file", 2)
     try:
-        context.obj = Security(tls_ca, tls_cert, tls_key, token)
+        context.obj = given_security = Security(tls_ca, tls_cert, tls_key, token)
+        given_security.check_files()
     except ValueError as error:
         fail(str(error), 2)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}", 2)
     given = note_command_line(context)
     if "token" in given and context.invoked_subcommand not in _SERVERS:
         warn("--token shows in the process list of this machine; PACELINE_TOKEN does not")

@@ -99,8 +99,10 @@ class Diagnosis:
 def diagnose(address: str, security: Security, timeout_s: float) -> Diagnosis:
     """Check the service until a problem is found; OK means that a request was answered.
 
-    Each check takes at most `timeout_s`. Raises OSError for a file of `security` that can't be read.
+    `timeout_s` is the limit of each connection and each call. Raises OSError, before it connects, for a
+    file of `security` that can't be read or is not a certificate or key in PEM.
     """
+    security.check_files()
     try:
         return _port(address, security, timeout_s) or _service(address, security, timeout_s)
     except socket.gaierror as error:

@@ -8,7 +8,9 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from paceline.channel import Security
 from paceline.service.secrets import check_token
+from paceline.tls_files import read_certificates, read_key_pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +33,32 @@ class ServerSecurity:
 
     def bind(self, server: grpc.aio.Server, address: str) -> int:
         """Open the port; returns its number. Raises RuntimeError if it is in use, OSError for a file."""
-        if self.cert_file is None or self.key_file is None:
+        credentials = self._credentials()
+        if credentials is None:
             return server.add_insecure_port(address)
-        credentials = grpc.ssl_server_credentials(
-            [(self.key_file.read_bytes(), self.cert_file.read_bytes())],
-            root_certificates=self.client_ca_file.read_bytes() if self.client_ca_file else None,
+        return server.add_secure_port(address, credentials)
+
+    def check_files(self) -> None:
+        """Raises OSError, with `filename`, if a file can't be read or is not a certificate or key in PEM."""
+        self._credentials()
+
+    def _credentials(self) -> grpc.ServerCredentials | None:
+        if self.cert_file is None or self.key_file is None:
+            return None
+        chain, key = read_key_pair(self.cert_file, self.key_file)
+        return grpc.ssl_server_credentials(
+            [(key, chain)],
+            root_certificates=read_certificates(self.client_ca_file) if self.client_ca_file else None,
             require_client_auth=self.client_ca_file is not None,
         )
-        return server.add_secure_port(address, credentials)
+
+
+def check_tls_files(security: Security | ServerSecurity) -> None:
+    """Raises ValueError, as checks of settings do, if one of the TLS files can't be used."""
+    try:
+        security.check_files()
+    except OSError as error:
+        raise ValueError(f"{error.filename}: {error.strerror}") from error
 
 
 def read_token(path: Path | None) -> str:

@@ -27,7 +27,7 @@ from paceline.service.identity import MAX_PRIORITY, Identity
 from paceline.service.known import nearest, unknown_flags, unknown_variables
 from paceline.service.logs import LogFormat, LogLevel
 from paceline.service.secrets import read_secrets
-from paceline.service.security import ServerSecurity, read_token
+from paceline.service.security import ServerSecurity, check_tls_files, read_token
 from paceline.service.tokens import Entry
 
 EXIT_USAGE = 2
@@ -178,6 +178,7 @@ class ServiceSettings(BaseSettings):
             path: Path | None = getattr(self, name)
             if path is not None and not path.is_file():
                 raise ValueError(f"--{name.replace('_', '-')}: no file {path}")
+        check_tls_files(self.server_security)
         if self.server_security.cert_file is None and not self.insecure and not is_loopback(self.address):
             raise ValueError(
                 f"--host: {self.host} is not loopback: give --tls-cert and --tls-key, or --insecure"
