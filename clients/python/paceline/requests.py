@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any, Literal, TypedDict
 
 from paceline.errors import InvalidRequest
+from paceline.grammars import GRAMMARS, set_grammar
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import Drafter, Message, MessageLike, Speculation
 
@@ -43,6 +44,12 @@ class Options(TypedDict, total=False):
     template_arguments: Mapping[str, Any]  # chat template variables, such as enable_thinking; needs messages
     continue_final_message: bool  # continue the last message instead of opening a new turn; needs messages
     speculation: Speculation | Literal["off", "auto"] | int  # a string or a number sets the mode alone
+    # At most one of these; the output then matches it as a whole.
+    schema: Mapping[str, Any] | str | type  # JSON schema: as a mapping, as JSON, or a pydantic model
+    regex: str
+    choices: Sequence[str]  # one of these texts
+    grammar: str  # context-free, in Lark's syntax
+    structural_tag: Mapping[str, Any] | str  # free text with tagged parts that must match
 
 
 _SAMPLING = frozenset(field.name for field in pb.SamplingParams.DESCRIPTOR.fields)
@@ -93,6 +100,8 @@ def generate_request(
             if messages is None:
                 raise InvalidRequest(f"{name}: only with messages")
             _set_chat_option(request.messages, name, value)
+        elif name in GRAMMARS:
+            set_grammar(request, name, value)
         elif name == "speculation":
             request.speculation.CopyFrom(speculation(value))
         else:

@@ -68,7 +68,8 @@ def test_options_of_a_chat_go_with_its_messages() -> None:
 
 
 def test_the_options_are_all_that_the_wire_has() -> None:
-    assert set(EVERYTHING) | CHAT_ONLY | {"speculation", "returns"} == set(requests.Options.__annotations__)
+    others = {"speculation", "returns", "schema", "regex", "choices", "grammar", "structural_tag"}
+    assert set(EVERYTHING) | CHAT_ONLY | others == set(requests.Options.__annotations__)
     on_wire = {
         field.name for kind in (pb.SamplingParams, pb.StopConditions) for field in kind.DESCRIPTOR.fields
     }
@@ -169,3 +170,43 @@ def test_messages_may_be_mappings_or_messages() -> None:
 def test_a_message_without_content_is_refused_by_its_index() -> None:
     with pytest.raises(InvalidRequest, match=r"messages\[1\] has no 'content'"):
         requests.chat_messages([Message("user", "hi"), {"role": "user"}])
+
+
+class Person:
+    """As a pydantic model, whose class can tell its schema."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, object]:
+        return {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"schema": {"type": "integer"}}, pb.Grammar(json_schema='{"type": "integer"}')),
+        ({"schema": '{"type": "null"}'}, pb.Grammar(json_schema='{"type": "null"}')),
+        ({"schema": Person}, pb.Grammar(json_schema='{"type": "object"}')),
+        ({"regex": "a+"}, pb.Grammar(regex="a+")),
+        ({"choices": ["a", "b"]}, pb.Grammar(choices=pb.Choices(choices=["a", "b"]))),
+        ({"choices": []}, pb.Grammar(choices=pb.Choices())),
+        ({"grammar": "start: X"}, pb.Grammar(lark="start: X")),
+        ({"structural_tag": {"triggers": []}}, pb.Grammar(structural_tag='{"triggers": []}')),
+    ],
+)
+def test_a_grammar_is_one_of_several_options(options: dict[str, Any], expected: pb.Grammar) -> None:
+    assert requests.generate_request("x", None, None, options).grammar == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"regex": "a", "choices": ["a"]}, InvalidRequest),
+        ({"schema": 3}, TypeError),
+        ({"choices": "ab"}, TypeError),
+        ({"regex": 3}, TypeError),
+        ({"regex": "\ud800"}, InvalidRequest),
+    ],
+)
+def test_a_grammar_of_a_wrong_type_is_named(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match=next(reversed(options))):
+        requests.generate_request("x", None, None, options)

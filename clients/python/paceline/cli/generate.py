@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import typer
@@ -35,6 +36,12 @@ Mode = Annotated[
 DrafterChoice = Annotated[
     Drafter | None, typer.Option("--drafter", help="The drafter to use.", show_default="all of the server")
 ]
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option("--schema", metavar="FILE", exists=True, dir_okay=False, help="JSON schema of the output."),
+]
+Regex = Annotated[str | None, typer.Option("--regex", help="Regular expression for all of the output.")]
+Choice = Annotated[list[str] | None, typer.Option("--choice", help="The output is one of these. Repeatable.")]
 System = Annotated[str | None, typer.Option("--system", help="A system message.")]
 
 
@@ -74,6 +81,9 @@ def generate(
     stop: Stop = None,
     mode: Mode = None,
     drafter: DrafterChoice = None,
+    schema: SchemaFile = None,
+    regex: Regex = None,
+    choice: Choice = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Completions; several are printed when done.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
     usage: Annotated[
@@ -92,6 +102,8 @@ def generate(
             fail('give a prompt: paceline generate "Once upon a time", or pipe one in', 2)
         prompt = sys.stdin.read()
     assert prompt is not None
+    if sum(given is not None for given in (schema, regex, choice or None)) > 1:
+        fail("--schema, --regex or --choice: one of them", 2)
     messages = [Message("system", system)] if system is not None else []
     messages.append(Message("user", prompt))
     chosen = options(
@@ -103,6 +115,9 @@ def generate(
         seed=seed,
         stop=stop or None,
         n=n,
+        schema=schema.read_text(encoding="utf-8") if schema is not None else None,
+        regex=regex,
+        choices=choice or None,
         speculation=speculation(mode, drafter),
     )
     address = ", ".join(addresses)
