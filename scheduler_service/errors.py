@@ -105,6 +105,7 @@ _FAILURES: Mapping[Failure, ErrorReason] = {
     Failure.POISON: ErrorReason.EXECUTORS_LOST,
     Failure.NOT_FINITE: ErrorReason.NOT_FINITE,
     Failure.REFUSED: ErrorReason.EXECUTOR_REFUSED,
+    Failure.GRAMMAR: ErrorReason.INVALID_REQUEST,
 }
 
 

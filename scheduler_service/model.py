@@ -27,6 +27,7 @@ class Fingerprints:
 
     model: bytes  # SHA-256 of weights, config and dtype
     sampler: str  # version of the sampling rules
+    grammar: str = ""  # version of the grammar engine; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class ServedModel:
     eos_token_ids: frozenset[int]
     limits: RequestAllowance
     max_draft_tokens: int  # largest fixed number of drafts; 0: the executor verifies no drafts
+    max_grammar_bytes: int = 0  # 0: the executor has no grammars
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # sampling parameters by name
 
 

@@ -13,6 +13,7 @@ from paceline.service.logs import Log
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError
+from scheduler_service.grammars import GrammarChecks
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.pool import ExecutorPool, Served
 from scheduler_service.loop.draft_loop import DraftLoop
@@ -62,6 +63,7 @@ class SchedulerService:
             changed=wake_drafts.set,
             instance=f"{settings.instance_name}#draft" if settings.instance_name else "",
         )
+        self.grammars = GrammarChecks(lambda: self.pool.active)
         self.streams = StreamRegistry(self.core, self.metrics, time.monotonic, wake.set)
         self._draft_loop = DraftLoop(self.core, self.drafts, self.metrics, wake_drafts, wake.set)
         self._loop = Loop(self.core, self.pool, self._draft_loop, self.streams, self.metrics, wake)

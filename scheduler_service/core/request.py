@@ -8,6 +8,15 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
+class OutputGrammar:
+    """What an output must match, as the client wrote it; `text` is empty where there are `choices`."""
+
+    kind: str  # json_schema, regex, choices, lark or structural_tag
+    text: str = ""
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingSettings:
     """How a sequence is sampled. The core passes them on to executors; it reads only `seed`."""
 
@@ -21,6 +30,7 @@ class SamplingSettings:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0  # uint64; the front end draws it where the client sends none
     logprobs: int | None = None
+    grammar: OutputGrammar | None = None
 
     def with_seed(self, seed: int) -> SamplingSettings:
         """The same parameters under another seed."""

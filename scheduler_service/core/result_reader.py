@@ -149,6 +149,8 @@ class ResultReader:
             return True
         if code in _STALE:
             self._stale(sequence, answer.message, events, now)
+        elif answer.by_grammar:
+            events.append(self._registry.fail(sequence.live, Failure.GRAMMAR, answer.message, now))
         elif code is Code.INTERNAL:
             events.append(self._registry.fail(sequence.live, Failure.NOT_FINITE, answer.message, now))
         else:

@@ -123,8 +123,10 @@ class RowAnswer:
     tokens: list[int] = field(default_factory=list)
     cached_length: int = 0
     logprobs: Sequence[TopLogprobs] = ()  # one per token, if asked for
+    forced: tuple[int, ...] = ()  # the tokens that come next, where a grammar leaves no choice
     code: Code = Code.OK
     message: str = ""
+    by_grammar: bool = False  # it was refused because of the sequence's grammar
 
 
 @dataclass(slots=True)

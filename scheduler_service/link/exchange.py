@@ -42,8 +42,11 @@ class StepExchange:
         capacity: Capacity,
         bounds: Bounds,
         lose: Callable[[str], None],
+        *,
+        grammars: bool = True,
     ) -> None:
         self.capacity = capacity
+        self._grammars = grammars  # whether the executor has them
         self._stream = stream
         self._session = session
         self._bounds = bounds
@@ -71,7 +74,7 @@ class StepExchange:
         """Send one step; returns when gRPC has taken it. Raises ExecutorLostError."""
         self.check()
         header = self._session.header()
-        step = encode_step(plan, header)
+        step = encode_step(plan, header, grammars=self._grammars)
         self._unanswered.append(_UnansweredStep(plan, header.step_id, time.monotonic()))
         try:
             await self._stream.send(step)

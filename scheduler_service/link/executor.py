@@ -31,7 +31,9 @@ from paceline.channel import Security
 from paceline.service.logs import Log
 from paceline.session import Session
 
+from scheduler_service.core.request import OutputGrammar
 from scheduler_service.link.codec.foreign import brief
+from scheduler_service.link.codec.grammar import encode_grammar
 from scheduler_service.link.codec.handshake import decode_heartbeat
 from scheduler_service.link.exchange import ExecutorLostError, StepExchange
 from scheduler_service.link.facts import ExecutorFacts, ExecutorPhase, Heartbeat
@@ -237,5 +239,29 @@ class ExecutorLink:
         if self._client is None or self._session is None or self._facts is None:
             raise ExecutorLostError(self.detail)
         stream, facts = self._client.stream(), self._facts
-        self._exchange = StepExchange(stream, self._session, facts.capacity, facts.bounds, self.lose)
+        self._exchange = StepExchange(
+            stream,
+            self._session,
+            facts.capacity,
+            facts.bounds,
+            self.lose,
+            grammars=facts.max_grammar_bytes > 0,
+        )
         return self._exchange
+
+    async def check_grammar(self, grammar: OutputGrammar, timeout_s: float) -> str:
+        """Why the executor can't compile a grammar; "": it can, or it can't be asked.
+
+        Raises TimeoutError if it does not say within `timeout_s`.
+        """
+        if self._client is None or self._session is None:
+            return ""
+        try:
+            await self._client.check_grammar(encode_grammar(grammar), timeout_s=timeout_s)
+        except errors.InvalidRequest as error:
+            return brief(error.message)
+        except errors.DeadlineExceeded:
+            raise TimeoutError from None
+        except errors.PacelineError:  # it is being lost: the opening will tell
+            pass
+        return ""

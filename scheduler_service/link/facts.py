@@ -62,6 +62,7 @@ class ExecutorFacts:
     max_stop_token_ids: int  # of a row
     max_logit_bias: int
     max_logprobs: int
+    max_grammar_bytes: int = 0  # 0: it has no grammars
 
     @property
     def bounds(self) -> Bounds:
@@ -101,6 +102,7 @@ def served_model(facts: ExecutorFacts, tokenizer: TokenizerSource, own: RequestA
             max_prompt_bytes=own.max_prompt_bytes,
         ),
         max_draft_tokens=facts.capacity.max_drafts,
+        max_grammar_bytes=facts.max_grammar_bytes,
         generation_defaults=_generation_defaults(tokenizer.generation_defaults),
     )
 

@@ -121,6 +121,10 @@ class ExecutorPool(LinkPool):
             )
         if found.sampler != expected.sampler:
             raise RefusedExecutorError(f"other sampling rules ({found.sampler}, not {expected.sampler})")
+        if expected.grammar and found.grammar != expected.grammar:
+            raise RefusedExecutorError(
+                f"another grammar engine ({found.grammar or 'none'}, not {expected.grammar})"
+            )
         if facts.vocabulary != model.vocabulary:
             raise RefusedExecutorError(f"another vocabulary ({facts.vocabulary}, not {model.vocabulary})")
         return False

@@ -193,6 +193,8 @@ class SchedulerServicer(SchedulerServiceServicer):
             check_priority(checked.priority, caller)
             min_tokens = len(checked.prompt.ids) if isinstance(checked.prompt, TokenPrompt) else 1
             self._service.streams.check(caller, checked, min_tokens, deadline)  # before tokenizing
+            if checked.sampling.grammar is not None:
+                await self._service.grammars.check(checked.sampling.grammar, caller, deadline)
             ids = await _token_ids(checked.prompt, served, caller)
             return self._service.streams.admit(
                 checked,

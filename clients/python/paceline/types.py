@@ -149,6 +149,7 @@ class RequestLimits:
     max_queued_requests: int
     max_queued_tokens: int
     max_draft_tokens: int = 0  # for Speculation.mode; 0: the executor verifies no drafts
+    max_grammar_bytes: int = 0  # of a grammar; 0: the server has none
 
 
 @dataclass(frozen=True, slots=True)

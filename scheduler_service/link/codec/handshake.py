@@ -24,7 +24,7 @@ def decode_facts(info: pb.GetInfoResponse) -> ExecutorFacts:
     return ExecutorFacts(
         epoch=info.epoch,
         capacity=_capacity(info),
-        fingerprints=Fingerprints(model=prints.model, sampler=prints.sampler),
+        fingerprints=Fingerprints(model=prints.model, sampler=prints.sampler, grammar=brief(prints.grammar)),
         vocabulary=TokenSpace(prints.vocabulary, model.vocab_size, prints.sampler),
         model_name=brief(model.name),
         architecture=brief(model.architecture),
@@ -35,6 +35,7 @@ def decode_facts(info: pb.GetInfoResponse) -> ExecutorFacts:
         max_stop_token_ids=limits.max_stop_token_ids,
         max_logit_bias=limits.max_logit_bias,
         max_logprobs=limits.max_logprobs,
+        max_grammar_bytes=limits.max_grammar_bytes if pb.CAPABILITY_GRAMMAR in info.capabilities else 0,
     )
 
 

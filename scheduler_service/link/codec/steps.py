@@ -23,17 +23,18 @@ from scheduler_service.core.step import (
     TopLogprobs,
 )
 from scheduler_service.link.codec.foreign import brief
+from scheduler_service.link.codec.grammar import encode_grammar
 from scheduler_service.link.facts import Bounds
 
 _DEFAULT = SamplingSettings()
 
 
-def encode_step(plan: PlannedStep, header: pb.StepHeader) -> pb.Step:
-    """The step that this plan asks for."""
+def encode_step(plan: PlannedStep, header: pb.StepHeader, *, grammars: bool = True) -> pb.Step:
+    """The step that this plan asks for. `grammars`: whether the executor takes them; drafters may not."""
     ops = [pb.Op(release=pb.Release(cache_ids=plan.releases))] if plan.releases else []
     ops += [pb.Op(truncate=pb.Truncate(cache_id=cut.cache_id, length=cut.length)) for cut in plan.truncates]
     for fork in plan.forks:
-        sampling = _sampling(fork.sampling, fork.stop_token_ids, fork.min_tokens)
+        sampling = _sampling(fork.sampling, fork.stop_token_ids, fork.min_tokens, grammars=grammars)
         ops.append(
             pb.Op(
                 fork=pb.Fork(
@@ -51,7 +52,9 @@ def encode_step(plan: PlannedStep, header: pb.StepHeader) -> pb.Step:
                 packed_tokens=packed_ids(opening.tokens),
                 prompt_length=opening.prompt_length,
                 limit=opening.limit,
-                sampling=_sampling(opening.sampling, opening.stop_token_ids, opening.min_tokens),
+                sampling=_sampling(
+                    opening.sampling, opening.stop_token_ids, opening.min_tokens, grammars=grammars
+                ),
                 salt=opening.salt,
             )
             for opening in plan.openings
@@ -78,7 +81,9 @@ def _rows(rows: tuple[CacheRow, ...]) -> pb.Rows:
     return message
 
 
-def _sampling(sampling: SamplingSettings, stop_token_ids: tuple[int, ...], min_tokens: int) -> pb.Sampling:
+def _sampling(
+    sampling: SamplingSettings, stop_token_ids: tuple[int, ...], min_tokens: int, *, grammars: bool
+) -> pb.Sampling:
     message = pb.Sampling(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -95,6 +100,8 @@ def _sampling(sampling: SamplingSettings, stop_token_ids: tuple[int, ...], min_t
         message.top_p = sampling.top_p
     if sampling.repetition_penalty != _DEFAULT.repetition_penalty:
         message.repetition_penalty = sampling.repetition_penalty
+    if sampling.grammar is not None and grammars:
+        message.grammar.CopyFrom(encode_grammar(sampling.grammar))
     return message
 
 
@@ -127,7 +134,12 @@ def decode_result(plan: PlannedStep, message: pb.StepResult, bounds: Bounds) -> 
     _check_openings(plan.openings, results[len(plan.rows) :], rows.cached_lengths)
     for detail in rows.details:
         answer = results[detail.row]
-        answer.logprobs = _logprobs(detail, len(answer.tokens))
+        if detail.forced_tokens:
+            if max(detail.forced_tokens) >= bounds.vocab_size:
+                raise ValueError(f"a forced token {max(detail.forced_tokens)} is outside of the vocabulary")
+            answer.forced = tuple(detail.forced_tokens)
+        if detail.logprobs or not detail.forced_tokens:
+            answer.logprobs = _logprobs(detail, len(answer.tokens))
     return StepAnswer(
         number=plan.number,
         rows=results,
@@ -154,6 +166,7 @@ def _refuse(refused: RowAnswer, error: pb.Error) -> None:
     if not error.code:
         raise ValueError(f"row or op {error.index} has the error OK")
     refused.code, refused.message = _code(error.code), brief(error.message)
+    refused.by_grammar = error.reason == pb.ERROR_REASON_GRAMMAR
 
 
 def _check_openings(

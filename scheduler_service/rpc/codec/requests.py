@@ -11,6 +11,7 @@ import re
 import secrets
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -23,6 +24,7 @@ from scheduler_service.model import DraftingOffer, ServedModel
 from scheduler_service.rpc.codec.chat import check_chat
 from scheduler_service.rpc.codec.checks import check_range, check_size
 from scheduler_service.rpc.codec.continuation import check_continuation
+from scheduler_service.rpc.codec.grammar import check_grammar
 from scheduler_service.streams.continuation import Continuation
 from scheduler_service.streams.request import CheckedRequest, Prompt, StreamOptions, TextPrompt, TokenPrompt
 
@@ -70,7 +72,7 @@ def check_request(message: pb.GenerateRequest, model: ServedModel, drafting: Dra
     return CheckedRequest(
         id=_request_id(message.request_id),
         prompt=check_prompt(message, model),
-        sampling=_sampling(message.sampling, model),
+        sampling=replace(_sampling(message.sampling, model), grammar=check_grammar(message, model)),
         max_tokens=max_tokens,
         min_tokens=stop.min_tokens,
         eos_token_ids=frozenset() if stop.ignore_eos else model.eos_token_ids,
@@ -86,7 +88,7 @@ def check_request(message: pb.GenerateRequest, model: ServedModel, drafting: Dra
     )
 
 
-_UNSUPPORTED = ("grammar", "labels", "prompt_logprobs", "ttft_ms", "tpot_ms")
+_UNSUPPORTED = ("labels", "prompt_logprobs", "ttft_ms", "tpot_ms")
 """Fields of GenerateRequest whose features are missing here."""
 
 

@@ -55,6 +55,7 @@ def model_info(
             max_queued_requests=queue.max_queued_requests,
             max_queued_tokens=queue.max_queued_tokens,
             max_draft_tokens=model.max_draft_tokens,
+            max_grammar_bytes=model.max_grammar_bytes,
         ),
         version=model.version,
         model_fingerprint=model.fingerprints.model,
@@ -77,6 +78,7 @@ def _capabilities(
         pb.CAPABILITY_LOGPROBS: model.limits.max_logprobs > 0,
         pb.CAPABILITY_SPECULATION: model.max_draft_tokens > 0,
         pb.CAPABILITY_CONTINUATION: True,
+        pb.CAPABILITY_GRAMMAR: model.max_grammar_bytes > 0,
     }
     return [capability for capability, is_offered in offered.items() if is_offered]
 

@@ -30,7 +30,6 @@ async def channel(stack: Stack) -> AsyncIterator[grpc.aio.Channel]:
 
 
 UNSUPPORTED = [
-    pb.GenerateRequest(grammar=pb.Grammar(regex="a+")),
     pb.GenerateRequest(labels={"team": "x"}),
     pb.GenerateRequest(prompt_logprobs=0),
     pb.GenerateRequest(ttft_ms=5),

@@ -15,10 +15,17 @@ VOCABULARY = 257
 
 
 class TableGrammar:
-    """`table[state]`: token to state, from state 0; the output may end in states of `ends`, by END."""
+    """`table[state]`: token to state, from state 0; the output may end in states of `ends`, by `end`."""
 
-    def __init__(self, table: Mapping[int, Mapping[int, int]], ends: set[int]) -> None:
-        self.table, self.ends = table, ends
+    def __init__(
+        self,
+        table: Mapping[int, Mapping[int, int]],
+        ends: set[int],
+        *,
+        end: int = END,
+        vocabulary: int = VOCABULARY,
+    ) -> None:
+        self.table, self.ends, self.end, self.vocabulary = table, ends, end, vocabulary
         self.matchers = 0  # how many were made
         self.stuck_after = -1  # a matcher that did so much work (tokens, masks) is stuck; -1: never
 
@@ -38,8 +45,8 @@ class TableGrammar:
     def _next(self, state: int) -> dict[int, int]:
         """Token to state; -1 is behind the end."""
         if state == -1:
-            return {END: -1}
-        return {**self.table.get(state, {}), **({END: -1} if state in self.ends else {})}
+            return {self.end: -1}
+        return {**self.table.get(state, {}), **({self.end: -1} if state in self.ends else {})}
 
 
 class TableMatcher:
@@ -64,7 +71,7 @@ class TableMatcher:
 
     def mask(self) -> NDArray[np.uint8]:
         self._pay()
-        bits = np.zeros(8 * mask_bytes(VOCABULARY), np.uint8)
+        bits = np.zeros(8 * mask_bytes(self._grammar.vocabulary), np.uint8)
         following = list(self._grammar._next(self._states[-1]))
         if not following:
             self._broken = True
@@ -89,7 +96,7 @@ class TableMatcher:
             raise GrammarStuck("too much work")
 
 
-def loops() -> TableGrammar:
+def loops(end: int = END, vocabulary: int = VOCABULARY) -> TableGrammar:
     """Words over six tokens, with forced stretches, choices, ends and a way back."""
     return TableGrammar(
         {
@@ -101,4 +108,6 @@ def loops() -> TableGrammar:
             5: {11: 3, 12: 2},
         },
         ends={0, 4},
+        end=end,
+        vocabulary=vocabulary,
     )

@@ -11,17 +11,22 @@ from executor_service.backends.oracle_settings import OracleSettings
 from executor_service.backends.paged_attention import PagedAttentionBackend, PagedAttentionConfig
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Opening, Release, Sampling, StepPlan
+from executor_service.grammar.source import GrammarSource
 from executor_service.rpc.codec.results import encode_result
 from executor_service.rpc.codec.rows import UNIFIED
 from executor_service.rpc.codec.steps import decode_step
 from executor_service.steps.engine import Engine
+from scheduler_service.core.request import OutputGrammar
 from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 from scheduler_service.link.codec.steps import decode_result, encode_step
 from scheduler_service.link.facts import Bounds
 from tests.support.engine_steps import execute
+from tests.unit.executor.table_grammar import loops
 
 VOCABULARY = 48
 EPOCH = 77
+LOOPS = OutputGrammar("regex", "loops")
+"""The one grammar that these executors know; its text may end by token 0."""
 
 
 def oracle(context_length: int, agreement: float = 1.0, vocabulary: int = VOCABULARY) -> Backend:
@@ -53,7 +58,11 @@ class EngineExecutor:
             max_step_tokens=capacity.max_step_tokens,
             max_drafts=capacity.max_drafts,
             max_steps=capacity.max_steps,
+            max_grammar_bytes=100,
         )
+        self._grammars = {
+            GrammarSource("regex", LOOPS.text): loops(end=0, vocabulary=backend.info.vocab_size)
+        }
         self.engine = Engine(backend, self._limits, EPOCH, clock=lambda: 0.0)
         self._session_id = 0
         self._foreign_id = 1
@@ -69,7 +78,7 @@ class EngineExecutor:
         self._step_id += 1
         header = pb.StepHeader(session_id=self._session_id, step_id=self._step_id, epoch=EPOCH)
         wire = encode_step(plan, header).SerializeToString()
-        step_plan = decode_step(pb.Step.FromString(wire), self._limits, UNIFIED)
+        step_plan = decode_step(pb.Step.FromString(wire), self._limits, UNIFIED, self._grammars)
         reply = pb.StepResult()
         encode_result(reply, execute(self.engine, step_plan), step_plan, EPOCH)
         limits = self._limits

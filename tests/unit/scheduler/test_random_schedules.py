@@ -2,7 +2,7 @@
 
 Pools are barely larger than one request, so that everything is preempted all the time; requests are
 cancelled, stopped, run out of time, lose their executor before and after it has computed a step. Some were
-begun elsewhere, and continue what came there.
+begun elsewhere, and continue what came there; some have a grammar.
 With speculation they draft by n-grams and on a draft executor that is small, slow, lost and frozen.
 """
 
@@ -23,7 +23,7 @@ from scheduler_service.core.errors import TooLate
 from scheduler_service.core.events import EndReason, Failure
 from scheduler_service.core.request import Continued, DraftingWish, DraftSource, Request, SamplingSettings
 from scheduler_service.core.step import Capacity
-from tests.unit.scheduler.engine_executor import VOCABULARY, EngineExecutor, oracle, paged_attention
+from tests.unit.scheduler.engine_executor import LOOPS, VOCABULARY, EngineExecutor, oracle, paged_attention
 from tests.unit.scheduler.harness import STEP_S, Harness, parts
 
 CONTEXT = 48
@@ -96,6 +96,7 @@ def requests(draw: st.DrawFn, number: int, speculation: st.SearchStrategy[Drafti
             seed=draw(st.integers(0, 3)),
             logprobs=draw(st.sampled_from([None, None, 2])),
             logit_bias=draw(st.sampled_from([(), (), FEW])),
+            grammar=draw(st.sampled_from([None, None, LOOPS])),
         ),
         max_tokens=max_tokens,
         min_tokens=draw(st.integers(0, min(4, max_tokens or 4))),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.service.identity import Identity
 
-from scheduler_service.core.request import DraftingWish, DraftSource
+from scheduler_service.core.request import DraftingWish, DraftSource, OutputGrammar
 from scheduler_service.errors import ErrorReason, ServiceError
 from scheduler_service.model import DraftingOffer
 from scheduler_service.rpc.codec.requests import (
@@ -295,3 +295,42 @@ def test_a_long_prompt_is_not_copied_on_its_way_to_the_core() -> None:
     prompt = array("I", range(1000))
     checked = check_request(request(text="hi"), MODEL, DRAFTING)
     assert checked.to_core(prompt, Identity("a", "token"), arrival=0.0, deadline=None).prompt is prompt
+
+
+GRAMMARS = replace(MODEL, max_grammar_bytes=50)
+
+
+def grammar(**fields: Any) -> pb.GenerateRequest:
+    return request(grammar=pb.Grammar(**fields))
+
+
+def test_a_grammar_is_taken_as_it_is_written() -> None:
+    taken = check_request(grammar(regex="a+"), GRAMMARS, DRAFTING).sampling.grammar
+    assert taken == OutputGrammar("regex", "a+")
+    choices = grammar(choices=pb.Choices(choices=["a", ""]))
+    assert check_request(choices, GRAMMARS, DRAFTING).sampling.grammar == OutputGrammar(
+        "choices", choices=("a", "")
+    )
+    assert check_request(request(), GRAMMARS, DRAFTING).sampling.grammar is None
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (grammar(), "grammar"),
+        (grammar(lark=""), "grammar.lark"),
+        (grammar(choices=pb.Choices()), "grammar.choices"),
+        (grammar(json_schema="x" * 51), "grammar"),
+        (request(grammar=pb.Grammar(regex="a"), stop=pb.StopConditions(ignore_eos=True)), "stop.ignore_eos"),
+    ],
+)
+def test_a_grammar_that_can_not_be_meant_is_refused(message: pb.GenerateRequest, field: str) -> None:
+    with raises(ErrorReason.INVALID_REQUEST) as caught:
+        check_request(message, GRAMMARS, DRAFTING)
+    assert caught.value.field == field
+
+
+def test_a_grammar_is_refused_by_name_where_the_executor_has_none() -> None:
+    with raises(ErrorReason.UNSUPPORTED) as caught:
+        check_request(grammar(regex="a"), MODEL, DRAFTING)
+    assert caught.value.field == "grammar"

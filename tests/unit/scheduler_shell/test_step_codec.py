@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from paceline.executor.v1 import executor_pb2 as pb
 
-from scheduler_service.core.request import SamplingSettings
+from scheduler_service.core.request import OutputGrammar, SamplingSettings
 from scheduler_service.core.step import (
     CacheFork,
     CacheOpening,
@@ -37,6 +38,31 @@ OPENING = CacheOpening(
     min_tokens=4,
     salt=b"s",
 )
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (OutputGrammar("json_schema", "{}"), pb.Grammar(json_schema="{}")),
+        (OutputGrammar("regex", "a+"), pb.Grammar(regex="a+")),
+        (
+            OutputGrammar("choices", choices=("a", "b")),
+            pb.Grammar(choices=pb.GrammarChoices(choices=["a", "b"])),
+        ),
+        (OutputGrammar("lark", "start: X"), pb.Grammar(lark="start: X")),
+        (OutputGrammar("structural_tag", "{}"), pb.Grammar(structural_tag="{}")),
+    ],
+)
+def test_a_grammar_goes_to_executors_that_have_them(grammar: OutputGrammar, message: pb.Grammar) -> None:
+    sampling = SamplingSettings(grammar=grammar)
+    plan = PlannedStep(
+        1, forks=(CacheFork(5, 6, 2, sampling, (), 0),), openings=(replace(OPENING, sampling=sampling),)
+    )
+    step = encode_step(plan, HEADER)
+    assert step.openings[0].sampling.grammar == step.ops[0].fork.sampling.grammar == message
+    without = encode_step(plan, HEADER, grammars=False)  # a draft executor guesses as well as it can
+    assert not without.openings[0].sampling.HasField("grammar")
+    assert not without.ops[0].fork.sampling.HasField("grammar")
 
 
 VOCABULARY, CONTEXT, PAGES = 100, 64, 20
@@ -237,3 +263,18 @@ def test_an_executor_with_a_limit_of_0_is_refused(field: str) -> None:
     info.limits.ClearField(field)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=field):
         decode_facts(info)
+
+
+def test_forced_tokens_come_with_logprobs_or_without() -> None:
+    plan = PlannedStep(1, rows=(CacheRow(5, 3), CacheRow(6, 3)))
+    message = pb.StepResult(
+        free_pages=1, rows=pb.RowResults(kv_lengths=[4, 4], token_counts=[1, 1], tokens=[7, 8])
+    )
+    message.rows.details.add(row=0, forced_tokens=[9, 10])
+    message.rows.details.add(row=1, forced_tokens=[9], logprobs=[-0.5])
+    first, second = decode_result(plan, message, BOUNDS).rows
+    assert (first.forced, first.logprobs) == ((9, 10), ())
+    assert (second.forced, [one.logprob for one in second.logprobs]) == ((9,), [-0.5])
+    message.rows.details[0].forced_tokens.append(VOCABULARY)
+    with pytest.raises(ValueError, match="forced token"):
+        decode_result(plan, message, BOUNDS)

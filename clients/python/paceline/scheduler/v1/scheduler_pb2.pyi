@@ -751,7 +751,13 @@ Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
 
 @_typing.final
 class Grammar(_message.Message):
-    """What the output must match."""
+    """What each completion must match as a whole; executor.proto's Grammar says more of the kinds. One
+    field is set, and is not empty. The grammar is checked before the request is queued:
+    INVALID_ARGUMENT if it can't be compiled, or not within the executor's limits, or with ignore_eos.
+    Where its text may end, the model's end tokens are allowed; a completion that ends otherwise
+    (max_tokens, a stop string) is a beginning of such a text. min_tokens gives way where nothing but
+    the end is left. UNIMPLEMENTED without CAPABILITY_GRAMMAR.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -761,12 +767,17 @@ class Grammar(_message.Message):
     LARK_FIELD_NUMBER: _builtins.int
     STRUCTURAL_TAG_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
+    """as JSON; one space after each ',' and ':', and no other whitespace"""
     regex: _builtins.str
+    """for all of the text, in the syntax of Rust's `regex` crate"""
     lark: _builtins.str
+    """in the syntax of llguidance, which is close to Lark's"""
     structural_tag: _builtins.str
-    """JSON"""
+    """as JSON: free text with tagged parts that must match"""
     @_builtins.property
-    def choices(self) -> Global___Choices: ...
+    def choices(self) -> Global___Choices:
+        """one of these texts"""
+
     def __init__(
         self,
         *,
@@ -1625,6 +1636,7 @@ class RequestLimits(_message.Message):
     MAX_QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
     MAX_QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_GRAMMAR_BYTES_FIELD_NUMBER: _builtins.int
     max_n: _builtins.int
     max_stop_strings: _builtins.int
     max_stop_string_bytes: _builtins.int
@@ -1638,6 +1650,8 @@ class RequestLimits(_message.Message):
     """likewise"""
     max_draft_tokens: _builtins.int
     """of SPECULATION_MODE_FIXED; 0: the executor verifies no drafts"""
+    max_grammar_bytes: _builtins.int
+    """of GenerateRequest.grammar; 0: CAPABILITY_GRAMMAR is not advertised"""
     def __init__(
         self,
         *,
@@ -1651,10 +1665,11 @@ class RequestLimits(_message.Message):
         max_queued_requests: _builtins.int = ...,
         max_queued_tokens: _builtins.int = ...,
         max_draft_tokens: _builtins.int = ...,
+        max_grammar_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_draft_tokens", b"max_draft_tokens", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_n", b"max_n", "max_prompt_bytes", b"max_prompt_bytes", "max_queued_requests", b"max_queued_requests", "max_queued_tokens", b"max_queued_tokens", "max_stop_string_bytes", b"max_stop_string_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_draft_tokens", b"max_draft_tokens", "max_grammar_bytes", b"max_grammar_bytes", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_n", b"max_n", "max_prompt_bytes", b"max_prompt_bytes", "max_queued_requests", b"max_queued_requests", "max_queued_tokens", b"max_queued_tokens", "max_stop_string_bytes", b"max_stop_string_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

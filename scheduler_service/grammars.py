@@ -1,0 +1,52 @@
+"""`GrammarChecks`: grammars are compiled by the executor before their requests are queued."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from weakref import WeakValueDictionary
+
+from paceline.service.identity import Identity
+
+from scheduler_service.core.request import OutputGrammar
+from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError, invalid
+from scheduler_service.link.executor import ExecutorLink
+
+MAX_CHECKS = 2
+"""Grammars of one identity that are checked at once; further ones wait. Each takes a second at most."""
+
+_TIMEOUT_S = 10.0
+
+
+class GrammarChecks:
+    """Asks the active executor, which keeps what it has compiled for the opening that follows."""
+
+    def __init__(self, active: Callable[[], ExecutorLink | None]) -> None:
+        self._active = active
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def check(self, grammar: OutputGrammar, caller: Identity, deadline: float | None) -> None:
+        """Raises ServiceError if the grammar can't be compiled. `deadline`: of the call, by time.monotonic.
+
+        Without an executor nothing is checked: then the opening is refused.
+        """
+        turns = self._turns.get(caller.name)
+        if turns is None:
+            turns = self._turns[caller.name] = asyncio.Semaphore(MAX_CHECKS)
+        async with turns:
+            link = self._active()
+            if link is None:
+                return
+            timeout_s = _TIMEOUT_S if deadline is None else min(_TIMEOUT_S, deadline - time.monotonic())
+            try:
+                why = await link.check_grammar(grammar, max(timeout_s, 0.001))
+            except TimeoutError:
+                raise ServiceError(
+                    ErrorReason.NOT_READY,
+                    "the grammar could not be checked in time",
+                    retry_after_s=RETRY_AFTER_S,
+                ) from None
+        if why:
+            field, _, problem = why.partition(": ")
+            raise invalid(field, problem) if problem else invalid("grammar", why)
