@@ -91,6 +91,8 @@ class ResultReader:
             live.emitted = True
             news.cached_tokens = sequence.cached or 0
         events.append(news)
+        if answer.forced and end is None:
+            self._speculator.force(sequence, answer.forced)
         if end is not None:
             events.append(self._registry.finish(sequence, *end, now))
         elif sequence.losses and sequence.got_on:

@@ -53,6 +53,7 @@ class Speculator:
         self._executor_population = executor_population()
         self._draft_executor = DraftExecutor(config, self._controller.draft)
         self._offered: set[LiveSequence] = set()  # have drafts for their next row, as of the last decision
+        self._forced: dict[LiveSequence, tuple[int, tuple[int, ...]]] = {}  # behind so many known tokens
         self._calendar = RestCalendar()
         self._drafted_step = 0  # the last of them that had drafts, or one shortly before it
 
@@ -116,7 +117,21 @@ class Speculator:
             sequence.draft_state.retire()
             self._calendar.forget(sequence)
             self._offered.discard(sequence)
+            self._forced.pop(sequence, None)
             self._draft_executor.forget(sequence)
+
+    def force(self, sequence: LiveSequence, tokens: tuple[int, ...]) -> None:
+        """The sequence's grammar leaves no choice for its next tokens: they are drafts of its next row.
+
+        They are accepted, and cost no more in one row than in several: there is nothing to decide.
+        """
+        if (state := sequence.draft_state) is not None:
+            known = len(sequence.tokens)
+            most = sequence.end_length - known - 1
+            if state.length is not None:
+                most = min(most, state.length)
+            if most > 0:
+                self._forced[sequence] = known, tokens[:most]
 
     def holds(self, running: SequenceQueue, step_s: float) -> bool:
         """Whether the next target step is better sent after those that wait have their drafts.
@@ -139,24 +154,28 @@ class Speculator:
 
         Pages are counted as if all drafts were accepted.
         """
-        offered = self._offered
-        if not offered:
+        offered, forced = self._offered, self._forced
+        if not (offered or forced):
             return
+        self._forced = {}
         self._drafted_step = self._calendar.step + 1
         kept = min(reserve, schedule.pages_left)
         for row in schedule.rows:
-            sequence = row.sequence
-            if sequence not in offered:
+            sequence, end = row.sequence, row.kv_length + 1
+            state, maker = sequence.draft_state, None
+            if state is None:
                 continue
-            state, end = sequence.draft_state, row.kv_length + 1
-            if state is None or state.offered_at != end:
-                continue
+            known, drafts = forced.get(sequence, (0, ())) if forced else (0, ())
+            if known != end:
+                if sequence not in offered or state.offered_at != end:
+                    continue
+                drafts, maker = state.drafts, state.maker
             room = -end % page_size + (schedule.pages_left - kept) * page_size
-            drafts = state.drafts[: max(0, min(schedule.tokens_left, room))]
+            drafts = drafts[: max(0, min(schedule.tokens_left, room))]
             if drafts:
                 pages = -(-(end + len(drafts)) // page_size) + -end // page_size
                 schedule.add_drafts(row, drafts, pages)
-                state.sent = state.maker
+                state.sent = maker
 
     def refused(self, sequence: LiveSequence) -> None:
         """The target refused a row with drafts: the sequence's next row has none."""

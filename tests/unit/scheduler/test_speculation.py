@@ -11,7 +11,7 @@ from scheduler_service.core.errors import IllegalEvent, UnknownStep
 from scheduler_service.core.events import EndReason, Failure
 from scheduler_service.core.request import DraftingWish, DraftSource, SamplingSettings
 from scheduler_service.core.step import Capacity, Code, RowAnswer, StepAnswer
-from tests.unit.scheduler.engine_executor import EngineExecutor, oracle
+from tests.unit.scheduler.engine_executor import LOOPS, EngineExecutor, oracle
 from tests.unit.scheduler.harness import STEP_S, Harness, make_request, solo
 
 CAPACITY = Capacity(256, 4, 256, 16, 16, 64)
@@ -55,6 +55,20 @@ def test_drafts_save_steps_and_change_no_token(drafters: frozenset[DraftSource],
         usage.drafted_tokens,
         usage.accepted_tokens,
     )
+
+
+@pytest.mark.parametrize("wish", [None, 2])
+def test_what_a_grammar_forces_is_drafted_and_accepted(wish: int | None) -> None:
+    run = harness(None)
+    sampling = SamplingSettings(temperature=1.0, seed=3, grammar=LOOPS)
+    request = replace(make_request("a", max_tokens=60), sampling=sampling)
+    expected = solo(EngineExecutor(CAPACITY), request)[0]
+    run.add(replace(request, speculation=DraftingWish(NGRAM, wish)))
+    run.run()
+    assert run.tokens["a", 0] == expected
+    assert run.finished["a", 0].usage.accepted_tokens > 10
+    if wish:
+        assert len(run.finished["a", 0].usage.drafted_by_position) <= wish
 
 
 def test_without_a_wish_nothing_is_drafted() -> None:
