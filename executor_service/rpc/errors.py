@@ -13,7 +13,7 @@ from paceline.malformed import Malformed, lenient
 from paceline.service.audit import Audit
 from paceline.service.credentials import Credentials
 from paceline.service.logs import Log
-from paceline.service.status import end_call, has_left, rich_status
+from paceline.service.status import client_has_left, end_call, rich_status
 
 from executor_service.contract.plan import Reason, Refusal, RequestRefused
 
@@ -121,7 +121,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
-                if has_left(error):
+                if client_has_left(error):
                     raise asyncio.CancelledError from None
                 log.error("an RPC failed", error, method=method)
                 refusal = Refusal(Reason.INTERNAL, "internal error; the executor's log says more")

@@ -12,7 +12,7 @@ from paceline.malformed import Malformed, lenient
 from paceline.service.audit import Audit
 from paceline.service.credentials import Credentials
 from paceline.service.logs import Log
-from paceline.service.status import end_call, has_left
+from paceline.service.status import client_has_left, end_call
 
 from scheduler_service.errors import ErrorReason, ServiceError, invalid
 from scheduler_service.rpc.statuses import CODES, status_of
@@ -87,7 +87,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:
-                if has_left(error):
+                if client_has_left(error):
                     raise asyncio.CancelledError from None
                 if context.cancelled() or context.done():  # a write to a client that has just left
                     return None

@@ -71,7 +71,10 @@ class SchedulerConnections:
         """
         attempts = self.attempts(timeout_s, failover_timeout_s)
         while True:
-            call, left_s = method(self.endpoints[attempts.address]), attempts.timeout_s(time.monotonic())
+            call, left_s = (
+                method(self.endpoints[attempts.address_index]),
+                attempts.timeout_s(time.monotonic()),
+            )
             try:
                 reply = call(request, timeout=left_s, metadata=self.metadata)
             except grpc.RpcError as error:

@@ -70,7 +70,7 @@ class Rotation:
 
 
 class Attempts:
-    """The attempts of one call. `address` is the index of the address for the current attempt.
+    """The attempts of one call. `address_index` is the index of the current attempt's address.
 
     A refused attempt (by the scheduler, or because it can't be reached) moves on to the next address; when
     all have refused, the error is the caller's. A lost attempt (the connection broke, or the scheduler ended
@@ -89,7 +89,7 @@ class Attempts:
         self._lost_at: float | None = None  # time of the last loss after a message, else of the first loss
         self._losses = 0  # in a row, since the last message
         self._wait_s = MIN_WAIT_S
-        self.address = self._untried.pop(0)
+        self.address_index = self._untried.pop(0)
 
     def timeout_s(self, now: float) -> float | None:
         """The rest of the caller's `timeout_s`; None: no deadline. Raises DeadlineExceeded at its end."""
@@ -103,16 +103,16 @@ class Attempts:
         """Record that the current attempt received a message."""
         if not self._answered:
             self._answered = True
-            self._rotation.up(self.address)
+            self._rotation.up(self.address_index)
 
     def failed(self, error: PacelineError, now: float) -> float:
-        """Record that the current attempt failed, and move `address` on to the next attempt's.
+        """Record that the current attempt failed, and set `address_index` to the next attempt's.
 
         Returns the seconds to wait before that attempt. Raises the error for the caller if there is to be
         none: `error`, or an earlier refusal.
         """
         if isinstance(error, Unavailable):
-            self._rotation.down(self.address, now)
+            self._rotation.down(self.address_index, now)
         if self._is_lost(error):
             self._lose(error, now)
         elif self._lost_at is not None and isinstance(error, DuplicateRequest):
@@ -123,7 +123,7 @@ class Attempts:
             raise error
         self._answered = False
         if self._untried:
-            self.address = self._untried.pop(0)
+            self.address_index = self._untried.pop(0)
             return 0.0
         return self._next_round(error, now)
 
@@ -141,7 +141,7 @@ class Attempts:
             raise error
         if self._answered or self._lost_at is None:
             self._lost_at, self._wait_s, self._refusals = now, MIN_WAIT_S, []
-            self._untried = [other for other in self._rotation.order(now) if other != self.address]
+            self._untried = [other for other in self._rotation.order(now) if other != self.address_index]
 
     def _next_round(self, error: PacelineError, now: float) -> float:
         """Begin another round after a loss; the seconds to wait before it. Raises if no time is left."""
@@ -153,7 +153,7 @@ class Attempts:
         if left_s <= 0:
             raise for_caller
         self._untried = self._rotation.order(now)
-        self.address = self._untried.pop(0)
+        self.address_index = self._untried.pop(0)
         wait_s = min(min(hints, default=self._wait_s), left_s)
         self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)
         self._refusals = []

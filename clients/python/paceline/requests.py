@@ -148,22 +148,28 @@ def speculation(given: Speculation | str | int | None) -> pb.Speculation:
 
 
 def chat_messages(messages: Sequence[MessageLike]) -> pb.Messages:
-    """Messages for Generate and Tokenize. Raises InvalidRequest, naming the message's index and field."""
+    """Messages for Generate and Tokenize.
+
+    Raises InvalidRequest, naming the message's index and field; TypeError for a wrong type.
+    """
     wire = pb.Messages()
     for index, message in enumerate(messages):
-        turn = asdict(message) if isinstance(message, Message) else message
+        fields = asdict(message) if isinstance(message, Message) else message
         entry = wire.messages.add()
-        if turn.get("name"):
-            _set(entry, "name", turn["name"], f"messages[{index}].name")
+        if fields.get("name"):
+            _set(entry, "name", fields["name"], f"messages[{index}].name")
         for field in ("role", "content"):
-            if field not in turn:
+            if field not in fields:
                 raise InvalidRequest(f"messages[{index}] has no {field!r}")
-            _set(entry, field, turn[field], f"messages[{index}].{field}")
+            _set(entry, field, fields[field], f"messages[{index}].{field}")
     return wire
 
 
 def tokenize_request(text: str | None, messages: Sequence[MessageLike] | None) -> pb.TokenizeRequest:
-    """The Tokenize request for exactly one of text and messages. Raises InvalidRequest."""
+    """The Tokenize request for exactly one of text and messages.
+
+    Raises InvalidRequest, naming the argument; TypeError for a wrong type.
+    """
     if (text is None) == (messages is None):
         raise InvalidRequest("give exactly one of text and messages")
     if messages is not None:
@@ -174,7 +180,7 @@ def tokenize_request(text: str | None, messages: Sequence[MessageLike] | None) -
 
 
 def detokenize_request(token_ids: Sequence[int]) -> pb.DetokenizeRequest:
-    """The Detokenize request. Raises InvalidRequest."""
+    """The Detokenize request. Raises InvalidRequest for an id out of range, TypeError for a wrong type."""
     request = pb.DetokenizeRequest()
     _set(request, "token_ids", token_ids, "token_ids")
     return request

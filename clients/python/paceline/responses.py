@@ -54,13 +54,17 @@ def event(message: pb.GenerateResponse) -> Event | None:
     )
 
 
-_SCALARS = frozenset(
+_SAMPLING_SETTINGS = frozenset(
     field.name for field in pb.SamplingParams.DESCRIPTOR.fields if field.name not in ("logit_bias", "seed")
 )
 
 
 def started(message: pb.Started) -> Started:
-    """The resolved request that the scheduler reports when a stream begins."""
+    """The request with its defaults filled in and the seed chosen, from a stream's first message.
+
+    `sampling` has every sampling parameter that the scheduler set, zeros too, by name; except the seed, which
+    is a field of its own, and the logit bias.
+    """
     sampling = message.sampling
     return Started(
         request_id=message.request_id,
@@ -69,7 +73,9 @@ def started(message: pb.Started) -> Started:
         cached_tokens=message.cached_tokens,
         seed=sampling.seed,
         max_tokens=message.max_tokens,
-        sampling={field.name: value for field, value in sampling.ListFields() if field.name in _SCALARS},
+        sampling={
+            field.name: value for field, value in sampling.ListFields() if field.name in _SAMPLING_SETTINGS
+        },
         prompt_digest=message.prompt_digest,
         model_fingerprint=message.model_fingerprint,
         sampler=message.sampler,

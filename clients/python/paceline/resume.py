@@ -81,7 +81,10 @@ class ResumableStream:
 
     @property
     def started(self) -> Started | None:
-        """The resolved request, as the first attempt's scheduler reported it; None before its first event."""
+        """The request with its defaults filled in, as the first attempt's scheduler reported it.
+
+        None before its first event.
+        """
         return None if self._first is None else responses.started(self._first)
 
     def attempt(self, now: float) -> pb.GenerateRequest:
@@ -129,11 +132,17 @@ class ResumableStream:
         self._progress.check_end()
 
     def final_error(self, error: PacelineError, address: str) -> PacelineError:
-        """The error for the caller when `error`, received from `address`, ended the last attempt."""
+        """The error for the caller when the last attempt, at `address`, ended with `error`.
+
+        Without events received, it is `error`. After events the caller must not send the request again as if
+        nothing had happened: errors that invite to do so become StreamLost.
+        """
         if not self.has_begun:
             return error
         text = f"the stream was interrupted, and could not be continued: {error.message} ({address})"
-        if isinstance(error, RetryLater | DuplicateRequest):  # a duplicate of the attempt before
+        if isinstance(
+            error, RetryLater | DuplicateRequest
+        ):  # a duplicate: the previous attempt's request still runs there
             return StreamLost(text, reason=error.reason, metadata=error.metadata)
         if isinstance(error, StaleState) and self._continued is not None:
             return StaleState(text, reason=error.reason, metadata=error.metadata)

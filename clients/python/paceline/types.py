@@ -110,7 +110,7 @@ Event = Delta | Finished
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The resolved request, as the scheduler reports it with the first event of a stream."""
+    """The request with its defaults filled in, as the scheduler reports it when a stream begins."""
 
     request_id: str
     model: str

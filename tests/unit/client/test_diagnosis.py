@@ -7,7 +7,7 @@ from typing import Any, cast
 import grpc
 import pytest
 from paceline import errors
-from paceline.cli.diagnosis import Verdict, _unanswered
+from paceline.cli.diagnosis import Verdict, _verdict_on_silence
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ def test_a_service_that_denies_its_status_is_not_called_frozen(
         def status(self, *, timeout_s: float) -> Any:
             raise error
 
-    assert _unanswered(cast(Any, Unanswering()), 1.0) is verdict
+    assert _verdict_on_silence(cast(Any, Unanswering()), 1.0) is verdict

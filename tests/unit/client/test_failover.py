@@ -42,7 +42,7 @@ def test_addresses_are_one_or_several_and_each_once() -> None:
 
 def test_calls_begin_at_each_address_in_turn() -> None:
     rotation = Rotation(3)
-    assert [attempts(rotation).address for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert [attempts(rotation).address_index for _ in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
 def test_an_address_that_is_down_comes_last_for_a_while_and_longer_each_time() -> None:
@@ -60,10 +60,10 @@ def test_an_address_that_is_down_comes_last_for_a_while_and_longer_each_time() -
 @pytest.mark.parametrize("refusal", [REFUSED, FULL, errors.Unavailable("draining", reason="DRAINING")])
 def test_a_refusal_is_the_callers_once_all_have_refused(refusal: errors.RetryLater) -> None:
     call = attempts(Rotation(3))
-    tried = [call.address]
+    tried = [call.address_index]
     for _ in range(2):
         assert call.failed(refusal, 0.0) == 0.0
-        tried.append(call.address)
+        tried.append(call.address_index)
     assert sorted(tried) == [0, 1, 2]
     with pytest.raises(type(refusal)):
         call.failed(refusal, 0.0)
@@ -110,7 +110,7 @@ def test_a_lost_call_goes_to_another_at_once(answered: bool, error: errors.Unava
     if answered:
         call.answered()
     assert call.failed(error, 0.0) == 0.0
-    assert call.address == 1
+    assert call.address_index == 1
 
 
 @pytest.mark.parametrize("answered", [False, True])

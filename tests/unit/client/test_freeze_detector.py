@@ -32,7 +32,7 @@ class WatchedRun:
             self.now += TICK_S
             if tick % 8 == 0:
                 self.detector.missed()
-            if (verdict := self.detector.look(self.now, activity)) is not None:
+            if (verdict := self.detector.freeze_reason(self.now, activity)) is not None:
                 return verdict
         return None
 
@@ -76,7 +76,7 @@ def test_each_answer_begins_anew(run: WatchedRun) -> None:
 def test_one_late_answer_is_no_freeze(run: WatchedRun) -> None:
     run.now += 60  # however long: too few probes were missed
     run.detector.missed()
-    assert run.detector.look(run.now, Activity.IDLE) is None
+    assert run.detector.freeze_reason(run.now, Activity.IDLE) is None
 
 
 def test_a_process_that_has_not_answered_yet_may_import_for_minutes() -> None:
@@ -97,10 +97,10 @@ def test_a_watcher_that_was_stopped_itself_begins_its_patience_anew() -> None:
     detector.answered(clock())
     for _ in range(20):  # all are stopped for an hour, and it looks before the other has gone on
         now[0] += 3600
-        assert detector.look(clock(), Activity.STOPPED) is None
+        assert detector.freeze_reason(clock(), Activity.STOPPED) is None
         detector.missed()
         now[0] += TICK_S
-        assert detector.look(clock(), Activity.IDLE) is None
+        assert detector.freeze_reason(clock(), Activity.IDLE) is None
         detector.answered(clock())
 
 

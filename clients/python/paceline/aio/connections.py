@@ -78,7 +78,10 @@ class AsyncSchedulerConnections:
         """
         attempts = self.attempts(timeout_s, failover_timeout_s)
         while True:
-            call, left_s = method(self.endpoints[attempts.address]), attempts.timeout_s(time.monotonic())
+            call, left_s = (
+                method(self.endpoints[attempts.address_index]),
+                attempts.timeout_s(time.monotonic()),
+            )
             try:
                 reply = await reply_of(call(request, timeout=left_s, metadata=self.metadata))
             except errors.PacelineError as error:

@@ -33,7 +33,7 @@ class Generation:
         self._attempts = schedulers.attempts(timeout_s, schedulers.failover_timeout_s)
         self._call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse] | None = None
         self._closed = asyncio.Event()
-        self._send()
+        self._begin_attempt()
 
     async def __aenter__(self) -> Self:
         return self
@@ -65,7 +65,7 @@ class Generation:
 
     @property
     def started(self) -> Started | None:
-        """The resolved request, as the scheduler reports it; None before the first event."""
+        """The request with its defaults filled in, as the scheduler reports it; None before any event."""
         return self._stream.started
 
     @property
@@ -112,7 +112,7 @@ class Generation:
 
     async def _recover(self, failure: errors.PacelineError) -> None:
         """After a failed attempt: wait and begin another, or raise the error for the caller."""
-        address = self._schedulers.addresses[self._attempts.address]
+        address = self._schedulers.addresses[self._attempts.address_index]
         try:
             wait_s = self._attempts.failed(failure, time.monotonic())
             with suppress(TimeoutError):
@@ -122,11 +122,15 @@ class Generation:
                 raise StopAsyncIteration
             if self._schedulers.closed:
                 raise failure
-            self._send()
+            self._begin_attempt()
         except errors.PacelineError as error:
             raise self._stream.final_error(error, address) from failure
 
-    def _send(self) -> None:
+    def _begin_attempt(self) -> None:
+        """Send the request, or its continuation, to the current attempt's scheduler, without waiting.
+
+        Raises DeadlineExceeded when the caller's timeout has passed, StreamLost if there is no continuation.
+        """
         now = time.monotonic()
         request, left_s = self._stream.attempt(now), self._attempts.timeout_s(now)
-        self._call = self._schedulers.generate(self._attempts.address, request, left_s)
+        self._call = self._schedulers.generate(self._attempts.address_index, request, left_s)

@@ -57,7 +57,7 @@ ADVICE = {
     Verdict.UNREACHABLE: "check the address, the network and the firewall between",
     Verdict.NOBODY: "start it with `paceline serve`, or name its host and port with the address",
     Verdict.FROZEN: "its process stands still: is it stopped? Else kill it; `paceline serve` replaces it",
-    Verdict.CLOSES: "it has as many as it takes (half of its `ulimit -n`), or another program listens there",
+    Verdict.CLOSES: "it has its maximum of connections (half its `ulimit -n`), or another program listens",
     Verdict.NOT_GRPC: "another program listens there: check the port",
     Verdict.NEEDS_TLS: "give its authority's certificate: `paceline --tls-ca FILE`, or PACELINE_TLS_CA",
     Verdict.NO_TLS: "leave out --tls-ca and PACELINE_TLS_CA, or serve with -S tls-cert=FILE -S tls-key=FILE",
@@ -97,14 +97,16 @@ class Diagnosis:
 
 
 def diagnose(address: str, security: Security, timeout_s: float) -> Diagnosis:
-    """Check the service until a problem is found; OK means that a request was answered.
+    """The first problem on the way from a connection to an answered request; OK: the request was answered.
+
+    Checks in order: connection, protocol, TLS, token, state, and a request for one token.
 
     `timeout_s` is the limit of each connection and each call. Raises OSError, before it connects, for a
     file of `security` that can't be read or is not a certificate or key in PEM.
     """
     security.check_files()
     try:
-        return _port(address, security, timeout_s) or _service(address, security, timeout_s)
+        return _port_problem(address, security, timeout_s) or _service_verdict(address, security, timeout_s)
     except socket.gaierror as error:
         return Diagnosis(Verdict.NO_SUCH_HOST, f"{address}: {error.strerror}")
     except (ConnectionRefusedError, FileNotFoundError) as error:
@@ -115,26 +117,29 @@ def diagnose(address: str, security: Security, timeout_s: float) -> Diagnosis:
         return Diagnosis(Verdict.UNREACHABLE, f"{address}: {error.strerror or error}")
 
 
-def _port(address: str, security: Security, timeout_s: float) -> Diagnosis | None:
-    """Problems of the connection, the protocol and TLS; None: there are none. Raises OSError."""
+def _port_problem(address: str, security: Security, timeout_s: float) -> Diagnosis | None:
+    """The first problem of the connection, the protocol or TLS; None: gRPC can connect. Raises OSError."""
     tls = security.ca_file is not None
     match what_speaks(address, timeout_s):
         case Speaks.NOTHING:
             return Diagnosis(
-                Verdict.FROZEN, f"{address} takes connections, and says nothing for {timeout_s:g} s"
+                Verdict.FROZEN, f"{address} accepts connections, and sends nothing for {timeout_s:g} s"
             )
         case Speaks.CLOSES:
-            return Diagnosis(Verdict.CLOSES, f"{address} takes connections, and closes them without a word")
+            return Diagnosis(
+                Verdict.CLOSES, f"{address} accepts connections, and closes them without sending a byte"
+            )
         case Speaks.OTHER:
             return Diagnosis(Verdict.NOT_GRPC, f"{address} speaks neither HTTP/2 nor TLS")
         case Speaks.TLS if not tls:
             return Diagnosis(Verdict.NEEDS_TLS, f"{address} speaks TLS, and this client does not")
         case Speaks.HTTP2 if tls:
             return Diagnosis(Verdict.NO_TLS, f"{address} speaks plaintext, and this client TLS")
-    return _distrust(shake_hands(address, security, timeout_s)) if tls else None
+    return _trust_problem(shake_hands(address, security, timeout_s)) if tls else None
 
 
-def _distrust(handshake: Handshake) -> Diagnosis | None:
+def _trust_problem(handshake: Handshake) -> Diagnosis | None:
+    """The diagnosis of a TLS handshake; None: it succeeded."""
     verdicts = {
         Trust.UNKNOWN_AUTHORITY: Verdict.UNKNOWN_AUTHORITY,
         Trust.OTHER_NAME: Verdict.OTHER_NAME,
@@ -147,17 +152,18 @@ def _distrust(handshake: Handshake) -> Diagnosis | None:
     return Diagnosis(verdicts[handshake.trust], handshake.detail)
 
 
-def _service(address: str, security: Security, timeout_s: float) -> Diagnosis:
-    """Problems of the service at a port that speaks gRPC; else the result of a request."""
+def _service_verdict(address: str, security: Security, timeout_s: float) -> Diagnosis:
+    """The first problem of the service at a port that speaks gRPC; else the verdict on a request."""
     with Client(address, security=security) as client:
         try:
             status = client.status(timeout_s=timeout_s)
         except errors.Unauthenticated as error:
             if error.code is grpc.StatusCode.UNAUTHENTICATED:
-                return _token(security, error)
-            return _request(client, None, timeout_s)  # PERMISSION_DENIED: the caller may not read the status
+                return _token_problem(security, error)
+            # PERMISSION_DENIED: the caller may not read the status.
+            return _request_verdict(client, None, timeout_s)
         except errors.Unsupported:
-            return _other_service(address, security, timeout_s)
+            return _verdict_without_scheduler(address, security, timeout_s)
         except errors.DeadlineExceeded:
             return Diagnosis(
                 Verdict.FROZEN, f"its port answers, and the service says nothing for {timeout_s:g} s"
@@ -170,15 +176,16 @@ def _service(address: str, security: Security, timeout_s: float) -> Diagnosis:
             if "eserializ" in error.message or "parse" in error.message:
                 return Diagnosis(Verdict.VERSION, f"its status can't be read: {error.message}")
             return Diagnosis(Verdict.FAILED, error.message)
-        return _state(client, status, timeout_s) or _request(client, status, timeout_s)
+        return _state_problem(client, status, timeout_s) or _request_verdict(client, status, timeout_s)
 
 
-def _token(security: Security, error: errors.PacelineError) -> Diagnosis:
+def _token_problem(security: Security, error: errors.PacelineError) -> Diagnosis:
+    """The diagnosis of a call that was refused with `error` for its token or the lack of one."""
     verdict = Verdict.TOKEN_WRONG if security.token else Verdict.TOKEN_MISSING
     return Diagnosis(verdict, error.message)
 
 
-def _other_service(address: str, security: Security, timeout_s: float) -> Diagnosis:
+def _verdict_without_scheduler(address: str, security: Security, timeout_s: float) -> Diagnosis:
     """The verdict on a gRPC service that has no scheduler's methods: an executor, or not Paceline."""
     with open_channel(address, Link.PRIVATE, security) as channel:
         stub = ExecutorServiceStub(channel)
@@ -189,7 +196,7 @@ def _other_service(address: str, security: Security, timeout_s: float) -> Diagno
         except grpc.RpcError as raised:
             error = errors.from_rpc(raised)
             if isinstance(error, errors.Unauthenticated):
-                return _token(security, error)
+                return _token_problem(security, error)
             return Diagnosis(Verdict.NOT_PACELINE, f"{address} has neither a scheduler nor an executor")
     states = {
         executor_pb2.EXECUTOR_STATE_LOADING: "loading",
@@ -201,8 +208,8 @@ def _other_service(address: str, security: Security, timeout_s: float) -> Diagno
     )
 
 
-def _state(client: Client, status: Status, timeout_s: float) -> Diagnosis | None:
-    """The problem that the scheduler's own status tells; None: it can answer requests."""
+def _state_problem(client: Client, status: Status, timeout_s: float) -> Diagnosis | None:
+    """The problem that the scheduler's status shows; None: it can answer requests."""
     if status.state == "draining":
         return Diagnosis(Verdict.DRAINING, "the scheduler drains")
     if status.state not in ("loading", "no_executor"):
@@ -217,7 +224,7 @@ def _state(client: Client, status: Status, timeout_s: float) -> Diagnosis | None
     return Diagnosis(Verdict.LOADING if loads else Verdict.NO_EXECUTOR, details)
 
 
-def _request(client: Client, status: Status | None, timeout_s: float) -> Diagnosis:
+def _request_verdict(client: Client, status: Status | None, timeout_s: float) -> Diagnosis:
     """The verdict on a request for one token, the only proof that requests are answered."""
     note = ""
     try:
@@ -229,7 +236,7 @@ def _request(client: Client, status: Status | None, timeout_s: float) -> Diagnos
         after = f"; try again in {error.retry_after_s:g} s" if error.retry_after_s else ""
         return Diagnosis(Verdict.BUSY, f"{error.message}{after}", note)
     except errors.DeadlineExceeded:
-        return Diagnosis(_unanswered(client, timeout_s), f"no token within {timeout_s:g} s", note)
+        return Diagnosis(_verdict_on_silence(client, timeout_s), f"no token within {timeout_s:g} s", note)
     except errors.Unavailable as error:
         drains = "drain" in error.message
         return Diagnosis(Verdict.DRAINING if drains else Verdict.NO_EXECUTOR, error.message, note)
@@ -245,7 +252,7 @@ def _request(client: Client, status: Status | None, timeout_s: float) -> Diagnos
     return Diagnosis(Verdict.OK, f"{info.name} answered in {took} ms{running}", note)
 
 
-def _unanswered(client: Client, timeout_s: float) -> Verdict:
+def _verdict_on_silence(client: Client, timeout_s: float) -> Verdict:
     """The verdict on a request that got no token in time, from the scheduler's status."""
     try:
         status = client.status(timeout_s=timeout_s)
@@ -253,7 +260,7 @@ def _unanswered(client: Client, timeout_s: float) -> Verdict:
         return Verdict.SLOW
     except errors.PacelineError:
         return Verdict.FROZEN
-    problem = _state(client, status, timeout_s)
+    problem = _state_problem(client, status, timeout_s)
     if problem is not None:
         return problem.verdict
     others = status.running > 1 or status.waiting > 1  # more than our own request

@@ -40,7 +40,7 @@ class FreezeDetector:
         self._limits = limits or SilenceLimits()
         self._has_answered = False
         self._silent_since = self._running_at = now
-        self._misses = self._looks = self._idle_looks = 0
+        self._misses = self._samples = self._idle_samples = 0
 
     def answered(self, now: float) -> None:
         """Record that a probe was answered."""
@@ -52,28 +52,31 @@ class FreezeDetector:
         """Record that a probe was not answered in time, or could not be delivered."""
         self._misses += 1
 
-    def look(self, now: float, activity: Activity) -> str | None:
-        """The reason why the process counts as frozen; None: it does not. Call it at regular intervals."""
+    def freeze_reason(self, now: float, activity: Activity) -> str | None:
+        """The reason why the process counts as frozen; None: it does not.
+
+        `activity` is the process's at this moment. Call it at regular intervals: each call is one sample.
+        """
         if activity is Activity.TRACED:  # a process that a debugger holds must not be ended
             self._restart(now)
         if activity is not Activity.STOPPED:
             self._running_at = now
         elif now - self._running_at >= self._limits.stopped_s:
             return f"stopped by a signal for {now - self._running_at:.0f} s"
-        self._looks += 1
-        self._idle_looks += activity is Activity.IDLE
+        self._samples += 1
+        self._idle_samples += activity is Activity.IDLE
         silent_s = now - self._silent_since
         if self._misses < _MIN_MISSES or silent_s < self._limit_s():
             return None
         return f"no answer for {silent_s:.0f} s"
 
     def _limit_s(self) -> float:
-        """The limit for the activity in most looks since the last answer."""
+        """The limit for the activity in most samples since the last answer."""
         if not self._has_answered:
             return self._limits.starting_s
-        idle = 2 * self._idle_looks > self._looks
+        idle = 2 * self._idle_samples > self._samples
         return self._limits.idle_s if idle else self._limits.busy_s
 
     def _restart(self, now: float) -> None:
         self._silent_since = now
-        self._misses = self._looks = self._idle_looks = 0
+        self._misses = self._samples = self._idle_samples = 0

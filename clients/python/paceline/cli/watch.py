@@ -26,16 +26,20 @@ _UNANSWERED = (
 )
 
 OnServing = Callable[[], None]
-"""Called each time when the service answers a health check with SERVING."""
+"""Called after every health check that the service answers with SERVING."""
 
 Watch = Callable[[int, OnServing], Awaitable[str]]
-"""Watches the process with this id; returns the reason when it is frozen."""
+"""watch(pid, on_serving) waits until the process is frozen, and returns the reason. Cancel it to end it."""
 
 
 def watch_socket(socket: Path) -> Watch:
-    """A Watch that sends health checks to the service's Unix socket."""
+    """A Watch that sends health checks to the service's Unix socket.
 
-    async def watch(pid: int, on_serving: OnServing) -> str:
+    Any answer but those in _UNANSWERED counts, errors too: it proves that the event loop runs. The rules for
+    processes that do not answer, still starting ones among them, are FreezeDetector's.
+    """
+
+    async def watch_process(pid: int, on_serving: OnServing) -> str:
         from grpc_health.v1 import health_pb2, health_pb2_grpc  # installed with the services only
 
         serving = health_pb2.HealthCheckResponse.SERVING
@@ -53,15 +57,18 @@ def watch_socket(socket: Path) -> Watch:
 
             return await _until_frozen(pid, probe)
 
-    return watch
+    return watch_process
 
 
 async def _until_frozen(pid: int, probe: Callable[[], Awaitable[bool]]) -> str:
-    """Probe until the process is frozen; returns the reason. `probe` returns whether it was answered."""
+    """Probe until the process is frozen; returns the reason. `probe` returns whether it was answered.
+
+    The clock leaves out time in which this process itself was stopped.
+    """
     clock = RunningClock(time.monotonic, cap_s=2 * _TICK_S)
     detector = FreezeDetector(clock())
 
-    async def ask() -> None:
+    async def probe_repeatedly() -> None:
         while True:
             if await probe():
                 detector.answered(clock())
@@ -71,9 +78,9 @@ async def _until_frozen(pid: int, probe: Callable[[], Awaitable[bool]]) -> str:
                 await asyncio.sleep(_RETRY_S)
 
     async with asyncio.TaskGroup() as group:
-        asking = group.create_task(ask())
+        probing = group.create_task(probe_repeatedly())
         while True:
             await asyncio.sleep(_TICK_S)
-            if reason := detector.look(clock(), activity(pid)):
-                asking.cancel()
+            if reason := detector.freeze_reason(clock(), activity(pid)):
+                probing.cancel()
                 return reason

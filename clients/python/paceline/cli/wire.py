@@ -83,7 +83,7 @@ def what_speaks(address: str, timeout_s: float) -> Speaks:
     if heard is Speaks.HTTP2 or heard is Speaks.TLS:
         return heard
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # for looking, not for talking
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # no data is exchanged
     context.set_alpn_protocols(["h2"])
     try:
         with connect(address, timeout_s) as plain, context.wrap_socket(plain):
@@ -127,7 +127,7 @@ def shake_hands(address: str, security: Security, timeout_s: float) -> Handshake
 
 
 def _greet(connection: socket.socket) -> Speaks:
-    """Send the HTTP/2 preface, to which a server replies with SETTINGS at once; the protocol of the reply."""
+    """The protocol of the reply to the HTTP/2 preface, which a gRPC server answers with SETTINGS."""
     heard = b""
     try:
         connection.sendall(_PREFACE)

@@ -19,7 +19,7 @@ from paceline.malformed import Malformed, lenient
 from paceline.service.audit import Audit
 from paceline.service.credentials import Credentials
 from paceline.service.logs import Log
-from paceline.service.status import end_call, has_left, rich_status
+from paceline.service.status import client_has_left, end_call, rich_status
 
 log = Log(__name__)
 
@@ -134,7 +134,7 @@ def _calling(behaviour: Callable[..., Any]) -> Callable[..., Any]:
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            if has_left(error):
+            if client_has_left(error):
                 raise asyncio.CancelledError from None
             if not context.cancelled() and not context.done():
                 log.error("a handler failed", error)

@@ -72,9 +72,10 @@ class Formatter(logging.Formatter):
 
 
 def configure(format: LogFormat = "auto", level: LogLevel = "info") -> None:
-    """Send this process's logs to stderr. Other packages log from WARNING on.
+    """Send this process's logs to stderr, replacing all handlers of the root logger.
 
-    "auto" means console format if stderr is a terminal, else JSON.
+    Paceline's packages log at `level` and above, other packages at WARNING and above. "auto" means console
+    format if stderr is a terminal, else JSON.
     """
     handler = logging.StreamHandler(sys.stderr)
     as_json = format == "json" or (format == "auto" and not sys.stderr.isatty())

@@ -48,11 +48,12 @@ def rich_status(
     return status
 
 
-def has_left(error: BaseException) -> bool:
+def client_has_left(error: BaseException) -> bool:
     """Whether a handler's exception means that the client has disconnected.
 
     gRPC raises InternalError when it writes to a disconnected client, before `context.cancelled()` is true.
-    It raises InternalError for misuse of a call too, with `grpc_call_start_batch` in the text.
+    An InternalError whose text contains `grpc_call_start_batch` means something else: the handler misused
+    the call, for example by writing after its end.
     """
     return isinstance(error, grpc.aio.InternalError) and "grpc_call_start_batch" not in str(error)
 
@@ -69,7 +70,7 @@ async def end_call(context: grpc.aio.ServicerContext[Any, Any], status: grpc.Sta
     try:
         await ending
     except grpc.aio.InternalError as error:
-        if not has_left(error):
+        if not client_has_left(error):
             raise
         raise asyncio.CancelledError from None
     raise AssertionError("abort_with_status returned")
