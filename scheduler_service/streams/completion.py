@@ -80,7 +80,11 @@ class CompletionBuffer:
         return self.stop_string
 
     def _add_text(self, detokenizer: Detokenizer, ids: tuple[int, ...], terminators: frozenset[int]) -> None:
-        # A terminator can only be the last token.
+        """Detokenize `ids`, at least one, and append the text that can't be part of a stop string any more.
+
+        Text is made even if the client wants none, to find stop strings.
+        """
+        # An end or stop token (`terminators`) ends the completion, so only the last id can be one.
         text = detokenizer.push(ids[:-1] if ids[-1] in terminators else ids)
         if self._matcher is not None and text:
             text, self.stop_string = self._matcher.push(text)

@@ -27,8 +27,8 @@ from scheduler_service.text.vocabulary import Vocabulary
 class WakeQueue:
     """Wakes the readers of all streams a few at a time, so that the loop can run between them.
 
-    A write costs as much as all other work for a token. When the event loop can't keep up, the next step is
-    sent first, and the streams whose readers are still in this queue get more tokens in one message.
+    A write costs as much as all other work for a token. When the event loop can't keep up, it sends the next
+    step before it wakes the readers left in this queue, which then get more tokens in one message.
     """
 
     AT_ONCE = 4
@@ -44,6 +44,7 @@ class WakeQueue:
         self._readers.append(reader)
 
     def _wake_some(self) -> None:
+        """Wake the first AT_ONCE readers; schedule itself again if others are left."""
         readers = self._readers
         for _ in range(min(self.AT_ONCE, len(readers))):
             reader = readers.popleft()

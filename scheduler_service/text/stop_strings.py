@@ -21,7 +21,7 @@ class StopStrings:
         self.match: list[str | None] = [None]  # the longest stop string that ends in this state
         for string in strings:
             self._insert(string)
-        self._link()
+        self._set_fallbacks()
 
     def _insert(self, string: str) -> None:
         state = 0
@@ -37,8 +37,9 @@ class StopStrings:
             state = following
         self.match[state] = string
 
-    def _link(self) -> None:
-        queue = deque(self.children[0].values())  # breadth first: fallbacks are shallower, so already linked
+    def _set_fallbacks(self) -> None:
+        """Set the fallback of every state, and let a state inherit its fallback's match. Call it once."""
+        queue = deque(self.children[0].values())  # breadth first: fallbacks are shallower, so complete
         while queue:
             state = queue.popleft()
             self.match[state] = self.match[state] or self.match[self.fallback[state]]

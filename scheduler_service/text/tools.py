@@ -47,9 +47,11 @@ class TextTools:
         return "".join(texts) + detokenizer.flush()
 
     async def encode_text(self, text: str, caller: str = "") -> array[int]:
-        """Ids of plain text. Control tokens in it are recognized; BOS is prepended if the model adds it.
+        """Ids of plain text, with BOS in front if the tokenizer's configuration says so.
 
-        Raises PromptError, BusyError, StuckError.
+        Text that spells a control token becomes that token. `caller`: who takes turns with other callers in
+        the pool. Raises PromptError if the text can't be tokenized, BusyError if too much text is queued (a
+        retry may succeed), StuckError if the tokenizer process does not answer.
         """
         return unpack_ints(await self._pool.submit({"op": "text"}, text.encode(), caller))
 
@@ -66,8 +68,7 @@ class TextTools:
 
         Text in a message that spells a control token is tokenized as plain text. `max_bytes` limits the
         rendered text, `arguments` are further variables of the template, and with `continues` the prompt
-        ends with the last message's content.
-        Raises PromptError, BusyError, StuckError.
+        ends with the last message's content. `caller` and errors are those of `encode_text`.
         """
         if not self.has_chat_template:
             raise PromptError("the model has no chat template", "messages")

@@ -66,12 +66,13 @@ def _started(start: OutputStart) -> pb.Started:
 
 
 def _finished(end: OutputEnd) -> pb.Finished:
-    event, stop_string = end.finished, end.stop_string
-    usage = event.usage
+    """The end of a completion. A stop string counts before the core's reason: there may be both."""
+    ended, stop_string = end.finished, end.stop_string
+    usage = ended.usage
     message = pb.Finished(
         reason=(
             pb.FINISH_REASON_LENGTH
-            if event.reason is EndReason.LENGTH and stop_string is None
+            if ended.reason is EndReason.LENGTH and stop_string is None
             else pb.FINISH_REASON_STOP
         ),
         usage=pb.Usage(
@@ -91,10 +92,10 @@ def _finished(end: OutputEnd) -> pb.Finished:
     )
     if stop_string is not None:
         message.stop_string = stop_string
-    elif event.matched_id is not None and event.reason is EndReason.EOS:
-        message.eos_token_id = event.matched_id
-    elif event.matched_id is not None:
-        message.stop_token_id = event.matched_id
+    elif ended.matched_id is not None and ended.reason is EndReason.EOS:
+        message.eos_token_id = ended.matched_id
+    elif ended.matched_id is not None:
+        message.stop_token_id = ended.matched_id
     return message
 
 

@@ -3,12 +3,14 @@
 Standard input is a socket to the scheduler that carries frames (`text.frames`) in both directions. The
 process exits when the scheduler closes its end.
 
+    at the start                                           ->  {threads}: a thread id of the system per lane
     {op: load, lane, chat_template, ...} + tokenizer.json  ->  {lane, chat, strip, count} + lengths + pieces
     {op: text, lane} + text                                ->  {lane} + token ids
     {op: chat, lane, max_bytes} + a chat as JSON           ->  {lane} + token ids
     any of them that fails                                 ->  {lane, error, field}
 
-Two lanes, each with its own thread, so that a small prompt never waits for a large one. The scheduler lowers
+Lane 0 is for small prompts and lane 1 for large ones, each with its own thread, so that a small prompt never
+waits for a large one. The scheduler lowers
 the priority of a thread whose job takes long. Raising it again takes privileges, so such a thread is replaced
 after its job; the answer then has the new thread's id in `thread`.
 
@@ -72,10 +74,11 @@ class Worker:
 
     def run(self) -> None:
         """Read jobs until the scheduler closes its end."""
-        # A thread inherits the priority of its creator, so one of normal priority creates all of them.
+        # A thread inherits its creator's priority. The lanes' threads may get a lower one, so a further
+        # thread, whose priority never changes, creates them and their successors.
         _thread(self._start_threads).start()
         threads = [self._new_thread(lane) for lane in range(LANES)]
-        with open(os.devnull, "wb") as nowhere:  # a panic's message may contain the prompt
+        with open(os.devnull, "wb") as nowhere:  # a panic of `tokenizers` may print the prompt
             os.dup2(nowhere.fileno(), sys.stderr.fileno())
         self._send({"threads": threads}, b"")
         with self._connection.makefile("rb", buffering=1 << 16) as stream:
@@ -91,6 +94,7 @@ class Worker:
             self._connection.sendall(payload)
 
     def _start_threads(self) -> NoReturn:
+        """Start a thread for each lane number in `_successors`; put its id into the lane's `_threads`."""
         while True:
             lane = self._successors.get()
             thread = _thread(partial(self._work, lane))
@@ -106,6 +110,7 @@ class Worker:
         return self._threads[lane].get()
 
     def _work(self, lane: int) -> None:
+        """Do the lane's jobs one after the other, until the scheduler lowers this thread's priority."""
         if lane:
             limits.lower_priority(LARGE_NICENESS)
         niceness = limits.niceness()

@@ -13,24 +13,28 @@ from scheduler_service.text.vocabulary import TokenBytes
 MAX_BYTES = 64 << 20
 """Bytes of all tokens together; a published vocabulary of 262,144 tokens has 2 MiB."""
 MAX_IDS = 1 << 22
-"""Ids from here on have no bytes."""
+"""Number of ids, from 0, whose bytes are read; the others have none."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class UnsupportedTokenizerError(Exception):
-    """The decoder can't run incrementally, or its tokens have too many bytes; the message says which."""
+    """The decoder can't be applied token by token, or the tokens have too many bytes; the message tells."""
 
 
 def pieces_of(tokenizer: Tokenizer) -> TokenBytes:
-    """The bytes of all tokens of a tokenizer. Raises UnsupportedTokenizerError."""
+    """The bytes of all tokens of a tokenizer, by id. Special tokens and ids without a token have none.
+
+    Raises UnsupportedTokenizerError.
+    """
     decoder = _Decoder(tokenizer)
-    tokens = tokenizer.get_vocab_size(with_added_tokens=True)
+    remaining = tokenizer.get_vocab_size(with_added_tokens=True)
     data: list[bytes] = []
     total = 0
-    while tokens and len(data) < MAX_IDS:
+    while remaining and len(data) < MAX_IDS:
         token = tokenizer.id_to_token(len(data))
-        tokens -= token is not None
+        if token is not None:
+            remaining -= 1
         piece = b"" if token is None else decoder.piece(len(data), token)
         data.append(piece)
         total += len(piece)
