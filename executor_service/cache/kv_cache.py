@@ -46,7 +46,7 @@ class BlockTable:
         self.hashes: list[bytes] = []  # hashes[i] covers the tokens of pages 0..i
         self.count = 0
         self._buffer: NDArray[np.int32] = np.zeros(8, np.int32)
-        self._view = self._buffer[:0]
+        self._view = self._buffer[:0]  # the last result of `pages`; stale if its length is not `count`
 
     def pages(self) -> NDArray[np.int32]:
         """Page numbers, int32, shape [count]. A view, valid until the table changes."""
@@ -55,7 +55,7 @@ class BlockTable:
         return self._view
 
     def append(self, page: int) -> None:
-        """Add a page at the end."""
+        """Add a page at the end. The caller has counted the reference to it."""
         if self.count == len(self._buffer):
             self._buffer = np.concatenate([self._buffer, np.zeros_like(self._buffer)])
             self._view = self._buffer[:0]

@@ -160,7 +160,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
     async def ForwardVerify(
         self, request: pb.ForwardVerifyRequest, context: Context
     ) -> pb.ForwardVerifyResponse:
-        """Compute rows with drafts."""
+        """Verify drafts: compute rows that all have drafts, on their caches."""
         return self._encode(pb.ForwardVerifyResponse(), await self._computed(request.step, VERIFY, context))
 
     async def TruncateKv(self, request: pb.TruncateKvRequest, context: Context) -> pb.TruncateKvResponse:

@@ -31,14 +31,14 @@ from scheduler_service.core.sequence_pool import SequencePool
 QUEUE_SHARE = 0.2
 """Largest part of its time until the deadline that a request may spend in the queue if steps are slow."""
 CAUTION = 1.2
-"""A request is refused if it could not take so many times what is predicted."""
+"""A request is refused if this factor times its predicted time does not fit before its deadline."""
 MARGIN = 1.05
-"""Output is expected to take so many times what is predicted."""
+"""Factor on the predicted time of the output."""
 MIN_RETRY_S = 0.1
 MAX_RETRY_S = 60.0
 STEEP = 1.4
-"""Requests are held back for others' deadlines only if a step takes so many times as long as with half
-the rows."""
+"""Requests are held back for others' deadlines only if a step takes at least this factor longer than a step
+with half the rows."""
 TRIAL_INTERVAL = 10.0
 """Between two trials of an identity whose lengths are known, in times until the deadline."""
 TRIAL_PLACES = 16
@@ -208,21 +208,22 @@ class Admission:
 
     # -- the start -------------------------------------------------------------------------------
 
-    def spare_pace_s(self, now: float) -> float:
-        """Seconds per token that the running requests can do with; inf if they have no deadlines."""
+    def max_pace_s(self, now: float) -> float:
+        """The slowest pace (seconds per token) at which all but a few running requests meet their deadlines.
+
+        inf if none of them has a deadline.
+        """
         running = self._pool.running
         if not any(sequence.live.request.deadline is not None for sequence in running):
             return float("inf")
-        return self._forecast.spare_pace_s(running, now)
+        return self._forecast.max_pace_s(running, now)
 
-    def may_start(
-        self, sequence: LiveSequence, limits: JointLimits, spare_pace_s: float, now: float
-    ) -> Start:
-        """Whether to start it beside those that run, which need `spare_pace_s` (see `Forecast`)."""
+    def may_start(self, sequence: LiveSequence, limits: JointLimits, max_pace_s: float, now: float) -> Start:
+        """Whether to start it: the running requests miss deadlines at a slower pace than `max_pace_s`."""
         forecast, live = self._forecast, sequence.live
         if self._pool.queue.contested and not self._fits_beside(sequence, limits, now):
             return Start.LATER
-        if live.request.deadline is None and spare_pace_s == float("inf"):
+        if live.request.deadline is None and max_pace_s == float("inf"):
             return Start.NOW
         pace_s = forecast.pace_s(len(self._pool.running) + 1)
         deadline = live.request.deadline
@@ -233,7 +234,7 @@ class Admission:
                 late += (length - 1) * pace_s * MARGIN
             if late > deadline:
                 return Start.NEVER
-        if pace_s <= spare_pace_s or pace_s < STEEP * forecast.pace_s(len(self._pool.running) // 2):
+        if pace_s <= max_pace_s or pace_s < STEEP * forecast.pace_s(len(self._pool.running) // 2):
             return Start.NOW
         return Start.LATER
 

@@ -122,7 +122,7 @@ class Forecast:
     def _of(self, account: Account | None) -> Lengths:
         return account.lengths if account is not None and account.lengths.suffice else self._lengths
 
-    def spare_pace_s(self, running: Iterable[LiveSequence], now: float) -> float:
+    def max_pace_s(self, running: Iterable[LiveSequence], now: float) -> float:
         """Seconds per token at which all but a few of the running requests meet their deadlines; inf: any.
 
         What they still have to generate is the median of completions longer than they are already. Those

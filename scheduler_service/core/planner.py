@@ -49,7 +49,7 @@ class StepBuilder:
         self._give_up = give_up
         self._now = now
         self._prefilling: list[LiveSequence] = []  # with a cache, and more than one token to compute
-        self._spare_pace_s: float | None = None
+        self._max_pace_s: float | None = None
         self._drafts_to_come = False  # some sequence gets no row, since it waits for drafts
         self.schedule = Schedule(limits.step_tokens, pages)
         self.reserve = 0  # pages kept for the prompts and the next token of running sequences
@@ -242,9 +242,9 @@ class StepBuilder:
             force = False
 
     def _may_start(self, sequence: LiveSequence) -> Start:
-        if self._spare_pace_s is None:
-            self._spare_pace_s = self._admission.spare_pace_s(self._now)
-        return self._admission.may_start(sequence, self._limits, self._spare_pace_s, self._now)
+        if self._max_pace_s is None:
+            self._max_pace_s = self._admission.max_pace_s(self._now)
+        return self._admission.may_start(sequence, self._limits, self._max_pace_s, self._now)
 
     def _start(self, sequence: LiveSequence, *, force: bool) -> bool:
         """Schedule the sequence's opening, or a fork of its request's first one. False if it does not fit."""

@@ -64,10 +64,11 @@ def pages_back(sequence: LiveSequence, limits: JointLimits) -> int:
 
 
 def can_go_ahead(sequence: LiveSequence) -> bool:
-    """Whether a sequence with unanswered rows may get another one, which continues from their tokens.
+    """Whether a sequence with unanswered rows may get another row, which continues from their tokens.
 
-    It may if each of these rows adds exactly one token, and the sequence neither reaches its end length with
-    them nor could have drafts. If a sampled token ends it, the row is computed for nothing.
+    It may if each unanswered row adds exactly one token, the sequence is shorter than its end length after
+    them, and no decision about drafts is due by then (`plain_until`). If a sampled token ends the sequence,
+    the further row is computed in vain.
     """
     length = len(sequence.tokens) + sequence.in_flight
     if not sequence.is_predictable or length >= sequence.end_length:

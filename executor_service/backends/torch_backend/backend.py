@@ -86,7 +86,10 @@ class TorchBackend:
         self.max_pending_forwards = 1
 
     def load(self, progress: Progress) -> None:
-        """Read, check and pack the weights, and compile the kernels. Raises ModelError."""
+        """Read the weights, refuse NaN and infinity, arrange them for the kernels, and compile the kernels.
+
+        Raises ModelError for files that are unreadable or of an unsupported model. Takes seconds to minutes.
+        """
         with self._shard.loading():
             self._load(progress)
         progress("warming up", 0.0)
@@ -102,9 +105,9 @@ class TorchBackend:
             if checkpoint.spec.moe and isinstance(kernels, PlainKernels) and kernels.form is not None:
                 # torch has no grouped product of int8, and most of such a model is experts.
                 raise ModelError(f"dtype {self._config.dtype} is not for mixtures of experts on this device")
-            answers = self._shard.rank == 0
+            is_first_rank = self._shard.rank == 0  # the one that describes the model
             dtypes = self._config.dtype, str(kernels.cache_dtype)
-            digest = fingerprint(checkpoint, dtypes, progress) if answers else b""
+            digest = fingerprint(checkpoint, dtypes, progress) if is_first_rank else b""
             with torch.inference_mode():
                 weights = FiniteCheckpoint(self._shard.cut(checkpoint), kernels.dtype)
                 self._model = Model(weights, kernels, progress, self._shard)

@@ -21,11 +21,11 @@ MIN_INDEXED = 16
 """Tokens of one sequence that a decision indexes even if the budget is used up."""
 
 PROMISING = 0.2
-"""A sequence whose first draft is accepted with at least this probability does not rest for long: that it got
-no drafts is the price of a step, which changes with the load and is only learned by trying."""
+"""A sequence whose first draft is accepted with at least this probability does not rest. It got no drafts
+because of what a step costs now, which changes with the load and is learned only by trying."""
 
 SPARSE_REST = 16
-"""Tokens of a rest from which on they are indexed sparsely."""
+"""The tokens of a rest of at least this many are indexed sparsely."""
 
 
 class DraftDecision:
@@ -58,7 +58,9 @@ class DraftDecision:
         self._max_rest = max_rest
         self._may_ask = executor.responsive
         self._index_budget = INDEX_BUDGET
-        self._at_once: list[tuple[LiveSequence, DraftState, Candidate]] = []  # have drafts, or n-gram ones
+        self._at_once: list[
+            tuple[LiveSequence, DraftState, Candidate]
+        ] = []  # have drafts, or can have n-gram ones
         self._to_ask: list[tuple[LiveSequence, DraftState, DraftCandidate]] = []  # the draft executor
         self.offered: set[LiveSequence] = set()  # have drafts for their next row
 
@@ -133,7 +135,7 @@ class DraftDecision:
             self._offer(sequence, state, ngram.most)
 
     def _take(self, sequence: LiveSequence, state: DraftState, candidate: Candidate) -> None:
-        """Use drafts that can be had at once: the requested number, or leave the number to the controller."""
+        """Use drafts that need no draft step: as many as the request fixes; else the controller chooses."""
         if state.length is None:
             self._at_once.append((sequence, state, candidate))
         else:
@@ -173,7 +175,7 @@ class DraftDecision:
                 self._rest(sequence, state)
 
     def _propose(self, base: Work) -> None:
-        """Choose how many of the drafts that can be had at once are to be verified."""
+        """Choose how many drafts of each sequence are verified, of those that need no draft step."""
         lengths = self._controller.lengths(base, [candidate for _, _, candidate in self._at_once])
         for (sequence, state, _), length in zip(self._at_once, lengths, strict=True):
             if length:
@@ -191,7 +193,12 @@ class DraftDecision:
         self.offered.add(sequence)
 
     def _rest(self, sequence: LiveSequence, state: DraftState) -> None:
-        """Let a sequence that got no drafts decode plainly; one with a fixed length never rests."""
+        """Let a sequence that got no drafts decode some tokens without any: it rests.
+
+        It does not rest if its number of drafts is fixed, or if it had a promising candidate within the last
+        FREE_TOKENS tokens, unless the configuration demands rests (min_rest). Cache ids spread the ends of
+        rests over steps.
+        """
         if state.decided_at - state.promising_at <= FREE_TOKENS and not self._min_rest:
             return
         if state.length is None:

@@ -1,4 +1,4 @@
-"""Which sequences are due for a decision about drafts, and which rest until a later step of the target."""
+"""The sequences that are due for a decision about drafts, and those that rest until a later step."""
 
 from __future__ import annotations
 

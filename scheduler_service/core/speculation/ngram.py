@@ -170,9 +170,10 @@ class NgramIndex:
                     return
 
     def _search(self, known: int, end: int, back: int = 0) -> None:
-        """Find the longest match of the last tokens along the chain of a pair, from `end` on.
+        """Set `match_length` and `match_end` to the longest match of the last tokens; 0: there is none.
 
-        The pair ends `back` tokens before the last one.
+        Looks at up to SEARCH_CANDIDATES earlier occurrences of a pair, from the one that ends at `end`
+        backwards. The pair ends `back` tokens before the last token of the sequence.
         """
         tokens, earlier = self._tokens, self._earlier
         best = best_end = 0

@@ -26,14 +26,14 @@ from executor_service.backends.torch_backend.cpu.primitives.registers import (
 )
 
 RESULT_BYTES = 4 * LANES  # of a row, by one panel
-_STEP_BYTES = 4  # of a row of X: what one step along K takes
+_STEP_BYTES = 4  # of a row of X that one step along K reads: one fp32 or two int16 values
 _AHEAD_BYTES = 2048  # how far a tile prefetches its panels: further than the hardware does
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 Product = Callable[[int, int, int, int, int, int, int, int, int], None]
 """product(x, x_stride, w, w_stride, panels, k, out, out_stride, rows): out (+)= X W for 1 to MAX_ROWS rows.
 
-`w_stride` is from panel to panel; k is how many steps there are along K.
+`w_stride` is from panel to panel; k is the number of steps along K, of one value each, or two with int8.
 """
 
 
@@ -41,7 +41,7 @@ class Arithmetic(Protocol):
     """The arithmetic of a tile's step along K, as LLVM IR."""
 
     name: str
-    panel_row_bytes: int  # of a panel, per step
+    panel_row_bytes: int  # bytes of a panel that one step along K reads
     sums: Any  # LLVM type of a vector of VECTOR sums
 
     def columns(self, b: Any, address: Any) -> Any:
@@ -53,8 +53,12 @@ class Arithmetic(Protocol):
     def added(self, b: Any, sums: Any, values: Any, columns: Any) -> Any:
         """sums + values * columns."""
 
-    def finished(self, b: Any, sums: Any, row: Any, behind: Any) -> Any:
-        """The results in fp32, made with what is stored before the row and after the panel's columns."""
+    def finished(self, b: Any, sums: Any, row: Any, after_columns: Any) -> Any:
+        """The sums as fp32 results.
+
+        `row` is the address of the row of X, `after_columns` the address where the panel's columns end. int8
+        keeps the scale of the row below the first address and those of the columns at the second.
+        """
 
 
 def spread(b: Any, value: Any) -> Any:
@@ -142,6 +146,11 @@ def _const(value: int) -> ir.Constant:
 
 
 def _tile(b: Any, arithmetic: Arithmetic, rows: int, panels: int, add: bool, args: Any) -> None:
+    """Emit one tile at the builder's position: `rows` rows of X times `panels` panels, over k steps.
+
+    `args` are the first seven arguments of a `Product` without its number of panels, as 64-bit values. Leaves
+    the builder in the last block, without a terminator.
+    """
     x, x_stride, w, w_stride, k, out, out_stride = args
     zero = ir.Constant(arithmetic.sums, [0] * VECTOR)
     parts = LANES // VECTOR  # vectors of a panel
@@ -183,13 +192,13 @@ def _tile(b: Any, arithmetic: Arithmetic, rows: int, panels: int, add: bool, arg
         results[cell] = b.phi(arithmetic.sums)
         results[cell].add_incoming(zero, entry)
         results[cell].add_incoming(added[cell], loop)
-    behind = [
+    after_columns = [
         b.add(panel, b.add(b.mul(k, _const(arithmetic.panel_row_bytes)), _const(4 * VECTOR * part)))
         for panel in w_panel
         for part in range(parts)
     ]
     for (r, j), sums_of in results.items():
-        result = arithmetic.finished(b, sums_of, x_row[r], behind[j])
+        result = arithmetic.finished(b, sums_of, x_row[r], after_columns[j])
         address = b.add(b.add(out, b.mul(out_stride, _const(r))), _const(4 * VECTOR * j))
         pointer = b.inttoptr(address, result.type.as_pointer())
         b.store(b.fadd(result, b.load(pointer, align=4)) if add else result, pointer, align=4)

@@ -32,7 +32,7 @@ class Fp32Arithmetic:
         kind = ir.FunctionType(self.sums, [self.sums] * 3)
         return b.call(insert_function(b.module, kind, f"llvm.fmuladd.v{VECTOR}f32"), [values, columns, sums])
 
-    def finished(self, b: Any, sums: Any, row: Any, behind: Any) -> Any:
+    def finished(self, b: Any, sums: Any, row: Any, after_columns: Any) -> Any:
         return sums
 
 

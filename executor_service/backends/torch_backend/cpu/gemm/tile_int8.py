@@ -62,12 +62,12 @@ class _Int8Arithmetic:
         even, odd = (b.shuffle_vector(products, products, _every_other(first)) for first in (0, 1))
         return b.add(sums, b.add(even, odd))
 
-    def finished(self, b: Any, sums: Any, row: Any, behind: Any) -> Any:
+    def finished(self, b: Any, sums: Any, row: Any, after_columns: Any) -> Any:
         before = b.sub(row, ir.Constant(row.type, ROW_SCALE_BYTES))
         scale = b.load(b.inttoptr(before, _F32.as_pointer()), align=4)
-        scales = b.load(b.inttoptr(behind, _SCALES.as_pointer()), align=4)
+        scales = b.load(b.inttoptr(after_columns, _SCALES.as_pointer()), align=4)
         return b.fmul(b.sitofp(sums, _SCALES), b.fmul(spread(b, scale), scales))
 
 
 put_tile, add_tile = make_product(_Int8Arithmetic(), False), make_product(_Int8Arithmetic(), True)
-"""out = X W and out += X W; a step along K is a pair of int16 of X, which begins behind the first scale."""
+"""out = X W and out += X W; a step along K is a pair of int16 of X, which begins after the first scale."""

@@ -24,9 +24,9 @@ class ThreadPool:
         self._no_calls = CallTable([])
         self._wake = threading.Semaphore(0)
         self._closed = False
-        self._help_out()  # compiles it; with no step under way it returns at once
+        self._work_until_step_ends()  # compiles `work`; no step is under way, so it returns
         self._helpers = [
-            threading.Thread(target=self._help, name=f"cpu-helper-{i}", daemon=True)
+            threading.Thread(target=self._run_helper, name=f"cpu-helper-{i}", daemon=True)
             for i in range(1, threads)
         ]
         for helper in self._helpers:
@@ -50,8 +50,8 @@ class ThreadPool:
     def run_table(self, table: CallTable) -> None:
         """The same with calls that are in a table already.
 
-        Raises ValueError if its words are damaged, and what a kernel raised, in whichever thread; the calls
-        after that one are not made.
+        Raises ValueError if its words are damaged, and the error of a kernel, also of one in a helper
+        thread; the calls after that one are not made.
         """
         work(self._address, table.words)
 
@@ -64,12 +64,14 @@ class ThreadPool:
         for helper in self._helpers:
             helper.join()
 
-    def _help(self) -> None:
+    def _run_helper(self) -> None:
+        """A helper thread: sleep until a step begins, compute until it ends, and again, until `close`."""
         while True:
             self._wake.acquire()
             if self._closed:
                 return
-            self._help_out()
+            self._work_until_step_ends()
 
-    def _help_out(self) -> None:
+    def _work_until_step_ends(self) -> None:
+        """Compute chunks of the caller's calls until OVER is set; the thread has no calls of its own."""
         self.run_table(self._no_calls)
