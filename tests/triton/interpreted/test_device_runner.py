@@ -29,6 +29,7 @@ from tests.support.engine_steps import BegunStep, begin
 from tests.unit.executor.harness import opening, plan
 from tests.unit.executor.harness import row as row_of
 from tests.unit.executor.rows import make_row
+from tests.unit.executor.table_grammar import loops
 
 # Padding tokens attend to nothing, and what they are then is whatever lay in memory.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -123,6 +124,13 @@ def same(ours: Sequence[RowOutput], theirs: Sequence[RowOutput]) -> None:
                 np.testing.assert_allclose(x, y, atol=1e-5)
 
 
+def masked(plain: ForwardRow, *allowed: range) -> ForwardRow:
+    bits = np.zeros((len(allowed), 320), np.uint8)
+    for position, tokens in enumerate(allowed):
+        bits[position, tokens] = 1
+    return replace(plain, masks=np.packbits(bits, axis=-1, bitorder="little"))
+
+
 MIXED = [
     [row("a", 0, 9), row("b", 0, 3, sampling=Sampling()), row("c", 0, 2, outputs=0, output=OutputMode.NONE)],
     [
@@ -136,6 +144,11 @@ MIXED = [
         row("b", 8, 2, outputs=2, sampling=replace(DRAWN, repetition_penalty=1.3)),
         row("d", 4, 1, sampling=Sampling(logit_bias=((5, 50.0),))),
         row("c", 11, 1, sampling=Sampling(min_p=0.2, temperature=1.0, seed=9)),
+    ],
+    [
+        masked(row("a", 11, 1), range(3, 5)),
+        row("b", 10, 1),
+        masked(row("d", 5, 3, outputs=3), range(300, 320), range(7, 8), range(99)),
     ],
 ]
 
@@ -225,6 +238,37 @@ def test_an_engine_with_two_steps_under_way_answers_like_one_that_waits_for_each
         [r.tokens for r in result.rows] for result in expected
     ]
     assert all(len(r.tokens) == 1 for result in found for r in result.rows)
+
+
+def test_a_sequence_with_a_grammar_is_sampled_as_where_steps_wait_for_each_other(
+    backend: TorchBackend, capturing: DeviceRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps wait for its last token; its neighbour's tokens are those of a run without it."""
+    limits = Limits(320, 128, PAGE, PAGES - 1, max_sequences=4, max_rows=4, max_step_tokens=64)
+    constrained = replace(DRAWN, grammar=loops(end=257, vocabulary=320))
+    openings = [
+        replace(opening(1, TOKENS["a"][:5]), sampling=constrained),
+        opening(2, TOKENS["b"][:9], seed=4),
+    ]
+
+    def answers(depth: int) -> list[list[list[int]]]:
+        engine, steps, results = Engine(backend, limits, 1), deque[BegunStep](), []
+        for n in range(9):
+            rows = [row_of(1, 5 + n - 1), row_of(2, 9 + n - 1)] if n else []
+            steps.append(begin(engine, plan(*rows, *(() if n else openings))))
+            while len(steps) >= depth:
+                results.append(steps.popleft().finish())
+        results += [step.finish() for step in steps]
+        return [[answer.tokens for answer in result.rows] for result in results]
+
+    backend.allocate(PAGES, PAGE)
+    expected = answers(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "_runner", capturing)
+        patch.setattr(backend, "max_pending_forwards", 2)
+        found = answers(2)
+    assert found == expected
+    assert all(10 <= token <= 15 or token == 257 for (token,), _ in found)
 
 
 @given(
