@@ -30,6 +30,8 @@ def decode_grammar(field: str, grammar: pb.Grammar, limits: Limits) -> GrammarSo
         return unsupported(field)
     if (size := grammar.ByteSize()) > limits.max_grammar_bytes:
         return too_large(f"{field}: at most {limits.max_grammar_bytes} bytes (max_grammar_bytes), has {size}")
+    if grammar.HasField("begins_after"):
+        return unsupported(f"{field}.begins_after")
     kind = grammar.WhichOneof("grammar")
     if kind is None:
         return invalid(f"{field}: one of {', '.join(_KINDS)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.core.request import Continued
-from scheduler_service.errors import invalid, mismatch
+from scheduler_service.errors import invalid, mismatch, unsupported
 from scheduler_service.model import Fingerprints, ServedModel
 from scheduler_service.streams.continuation import Continuation
 
@@ -25,6 +25,9 @@ def check_continuation(
         if one.index >= n or one.index in seen:
             raise invalid(f"{field}.index", f"is {one.index}: each index below {n} at most once")
         seen.add(one.index)
+        for name in ("reasoning_bytes", "argument_bytes"):
+            if getattr(one, name):
+                raise unsupported(f"{field}.{name}")
         ids = tuple(one.token_ids)
         if len(ids) > model.context_length:
             raise invalid(f"{field}.token_ids", f"has {len(ids)} ids, the context {model.context_length}")

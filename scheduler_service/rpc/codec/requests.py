@@ -218,6 +218,8 @@ def _speculation(message: pb.Speculation, model: ServedModel, drafting: Drafting
     drafters = drafting.drafters
     if message.drafter:
         drafter = DRAFTERS.get(message.drafter)
+        if message.drafter == pb.DRAFTER_GRAMMAR:
+            raise unsupported("speculation.drafter")
         if drafter is None:
             raise invalid("speculation.drafter", f"unknown drafter {message.drafter}")
         if drafter not in drafters:

@@ -209,6 +209,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """Sampling.grammar and CheckGrammar"""
     CAPABILITY_MASKS: _Capability.ValueType  # 11
     """Rows.masks and Opening.mask"""
+    CAPABILITY_GRAMMAR_BEGIN: _Capability.ValueType  # 12
+    """Grammar.begins_after"""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """What an executor may offer beyond the plain step."""
@@ -229,6 +231,8 @@ CAPABILITY_GRAMMAR: Capability.ValueType  # 10
 """Sampling.grammar and CheckGrammar"""
 CAPABILITY_MASKS: Capability.ValueType  # 11
 """Rows.masks and Opening.mask"""
+CAPABILITY_GRAMMAR_BEGIN: Capability.ValueType  # 12
+"""Grammar.begins_after"""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 class _ErrorReason:
@@ -574,6 +578,7 @@ class Grammar(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     LARK_FIELD_NUMBER: _builtins.int
     STRUCTURAL_TAG_FIELD_NUMBER: _builtins.int
+    BEGINS_AFTER_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
     """A JSON schema as JSON. The output is one value; between tokens of JSON there is no whitespace
     but one space after each ',' and ':'. Keywords that are not understood are refused by name, so is
@@ -596,6 +601,10 @@ class Grammar(_message.Message):
     `schema` (JSON schema) or `lark`. A trigger that is an added token of the tokenizer is that
     token, and no text.
     """
+    begins_after: _builtins.int
+    """A token id: the grammar is that of the output behind the first such token. Until then every
+    token is allowed except the model's end tokens. Refused without CAPABILITY_GRAMMAR_BEGIN.
+    """
     @_builtins.property
     def choices(self) -> Global___GrammarChoices:
         """one of these texts"""
@@ -608,13 +617,19 @@ class Grammar(_message.Message):
         choices: Global___GrammarChoices | None = ...,
         lark: _builtins.str = ...,
         structural_tag: _builtins.str = ...,
+        begins_after: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "grammar", b"grammar", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_begins_after", b"_begins_after", "begins_after", b"begins_after", "choices", b"choices", "grammar", b"grammar", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "grammar", b"grammar", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_begins_after", b"_begins_after", "begins_after", b"begins_after", "choices", b"choices", "grammar", b"grammar", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__begins_after: _TypeAlias = _typing.Literal["begins_after"]  # noqa: Y015
+    _WhichOneofArgType__begins_after: _TypeAlias = _typing.Literal["_begins_after", b"_begins_after"]  # noqa: Y015
     _WhichOneofReturnType_grammar: _TypeAlias = _typing.Literal["json_schema", "regex", "choices", "lark", "structural_tag"]  # noqa: Y015
     _WhichOneofArgType_grammar: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__begins_after) -> _WhichOneofReturnType__begins_after | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_grammar) -> _WhichOneofReturnType_grammar | None: ...
 
 Global___Grammar: _TypeAlias = Grammar  # noqa: Y015

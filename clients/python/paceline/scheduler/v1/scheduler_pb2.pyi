@@ -181,6 +181,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """GenerateRequest.ttft_ms and tpot_ms"""
     CAPABILITY_LABELS: _Capability.ValueType  # 11
     """GenerateRequest.labels"""
+    CAPABILITY_REASONING: _Capability.ValueType  # 12
+    """what the model writes before its answer comes in Delta.reasoning"""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """What a scheduler offers. Fields that belong to anything else are refused."""
@@ -205,6 +207,8 @@ CAPABILITY_LATENCY_TARGETS: Capability.ValueType  # 10
 """GenerateRequest.ttft_ms and tpot_ms"""
 CAPABILITY_LABELS: Capability.ValueType  # 11
 """GenerateRequest.labels"""
+CAPABILITY_REASONING: Capability.ValueType  # 12
+"""what the model writes before its answer comes in Delta.reasoning"""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 class _FinishReason:
@@ -289,6 +293,8 @@ class _DrafterEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Drafter.Value
     """what followed the same tokens earlier in prompt and output"""
     DRAFTER_DRAFT_EXECUTOR: _Drafter.ValueType  # 2
     """a smaller model; INVALID_ARGUMENT where the server has none"""
+    DRAFTER_GRAMMAR: _Drafter.ValueType  # 3
+    """tokens that the request's grammar forces; without a grammar there are none"""
 
 class Drafter(_Drafter, metaclass=_DrafterEnumTypeWrapper):
     """Who guesses."""
@@ -299,6 +305,8 @@ DRAFTER_NGRAM: Drafter.ValueType  # 1
 """what followed the same tokens earlier in prompt and output"""
 DRAFTER_DRAFT_EXECUTOR: Drafter.ValueType  # 2
 """a smaller model; INVALID_ARGUMENT where the server has none"""
+DRAFTER_GRAMMAR: Drafter.ValueType  # 3
+"""tokens that the request's grammar forces; without a grammar there are none"""
 Global___Drafter: _TypeAlias = Drafter  # noqa: Y015
 
 class _Returns:
@@ -516,9 +524,18 @@ class Messages(_message.Message):
         """1..1024"""
 
     @_builtins.property
-    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]: ...
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """What the model may call; through its chat template. Calls come back in Delta.tool_calls. The
+        output of a chat without tools is not searched for calls.
+        """
+
     @_builtins.property
-    def tool_choice(self) -> Global___ToolChoice: ...
+    def tool_choice(self) -> Global___ToolChoice:
+        """REQUIRED, alone or with a name, constrains the output to calls of these tools whose arguments
+        match their schemas; GenerateRequest.grammar must not be set beside it. With AUTO the model is
+        free, and what it writes is a call if it is well-formed, else text.
+        """
+
     @_builtins.property
     def template_arguments(self) -> _struct_pb2.Struct:
         """what the template calls them: enable_thinking, ..."""
@@ -863,6 +880,8 @@ class ContinuedCompletion(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_BYTES_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    REASONING_BYTES_FIELD_NUMBER: _builtins.int
+    ARGUMENT_BYTES_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     text_bytes: _builtins.int
     """UTF-8 bytes of text received so far: what follows them is sent. They may include text that is
@@ -870,9 +889,15 @@ class ContinuedCompletion(_message.Message):
     """
     finished: _builtins.bool
     """its `finished` has come: nothing more is sent for this index"""
+    reasoning_bytes: _builtins.int
+    """as text_bytes, of Delta.reasoning"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """all received so far"""
+
+    @_builtins.property
+    def argument_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As text_bytes, of the arguments of each tool call whose first delta was received."""
 
     def __init__(
         self,
@@ -881,10 +906,12 @@ class ContinuedCompletion(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         text_bytes: _builtins.int = ...,
         finished: _builtins.bool = ...,
+        reasoning_bytes: _builtins.int = ...,
+        argument_bytes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "index", b"index", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["argument_bytes", b"argument_bytes", "finished", b"finished", "index", b"index", "reasoning_bytes", b"reasoning_bytes", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1116,15 +1143,23 @@ class Delta(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     ELAPSED_US_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     elapsed_us: _builtins.int
     """from the request's arrival to its last token here"""
+    reasoning: _builtins.str
+    """What the model writes before its answer, without the markers around it. Only for `messages`, and
+    with CAPABILITY_REASONING; stop strings and GenerateRequest.grammar do not apply to it.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
         """one per token id, if asked for"""
 
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCallDelta]: ...
     def __init__(
         self,
         *,
@@ -1132,14 +1167,50 @@ class Delta(_message.Message):
         text: _builtins.str = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         elapsed_us: _builtins.int = ...,
+        reasoning: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCallDelta] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["elapsed_us", b"elapsed_us", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elapsed_us", b"elapsed_us", "logprobs", b"logprobs", "reasoning", b"reasoning", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Delta: _TypeAlias = Delta  # noqa: Y015
+
+@_typing.final
+class ToolCallDelta(_message.Message):
+    """A part of a tool call. The first delta of a call has its id and name, and no later one has; the
+    `arguments` of all its deltas, joined, are JSON as the model wrote it. If the output ends within a
+    call (max_tokens), they are a beginning of JSON.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """of the call in its completion"""
+    id: _builtins.str
+    name: _builtins.str
+    arguments: _builtins.str
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallDelta: _TypeAlias = ToolCallDelta  # noqa: Y015
 
 @_typing.final
 class TokenLogprobs(_message.Message):
@@ -1223,6 +1294,9 @@ class Usage(_message.Message):
     VERIFICATIONS_FIELD_NUMBER: _builtins.int
     DRAFTED_BY_POSITION_FIELD_NUMBER: _builtins.int
     ACCEPTED_BY_POSITION_FIELD_NUMBER: _builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     """of the prompt, found in the prefix cache"""
@@ -1239,6 +1313,12 @@ class Usage(_message.Message):
     total_ms: _builtins.int
     verifications: _builtins.int
     """steps that had drafts; each gave one token more than it accepted"""
+    reasoning_tokens: _builtins.int
+    """of completion_tokens: before the answer, markers included"""
+    grammar_drafted_tokens: _builtins.int
+    """of drafted_tokens: by DRAFTER_GRAMMAR"""
+    grammar_accepted_tokens: _builtins.int
+    """of accepted_tokens: by DRAFTER_GRAMMAR"""
     @_builtins.property
     def drafted_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the first draft of each verification, the second, ..."""
@@ -1260,10 +1340,13 @@ class Usage(_message.Message):
         verifications: _builtins.int = ...,
         drafted_by_position: _abc.Iterable[_builtins.int] | None = ...,
         accepted_by_position: _abc.Iterable[_builtins.int] | None = ...,
+        reasoning_tokens: _builtins.int = ...,
+        grammar_drafted_tokens: _builtins.int = ...,
+        grammar_accepted_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafted_by_position", b"drafted_by_position", "drafted_tokens", b"drafted_tokens", "first_token_ms", b"first_token_ms", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "total_ms", b"total_ms", "verifications", b"verifications"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafted_by_position", b"drafted_by_position", "drafted_tokens", b"drafted_tokens", "first_token_ms", b"first_token_ms", "grammar_accepted_tokens", b"grammar_accepted_tokens", "grammar_drafted_tokens", b"grammar_drafted_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "reasoning_tokens", b"reasoning_tokens", "total_ms", b"total_ms", "verifications", b"verifications"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1298,14 +1381,19 @@ class Completion(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     text: _builtins.str
+    reasoning: _builtins.str
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
     @_builtins.property
     def finished(self) -> Global___Finished: ...
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]: ...
     def __init__(
         self,
         *,
@@ -1314,10 +1402,12 @@ class Completion(_message.Message):
         text: _builtins.str = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         finished: Global___Finished | None = ...,
+        reasoning: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "index", b"index", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "index", b"index", "logprobs", b"logprobs", "reasoning", b"reasoning", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1566,6 +1656,7 @@ class GetModelInfoResponse(_message.Message):
     CONTRACT_REVISION_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     SAMPLER_FIELD_NUMBER: _builtins.int
+    TOOL_FORMAT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     architecture: _builtins.str
     vocab_size: _builtins.int
@@ -1577,9 +1668,11 @@ class GetModelInfoResponse(_message.Message):
     model_fingerprint: _builtins.bytes
     dtype: _builtins.str
     contract_revision: _builtins.int
-    """rises whenever this file grows; this is revision 1"""
+    """rises whenever this file grows; this is revision 2"""
     sampler: _builtins.str
     """version of the sampling rules"""
+    tool_format: _builtins.str
+    """how the model writes tool calls; empty: CAPABILITY_TOOLS is not advertised"""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1613,10 +1706,11 @@ class GetModelInfoResponse(_message.Message):
         contract_revision: _builtins.int = ...,
         capabilities: _abc.Iterable[Global___Capability.ValueType] | None = ...,
         sampler: _builtins.str = ...,
+        tool_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "context_length", b"context_length", "contract_revision", b"contract_revision", "drafters", b"drafters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "limits", b"limits", "max_request_tokens", b"max_request_tokens", "model_fingerprint", b"model_fingerprint", "name", b"name", "sampler", b"sampler", "speculation", b"speculation", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "context_length", b"context_length", "contract_revision", b"contract_revision", "drafters", b"drafters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "limits", b"limits", "max_request_tokens", b"max_request_tokens", "model_fingerprint", b"model_fingerprint", "name", b"name", "sampler", b"sampler", "speculation", b"speculation", "tool_format", b"tool_format", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1637,6 +1731,7 @@ class RequestLimits(_message.Message):
     MAX_QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_GRAMMAR_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_TOOLS_FIELD_NUMBER: _builtins.int
     max_n: _builtins.int
     max_stop_strings: _builtins.int
     max_stop_string_bytes: _builtins.int
@@ -1652,6 +1747,8 @@ class RequestLimits(_message.Message):
     """of SPECULATION_MODE_FIXED; 0: the executor verifies no drafts"""
     max_grammar_bytes: _builtins.int
     """of GenerateRequest.grammar; 0: CAPABILITY_GRAMMAR is not advertised"""
+    max_tools: _builtins.int
+    """of Messages.tools; 0: CAPABILITY_TOOLS is not advertised"""
     def __init__(
         self,
         *,
@@ -1666,10 +1763,11 @@ class RequestLimits(_message.Message):
         max_queued_tokens: _builtins.int = ...,
         max_draft_tokens: _builtins.int = ...,
         max_grammar_bytes: _builtins.int = ...,
+        max_tools: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_draft_tokens", b"max_draft_tokens", "max_grammar_bytes", b"max_grammar_bytes", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_n", b"max_n", "max_prompt_bytes", b"max_prompt_bytes", "max_queued_requests", b"max_queued_requests", "max_queued_tokens", b"max_queued_tokens", "max_stop_string_bytes", b"max_stop_string_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_draft_tokens", b"max_draft_tokens", "max_grammar_bytes", b"max_grammar_bytes", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_n", b"max_n", "max_prompt_bytes", b"max_prompt_bytes", "max_queued_requests", b"max_queued_requests", "max_queued_tokens", b"max_queued_tokens", "max_stop_string_bytes", b"max_stop_string_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_tools", b"max_tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
