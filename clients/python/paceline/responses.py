@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ _REASONS = {
 _DRAFTERS = {
     pb.DRAFTER_NGRAM: Drafter.NGRAM,
     pb.DRAFTER_DRAFT_EXECUTOR: Drafter.DRAFT_EXECUTOR,
+    pb.DRAFTER_GRAMMAR: Drafter.GRAMMAR,
 }
 
 
@@ -107,7 +109,6 @@ def completions(message: pb.GenerateUnaryResponse, n: int) -> list[Completion]:
 
 def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
     """The model behind the scheduler, and the limits of requests."""
-    limits = message.limits
     return ModelInfo(
         name=message.name,
         architecture=message.architecture,
@@ -124,25 +125,23 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
             _lower_name(pb.Capability, "CAPABILITY_", capability) for capability in message.capabilities
         ),
         sampler=message.sampler,
-        limits=RequestLimits(**{f.name: getattr(limits, f.name) for f in limits.DESCRIPTOR.fields}),
+        limits=RequestLimits(**_fields_of(RequestLimits, message.limits)),
         drafters=tuple(_DRAFTERS[drafter] for drafter in message.drafters if drafter in _DRAFTERS),
         speculation=_speculation(message.speculation),
+        tool_format=message.tool_format,
     )
 
 
 def status(message: pb.GetStatusResponse) -> Status:
     """The scheduler's counters."""
-    values: dict[str, Any] = {f.name: getattr(message, f.name) for f in message.DESCRIPTOR.fields}
+    values = _fields_of(Status, message)
     values["state"] = _lower_name(pb.SchedulerState, "SCHEDULER_STATE_", message.state)
     return Status(**values)
 
 
 def executors(message: admin_pb2.ListExecutorsResponse) -> tuple[ExecutorStatus, ...]:
     """The executors, as AdminService lists them."""
-    return tuple(
-        ExecutorStatus(**{f.name: getattr(one, f.name) for f in one.DESCRIPTOR.fields})
-        for one in message.executors
-    )
+    return tuple(ExecutorStatus(**_fields_of(ExecutorStatus, one)) for one in message.executors)
 
 
 def aborted(request_ids: Sequence[str], messages: Iterable[pb.AbortResponse]) -> Aborted:
@@ -225,10 +224,15 @@ def _finished(index: int, message: pb.Finished) -> Finished:
 
 
 def _usage(message: pb.Usage) -> Usage:
-    values: dict[str, Any] = {f.name: getattr(message, f.name) for f in message.DESCRIPTOR.fields}
+    values = _fields_of(Usage, message)
     for name in ("drafted_by_position", "accepted_by_position"):
         values[name] = tuple(values[name])
     return Usage(**values)
+
+
+def _fields_of(kind: Any, message: Any) -> dict[str, Any]:
+    """The message's values of the dataclass's fields. Fields that the dataclass lacks are left out."""
+    return {field.name: getattr(message, field.name) for field in dataclasses.fields(kind)}
 
 
 def _lower_name(enum: Any, prefix: str, value: int) -> str:

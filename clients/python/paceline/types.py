@@ -51,6 +51,7 @@ class Drafter(enum.Enum):
 
     NGRAM = "ngram"  # the tokens that followed the same n-gram earlier in the prompt or the output
     DRAFT_EXECUTOR = "draft-executor"  # an executor with a smaller model
+    GRAMMAR = "grammar"  # the tokens that the request's grammar forces
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,9 @@ class Usage:
     verifications: int = 0  # steps that verified drafts
     drafted_by_position: tuple[int, ...] = ()  # item i: drafts verified at position i of their step
     accepted_by_position: tuple[int, ...] = ()  # item i: drafts accepted at that position
+    reasoning_tokens: int = 0  # of completion_tokens: before the answer, markers included
+    grammar_drafted_tokens: int = 0  # of drafted_tokens: forced by the grammar
+    grammar_accepted_tokens: int = 0  # of accepted_tokens: forced by the grammar
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
@@ -150,6 +154,7 @@ class RequestLimits:
     max_queued_tokens: int
     max_draft_tokens: int = 0  # for Speculation.mode; 0: the executor verifies no drafts
     max_grammar_bytes: int = 0  # of a grammar; 0: the server has none
+    max_tools: int = 0  # of a chat; 0: the model has no tool calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +177,7 @@ class ModelInfo:
     sampler: str = ""  # version of the sampling rules
     drafters: tuple[Drafter, ...] = ()  # drafters that a request may select
     speculation: Speculation = Speculation()  # of requests that set none
+    tool_format: str = ""  # how the model writes tool calls; empty: it has none
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,12 @@ PLAIN = "plain"
 
 
 def modes(model: ModelInfo) -> dict[str, Speculation]:
-    """The compared modes by name: plain, each drafter of the server, and all drafters together."""
+    """The compared modes by name: plain, each drafter of the server, and all drafters together.
+
+    Without that of grammars, which the prompts of the benchmark have none of.
+    """
     names = {Drafter.NGRAM: "n-gram", Drafter.DRAFT_EXECUTOR: "draft"}
-    single = {names[drafter]: Speculation("auto", drafter) for drafter in model.drafters}
+    single = {names[drafter]: Speculation("auto", drafter) for drafter in model.drafters if drafter in names}
     return {PLAIN: Speculation("off"), **single, "automatic": Speculation("auto")}
 
 
