@@ -28,7 +28,7 @@ class HeldStream:
     @property
     def completions(self) -> list[Completion]:
         """What came, but for times and the like."""
-        collector = paceline.responses.Collector()
+        collector = paceline.collector.Collector()
         for _, event in self.events:
             collector.add(event)
         return [essence(one) for one in collector.completions()]

@@ -67,7 +67,8 @@ class Client:
     ) -> Generation:
         """Start generating. Iterating over the result yields Delta and Finished events."""
         request = requests.generate_request(prompt, messages, token_ids, options)
-        return Generation(self._schedulers, ResumableStream(identified(request)), timeout_s)
+        stream = ResumableStream(identified(request))
+        return Generation(self._schedulers, stream, timeout_s, options.get("schema"))
 
     def complete(
         self,
@@ -86,7 +87,7 @@ class Client:
             timeout_s,
             self._schedulers.failover_timeout_s,
         )
-        return responses.completions(reply, max(request.n, 1))
+        return responses.completions(reply, max(request.n, 1), options.get("schema"))
 
     def chat(
         self, messages: Sequence[MessageLike], *, timeout_s: float | None = None, **options: Unpack[Options]

@@ -14,6 +14,7 @@
     ├── Cancelled              aborted, or ended because its reader stalled
     ├── DeadlineExceeded       `timeout_s` passed
     ├── InternalError          a fault of the service, or an incomplete reply (DATA_LOSS)
+    ├── InvalidOutput          the call went well, but its output is not the whole value asked for
     └── StepRefused            executor streams: one whole step was refused; the stream stays usable
 
 `from_rpc` and `from_status` map gRPC statuses to these classes. An argument that the SDK itself refuses
@@ -154,6 +155,14 @@ class InternalError(PacelineError):
     """
 
     code = grpc.StatusCode.INTERNAL
+
+
+class InvalidOutput(PacelineError):
+    """The call ended OK, but its output is not the value that was asked for: it was cut off, or pydantic
+    refuses it. `__cause__` is the error of the parser, if there is one.
+    """
+
+    code = grpc.StatusCode.OK
 
 
 class StepRefused(PacelineError):

@@ -8,10 +8,12 @@ from typing import Self
 
 import grpc
 
-from paceline import errors, responses
+from paceline import errors
+from paceline.collector import Collector
 from paceline.connections import SchedulerConnections
 from paceline.resume import ResumableStream
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.schemas import SchemaLike
 from paceline.types import Completion, Event, Started
 
 
@@ -24,10 +26,15 @@ class Generation:
     """
 
     def __init__(
-        self, schedulers: SchedulerConnections, stream: ResumableStream, timeout_s: float | None
+        self,
+        schedulers: SchedulerConnections,
+        stream: ResumableStream,
+        timeout_s: float | None,
+        schema: SchemaLike | None,
     ) -> None:
         self._schedulers = schedulers
         self._stream = stream
+        self._collector = Collector(schema)
         self._attempts = schedulers.attempts(timeout_s, schedulers.failover_timeout_s)
         self._call: grpc._CallIterator[pb.GenerateResponse] | None = None
         self._closed = threading.Event()
@@ -46,10 +53,12 @@ class Generation:
         if self._closed.is_set():
             raise StopIteration
         try:
-            return self._next()
+            event = self._next()
         except errors.PacelineError:
             self.close()  # the stream is of no more use
             raise
+        self._collector.add(event)
+        return event
 
     def __del__(self) -> None:
         self.close()
@@ -75,14 +84,13 @@ class Generation:
         return self._stream.request_id
 
     def collect(self) -> list[Completion]:
-        """Read the stream to its end; returns its completions ordered by index."""
-        collector = responses.Collector()
-        for event in self:
-            collector.add(event)
-        return collector.completions()
+        """Read the rest of the stream; returns its completions from their beginning, ordered by index."""
+        for _ in self:
+            pass
+        return self._collector.completions()
 
     def text(self) -> str:
-        """Read the stream to its end; returns the text of completion 0."""
+        """Read the rest of the stream; returns the whole text of completion 0."""
         completions = self.collect()
         return completions[0].text if completions else ""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.errors import InvalidRequest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.schemas import json_schema
 
 GRAMMARS = frozenset({"schema", "regex", "choices", "grammar", "structural_tag"})
 """Options of a request of which one at most may be given."""
@@ -19,7 +20,7 @@ def set_grammar(request: pb.GenerateRequest, name: str, value: Any) -> None:
         raise InvalidRequest(f"{name}: only one of {', '.join(sorted(GRAMMARS))}")
     try:
         if name == "schema":
-            request.grammar.json_schema = _json_schema(value)
+            request.grammar.json_schema = json_schema(value)
         elif name == "choices":
             if isinstance(value, str) or not isinstance(value, Sequence):
                 raise TypeError("must be a sequence of strings")
@@ -33,14 +34,3 @@ def set_grammar(request: pb.GenerateRequest, name: str, value: Any) -> None:
         raise InvalidRequest(f"{name}: {error}") from None
     except TypeError as error:
         raise TypeError(f"{name}: {error}") from None
-
-
-def _json_schema(value: Any) -> str:
-    """A schema as JSON: given as JSON, as a mapping, or as a pydantic model."""
-    if isinstance(value, str):
-        return value
-    if callable(model_json_schema := getattr(value, "model_json_schema", None)):
-        value = model_json_schema()
-    if not isinstance(value, Mapping):
-        raise TypeError(f"expected a mapping, JSON or a pydantic model, got {type(value).__name__}")
-    return json.dumps(value)

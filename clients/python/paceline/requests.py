@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 from paceline.errors import InvalidRequest
 from paceline.grammars import GRAMMARS, set_grammar
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.schemas import SchemaLike
 from paceline.types import Drafter, Message, MessageLike, Speculation
 
 
@@ -45,7 +46,7 @@ class Options(TypedDict, total=False):
     continue_final_message: bool  # continue the last message instead of opening a new turn; needs messages
     speculation: Speculation | Literal["off", "auto"] | int  # a string or a number sets the mode alone
     # At most one of these; the output then matches it as a whole.
-    schema: Mapping[str, Any] | str | type  # JSON schema: as a mapping, as JSON, or a pydantic model
+    schema: SchemaLike  # JSON schema: as a mapping, as JSON, or a pydantic model; see Completion.parsed
     regex: str
     choices: Sequence[str]  # one of these texts
     grammar: str  # context-free, in Lark's syntax

@@ -9,6 +9,7 @@ from typing import Any
 from paceline.errors import InternalError, incomplete
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.schemas import SchemaLike
 from paceline.types import (
     Aborted,
     Completion,
@@ -84,8 +85,10 @@ def started(message: pb.Started) -> Started:
     )
 
 
-def completions(message: pb.GenerateUnaryResponse, n: int) -> list[Completion]:
-    """All `n` completions of a GenerateUnary reply, ordered by index.
+def completions(
+    message: pb.GenerateUnaryResponse, n: int, schema: SchemaLike | None = None
+) -> list[Completion]:
+    """All `n` completions of a GenerateUnary reply, ordered by index. `schema` is the request's.
 
     Raises InternalError if one is missing or unfinished.
     """
@@ -102,6 +105,7 @@ def completions(message: pb.GenerateUnaryResponse, n: int) -> list[Completion]:
             token_ids=tuple(one.token_ids),
             logprobs=_logprobs(one.logprobs),
             finished=_finished(one.index, one.finished),
+            schema=schema,
         )
         for one in message.completions
     ]
@@ -176,35 +180,6 @@ class Progress:
         """Call when the stream has ended OK. Raises InternalError if a completion is unfinished."""
         for index in self._unfinished:
             raise incomplete(f"the stream ended before completion {index} finished")
-
-
-class Collector:
-    """Joins the events of one stream into completions."""
-
-    def __init__(self) -> None:
-        self._deltas: dict[int, list[Delta]] = {}
-        self._finished: dict[int, Finished] = {}
-
-    def add(self, event: Event) -> None:
-        """Add the next event of the stream."""
-        if isinstance(event, Delta):
-            self._deltas.setdefault(event.index, []).append(event)
-        else:
-            self._finished[event.index] = event
-
-    def completions(self) -> list[Completion]:
-        """The completions received so far, ordered by index."""
-        return [
-            Completion(
-                index=index,
-                text="".join(delta.text for delta in deltas),
-                token_ids=tuple(token for delta in deltas for token in delta.token_ids),
-                logprobs=tuple(one for delta in deltas for one in delta.logprobs),
-                finished=self._finished.get(index),
-            )
-            for index in sorted(self._deltas.keys() | self._finished.keys())
-            for deltas in (self._deltas.get(index, []),)
-        ]
 
 
 def _finished(index: int, message: pb.Finished) -> Finished:

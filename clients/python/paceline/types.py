@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from paceline import schemas
+from paceline.errors import InvalidOutput, InvalidRequest
+from paceline.schemas import SchemaLike
 
 
 class FinishReason(enum.Enum):
@@ -137,6 +141,37 @@ class Completion:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     finished: Finished | None
+    schema: SchemaLike | None = field(default=None, repr=False, compare=False)  # of the request
+
+    @property
+    def parsed(self) -> Any:
+        """The text as the value that `schema` describes: an instance of a pydantic model, else what
+        `json.loads` returns.
+
+        Raises InvalidOutput unless the completion ended by itself and the text is valid: the beginning of a
+        value is never taken for one. Raises InvalidRequest if the request had no schema.
+        """
+        if self.schema is None:
+            raise InvalidRequest("parsed: the request had no schema")
+        if cut := self._cut_off_by():
+            raise InvalidOutput(f"completion {self.index} is not a whole value: {cut}")
+        try:
+            return schemas.parse(self.schema, self.text)
+        except InvalidOutput as error:
+            raise InvalidOutput(f"completion {self.index}: {error}") from error.__cause__
+
+    def _cut_off_by(self) -> str:
+        """What ended it in place of the model; empty if the model did."""
+        match self.finished:
+            case None:
+                return "it has not finished"
+            case Finished(reason=FinishReason.LENGTH):
+                return "it reached max_tokens or the end of the context"
+            case Finished(stop_string=str(stop)):
+                return f"the stop string {stop!r} ended it"
+            case Finished(stop_token_id=int(stop)):
+                return f"the stop token {stop} ended it"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

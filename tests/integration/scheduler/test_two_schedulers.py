@@ -119,7 +119,7 @@ async def test_a_blocking_clients_stream_goes_on_on_the_other_scheduler(tmp_path
     sampled = {"seed": 1, "temperature": 1.0, "ignore_eos": True}
 
     def use(addresses: list[str], disturb: Callable[[], None] | None) -> tuple[list[Completion], int]:
-        collector = paceline.responses.Collector()
+        collector = paceline.collector.Collector()
         with paceline.Client(addresses) as client:
             running = client.generate("x", max_tokens=300, **sampled)  # type: ignore[arg-type]
             for event in running:

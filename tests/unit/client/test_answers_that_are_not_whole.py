@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -16,62 +15,12 @@ from paceline import aio, errors
 from paceline.executor.v1 import executor_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
+from tests.unit.client.answering import Run, answering, both
+
 JUNK = b"\xff" * 9
 DELTA = pb.GenerateResponse(delta=pb.Delta(token_ids=[1], text="once"))
 END = pb.Finished(reason=pb.FINISH_REASON_STOP)
 
-
-class Script(grpc.GenericRpcHandler):
-    """Answers any call with the same bytes, one message each, and then with OK."""
-
-    def __init__(self, method: str, answers: list[bytes]) -> None:
-        streaming = method in ("Generate", "StreamUnifiedDecode")
-
-        async def unary(request: bytes, context: Any) -> bytes:
-            return answers[0]
-
-        async def stream(request: Any, context: Any) -> AsyncIterator[bytes]:
-            for answer in answers:
-                yield answer
-
-        self._handler: Any = grpc.unary_unary_rpc_method_handler(unary)
-        if streaming:
-            kind = grpc.unary_stream_rpc_method_handler
-            kind = grpc.stream_stream_rpc_method_handler if method == "StreamUnifiedDecode" else kind
-            self._handler = kind(stream)
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        return self._handler
-
-
-@asynccontextmanager
-async def answering(method: str, *answers: Message | bytes) -> AsyncIterator[str]:
-    server = grpc.aio.server()
-    raw = [answer if isinstance(answer, bytes) else answer.SerializeToString() for answer in answers]
-    server.add_generic_rpc_handlers((Script(method, raw),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
-
-
-async def blocking(address: str, use: Callable[[paceline.Client], object]) -> object:
-    def call() -> object:
-        with paceline.Client(address) as client:
-            return use(client)
-
-    return await asyncio.to_thread(call)
-
-
-async def asynchronous(address: str, use: Callable[[Any], Any]) -> object:
-    async with aio.Client(address) as client:
-        return await use(client)
-
-
-Run = Callable[[str, Callable[[Any], Any]], Awaitable[object]]
-both = pytest.mark.parametrize("run", [blocking, asynchronous])
 
 STREAMS: dict[str, tuple[int, list[Message | bytes]]] = {
     "no message at all": (1, []),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline import errors
+from paceline.collector import Collector
 from paceline.requests import generate_request
-from paceline.responses import Collector
 from paceline.resume import ResumableStream, identified
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import Completion, Event, Finished

@@ -9,11 +9,13 @@ from typing import Self
 
 import grpc.aio
 
-from paceline import errors, responses
+from paceline import errors
 from paceline.aio.calls import reply_of
 from paceline.aio.connections import AsyncSchedulerConnections
+from paceline.collector import Collector
 from paceline.resume import ResumableStream
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.schemas import SchemaLike
 from paceline.types import Completion, Event, Started
 
 
@@ -26,10 +28,15 @@ class Generation:
     """
 
     def __init__(
-        self, schedulers: AsyncSchedulerConnections, stream: ResumableStream, timeout_s: float | None
+        self,
+        schedulers: AsyncSchedulerConnections,
+        stream: ResumableStream,
+        timeout_s: float | None,
+        schema: SchemaLike | None,
     ) -> None:
         self._schedulers = schedulers
         self._stream = stream
+        self._collector = Collector(schema)
         self._attempts = schedulers.attempts(timeout_s, schedulers.failover_timeout_s)
         self._call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse] | None = None
         self._closed = asyncio.Event()
@@ -48,10 +55,12 @@ class Generation:
         if self._closed.is_set():
             raise StopAsyncIteration
         try:
-            return await self._next()
+            event = await self._next()
         except errors.PacelineError:
             self.close()  # the stream is of no more use
             raise
+        self._collector.add(event)
+        return event
 
     def __del__(self) -> None:
         if self._call is not None:
@@ -78,14 +87,13 @@ class Generation:
         return self._stream.request_id
 
     async def collect(self) -> list[Completion]:
-        """Read the stream to its end; returns its completions ordered by index."""
-        collector = responses.Collector()
-        async for event in self:
-            collector.add(event)
-        return collector.completions()
+        """Read the rest of the stream; returns its completions from their beginning, ordered by index."""
+        async for _ in self:
+            pass
+        return self._collector.completions()
 
     async def text(self) -> str:
-        """Read the stream to its end; returns the text of completion 0."""
+        """Read the rest of the stream; returns the whole text of completion 0."""
         completions = await self.collect()
         return completions[0].text if completions else ""
 

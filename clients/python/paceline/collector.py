@@ -1,0 +1,54 @@
+"""Joins the events of a stream into completions. Pure; shared by the blocking and the asyncio client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.schemas import SchemaLike
+from paceline.types import Completion, Delta, Event, Finished, TokenLogprobs
+
+
+@dataclass(slots=True)
+class _Joined:
+    """The events of one completion, joined."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finished: Finished | None = None
+
+    def add(self, delta: Delta) -> None:
+        if delta.text:
+            self.text.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+
+
+class Collector:
+    """Joins the events of one stream. `schema` is the request's."""
+
+    def __init__(self, schema: SchemaLike | None = None) -> None:
+        self._schema = schema
+        self._joined: dict[int, _Joined] = {}
+
+    def add(self, event: Event) -> None:
+        """Add the next event of the stream."""
+        joined = self._joined.setdefault(event.index, _Joined())
+        if isinstance(event, Delta):
+            joined.add(event)
+        else:
+            joined.finished = event
+
+    def completions(self) -> list[Completion]:
+        """The completions received so far, ordered by index."""
+        return [
+            Completion(
+                index=index,
+                text="".join(one.text),
+                token_ids=tuple(one.token_ids),
+                logprobs=tuple(one.logprobs),
+                finished=one.finished,
+                schema=self._schema,
+            )
+            for index, one in sorted(self._joined.items())
+        ]

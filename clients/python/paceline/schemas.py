@@ -1,0 +1,84 @@
+"""JSON schemas that output must match, and the values that such output is.
+
+pydantic is no dependency: its models and adapters are known by their methods.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
+
+from paceline.errors import InvalidOutput
+
+
+class SchemaAdapter(Protocol):
+    """The methods used of a `pydantic.TypeAdapter`."""
+
+    def json_schema(self) -> dict[str, Any]: ...  # noqa: D102
+    def validate_json(self, data: str, /) -> Any: ...  # noqa: D102
+
+
+SchemaLike: TypeAlias = Mapping[str, Any] | str | type | SchemaAdapter
+"""A JSON schema as a mapping or as JSON, a pydantic model, or a `pydantic.TypeAdapter`."""
+
+
+def json_schema(schema: SchemaLike) -> str:
+    """The schema as JSON. Raises TypeError if it is no schema, ValueError if it can't be written as JSON.
+
+    What pydantic generates is narrowed to what instances keep: properties that a model ignores are not
+    allowed.
+    """
+    if isinstance(schema, str):
+        return schema
+    if isinstance(schema, Mapping):
+        return json.dumps(schema)
+    for method in ("model_json_schema", "json_schema"):
+        if callable(generate := getattr(schema, method, None)):
+            return json.dumps(_closed(generate()))
+    raise TypeError(f"expected a mapping, JSON or a pydantic model, got {type(schema).__name__}")
+
+
+def parse(schema: SchemaLike, text: str) -> Any:
+    """The value of a whole text that matches the schema.
+
+    An instance of a pydantic model, else what `json.loads` returns. Raises InvalidOutput; where pydantic
+    refuses the text, its ValidationError is the cause.
+    """
+    for method in ("model_validate_json", "validate_json"):
+        if callable(validate := getattr(schema, method, None)):
+            break
+    else:
+        validate = json.loads
+    try:
+        return validate(text)
+    except ValueError as error:  # json.JSONDecodeError and pydantic.ValidationError are ValueErrors
+        raise InvalidOutput(str(error)) from error
+
+
+_MAPS_OF_SCHEMAS = ("properties", "$defs")
+_LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties")
+
+
+def _closed(schema: Any) -> Any:
+    """A schema of pydantic's, without what its instances would not keep.
+
+    Objects have no properties but those named, unless the schema says more about them. `uniqueItems`, which
+    sets have and grammars can't express, goes: a set takes repeated items.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    closed: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS_OF_SCHEMAS and isinstance(value, Mapping):
+            closed[key] = {name: _closed(one) for name, one in value.items()}
+        elif key in _LISTS_OF_SCHEMAS and isinstance(value, list):
+            closed[key] = [_closed(one) for one in value]
+        elif key in _SCHEMAS:
+            closed[key] = _closed(value)
+        elif key != "uniqueItems":
+            closed[key] = value
+    if "properties" in closed:
+        closed.setdefault("additionalProperties", False)
+    return closed
