@@ -29,7 +29,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from paceline import aio
-from paceline.types import Delta, Drafter, Finished, Message, Speculation, Usage
+from paceline.chat import Message
+from paceline.types import Delta, Drafter, Finished, Speculation, Usage
 
 from tests.model.default_model import default_model
 from tests.support.stack import oracle_stack

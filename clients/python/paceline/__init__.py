@@ -9,6 +9,7 @@ Errors: `paceline.errors`. The command line: `paceline --help`, from `pip instal
 """
 
 from paceline.channel import Security
+from paceline.chat import Message, Tool, ToolCall, ToolCallDelta
 from paceline.client import Client
 from paceline.errors import PacelineError
 from paceline.executor_client import ExecutorClient, StepStream
@@ -24,7 +25,6 @@ from paceline.types import (
     ExecutorStatus,
     Finished,
     FinishReason,
-    Message,
     ModelInfo,
     RequestLimits,
     Speculation,
@@ -58,5 +58,8 @@ __all__ = [
     "Status",
     "StepStream",
     "TokenLogprobs",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
 ]

@@ -9,6 +9,7 @@ import grpc
 
 from paceline import errors, requests, responses
 from paceline.channel import PLAINTEXT, SCHEDULER_ADDRESS, Security
+from paceline.chat import MessageLike
 from paceline.connections import SchedulerConnections
 from paceline.failover import FAILOVER_TIMEOUT_S
 from paceline.generation import Generation
@@ -16,7 +17,7 @@ from paceline.requests import Options
 from paceline.resume import ResumableStream, identified
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.types import Aborted, Completion, ExecutorStatus, MessageLike, ModelInfo, Status
+from paceline.types import Aborted, Completion, ExecutorStatus, ModelInfo, Status
 
 
 class Client:

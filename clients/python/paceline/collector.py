@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paceline.chat import ToolCall, ToolCallDelta
 from paceline.schemas import SchemaLike
 from paceline.types import Completion, Delta, Event, Finished, TokenLogprobs
 
@@ -15,13 +16,27 @@ class _Joined:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[list[ToolCallDelta]] = field(default_factory=list)
     finished: Finished | None = None
 
     def add(self, delta: Delta) -> None:
         if delta.text:
             self.text.append(delta.text)
+        if delta.reasoning:
+            self.reasoning.append(delta.reasoning)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
+        for call in delta.tool_calls:
+            if call.index == len(self.calls):
+                self.calls.append([])
+            self.calls[call.index].append(call)
+
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return tuple(
+            ToolCall(deltas[0].id, deltas[0].name, "".join(delta.arguments for delta in deltas))
+            for deltas in self.calls
+        )
 
 
 class Collector:
@@ -48,6 +63,8 @@ class Collector:
                 token_ids=tuple(one.token_ids),
                 logprobs=tuple(one.logprobs),
                 finished=one.finished,
+                reasoning="".join(one.reasoning),
+                tool_calls=one.tool_calls(),
                 schema=self._schema,
             )
             for index, one in sorted(self._joined.items())

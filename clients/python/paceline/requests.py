@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Literal, TypedDict
 
+from paceline.chat import MessageLike, ToolLike
+from paceline.conversations import CHAT_OPTIONS, chat_messages, set_chat_option
 from paceline.errors import InvalidRequest
+from paceline.fields import set_field
 from paceline.grammars import GRAMMARS, set_grammar
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.schemas import SchemaLike
-from paceline.types import Drafter, Message, MessageLike, Speculation
+from paceline.types import Drafter, Speculation
 
 
 class Options(TypedDict, total=False):
@@ -44,6 +46,8 @@ class Options(TypedDict, total=False):
     returns: Literal["both", "text", "token_ids"]  # contents of the deltas
     template_arguments: Mapping[str, Any]  # chat template variables, such as enable_thinking; needs messages
     continue_final_message: bool  # continue the last message instead of opening a new turn; needs messages
+    tools: Sequence[ToolLike]  # functions, Tools, or mappings as in OpenAI's API; needs messages
+    tool_choice: str | Mapping[str, Any]  # auto, none, required, or a tool's name; needs messages
     speculation: Speculation | Literal["off", "auto"] | int  # a string or a number sets the mode alone
     # At most one of these; the output then matches it as a whole.
     schema: SchemaLike  # JSON schema: as a mapping, as JSON, or a pydantic model; see Completion.parsed
@@ -80,27 +84,27 @@ def generate_request(
         raise InvalidRequest("give exactly one of prompt, messages and token_ids")
     request = pb.GenerateRequest()
     if prompt is not None:
-        _set(request, "text", prompt, "prompt")
+        set_field(request, "text", prompt, "prompt")
     elif messages is not None:
         request.messages.CopyFrom(chat_messages(messages))
     else:
         request.token_ids.SetInParent()  # an empty list must reach the service, which refuses it
-        _set(request.token_ids, "ids", token_ids, "token_ids")
+        set_field(request.token_ids, "ids", token_ids, "token_ids")
     for name, value in options.items():
         if name in _SAMPLING:
-            _set(request.sampling, name, value, name)
+            set_field(request.sampling, name, value, name)
         elif name in _STOP:
-            _set(request.stop, _STOP[name], value, name)
+            set_field(request.stop, _STOP[name], value, name)
         elif name in _REQUEST:
-            _set(request, name, value, name)
+            set_field(request, name, value, name)
         elif name == "returns":
             if value not in _RETURNS:
                 raise InvalidRequest(f"returns: expected one of {', '.join(_RETURNS)}, got {value!r}")
             request.returns = _RETURNS[value]
-        elif name in ("template_arguments", "continue_final_message"):
+        elif name in CHAT_OPTIONS:
             if messages is None:
                 raise InvalidRequest(f"{name}: only with messages")
-            _set_chat_option(request.messages, name, value)
+            set_chat_option(request.messages, name, value)
         elif name in GRAMMARS:
             set_grammar(request, name, value)
         elif name == "speculation":
@@ -108,16 +112,6 @@ def generate_request(
         else:
             raise TypeError(f"unknown option {name!r}")
     return request
-
-
-def _set_chat_option(chat: pb.Messages, name: str, value: Any) -> None:
-    if name == "continue_final_message":
-        chat.continue_final_message = value
-        return
-    try:
-        chat.template_arguments.update(value)
-    except (ValueError, TypeError) as error:
-        raise InvalidRequest(f"template_arguments: {error}") from None
 
 
 _DRAFTERS = {
@@ -141,29 +135,11 @@ def speculation(given: Speculation | str | int | None) -> pb.Speculation:
     wire = pb.Speculation(drafter=_DRAFTERS[chosen.drafter])
     if isinstance(chosen.mode, int) and not isinstance(chosen.mode, bool):
         wire.mode = pb.SPECULATION_MODE_FIXED
-        _set(wire, "draft_tokens", chosen.mode, "speculation.mode")
+        set_field(wire, "draft_tokens", chosen.mode, "speculation.mode")
     elif chosen.mode in _MODES:
         wire.mode = _MODES[chosen.mode]
     else:
         raise InvalidRequest(f"speculation.mode: expected off, auto or a number, got {chosen.mode!r}")
-    return wire
-
-
-def chat_messages(messages: Sequence[MessageLike]) -> pb.Messages:
-    """Messages for Generate and Tokenize.
-
-    Raises InvalidRequest, naming the message's index and field; TypeError for a wrong type.
-    """
-    wire = pb.Messages()
-    for index, message in enumerate(messages):
-        fields = asdict(message) if isinstance(message, Message) else message
-        entry = wire.messages.add()
-        if fields.get("name"):
-            _set(entry, "name", fields["name"], f"messages[{index}].name")
-        for field in ("role", "content"):
-            if field not in fields:
-                raise InvalidRequest(f"messages[{index}] has no {field!r}")
-            _set(entry, field, fields[field], f"messages[{index}].{field}")
     return wire
 
 
@@ -177,34 +153,12 @@ def tokenize_request(text: str | None, messages: Sequence[MessageLike] | None) -
     if messages is not None:
         return pb.TokenizeRequest(messages=chat_messages(messages))
     request = pb.TokenizeRequest()
-    _set(request, "text", text, "text")
+    set_field(request, "text", text, "text")
     return request
 
 
 def detokenize_request(token_ids: Sequence[int]) -> pb.DetokenizeRequest:
     """The Detokenize request. Raises InvalidRequest for an id out of range, TypeError for a wrong type."""
     request = pb.DetokenizeRequest()
-    _set(request, "token_ids", token_ids, "token_ids")
+    set_field(request, "token_ids", token_ids, "token_ids")
     return request
-
-
-def _set(message: Any, field: str, value: Any, name: str) -> None:
-    """Assign a scalar, a sequence or a mapping to a field of `message`.
-
-    Raises InvalidRequest for a value that the field's protobuf type can't hold, TypeError for a wrong
-    Python type; both begin with `name`.
-    """
-    repeated = message.DESCRIPTOR.fields_by_name[field].is_repeated
-    if repeated and isinstance(value, str):
-        raise TypeError(f"{name} must be a sequence, not a string")
-    try:
-        if isinstance(value, Mapping):
-            getattr(message, field).update(value)
-        elif repeated:
-            getattr(message, field).extend(value)
-        else:
-            setattr(message, field, value)
-    except (ValueError, OverflowError) as error:  # outside the integer's range, or a lone surrogate
-        raise InvalidRequest(f"{name}: {error}") from None
-    except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None

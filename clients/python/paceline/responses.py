@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from paceline.chat import ToolCall, ToolCallDelta
 from paceline.errors import InternalError, incomplete
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -53,7 +54,15 @@ def event(message: pb.GenerateResponse) -> Event | None:
         return None
     delta = message.delta
     return Delta(
-        message.index, tuple(delta.token_ids), delta.text, _logprobs(delta.logprobs), delta.elapsed_us
+        index=message.index,
+        token_ids=tuple(delta.token_ids),
+        text=delta.text,
+        logprobs=_logprobs(delta.logprobs),
+        elapsed_us=delta.elapsed_us,
+        reasoning=delta.reasoning,
+        tool_calls=tuple(
+            ToolCallDelta(one.index, one.id, one.name, one.arguments) for one in delta.tool_calls
+        ),
     )
 
 
@@ -105,6 +114,8 @@ def completions(
             token_ids=tuple(one.token_ids),
             logprobs=_logprobs(one.logprobs),
             finished=_finished(one.index, one.finished),
+            reasoning=one.reasoning,
+            tool_calls=tuple(ToolCall(call.id, call.name, call.arguments) for call in one.tool_calls),
             schema=schema,
         )
         for one in message.completions

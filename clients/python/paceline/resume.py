@@ -10,7 +10,14 @@ import uuid
 from dataclasses import dataclass, field, replace
 
 from paceline import responses
-from paceline.errors import DuplicateRequest, PacelineError, RetryLater, StaleState, StreamLost
+from paceline.errors import (
+    DuplicateRequest,
+    InternalError,
+    PacelineError,
+    RetryLater,
+    StaleState,
+    StreamLost,
+)
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import Delta, Event, Finished, Started
 
@@ -29,12 +36,29 @@ def identified(request: pb.GenerateRequest) -> pb.GenerateRequest:
 
 @dataclass(slots=True)
 class _Received:
-    """The part of one completion that was received so far."""
+    """The part of one completion that was received so far. Lengths of text are those of its UTF-8."""
 
     token_ids: list[int] = field(default_factory=list)
-    text_bytes: int = 0  # length of the text in UTF-8
+    text_bytes: int = 0
+    reasoning_bytes: int = 0
+    argument_bytes: list[int] = field(default_factory=list)  # of each tool call that has begun
     first_us: int | None = None  # from the request's arrival to its first tokens, in microseconds
     finished: bool = False
+
+    def add(self, delta: Delta) -> None:
+        """Count a delta in. Raises InternalError if it contradicts earlier ones."""
+        self.token_ids += delta.token_ids
+        self.text_bytes += len(delta.text.encode())
+        self.reasoning_bytes += len(delta.reasoning.encode())
+        for call in delta.tool_calls:
+            begins = call.index == len(self.argument_bytes)
+            if call.index > len(self.argument_bytes) or bool(call.name) != begins:
+                raise InternalError(f"tool call {call.index} does not begin with its name, and once")
+            if begins:
+                self.argument_bytes.append(0)
+            self.argument_bytes[call.index] += len(call.arguments.encode())
+        if self.first_us is None:
+            self.first_us = delta.elapsed_us
 
 
 class ResumableStream:
@@ -164,14 +188,12 @@ class ResumableStream:
         )
 
     def _record(self, event: Delta, received: _Received) -> Delta | None:
-        received.token_ids += event.token_ids
-        received.text_bytes += len(event.text.encode())
         if self._offset_us:
             event = replace(event, elapsed_us=event.elapsed_us + self._offset_us)
-        if received.first_us is None:
-            received.first_us = event.elapsed_us
+        received.add(event)
         if self._text_only:
-            return replace(event, token_ids=(), logprobs=()) if event.text else None
+            has_text = event.text or event.reasoning or event.tool_calls
+            return replace(event, token_ids=(), logprobs=()) if has_text else None
         return event
 
     def _with_joined_usage(self, event: Finished, received: _Received) -> Finished:
@@ -200,13 +222,14 @@ class ResumableStream:
         continuation.prompt_digest = started.prompt_digest
         continuation.model_fingerprint = started.model_fingerprint
         continuation.sampler = started.sampler
-        text_is_received = self._request.returns != pb.RETURNS_TOKEN_IDS
         for index, one in enumerate(self._received):
             if one.token_ids or one.finished:
                 continuation.completions.add(
                     index=index,
                     token_ids=one.token_ids,
-                    text_bytes=one.text_bytes if text_is_received else 0,
+                    text_bytes=one.text_bytes,
                     finished=one.finished,
+                    reasoning_bytes=one.reasoning_bytes,
+                    argument_bytes=one.argument_bytes,
                 )
         return request

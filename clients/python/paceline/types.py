@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from paceline import schemas
+from paceline.chat import Message, ToolCall, ToolCallDelta
 from paceline.errors import InvalidOutput, InvalidRequest
 from paceline.schemas import SchemaLike
 
@@ -17,15 +18,6 @@ class FinishReason(enum.Enum):
 
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens was reached, or the context is full
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a chat. Control tokens of the model that occur in it are treated as plain text."""
-
-    role: str  # system, user, assistant, or another role of the model's chat template
-    content: str
-    name: str = ""  # the speaker's name, for templates that use it
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +32,7 @@ class TokenLogprobs:
 class Delta:
     """New tokens and text of completion `index`.
 
-    `text` may lag behind `token_ids`, and is never retracted.
+    `text`, `reasoning` and `tool_calls` may lag behind `token_ids`, and are never retracted.
     """
 
     index: int
@@ -48,6 +40,8 @@ class Delta:
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, if requested
     elapsed_us: int = 0  # from the request's arrival to the delta's last token, in microseconds
+    reasoning: str = ""  # what a model writes before its answer
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 class Drafter(enum.Enum):
@@ -141,6 +135,8 @@ class Completion:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     finished: Finished | None
+    reasoning: str = ""  # what a model wrote before its answer
+    tool_calls: tuple[ToolCall, ...] = ()
     schema: SchemaLike | None = field(default=None, repr=False, compare=False)  # of the request
 
     @property
@@ -172,6 +168,10 @@ class Completion:
             case Finished(stop_token_id=int(stop)):
                 return f"the stop token {stop} ended it"
         return ""
+
+    def message(self) -> Message:
+        """The answer as a turn of the conversation, to be sent back with the next request."""
+        return Message("assistant", self.text, tool_calls=self.tool_calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,3 @@ class Aborted:
 
     aborted: tuple[str, ...]
     unknown: tuple[str, ...]
-
-
-MessageLike = Message | Mapping[str, str]
-"""A Message, or a mapping with "role" and "content"."""

@@ -12,9 +12,10 @@ import grpc
 import grpc.aio
 from paceline import aio, errors
 from paceline.channel import Security
+from paceline.chat import Message
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from paceline.types import Event, Message
+from paceline.types import Event
 
 from tests.bench.soak.reference import Question, Reference, WrongAnswer
 

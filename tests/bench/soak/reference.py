@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline import aio
-from paceline.types import Completion, Delta, Event, Message
+from paceline.chat import Message
+from paceline.types import Completion, Delta, Event
 
 from tests.support.held_streams import essence
 

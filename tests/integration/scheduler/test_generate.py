@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 from paceline import aio, errors, types
+from paceline.chat import Message
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
@@ -102,7 +103,7 @@ async def test_a_stop_string_ends_the_text_before_it(client: aio.Client) -> None
 
 
 async def test_messages_go_through_the_template_and_token_ids_go_as_they_are(client: aio.Client) -> None:
-    messages = [types.Message("user", "hello")]
+    messages = [Message("user", "hello")]
     ids = await client.tokenize(messages=messages)
     (templated,) = await client.complete(messages=messages, seed=1, max_tokens=8, ignore_eos=True)
     (direct,) = await client.complete(token_ids=ids, seed=1, max_tokens=8, ignore_eos=True)

@@ -2,10 +2,11 @@ import math
 from typing import Any
 
 import pytest
-from paceline import requests
+from paceline import conversations, requests
+from paceline.chat import Message
 from paceline.errors import InvalidRequest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.types import Drafter, Message, Speculation
+from paceline.types import Drafter, Speculation
 
 EVERYTHING: dict[str, Any] = {
     "temperature": 0.5,
@@ -32,7 +33,7 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-CHAT_ONLY = {"template_arguments", "continue_final_message"}
+CHAT_ONLY = {"template_arguments", "continue_final_message", "tools", "tool_choice"}
 
 
 def generate(prompt: str | None = "hi", **options: Any) -> pb.GenerateRequest:
@@ -61,8 +62,9 @@ def test_options_of_a_chat_go_with_its_messages() -> None:
     )
     assert dict(request.messages.template_arguments) == {"enable_thinking": False}
     assert request.messages.continue_final_message
-    with pytest.raises(InvalidRequest, match="only with messages"):
-        generate(template_arguments={})
+    for name in CHAT_ONLY:
+        with pytest.raises(InvalidRequest, match=f"{name}: only with messages"):
+            requests.generate_request("hi", None, None, {name: ()})
     with pytest.raises(InvalidRequest, match="template_arguments"):
         requests.generate_request(None, hello, None, {"template_arguments": {"x": object()}})
 
@@ -163,13 +165,13 @@ def test_a_wrong_type_is_a_type_error(name: str, value: Any) -> None:
 
 
 def test_messages_may_be_mappings_or_messages() -> None:
-    wire = requests.chat_messages([Message("system", "be brief"), {"role": "user", "content": "hi"}])
+    wire = conversations.chat_messages([Message("system", "be brief"), {"role": "user", "content": "hi"}])
     assert [(one.role, one.content) for one in wire.messages] == [("system", "be brief"), ("user", "hi")]
 
 
 def test_a_message_without_content_is_refused_by_its_index() -> None:
     with pytest.raises(InvalidRequest, match=r"messages\[1\] has no 'content'"):
-        requests.chat_messages([Message("user", "hi"), {"role": "user"}])
+        conversations.chat_messages([Message("user", "hi"), {"role": "user"}])
 
 
 class Person:

@@ -9,17 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline import errors
+from paceline.chat import Message
 from paceline.collector import Collector
 from paceline.requests import generate_request
 from paceline.resume import ResumableStream, identified
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import Completion, Event, Finished
 
-from tests.unit.client.ideal_scheduler import ids_of, replies
+from tests.unit.client.ideal_scheduler import Output, ids_of, output_of, replies
 
 
-def stream_of(**options: object) -> ResumableStream:
-    return ResumableStream(identified(generate_request("x", None, None, options)))
+def stream_of(*, chat: bool = False, **options: object) -> ResumableStream:
+    """Of a chat: with reasoning and tool calls."""
+    prompt, messages = (None, [Message("user", "x")]) if chat else ("x", None)
+    return ResumableStream(identified(generate_request(prompt, messages, None, options)))
 
 
 def read(stream: ResumableStream, draw: random.Random, cuts: list[int]) -> list[Event]:
@@ -53,23 +56,31 @@ def without_usage(completion: Completion) -> Completion:
     seed=st.integers(0, 2**64 - 1),
     n=st.integers(1, 3),
     returns=st.sampled_from(["both", "text", "token_ids"]),
+    chat=st.booleans(),
     cuts=st.lists(st.integers(0, 8), max_size=4),
     draw=st.randoms(use_true_random=False),
 )
 def test_a_stream_that_is_cut_and_continued_is_the_one_that_was_not(
-    seed: int, n: int, returns: str, cuts: list[int], draw: random.Random
+    seed: int, n: int, returns: str, chat: bool, cuts: list[int], draw: random.Random
 ) -> None:
     options = {"seed": seed, "n": n, "returns": returns, "logprobs": 1}
-    undisturbed = whole(read(stream_of(**options), draw, []))
-    stream = stream_of(**options)
+    undisturbed = whole(read(stream_of(chat=chat, **options), draw, []))
+    stream = stream_of(chat=chat, **options)
     events = read(stream, draw, cuts)
     assert [without_usage(one) for one in whole(events)] == [without_usage(one) for one in undisturbed]
     assert sum(isinstance(event, Finished) for event in events) == n
-    assert all(event.token_ids or event.text for event in events if not isinstance(event, Finished))
+    deltas = [event for event in events if not isinstance(event, Finished)]
+    assert all(one.token_ids or one.text or one.reasoning or one.tool_calls for one in deltas)
     if returns == "text":
         assert not any(one.token_ids or one.logprobs for one in undisturbed)
     else:
         assert [list(one.token_ids) for one in undisturbed] == [ids_of(seed, i, 10) for i in range(n)]
+    if returns != "token_ids":
+        for index, one in enumerate(undisturbed):
+            ids = ids_of(seed, index, 10)
+            arguments = tuple(call.arguments.encode() for call in one.tool_calls)
+            received = Output(one.reasoning.encode(), one.text.encode(), arguments)
+            assert received == output_of(ids, len(ids), chat=chat)
 
 
 def test_until_something_was_received_the_very_same_request_is_sent_again() -> None:
@@ -99,6 +110,21 @@ def test_times_count_from_the_first_attempt_and_cached_tokens_are_its() -> None:
     assert times[-1] > 1_000_000
     assert end.usage.first_token_ms == times[0] // 1000
     assert stream.resumptions == 1
+
+
+CALLS = [
+    [pb.ToolCallDelta(index=1, id="b", name="f")],
+    [pb.ToolCallDelta(arguments="{")],
+    [pb.ToolCallDelta(id="a", name="f"), pb.ToolCallDelta(id="a", name="f")],
+]
+
+
+@pytest.mark.parametrize("calls", CALLS, ids=["no first", "no name", "two beginnings"])
+def test_a_tool_call_begins_once_and_in_its_turn(calls: list[pb.ToolCallDelta]) -> None:
+    stream = stream_of(chat=True)
+    stream.attempt(0.0)
+    with pytest.raises(errors.InternalError, match="tool call"):
+        stream.see(pb.GenerateResponse(delta=pb.Delta(tool_calls=calls)))
 
 
 @pytest.mark.parametrize("continued", [0, 1])

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from paceline import errors
+from paceline.chat import ToolCall
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.schemas import json_schema
 from paceline.types import Completion, Finished, FinishReason, Usage
@@ -106,6 +107,13 @@ def test_what_pydantic_refuses_is_an_error_that_says_where_and_why() -> None:
 def test_without_a_schema_there_is_nothing_to_parse() -> None:
     with pytest.raises(errors.InvalidRequest, match="no schema"):
         replace(done("{}"), schema=None).parsed  # noqa: B018
+
+
+def test_arguments_of_a_call_are_a_mapping_or_an_error() -> None:
+    assert ToolCall("1", "f", '{"a": [1]}').parsed == {"a": [1]}
+    for cut in ('{"a": ', "[1]", ""):
+        with pytest.raises(errors.InvalidOutput, match="arguments of 'f'"):
+            ToolCall("1", "f", cut).parsed  # noqa: B018
 
 
 END = pb.Finished(reason=pb.FINISH_REASON_STOP, eos_token_id=2)

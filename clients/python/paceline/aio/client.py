@@ -11,12 +11,13 @@ from paceline.aio.calls import reply_of
 from paceline.aio.connections import AsyncSchedulerConnections
 from paceline.aio.generation import Generation
 from paceline.channel import PLAINTEXT, SCHEDULER_ADDRESS, Security
+from paceline.chat import MessageLike
 from paceline.failover import FAILOVER_TIMEOUT_S
 from paceline.requests import Options
 from paceline.resume import ResumableStream, identified
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.types import Aborted, Completion, ExecutorStatus, MessageLike, ModelInfo, Status
+from paceline.types import Aborted, Completion, ExecutorStatus, ModelInfo, Status
 
 
 class Client:

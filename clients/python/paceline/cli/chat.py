@@ -7,6 +7,7 @@ import sys
 import typer
 
 from paceline import errors
+from paceline.chat import Message
 from paceline.cli.common import (
     Addresses,
     advice,
@@ -30,7 +31,7 @@ from paceline.cli.generate import (
 )
 from paceline.client import Client
 from paceline.requests import Options
-from paceline.types import Delta, Message
+from paceline.types import Delta
 
 _HELP = "[dim]/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer.[/]"
 

@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
+from paceline.chat import Message
 from paceline.cli.common import Addresses, TimeoutS, fail, one_line_errors, security, stderr
 from paceline.client import Client
 from paceline.generation import Generation
 from paceline.requests import Options
-from paceline.types import Delta, Drafter, Event, Finished, Message, Speculation, Usage
+from paceline.types import Delta, Drafter, Event, Finished, Speculation, Usage
 
 Temperature = Annotated[float | None, typer.Option("--temperature", "-t", min=0.0, help="0 is greedy.")]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-m", min=1, help="Default: what fits.")]
