@@ -4,6 +4,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 
 import grpc from '@grpc/grpc-js';
 
+import { chat } from './chat.js';
 import { SchedulerService } from './contract.js';
 import { fromRpc, PacelineError } from './errors.js';
 import { addressesOf, Attempts, FAILOVER_TIMEOUT_MS, Rotation } from './failover.js';
@@ -132,7 +133,7 @@ export class Client {
   /**
    * The model's answer to a conversation.
    *
-   * @param {{ role: string, content: string }[]} conversation
+   * @param {import('./chat.js').Message[]} conversation
    * @param {Omit<GenerateOptions, 'messages' | 'prompt' | 'tokenIds' | 'n'>} [options]
    */
   async chat(conversation, options = {}) {
@@ -143,12 +144,12 @@ export class Client {
   /**
    * Token ids of text or messages, as `generate` would use them.
    *
-   * @param {{ text: string } | { messages: { role: string, content: string }[] }} input
+   * @param {{ text: string } | { messages: import('./chat.js').Message[] }} input
    * @param {CallOptions} [options]
    * @returns {Promise<number[]>}
    */
   async tokenize(input, options) {
-    const request = 'text' in input ? input : { messages: { messages: input.messages } };
+    const request = 'text' in input ? input : { messages: chat(input.messages) };
     return (await this.#call('tokenize', request, options)).tokenIds;
   }
 

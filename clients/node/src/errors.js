@@ -77,6 +77,18 @@ export class StreamLost extends PacelineError {
   }
 }
 
+/** The call went well, but its output is not the whole value that was asked for. `code` is OK. */
+export class InvalidOutput extends PacelineError {
+  /**
+   * @param {string} message
+   * @param {unknown} [cause]
+   */
+  constructor(message, cause) {
+    super(message, { code: 'OK', cause });
+    this.name = 'InvalidOutput';
+  }
+}
+
 /**
  * The error for an answer that is not whole, or makes no sense, though its status is OK.
  *

@@ -10,11 +10,16 @@
  * ```
  */
 
+export { assistantMessage, toolMessage } from './chat.js';
 export { Client } from './client.js';
-export { PacelineError, StreamLost } from './errors.js';
+export { collect, parsed } from './collect.js';
+export { InvalidOutput, PacelineError, StreamLost } from './errors.js';
 
 /** @typedef {import('./messages.js').GenerateOptions} GenerateOptions */
 /** @typedef {import('./messages.js').Event} Event */
+/** @typedef {import('./chat.js').Message} Message */
+/** @typedef {import('./chat.js').Tool} Tool */
+/** @typedef {import('./chat.js').ToolCall} ToolCall */
 /** @typedef {import('./messages.js').Delta} Delta */
 /** @typedef {import('./messages.js').Finished} Finished */
 /** @typedef {import('./messages.js').Completion} Completion */

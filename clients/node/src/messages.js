@@ -1,6 +1,10 @@
 // Between plain JavaScript objects and the messages of scheduler.proto.
 
+import { chat, CHAT_OPTIONS } from './chat.js';
 import { incomplete } from './errors.js';
+import { isUint32 } from './fields.js';
+import { grammar, GRAMMARS } from './grammars.js';
+import { speculation } from './speculation.js';
 
 /**
  * What `generate` takes: exactly one of prompt, messages and tokenIds. What is left out is the
@@ -8,7 +12,7 @@ import { incomplete } from './errors.js';
  *
  * @typedef {object} GenerateOptions
  * @property {string} [prompt] Text as it is, without a template.
- * @property {{ role: string, content: string }[]} [messages] Through the model's chat template.
+ * @property {import('./chat.js').Message[]} [messages] Through the model's chat template.
  * @property {number[]} [tokenIds]
  * @property {number} [temperature] 0 is greedy.
  * @property {number} [topK]
@@ -31,18 +35,19 @@ import { incomplete } from './errors.js';
  * @property {string} [cacheSalt]
  * @property {string} [requestId]
  * @property {string} [model] Default: the one that is served.
- * @property {Speculation | Speculation['mode']} [speculation] How far ahead tokens are guessed; plain: its mode.
+ * @property {import('./speculation.js').Speculation | import('./speculation.js').Speculation['mode']} [speculation] How far ahead tokens are guessed; plain: its mode.
+ * @property {object | string} [schema] What the output must match, as a JSON schema: an object, or JSON. Of this and
+ *   the next four there may be one.
+ * @property {string} [regex] For all of the text.
+ * @property {string[]} [choices] One of these texts.
+ * @property {string} [grammar] Context-free, in Lark's syntax.
+ * @property {object | string} [structuralTag] Free text with tagged parts that must match.
+ * @property {import('./chat.js').ToolLike[]} [tools] What the model may call; with messages, as the next three.
+ * @property {import('./chat.js').ToolChoice | { type?: 'function', function: { name: string } }} [toolChoice]
+ * @property {Record<string, any>} [templateArguments] What the template calls them: enable_thinking, ...
+ * @property {boolean} [continueFinalMessage] The last message goes on, rather than a new turn beginning.
  * @property {number} [timeoutMs] The call's deadline, which the scheduler honours too.
  * @property {AbortSignal} [signal] Aborting cancels the request.
- */
-
-/**
- * How far ahead tokens are guessed, and by whom; it never changes the tokens. What is left out is the
- * server's default: for `mode` its own, for `drafter` all that it has.
- *
- * @typedef {object} Speculation
- * @property {'off' | 'auto' | number} [mode] auto: a controller chooses for each step; a number: so many drafts.
- * @property {'ngram' | 'draft-executor'} [drafter]
  */
 
 /** @typedef {{ logprob: number, top: { id: number, logprob: number }[] }} TokenLogprobs */
@@ -50,7 +55,15 @@ import { incomplete } from './errors.js';
 /**
  * What is new in completion `index`; never cumulative, never retracted.
  *
- * @typedef {{ type: 'delta', index: number, tokenIds: number[], text: string, logprobs: TokenLogprobs[] }} Delta
+ * @typedef {object} Delta
+ * @property {'delta'} type
+ * @property {number} index
+ * @property {number[]} tokenIds
+ * @property {string} text
+ * @property {TokenLogprobs[]} logprobs
+ * @property {string} reasoning What the model writes before its answer.
+ * @property {(import('./chat.js').ToolCall & { index: number })[]} toolCalls Parts of tool calls, each with the
+ *   index of its call; id and name are those of the first part, and '' in the others.
  */
 
 /**
@@ -69,6 +82,9 @@ import { incomplete } from './errors.js';
  * @property {number} verifications Steps that had drafts.
  * @property {number[]} draftedByPosition The first draft of each verification, the second, ...
  * @property {number[]} acceptedByPosition
+ * @property {number} reasoningTokens Of completionTokens: before the answer, markers included.
+ * @property {number} grammarDraftedTokens Of draftedTokens: forced by the grammar.
+ * @property {number} grammarAcceptedTokens Of acceptedTokens: forced by the grammar.
  */
 
 /**
@@ -92,6 +108,8 @@ import { incomplete } from './errors.js';
  * @property {string} text
  * @property {number[]} tokenIds
  * @property {TokenLogprobs[]} logprobs
+ * @property {string} reasoning What the model wrote before its answer.
+ * @property {import('./chat.js').ToolCall[]} toolCalls
  * @property {Finished} finished
  */
 
@@ -103,7 +121,9 @@ const STOP = { maxTokens: 'maxTokens', minTokens: 'minTokens', stop: 'strings', 
 const REQUEST = ['n', 'priority', 'cacheSalt', 'requestId', 'model'];
 const PROMPTS = ['prompt', 'messages', 'tokenIds'];
 const CALL = ['timeoutMs', 'signal'];
-const KNOWN = new Set([...SAMPLING, ...Object.keys(STOP), ...REQUEST, 'speculation', ...PROMPTS, ...CALL]);
+const KNOWN = new Set([
+  ...SAMPLING, ...Object.keys(STOP), ...REQUEST, ...GRAMMARS, ...CHAT_OPTIONS, 'speculation', ...PROMPTS, ...CALL,
+]);
 
 const UINT32 = new Set(['topK', 'logprobs', 'maxTokens', 'minTokens', 'n']);
 
@@ -121,49 +141,23 @@ export function generateRequest(options) {
     throw new TypeError('give exactly one of prompt, messages and tokenIds');
   }
   for (const [name, value] of Object.entries(given)) check(name, value);
+  for (const name of CHAT_OPTIONS) {
+    if (name in given && !('messages' in given)) throw new TypeError(`${name}: only with messages`);
+  }
   /** @type {Record<string, any>} */
   const request = pick(given, REQUEST);
   if ('prompt' in given) request.text = given.prompt;
-  else if ('messages' in given) request.messages = { messages: given.messages };
+  else if ('messages' in given) request.messages = chat(given.messages, given);
   else request.tokenIds = { ids: given.tokenIds };
   const sampling = pick(given, SAMPLING);
   if ('seed' in sampling) sampling.seed = String(sampling.seed);
   if (Object.keys(sampling).length > 0) request.sampling = sampling;
   const stop = Object.entries(STOP).filter(([name]) => name in given).map(([name, field]) => [field, given[name]]);
   if (stop.length > 0) request.stop = Object.fromEntries(stop);
+  const constraint = grammar(given);
+  if (constraint) request.grammar = constraint;
   if ('speculation' in given) request.speculation = speculation(given.speculation);
   return request;
-}
-
-const MODES = { off: 'SPECULATION_MODE_OFF', auto: 'SPECULATION_MODE_AUTO' };
-const DRAFTERS = { ngram: 'DRAFTER_NGRAM', 'draft-executor': 'DRAFTER_DRAFT_EXECUTOR' };
-
-/**
- * @param {Speculation | Speculation['mode']} given
- * @returns {object} A Speculation message.
- */
-function speculation(given) {
-  const { mode, drafter, ...unknown } = typeof given === 'object' ? given : { mode: given, drafter: undefined };
-  for (const name of Object.keys(unknown)) throw new TypeError(`unknown option speculation.${name}`);
-  /** @type {Record<string, any>} */
-  const message = {};
-  if (drafter !== undefined) message.drafter = named(DRAFTERS, drafter, 'speculation.drafter');
-  if (typeof mode === 'number') {
-    if (!isUint32(mode)) throw new RangeError('speculation.mode must be an integer from 0 to 2^32 - 1');
-    message.mode = 'SPECULATION_MODE_FIXED';
-    message.draftTokens = mode;
-  } else if (mode !== undefined) message.mode = named(MODES, mode, 'speculation.mode');
-  return message;
-}
-
-/**
- * @param {Record<string, string>} names
- * @param {string} value
- * @param {string} what
- */
-function named(names, value, what) {
-  if (!Object.hasOwn(names, value)) throw new TypeError(`${what} must be one of ${Object.keys(names).join(', ')}`);
-  return names[value];
 }
 
 /**
@@ -182,11 +176,6 @@ function check(name, value) {
   }
   if (name === 'seed' && !isUint64(value)) throw new RangeError('seed must be an integer from 0 to 2^64 - 1');
   if (name === 'priority' && (value | 0) !== value) throw new RangeError('priority must be an int32');
-}
-
-/** @param {unknown} value */
-function isUint32(value) {
-  return Number.isInteger(value) && Number(value) >= 0 && Number(value) < 2 ** 32;
 }
 
 /** @param {unknown} value */
@@ -210,8 +199,8 @@ function pick(from, names) {
 export function event(message) {
   if (message.event === 'finished') return finished(message.index, message.finished);
   if (message.event !== 'delta') return undefined;
-  const { tokenIds, text, logprobs } = message.delta;
-  return { type: 'delta', index: message.index, tokenIds, text, logprobs: logprobs.map(tokenLogprobs) };
+  const { tokenIds, text, logprobs, reasoning, toolCalls } = message.delta;
+  return { type: 'delta', index: message.index, tokenIds, text, logprobs: logprobs.map(tokenLogprobs), reasoning, toolCalls };
 }
 
 /** Which of a stream's completions have finished: a stream that ends OK must have finished all. */
@@ -267,6 +256,8 @@ function completion(message) {
     text: message.text,
     tokenIds: message.tokenIds,
     logprobs: message.logprobs.map(tokenLogprobs),
+    reasoning: message.reasoning,
+    toolCalls: message.toolCalls,
     finished: finished(message.index, message.finished),
   };
 }

@@ -3,7 +3,7 @@
 
 import { randomBytes } from 'node:crypto';
 
-import { PacelineError, StreamLost } from './errors.js';
+import { incomplete, PacelineError, StreamLost } from './errors.js';
 import { event, Progress } from './messages.js';
 
 /**
@@ -47,7 +47,9 @@ export class ResumableStream {
     this.#progress = new Progress(n);
     this.#received = Array.from({ length: n }, () => ({
       tokenIds: /** @type {number[]} */ ([]),
-      textBytes: 0, // UTF-8
+      textBytes: 0, // UTF-8, as the next two
+      reasoningBytes: 0,
+      argumentBytes: /** @type {number[]} */ ([]), // of each tool call that has begun
       firstMs: /** @type {number | undefined} */ (undefined), // when the first tokens came
       finished: false,
     }));
@@ -105,6 +107,8 @@ export class ResumableStream {
     } else {
       received.tokenIds.push(...seen.tokenIds);
       received.textBytes += Buffer.byteLength(seen.text);
+      received.reasoningBytes += Buffer.byteLength(seen.reasoning);
+      countArguments(received.argumentBytes, seen.toolCalls);
       received.firstMs ??= Math.floor(message.delta.elapsedUs / 1000) + this.#offsetMs;
     }
     return seen;
@@ -163,7 +167,7 @@ export class ResumableStream {
   #continuation() {
     const { sampling, maxTokens, promptDigest, modelFingerprint, sampler } = this.#first;
     const completions = this.#received
-      .map(({ tokenIds, textBytes, finished }, index) => ({ index, tokenIds, textBytes, finished }))
+      .map(({ firstMs, ...one }, index) => ({ index, ...one }))
       .filter(({ tokenIds, finished }) => tokenIds.length > 0 || finished);
     return {
       ...this.#request,
@@ -171,5 +175,20 @@ export class ResumableStream {
       stop: { ...this.#request.stop, maxTokens },
       continuation: { completions, promptDigest, modelFingerprint, sampler },
     };
+  }
+}
+
+/**
+ * @param {number[]} sizes UTF-8 bytes of the arguments of each tool call that has begun; changed.
+ * @param {import('./messages.js').Delta['toolCalls']} parts
+ */
+function countArguments(sizes, parts) {
+  for (const { index, name, arguments: text } of parts) {
+    const begins = index === sizes.length;
+    if (index > sizes.length || (name !== '') !== begins) {
+      throw incomplete(`tool call ${index} does not begin with its name, and once`);
+    }
+    if (begins) sizes.push(0);
+    sizes[index] += Buffer.byteLength(text);
   }
 }

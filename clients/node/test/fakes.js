@@ -39,7 +39,7 @@ export function replies(request, cachedTokens = 0) {
   const continuedTokens = [...had.values()].reduce((sum, { tokenIds }) => sum + tokenIds.length, 0);
   const sampling = { temperature: 0.5, seed: String(seed) };
   const started = { ...KEYS, requestId: request.requestId, cachedTokens, sampling, maxTokens: 64, continuedTokens };
-  const streams = Array.from({ length: request.n || 1 }, (_, index) => completion(BigInt(seed), index, had.get(index)));
+  const streams = Array.from({ length: request.n || 1 }, (_, index) => completion(BigInt(seed), index, had.get(index), Boolean(request.messages)));
   const messages = [];
   for (let i = 0; streams.some((stream) => i < stream.length); i++) {
     for (const stream of streams) if (i < stream.length) messages.push(stream[i]);
@@ -48,23 +48,47 @@ export function replies(request, cachedTokens = 0) {
 }
 
 /**
+ * The text of some first tokens: [reasoning, text, arguments of each tool call ...]. That of a chat is two tokens
+ * of reasoning, one of text, and calls of two tokens each.
+ *
+ * @param {number[]} ids
+ * @param {boolean} chat
+ */
+export function outputOf(ids, chat) {
+  const pieces = ids.map((id) => PIECES[id % PIECES.length]);
+  if (!chat) return ['', pieces.join('')];
+  const parts = [pieces.slice(0, 2), pieces.slice(2, 3)];
+  for (let at = 3; at < pieces.length; at += 2) parts.push(pieces.slice(at, at + 2));
+  return parts.map((part) => part.join(''));
+}
+
+/**
  * @param {bigint} seed
  * @param {number} index
  * @param {any} had
+ * @param {boolean} chat
  */
-function completion(seed, index, had) {
+function completion(seed, index, had, chat) {
   if (had?.finished) return [];
   const ids = idsOf(seed, index);
-  const text = ids.map((id) => PIECES[id % PIECES.length]);
   let at = had?.tokenIds.length ?? 0;
-  let bytes = had?.textBytes ?? 0;
+  let sizes = had ? [had.reasoningBytes, had.textBytes, ...had.argumentBytes] : [0, 0];
+  const whole = outputOf(ids, chat).map((part) => Buffer.byteLength(part));
   const messages = [];
-  while (at < ids.length || bytes < Buffer.byteLength(text.join(''))) {
+  while (at < ids.length || String(sizes) !== String(whole)) {
     const to = Math.min(ids.length, at + 2);
-    const whole = Buffer.from(text.slice(0, to === ids.length ? to : to - 1).join(''));
-    const delta = { tokenIds: ids.slice(at, to), text: whole.subarray(bytes).toString(), logprobs: [], elapsedUs: 1000 * to };
-    messages.push({ event: 'delta', index, delta });
-    [at, bytes] = [to, whole.length];
+    const parts = outputOf(ids.slice(0, to === ids.length ? to : to - 1), chat).map((part) => Buffer.from(part));
+    const [reasoning, text, ...calls] = parts.map((part, i) => part.subarray(sizes[i] ?? 0).toString());
+    const begun = sizes.length - 2;
+    const toolCalls = calls
+      .map((text, i) => ({ index: i, id: i < begun ? '' : `call-${i}`, name: i < begun ? '' : 'tool', arguments: text }))
+      .filter((call) => call.name || call.arguments);
+    messages.push({
+      event: 'delta',
+      index,
+      delta: { tokenIds: ids.slice(at, to), text, reasoning, toolCalls, logprobs: [], elapsedUs: 1000 * to },
+    });
+    [at, sizes] = [to, parts.map(({ length }) => length)];
   }
   const usage = { promptTokens: 5, cachedTokens: 9, completionTokens: ids.length, firstTokenMs: 1, totalMs: ids.length };
   messages.push({ event: 'finished', index, finished: { reason: 'FINISH_REASON_STOP', usage } });

@@ -9,7 +9,7 @@ import { addressesOf, Attempts, MAX_LOSSES, Rotation } from '../src/failover.js'
 import { Client, PacelineError, StreamLost } from '../src/index.js';
 import { generateRequest } from '../src/messages.js';
 import { identified, ResumableStream } from '../src/resume.js';
-import { BROKEN, idsOf, replies, serving } from './fakes.js';
+import { BROKEN, idsOf, outputOf, replies, serving } from './fakes.js';
 
 const SEED = (1n << 64n) - 7n; // beyond 53 bits
 
@@ -21,13 +21,15 @@ function whole(events) {
   /** @type {Record<number, any>} */
   const completions = {};
   for (const { index, ...event } of events) {
-    const one = (completions[index] ??= { tokenIds: [], text: '', ends: 0 });
+    const one = (completions[index] ??= { tokenIds: [], text: '', reasoning: '', calls: [], ends: 0 });
     if (event.type === 'finished') {
       one.ends += 1;
       one.completionTokens = event.usage.completionTokens;
     } else {
       one.tokenIds.push(...event.tokenIds);
       one.text += event.text;
+      one.reasoning += event.reasoning;
+      for (const { index: place, arguments: text } of event.toolCalls) one.calls[place] = (one.calls[place] ?? '') + text;
     }
   }
   return completions;
@@ -54,13 +56,18 @@ function read(stream, cuts) {
 
 const revive = (/** @type {string} */ _, /** @type {any} */ value) => (value?.type === 'Buffer' ? Buffer.from(value.data) : value);
 
-for (const n of [1, 3]) {
-  test(`every two cuts of a stream of ${n} continue it exactly`, () => {
-    const undisturbed = whole(read(streamOf({ n }), []));
-    assert.deepEqual(undisturbed[n - 1].tokenIds, idsOf(SEED, n - 1));
+const CHAT = { prompt: undefined, messages: [{ role: 'user', content: 'x' }] };
+
+for (const [what, n, kind] of /** @type {[string, number, object][]} */ ([['1', 1, {}], ['3', 3, {}], ['3 of a chat', 3, CHAT]])) {
+  test(`every two cuts of a stream of ${what} continue it exactly`, () => {
+    const options = { n, ...kind };
+    const undisturbed = whole(read(streamOf(options), []));
+    const { tokenIds, reasoning, text, calls } = undisturbed[n - 1];
+    assert.deepEqual(tokenIds, idsOf(SEED, n - 1));
+    assert.deepEqual([reasoning, text, ...calls], outputOf(tokenIds, kind === CHAT));
     for (let first = 0; first < 12; first++) {
       for (let second = 0; second < 8; second++) {
-        assert.deepEqual(whole(read(streamOf({ n }), [first, second])), undisturbed, `${first} ${second}`);
+        assert.deepEqual(whole(read(streamOf(options), [first, second])), undisturbed, `${first} ${second}`);
       }
     }
   });
@@ -87,6 +94,19 @@ test('a seed keeps all of its 64 bits in a continuation', () => {
   for (const message of replies(stream.attempt(0)).slice(0, 3)) stream.see(message);
   assert.equal(stream.attempt(1).sampling.seed, String(SEED));
 });
+
+for (const [what, toolCalls] of Object.entries({
+  'no first': [{ index: 1, id: 'b', name: 'f', arguments: '' }],
+  'no name': [{ index: 0, id: '', name: '', arguments: '{' }],
+  'two beginnings': Array(2).fill({ index: 0, id: 'a', name: 'f', arguments: '' }),
+})) {
+  test(`a tool call with ${what} throws`, () => {
+    const stream = streamOf();
+    stream.attempt(0);
+    const delta = { tokenIds: [], text: '', reasoning: '', logprobs: [], elapsedUs: 0, toolCalls };
+    assert.throws(() => stream.see({ event: 'delta', index: 0, delta }), { code: 'DATA_LOSS' });
+  });
+}
 
 for (const continuedTokens of [0, 1]) {
   test(`a scheduler that takes over ${continuedTokens} tokens of more ends the stream`, () => {
