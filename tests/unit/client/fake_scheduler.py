@@ -32,11 +32,15 @@ def rich_status(code: int, message: str, reason: str, retry_after_s: float | Non
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """By prompt: "forever" never ends, "midway" fails after a delta, "full" is refused; else three words."""
+    """By prompt: "forever" never ends, "midway" fails after a delta, "full" is refused; else three words.
+
+    A chat that asks "why" has reasoning before them, and calls of its tools behind them.
+    """
 
     def __init__(self) -> None:
         self.requests: list[pb.GenerateRequest] = []
         self.metadata: dict[str, str] = {}
+        self.loading = False
         self.cancelled = asyncio.Event()
         self.arrived = asyncio.Event()
 
@@ -61,7 +65,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                         yield pb.GenerateResponse(delta=pb.Delta(token_ids=[7], text="x"))
                         await asyncio.sleep(0.001)
                 case _:
+                    asked = [message.content for message in request.messages.messages]
                     for index in range(max(request.n, 1)):
+                        if asked[-1:] == ["why"]:
+                            yield pb.GenerateResponse(index=index, delta=pb.Delta(reasoning="Hmm. "))
                         for token, text in enumerate(["a ", "b ", "c"]):
                             yield pb.GenerateResponse(
                                 index=index,
@@ -73,6 +80,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                                     ],
                                 ),
                             )
+                        for number, tool in enumerate(request.messages.tools):
+                            call = pb.ToolCallDelta(index=number, id="1", name=tool.name, arguments="{}")
+                            yield pb.GenerateResponse(index=index, delta=pb.Delta(tool_calls=[call]))
                         yield pb.GenerateResponse(index=index, finished=FINISHED)
         except asyncio.CancelledError:
             self.cancelled.set()
@@ -95,12 +105,16 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         return pb.AbortResponse(aborted=request.request_ids[:1], unknown=request.request_ids[1:])
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
+        if self.loading:
+            await context.abort_with_status(rich_status(code_pb2.UNAVAILABLE, "loading", "NOT_READY", 1.0))
         return pb.GetModelInfoResponse(
             name="fake",
             vocab_size=256,
             eos_token_ids=[0],
             has_chat_template=True,
             max_request_tokens=1000,
+            capabilities=[pb.CAPABILITY_CHAT, pb.CAPABILITY_REASONING],
+            tool_format="hermes",
             limits=pb.RequestLimits(max_n=4),
             drafters=[pb.DRAFTER_NGRAM, cast(Any, 77)],  # 77: of a newer server
             speculation=pb.Speculation(mode=pb.SPECULATION_MODE_FIXED, draft_tokens=4),

@@ -1,17 +1,22 @@
 import asyncio
+import io
 import json
 import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from paceline import errors, responses
+from paceline.cli import answer
 from paceline.cli.app import app
 from paceline.cli.common import advice, console
 from paceline.cli.status import table
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.types import Completion, Delta
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tests.unit.client.conftest import Served
@@ -63,6 +68,9 @@ def test_nobody_there_says_how_to_start_it(cli: CliRunner, arguments: list[str])
     ("arguments", "said"),
     [
         (["generate", "x", "--system", "y"], "--system needs --chat"),
+        (["generate", "x", "--tools", __file__], "need --chat"),
+        (["generate", "x", "--chat", "--tools", __file__], "--tools: "),
+        (["generate", "x", "--grammar", __file__, "--regex", "a"], "one of them"),
         (["bench", "-c", "one"], "--concurrency"),
         (["bench", "-c", "0"], "--concurrency"),
         (["serve", "--backend", "oracle", "-E", "novalue"], "expected NAME=VALUE"),
@@ -106,6 +114,11 @@ def python(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]
 async def paceline(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, as users run it."""
     return await asyncio.to_thread(python, "-m", "paceline", *arguments, stdin=stdin)
+
+
+async def invoked(*arguments: str, stdin: str = "") -> Result:
+    """The command in this process, which takes less time."""
+    return await asyncio.to_thread(CliRunner().invoke, app, arguments, input=stdin)
 
 
 async def test_generate_streams_text(served: Served) -> None:
@@ -186,6 +199,72 @@ async def test_generate_as_json_is_one_event_a_line(served: Served) -> None:
     events = [json.loads(line) for line in result.stdout.splitlines()]
     assert [event["event"] for event in events] == ["delta"] * 3 + ["finished"]
     assert (events[-1]["reason"], events[-1]["usage"]["total_ms"]) == ("stop", 9)
+
+
+async def test_generate_takes_a_grammar_from_its_file(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "grammar.lark").write_text("start: /é/\n", encoding="utf-8")
+    await invoked("generate", "x", "--grammar", str(tmp_path / "grammar.lark"), "-a", served.address)
+    assert served.fake.requests[-1].grammar.lark == "start: /é/\n"
+
+
+@pytest.fixture
+def tools_file(tmp_path: Path) -> str:
+    path = tmp_path / "tools.json"
+    path.write_text('[{"name": "now"}, {"type": "function", "function": {"name": "then"}}]')
+    return str(path)
+
+
+async def test_generate_offers_tools_and_prints_their_calls(served: Served, tools_file: str) -> None:
+    options = ["--chat", "--tools", tools_file, "--tool-choice", "now", "-a", served.address]
+    result = await invoked("generate", "x", *options)
+    assert result.stdout == "a b c\nnow {}\nthen {}\n"
+    sent = served.fake.requests[-1].messages
+    assert ([tool.name for tool in sent.tools], sent.tool_choice.name) == (["now", "then"], "now")
+    several = await invoked("generate", "x", *options, "-n", "2")
+    assert several.stdout == "".join(f"── {i} ──\na b c\nnow {{}}\nthen {{}}\n" for i in range(2))
+
+
+async def test_a_pipe_gets_the_answer_without_the_reasoning(served: Served) -> None:
+    for several in ([], ["-n", "2"]):
+        result = await invoked("generate", "--chat", "why", "-a", served.address, *several)
+        assert "a b c\n" in result.stdout
+        assert "Hmm" not in result.stdout + result.stderr
+    as_json = await invoked("generate", "--chat", "why", "--json", "-a", served.address)
+    assert json.loads(as_json.stdout.splitlines()[0])["reasoning"] == "Hmm. "
+    chat = await invoked("chat", "-a", served.address, stdin="why\nwhy\n")
+    assert "Hmm" not in chat.stdout + chat.stderr
+    assert [one.content for one in served.fake.requests[-1].messages.messages] == ["why", "a b c", "why"]
+
+
+def test_a_terminal_shows_reasoning_dimmed_before_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(answer, "stderr", Console(file=screen, force_terminal=True, color_system="standard"))
+    shown = answer.StreamedAnswer()
+    for delta in (Delta(0, (), "", reasoning="[b]Hm"), Delta(0, (), "Yes", reasoning="m :smile:")):
+        shown.add(delta)
+    shown.end(Completion(0, "Yes", (), (), None))
+    assert screen.getvalue() == "\x1b[2m[b]Hm\x1b[0m\x1b[2mm :smile:\x1b[0m\n\n"
+    assert capsys.readouterr().out == "Yes\n"
+
+
+async def test_status_shows_what_the_model_can_do(served: Served) -> None:
+    shown = (await invoked("status", "-a", served.address)).stdout.splitlines()
+    assert any(line.split() == ["model", "fake", "tool", "calls", "hermes"] for line in shown)
+    assert any(line.split() == ["grammars", "no", "reasoning", "yes"] for line in shown)
+    status = json.loads((await invoked("status", "--json", "-a", served.address)).stdout)
+    assert status["model"] == {
+        "name": "fake",
+        "capabilities": ["chat", "reasoning"],
+        "tool_format": "hermes",
+    }
+
+
+async def test_status_is_shown_while_the_model_loads(served: Served) -> None:
+    served.fake.loading = True
+    status = json.loads((await invoked("status", "--json", "-a", served.address)).stdout)
+    assert (status["running"], status["model"]) == (2, None)
 
 
 async def test_an_error_in_midstream_keeps_what_came_and_fails(served: Served) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from paceline import errors
 from paceline.chat import Message
+from paceline.cli.answer import StreamedAnswer, write
 from paceline.cli.common import (
     Addresses,
     advice,
@@ -27,7 +28,6 @@ from paceline.cli.generate import (
     TopP,
     options,
     speculation,
-    write,
 )
 from paceline.client import Client
 from paceline.requests import Options
@@ -99,14 +99,14 @@ def _ask() -> str | None:
 
 def _answer(client: Client, asked: list[Message], chosen: Options) -> str:
     """Stream one answer to the terminal and return it. Ctrl-C ends it early."""
-    parts: list[str] = []
+    answer, text = StreamedAnswer(), ""
     with client.generate(messages=asked, **chosen) as generation:
         try:
             for event in generation:
                 if isinstance(event, Delta):
-                    parts.append(event.text)
-                    write(event.text)
+                    answer.add(event)
+                    text += event.text
         except KeyboardInterrupt:
             write(" [stopped]")
     write("\n")
-    return "".join(parts)
+    return text

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from paceline.chat import Message
+from paceline.cli.answer import StreamedAnswer, calls, write, write_reasoning
 from paceline.cli.common import Addresses, TimeoutS, fail, one_line_errors, security, stderr
 from paceline.client import Client
 from paceline.generation import Generation
@@ -42,6 +43,26 @@ SchemaFile = Annotated[
     typer.Option("--schema", metavar="FILE", exists=True, dir_okay=False, help="JSON schema of the output."),
 ]
 Regex = Annotated[str | None, typer.Option("--regex", help="Regular expression for all of the output.")]
+GrammarFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--grammar", metavar="FILE", exists=True, dir_okay=False, help="Lark grammar of the output."
+    ),
+]
+ToolsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tools",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="What the model may call, as a JSON list; calls are printed. Needs --chat.",
+    ),
+]
+ToolChoice = Annotated[
+    str | None,
+    typer.Option("--tool-choice", metavar="auto|none|required|NAME", help="Whether it calls, and what."),
+]
 Choice = Annotated[list[str] | None, typer.Option("--choice", help="The output is one of these. Repeatable.")]
 System = Annotated[str | None, typer.Option("--system", help="A system message.")]
 
@@ -60,6 +81,25 @@ def speculation(mode: str | None, drafter: Drafter | None) -> Speculation | None
     if not mode.isdecimal():
         fail(f"--speculation: expected off, auto or a number, got {mode!r}", 2)
     return Speculation(int(mode), drafter)
+
+
+def read(path: Path, option: str) -> str:
+    """The text of a file. Exits with an error if it can't be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{option}: {path}: {error}", 2)
+
+
+def read_tools(path: Path) -> list[Any]:
+    """The tools in a JSON file. Exits with an error if it holds no list."""
+    try:
+        tools = json.loads(read(path, "--tools"))
+    except ValueError as error:
+        fail(f"--tools: {path}: {error}", 2)
+    if not isinstance(tools, list):
+        fail(f"--tools: {path}: expected a list of tools", 2)
+    return tools
 
 
 def generate(
@@ -85,6 +125,9 @@ def generate(
     schema: SchemaFile = None,
     regex: Regex = None,
     choice: Choice = None,
+    grammar: GrammarFile = None,
+    tools: ToolsFile = None,
+    tool_choice: ToolChoice = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Completions; several are printed when done.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
     usage: Annotated[
@@ -98,13 +141,15 @@ def generate(
     """
     if system is not None and not chat:
         fail("--system needs --chat: raw prompts have no roles", 2)
+    if (tools or tool_choice) and not chat:
+        fail("--tools and --tool-choice need --chat: the model's chat template tells it of tools", 2)
     if prompt in (None, "-"):
         if sys.stdin.isatty():
             fail('give a prompt: paceline generate "Once upon a time", or pipe one in', 2)
         prompt = sys.stdin.read()
     assert prompt is not None
-    if sum(given is not None for given in (schema, regex, choice or None)) > 1:
-        fail("--schema, --regex or --choice: one of them", 2)
+    if sum(given is not None for given in (schema, regex, choice or None, grammar)) > 1:
+        fail("--schema, --regex, --choice or --grammar: one of them", 2)
     messages = [Message("system", system)] if system is not None else []
     messages.append(Message("user", prompt))
     chosen = options(
@@ -116,9 +161,12 @@ def generate(
         seed=seed,
         stop=stop or None,
         n=n,
-        schema=schema.read_text(encoding="utf-8") if schema is not None else None,
+        schema=read(schema, "--schema") if schema is not None else None,
         regex=regex,
         choices=choice or None,
+        grammar=read(grammar, "--grammar") if grammar is not None else None,
+        tools=read_tools(tools) if tools is not None else None,
+        tool_choice=tool_choice,
         speculation=speculation(mode, drafter),
     )
     address = ", ".join(addresses)
@@ -136,24 +184,20 @@ def _show(generation: Generation, *, as_json: bool, streaming: bool) -> list[Fin
 
     Returns the ends of the completions, ordered by index.
     """
-    texts: dict[int, list[str]] = {}
-    ends: list[Finished] = []
+    answer = StreamedAnswer()
     for event in generation:
-        if isinstance(event, Finished):
-            ends.append(event)
-        else:
-            texts.setdefault(event.index, []).append(event.text)
         if as_json:
             write(as_line(event) + "\n")
         elif streaming and isinstance(event, Delta):
-            write(event.text)
-    ends.sort(key=lambda end: end.index)
-    if not as_json and streaming:
-        write("\n")
-    elif not as_json:
-        for end in ends:
-            write(f"── {end.index} ──\n{''.join(texts.get(end.index, []))}\n")
-    return ends
+            answer.add(event)
+    completions = generation.collect()
+    for one in completions:
+        if not as_json and streaming:
+            answer.end(one)
+        elif not as_json:
+            write_reasoning(one.reasoning + "\n" if one.reasoning else "")
+            write(f"── {one.index} ──\n{one.text}\n{calls(one.tool_calls)}")
+    return [one.finished for one in completions if one.finished is not None]
 
 
 def as_line(event: Event) -> str:
@@ -186,9 +230,3 @@ def drafts(usage: Usage) -> str:
         f"; {usage.accepted_tokens} of {usage.drafted_tokens} drafts accepted in {usage.verifications}"
         f" verifications (by position {shares})"
     )
-
-
-def write(text: str) -> None:
-    """Write to stdout and flush."""
-    sys.stdout.write(text)
-    sys.stdout.flush()

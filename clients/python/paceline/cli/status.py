@@ -16,7 +16,7 @@ from rich.table import Table
 from paceline import errors
 from paceline.cli.common import DEFAULT_ADDRESS, Address, console, one_line_errors, security
 from paceline.client import Client
-from paceline.types import ExecutorStatus, Status
+from paceline.types import ExecutorStatus, ModelInfo, Status
 
 _TIMEOUT_S = 10.0
 
@@ -34,8 +34,8 @@ def status(
     """Show what the scheduler and its executors are doing."""
     with one_line_errors(address), Client(address, security=security(context)) as client:
 
-        def look() -> tuple[Status, tuple[ExecutorStatus, ...]]:
-            return client.status(timeout_s=_TIMEOUT_S), executors(client)
+        def look() -> tuple[Status, tuple[ExecutorStatus, ...], ModelInfo | None]:
+            return client.status(timeout_s=_TIMEOUT_S), executors(client), model(client)
 
         current = look()
         if as_json:
@@ -64,13 +64,29 @@ def executors(client: Client) -> tuple[ExecutorStatus, ...]:
         return ()
 
 
-def _json(status: Status, executors: tuple[ExecutorStatus, ...]) -> str:
-    return json.dumps(
-        dataclasses.asdict(status) | {"executors": [dataclasses.asdict(one) for one in executors]}
-    )
+def model(client: Client) -> ModelInfo | None:
+    """The model; None while it is loading."""
+    try:
+        return client.model_info(timeout_s=_TIMEOUT_S)
+    except errors.RetryLater:
+        return None
 
 
-def table(status: Status, executors: tuple[ExecutorStatus, ...]) -> RenderableType:
+def _json(status: Status, executors: tuple[ExecutorStatus, ...], model: ModelInfo | None) -> str:
+    about = None
+    if model is not None:
+        about = {
+            "name": model.name,
+            "capabilities": model.capabilities,
+            "tool_format": model.tool_format,
+        }
+    behind = [dataclasses.asdict(one) for one in executors]
+    return json.dumps(dataclasses.asdict(status) | {"executors": behind, "model": about})
+
+
+def table(
+    status: Status, executors: tuple[ExecutorStatus, ...], model: ModelInfo | None = None
+) -> RenderableType:
     """All counters, as two tables."""
     counters = Table(show_header=False, box=None, padding=(0, 2))
     hit = status.cached_tokens / status.prompt_tokens if status.prompt_tokens else 0.0
@@ -88,6 +104,10 @@ def table(status: Status, executors: tuple[ExecutorStatus, ...]) -> RenderableTy
         ),
         ("steps", f"{status.steps}", "step", f"{status.step_ms:.1f} ms, {status.batch_rows:.1f} rows"),
     ]
+    if model is not None:
+        reasons = "yes" if "reasoning" in model.capabilities else "no"
+        rows.insert(1, ("model", escape(model.name), "tool calls", escape(model.tool_format or "none")))
+        rows.insert(2, ("grammars", "yes" if "grammar" in model.capabilities else "no", "reasoning", reasons))
     if status.verifications:
         share = status.accepted_tokens / status.drafted_tokens
         more = status.accepted_tokens / status.verifications

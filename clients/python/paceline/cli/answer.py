@@ -1,0 +1,57 @@
+"""A model's answer on the terminal: its text on stdout, what it wrote before it dimmed on stderr."""
+
+from __future__ import annotations
+
+import sys
+
+from paceline.chat import ToolCall
+from paceline.cli.common import stderr
+from paceline.types import Completion, Delta
+
+
+def write(text: str) -> None:
+    """Write to stdout and flush."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+class StreamedAnswer:
+    """Writes the text of one completion to stdout as it arrives.
+
+    Its reasoning goes to stderr, if that is a terminal: a pipe or a file gets the answer alone.
+    """
+
+    def __init__(self) -> None:
+        self._reasons = False  # whether the cursor is behind reasoning
+
+    def add(self, delta: Delta) -> None:
+        """Write what a delta adds, but for its tool calls: see `end`."""
+        if delta.reasoning:
+            write_reasoning(delta.reasoning)
+            self._reasons = True
+        if delta.text:
+            self._end_reasoning()
+            write(delta.text)
+
+    def end(self, completion: Completion) -> None:
+        """End the line, and write the completion's tool calls, one a line."""
+        self._end_reasoning()
+        if completion.text or not completion.tool_calls:
+            write("\n")
+        write(calls(completion.tool_calls))
+
+    def _end_reasoning(self) -> None:
+        if self._reasons:
+            write_reasoning("\n\n")
+            self._reasons = False
+
+
+def write_reasoning(text: str) -> None:
+    """Write dimmed to stderr, if it is a terminal."""
+    if stderr.is_terminal:
+        stderr.out(text, style="dim", end="", highlight=False)
+
+
+def calls(tool_calls: tuple[ToolCall, ...]) -> str:
+    """Tool calls as lines: name and arguments."""
+    return "".join(f"{call.name} {call.arguments}\n" for call in tool_calls)
