@@ -6,11 +6,14 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from datetime import date
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from paceline import aio, errors, types
+from pydantic import BaseModel, Field
 
 from tests.support.stack import HEAL_S, Stack, eventually, oracle_stack
 
@@ -68,6 +71,47 @@ async def test_what_ends_by_itself_matches(client: aio.Client) -> None:
     for completion in await texts(client, range(4), grammar='start: "<" start ">" | /[xy]/', max_tokens=30):
         if reason_of(completion) is types.FinishReason.STOP:
             assert re.fullmatch("<*[xy]>*", completion.text)
+
+
+class Kind(Enum):
+    ONE = "one"
+    TWO = "two"
+
+
+class Leaf(BaseModel):
+    kind: Literal["leaf"]
+    size: Annotated[int, Field(ge=0, le=9)]
+    tags: set[Kind] = set()
+
+
+class Node(BaseModel):
+    kind: Literal["node"]
+    name: Annotated[str, Field(pattern="^[a-z]{1,3}$")]
+    below: Annotated[list[Node | Leaf], Field(max_length=2)] = []
+
+
+class Model(BaseModel):
+    """Models as they are usual."""
+
+    day: date
+    kind: Kind
+    leaf: Leaf | None
+    tree: Annotated[Node | Leaf, Field(discriminator="kind")]
+    sizes: Annotated[dict[str, bool], Field(max_length=1)] = {}
+    pair: tuple[bool, Kind] = (True, Kind.ONE)
+    share: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+
+async def test_usual_pydantic_models_are_taken_and_come_back_as_instances(client: aio.Client) -> None:
+    ended = 0
+    for completion in await texts(client, range(12), schema=Model, max_tokens=600):
+        if reason_of(completion) is types.FinishReason.STOP:
+            assert isinstance(completion.parsed, Model)
+            ended += 1
+        else:
+            with pytest.raises(errors.InvalidOutput, match="max_tokens"):
+                completion.parsed  # noqa: B018
+    assert ended > 3
 
 
 async def test_what_is_cut_off_is_a_beginning(client: aio.Client) -> None:
