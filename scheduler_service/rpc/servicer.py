@@ -163,11 +163,12 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def admit(self, context: _Context) -> None:
         """Wait until a call of Generate or GenerateUnary may start: callers take turns.
 
-        Raises ServiceError, before the message is read, if the caller has sent many calls at once and no
-        further request of it would be queued. Such a call is refused even if it is a resend.
+        Raises ServiceError, before the message is read, if no further request of the caller would be queued.
+        Only a call that may be a resend is read first, unless the caller has sent many at once.
         """
         caller = self._credentials.identify(context)
-        if not await self._arrivals.turn(caller.name):
+        had_to_wait = await self._arrivals.turn(caller.name)
+        if not had_to_wait and self._service.streams.may_be_resent(caller):
             return
         try:
             self._service.served_for_request(caller)

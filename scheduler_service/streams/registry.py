@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -37,6 +38,7 @@ class StreamRegistry:
         self._clock = clock
         self._wake = wake
         self._streams: dict[str, RequestStream] = {}  # by the core's ids
+        self._resendable: Counter[str] = Counter()  # those with an id of the client's own, by identity
         self._wake_queue = WakeQueue()
         self._posted: list[tuple[RequestStream, Event]] = []  # for the next `deliver`
 
@@ -64,6 +66,10 @@ class StreamRegistry:
             raise ServiceError(ErrorReason.DUPLICATE_REQUEST, f"request_id: {checked.id} is live")
         return stream
 
+    def may_be_resent(self, caller: Identity) -> bool:
+        """Whether a call of this caller may be a resend: it has a live request with an id of its own."""
+        return self._resendable[caller.name] > 0
+
     def check_room(self, caller: Identity, prompt_tokens: int, deadline: float | None) -> None:
         """Raises ServiceError if a new request with `prompt_tokens` or more would not be admitted now."""
         now = self._clock()
@@ -86,7 +92,7 @@ class StreamRegistry:
         replaced = self._replaced(caller, checked)
         request = checked.to_core(prompt, caller, arrival=arrival, deadline=deadline)
         vocabulary = None if served.text is None else served.text.vocabulary
-        stream = RequestStream(checked, request.id, arrival, vocabulary, self._wake_queue)
+        stream = RequestStream(checked, request.id, caller.name, arrival, vocabulary, self._wake_queue)
         stopped = []
         if checked.continuation is not None:
             checked.continuation.check_prompt(prompt)
@@ -99,6 +105,7 @@ class StreamRegistry:
             self._end(replaced, ServiceError(ErrorReason.REPLACED, "the same request was sent again"))
         stream.make_start = partial(self._start, request, served.model)
         self._streams[request.id] = stream
+        self._resendable[caller.name] += bool(stream.digest)
         self.post(events)
         for index in stopped:
             self._stop(stream, index)
@@ -196,8 +203,16 @@ class StreamRegistry:
         stream.finish(event)
         self._metrics.finished(event.usage)
         if stream.ended:
-            del self._streams[stream.core_id]
+            self._forget(stream)
 
     def _end(self, stream: RequestStream, error: ServiceError) -> None:
         stream.fail(error)
+        self._forget(stream)
+
+    def _forget(self, stream: RequestStream) -> None:
         del self._streams[stream.core_id]
+        if stream.digest:
+            identity = stream.identity
+            self._resendable[identity] -= 1
+            if not self._resendable[identity]:
+                del self._resendable[identity]

@@ -64,12 +64,14 @@ class RequestStream:
         self,
         checked: CheckedRequest,
         core_id: str,
+        identity: str,
         arrival: float,
         vocabulary: Vocabulary | None,
         wake_queue: WakeQueue,
     ) -> None:
         self.request_id = checked.id  # the caller's; two callers may use the same one
         self.core_id = core_id  # the core's, unique
+        self.identity = identity  # the caller's
         self.arrival = arrival  # in seconds on the registry's clock
         self.cached_tokens = 0  # prefix hit of the prompt; set with the first tokens
         self.make_start: Callable[[RequestStream], OutputStart] | None = None

@@ -1,4 +1,8 @@
-"""The client process of `overload`: sends requests at Poisson times whatever becomes of them."""
+"""The client process of `overload`: sends requests at Poisson times whatever becomes of them.
+
+It shares the machine's cores with what it measures, so it computes little while a load lasts: requests are
+made before, answers are not parsed, and the details of refusals are parsed afterwards.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,8 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_status import rpc_status
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
@@ -37,7 +40,16 @@ class Outcome:
     code: str
     took_s: float
     first_token_s: float | None = None
-    retry_s: float | None = None
+    details: bytes = b""  # google.rpc.Status of a refusal
+
+    @property
+    def retry_s(self) -> float | None:
+        """What RetryInfo says."""
+        retry = error_details_pb2.RetryInfo()
+        for detail in status_pb2.Status.FromString(self.details).details:
+            if detail.Unpack(retry):
+                return float(retry.retry_delay.ToTimedelta().total_seconds())
+        return None
 
 
 @dataclass
@@ -75,6 +87,7 @@ class Client:
     async def __aenter__(self) -> Client:
         self._channel = grpc.aio.insecure_channel(self._address)
         self._stub = SchedulerServiceStub(self._channel)
+        self._generate: Any = self._channel.unary_stream("/paceline.scheduler.v1.SchedulerService/Generate")
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._vocabulary = min(256, (await self._stub.GetModelInfo(pb.GetModelInfoRequest())).vocab_size)
         return self
@@ -82,34 +95,39 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
-    async def call(self, began: float, timeout_s: float | None) -> Outcome:
-        """One request to its end."""
+    def request(self) -> bytes:
+        """The next request, encoded."""
         rng = self._random
         length = max(1, round(self._length * rng.lognormvariate(0, self._spread)))
         self.lengths.append(length)
-        request = pb.GenerateRequest(
+        return pb.GenerateRequest(
             token_ids=pb.TokenIds(ids=[rng.randrange(self._vocabulary) for _ in range(self._prompt)]),
             sampling=pb.SamplingParams(logit_bias={STOP_ID: 1000.0}),
             stop=pb.StopConditions(
                 max_tokens=MAX_TOKENS, min_tokens=length - 1, token_ids=[STOP_ID], ignore_eos=True
             ),
             speculation=pb.Speculation(mode=pb.SPECULATION_MODE_OFF),
-        )
+        ).SerializeToString()
+
+    async def call(self, request: bytes, began: float, timeout_s: float | None) -> Outcome:
+        """One request to its end."""
         sent = time.monotonic()
         first: float | None = None
-        call = self._stub.Generate(request, timeout=timeout_s)
+        call = self._generate(request, timeout=timeout_s)
         try:
             async for _ in call:
                 first = first or time.monotonic() - sent
         except grpc.aio.AioRpcError as error:
-            retry = await _retry_s(call)
-            return Outcome(sent - began, error.code().name, time.monotonic() - sent, first, retry)
+            took_s, metadata = time.monotonic() - sent, error.trailing_metadata() or ()
+            details: Any = next((value for key, value in metadata if key == "grpc-status-details-bin"), b"")
+            return Outcome(sent - began, error.code().name, took_s, first, details)
         return Outcome(sent - began, "OK", time.monotonic() - sent, first)
 
     async def alone_s(self, times: int = 9) -> float:
         """Seconds that a request takes while there is no other: the median."""
         began = time.monotonic()
-        return statistics.median([(await self.call(began, None)).took_s for _ in range(times)])
+        outcomes = [await self.call(self.request(), began, None) for _ in range(times)]
+        return statistics.median(one.took_s for one in outcomes)
 
     async def fit_length(self, shortest_deadline_s: float) -> float:
         """Shorten requests until one alone takes a quarter of the shortest deadline; what it takes then."""
@@ -125,7 +143,7 @@ class Client:
         async def loop() -> None:
             nonlocal done
             while time.monotonic() - began < seconds:
-                outcome = await self.call(began, None)
+                outcome = await self.call(self.request(), began, None)
                 done += outcome.code == "OK" and seconds / 4 < time.monotonic() - began < seconds
 
         await asyncio.gather(*(loop() for _ in range(clients)))
@@ -141,11 +159,13 @@ class Client:
 
     async def offer(self, rate: float, timeout_s: float, seconds: float) -> list[Outcome]:
         """So many requests a second for so long, and how those ended that did, in MAX_WAIT_S after them."""
+        due, planned = 0.0, []
+        while (due := due + self._random.expovariate(rate)) < seconds:
+            planned.append((due, self.request()))
         began, calls = time.monotonic(), []
-        due = began
-        while (due := due + self._random.expovariate(rate)) < began + seconds:
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            calls.append(asyncio.create_task(self.call(began, timeout_s)))
+        for due, request in planned:
+            await asyncio.sleep(max(0.0, began + due - time.monotonic()))
+            calls.append(asyncio.create_task(self.call(request, began, timeout_s)))
         ended, late = await asyncio.wait(calls, timeout=min(timeout_s, MAX_WAIT_S))
         for call in late:
             call.cancel()
@@ -160,15 +180,6 @@ class Client:
             if not status.running and not status.waiting:
                 return
             await asyncio.sleep(0.1)
-
-
-async def _retry_s(call: grpc.aio.UnaryStreamCall[Any, Any]) -> float | None:
-    status = await rpc_status.aio.from_call(call)
-    for detail in status.details if status else ():
-        retry = error_details_pb2.RetryInfo()
-        if detail.Unpack(retry):
-            return float(retry.retry_delay.ToTimedelta().total_seconds())
-    return None
 
 
 def row(
@@ -191,8 +202,8 @@ def row(
     ratios = []
     for one in refused:
         at = bisect_left(served, (one.sent_at, 0.0))
-        if one.retry_s is not None and at < len(served):
-            ratios.append(one.retry_s / served[at][1])
+        if at < len(served) and (retry_s := one.retry_s) is not None:
+            ratios.append(retry_s / served[at][1])
     return Row(
         deadline_s=deadline_s,
         load=load,

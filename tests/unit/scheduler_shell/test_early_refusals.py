@@ -85,13 +85,46 @@ async def test_a_full_queue_refuses_before_the_prompt_is_tokenized() -> None:
     assert service.core.snapshot().counters.refused == 1
 
 
-async def test_of_many_calls_at_once_those_without_room_are_refused_unread() -> None:
+def full_with(request: pb.GenerateRequest) -> SchedulerService:
+    """A scheduler whose queue this request of CONTEXT's caller fills."""
     service = scheduler(Tokenizer(PromptError("asked")), max_queued_requests=1)
-    servicer = SchedulerServicer(service, Credentials())
-    request, caller = check_request(ids(1, 2), MODEL, DRAFTING), Credentials().identify(CONTEXT)
+    checked, caller = check_request(request, MODEL, DRAFTING), Credentials().identify(CONTEXT)
     service.streams.admit(
-        request, [1, 2], caller, arrival=0.0, deadline=None, served=Served(MODEL, None, None)
+        checked, [1, 2], caller, arrival=0.0, deadline=None, served=Served(MODEL, None, None)
     )
+    return service
+
+
+async def test_a_call_without_room_is_refused_unread() -> None:
+    servicer = SchedulerServicer(full_with(ids(1, 2)), Credentials())
+    with raises(ErrorReason.QUEUE_FULL) as caught:
+        await servicer.admit(CONTEXT)
+    assert caught.value.retry_after_s
+
+
+async def test_a_call_that_may_be_a_resend_is_read() -> None:
+    request = ids(1, 2)
+    request.request_id = "mine"
+    service = full_with(request)
+    servicer = SchedulerServicer(service, Credentials())
+    await servicer.admit(CONTEXT)
+    service.streams.abort("mine", Credentials().identify(CONTEXT).name, "aborted")
+    service.streams.admit(
+        check_request(ids(1, 2), MODEL, DRAFTING),
+        [1, 2],
+        Credentials().identify(CONTEXT),
+        arrival=0.0,
+        deadline=None,
+        served=Served(MODEL, None, None),
+    )
+    with raises(ErrorReason.QUEUE_FULL):
+        await servicer.admit(CONTEXT)  # the request with an id has ended
+
+
+async def test_of_many_calls_at_once_those_without_room_are_refused_unread() -> None:
+    request = ids(1, 2)
+    request.request_id = "mine"
+    servicer = SchedulerServicer(full_with(request), Credentials())
     await servicer.admit(CONTEXT)  # one call may be a resend: it is read
     ends = await asyncio.gather(*(servicer.admit(CONTEXT) for _ in range(20)), return_exceptions=True)
     refused = [end for end in ends if isinstance(end, ServiceError)]

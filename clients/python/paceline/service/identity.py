@@ -6,6 +6,7 @@ import hashlib
 import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 from urllib.parse import unquote
 
@@ -50,6 +51,7 @@ def certificate_name(auth_context: Mapping[str, Iterable[bytes]]) -> str:
     return ""
 
 
+@lru_cache(maxsize=1024)  # by connection, of which one caller makes many calls
 def peer_name(peer: str) -> str:
     """The host of a gRPC peer ("ipv4:10.0.0.1:5", "ipv6:%5B::1%5D:5", "unix:..."), without its port.
 
