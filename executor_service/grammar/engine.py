@@ -217,7 +217,9 @@ class TokenMatcher:
         """As `Matcher.mask`."""
         if self._ended:
             return self._engine.end_mask
-        mask: Masks = np.frombuffer(self._ask(self._matcher.compute_bitmask), np.uint8)
+        packed = np.frombuffer(self._ask(self._matcher.compute_bitmask), np.uint8)
+        # The library's have room for one token more than there are.
+        mask: Masks = packed[: self._engine.end_mask.nbytes]
         if self._matcher.is_accepting():
             return mask
         if any(mask[byte] & bit for byte, bit in self._engine.end_bits):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
 from executor_service.contract.grammar import Grammar, GrammarStuck
-from executor_service.contract.masks import allowed_tokens
+from executor_service.contract.masks import allowed_tokens, mask_bytes
 from executor_service.grammar.automaton import Automaton
 from executor_service.grammar.engine import GrammarEngine, TokenizerUnsupported
 from executor_service.grammar.source import GrammarInvalid, GrammarSource
@@ -112,6 +112,18 @@ def test_a_mask_allows_exactly_what_may_be_consumed(name: str, choices: list[int
                 matcher.rollback(1)
         following = sorted(allowed)
         matcher.consume(np.array([following[choice % len(following)]], np.int32))
+
+
+@pytest.mark.parametrize("vocabulary", [257, 287, 288, 289, 320])
+def test_every_mask_has_a_bit_for_each_token_and_no_word_more(vocabulary: int) -> None:
+    """Before the end, where a special token is spelled, and behind the end: they are stacked and joined."""
+    engine = GrammarEngine(byte_tokenizer().tokenizer_json, vocabulary, (EOS_ID,), COMPILE_FUEL, STEP_FUEL)
+    matcher = engine.compile(GrammarSource("lark", 'start: "a<|eos" "|>"')).matcher()
+    masks = [matcher.mask()]
+    for token in (*ids("a<|eos|>").tolist(), EOS_ID):
+        assert matcher.consume(np.array([token], np.int32)) == 1
+        masks.append(matcher.mask())
+    assert {mask.nbytes for mask in masks} == {mask_bytes(vocabulary)}
 
 
 def test_the_end_is_allowed_where_the_text_is_one_of_the_grammar_and_nothing_behind_it() -> None:
