@@ -21,6 +21,7 @@ class GrammarSource:
     kind: GrammarKind
     text: str = ""
     choices: tuple[str, ...] = ()
+    begins_after: int | None = None  # a token id; None: it is the grammar of the whole output
 
 
 @dataclass(frozen=True, slots=True)

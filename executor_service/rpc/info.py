@@ -45,7 +45,7 @@ def capabilities(info: ModelDescription, *, grammars: bool = False) -> list[pb.C
     if info.has_tokenizer:
         offered.append(pb.CAPABILITY_TOKENIZER)
     if grammars:
-        offered.append(pb.CAPABILITY_GRAMMAR)
+        offered += [pb.CAPABILITY_GRAMMAR, pb.CAPABILITY_GRAMMAR_BEGIN]
     return offered
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.service.logs import Log
 
 from executor_service.backends.base import ModelDescription, TokenizerBundle
 from executor_service.contract.grammar import Grammar
+from executor_service.grammar.late import LateGrammar
 from executor_service.grammar.source import GrammarInvalid, GrammarSource
 
 if TYPE_CHECKING:
@@ -28,8 +31,9 @@ _KEPT = 64  # compiled grammars, some kB each, at worst 20 MB; and refusals
 class GrammarCompiler:
     """One for each loaded model. All methods: the event loop's thread."""
 
-    def __init__(self, engine: GrammarEngine) -> None:
+    def __init__(self, engine: GrammarEngine, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self._engine = engine
+        self._vocab_size, self._ends = vocab_size, frozenset(eos_token_ids)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._kept: OrderedDict[GrammarSource, asyncio.Future[Grammar | str]] = OrderedDict()
 
@@ -39,7 +43,12 @@ class GrammarCompiler:
         return self._engine.fingerprint
 
     async def get(self, source: GrammarSource) -> Grammar | str:
-        """The compiled grammar, or why there is none; compiled once, however many wait for it."""
+        """The compiled grammar, or why there is none; compiled once, however many wait for it.
+
+        Where it begins makes no difference to that.
+        """
+        if source.begins_after is not None:
+            return await self._late(source, source.begins_after)
         future = self._kept.get(source)
         if future is None:
             loop = asyncio.get_running_loop()
@@ -49,6 +58,14 @@ class GrammarCompiler:
         else:
             self._kept.move_to_end(source)
         return await asyncio.shield(future)  # others may wait for it, too
+
+    async def _late(self, source: GrammarSource, begins_after: int) -> Grammar | str:
+        if begins_after in self._ends:
+            return f"begins_after: token {begins_after} ends a sequence"
+        compiled = await self.get(replace(source, begins_after=None))
+        if isinstance(compiled, str):
+            return compiled
+        return LateGrammar(compiled, begins_after, self._vocab_size, self._ends)
 
     def close(self) -> None:
         """End the threads; what they compile is done first."""
@@ -75,4 +92,4 @@ def grammar_compiler(tokenizer: TokenizerBundle | None, info: ModelDescription) 
     except TokenizerUnsupported as error:
         log.warning("no grammars for this tokenizer", why=str(error))
         return None
-    return GrammarCompiler(engine)
+    return GrammarCompiler(engine, info.vocab_size, info.eos_token_ids)

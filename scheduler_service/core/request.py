@@ -14,6 +14,7 @@ class OutputGrammar:
     kind: str  # json_schema, regex, choices, lark or structural_tag
     text: str = ""
     choices: tuple[str, ...] = ()
+    begins_after: int | None = None  # a token id: the grammar of the output behind the first such token
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,12 +51,16 @@ def again(session: Session, sequence: Sequence, length: int) -> list[int]:
     return twin.emitted
 
 
-def check_replay(session: Session, sequence: Sequence, judge: Judge) -> None:
-    """Each token that was sampled is the one that an opening with the output before it samples."""
+def check_replay(session: Session, sequence: Sequence, judge: Judge, outputs: int | None = None) -> None:
+    """Each token that was sampled is the one that an opening with the output before it samples.
+
+    `outputs`: how many stand at the end of the sequence; all that it emitted, if none was replaced.
+    """
     if not judge.exact and sequence.sampling.temperature:
         return  # rounding may choose another
     tokens = output(sequence)
-    for length in range(max(len(tokens) - len(sequence.emitted), 0), len(tokens)):
+    emitted = len(sequence.emitted) if outputs is None else outputs
+    for length in range(max(len(tokens) - emitted, 0), len(tokens)):
         assert again(session, sequence, length) == tokens[length : length + 1], f"output token {length}"
 
 
@@ -289,6 +293,64 @@ def test_min_tokens_gives_way_and_the_grammar_never(
     sequence.decode(2)
     assert words.text(sequence.emitted[:2]) == "ab", "the end is masked while something else is allowed"
     assert sequence.emitted[2] in ends
+
+
+@pytest.mark.needs("GRAMMAR_BEGIN")
+def test_a_grammar_that_begins_behind_a_token_allows_anything_but_the_end_before_it(
+    session: Session, draw: Draw, judge: Judge, words: ByteVocabulary
+) -> None:
+    """And is that of the output behind the first such token, whatever the prompt has."""
+    (begin,) = words.tokens("!")
+    ends = list(session.executor.info.model.eos_token_ids)
+    sampling = rules(draw, regex="![0-9]{4}x", begins_after=begin)
+    prompt = [*draw.prompt(), begin, *words.tokens("!12")]
+    sequence = session.open(prompt, sampling=sampling)
+    sequence.decode(5)
+    free = [token for token in range(session.executor.vocab) if token not in ends]
+    known = [*sequence.cached, *sequence.pending]
+    bound = under(pb.Sampling(temperature=1.0, seed=sampling.seed), session.executor.vocab, *free)
+    for place in range(len(prompt), len(known)):
+        if begin in known[len(prompt) : place]:
+            break
+        judge.check_tokens(known[: place + 1], place, bound, sequence.prompt_length)
+    if begin not in output(sequence):
+        sequence.feed(tokens=[begin])
+    sequence.decode(7)
+    behind = output(sequence)[output(sequence).index(begin) + 1 :]
+    assert re.fullmatch("![0-9]{4}x", words.text(behind[:6]))
+    assert set(behind[6:]) <= set(ends)
+    check_replay(session, sequence, judge, 6)
+    tempted = rules(draw, regex="[0-9]x", begins_after=begin)
+    tempted.logit_bias[ends[0]] = 1000
+    assert not set(session.open(prompt, sampling=tempted).decode(2)) & set(ends)
+
+
+@pytest.mark.needs("GRAMMAR_BEGIN")
+def test_drafts_across_the_beginning_and_a_cut_before_it(
+    session: Session, draw: Draw, judge: Judge, words: ByteVocabulary
+) -> None:
+    (begin,) = words.tokens("!")
+    prompt, sampling = draw.prompt(), rules(draw, regex="[0-9]{6}x", begins_after=begin)
+    sequence = session.open(prompt, sampling=sampling)
+    given_ = [*words.tokens("ab"), begin, *words.tokens("1")]
+    sequence.feed(tokens=given_)
+    sequence.decode(2)
+    assert re.fullmatch("[0-9]{3}", words.text(sequence.emitted[-3:]))
+    check_replay(session, sequence, judge, 3)
+    sequence.truncate(sequence.prompt_length)
+    sequence.feed(tokens=given_[:1])
+    for _ in range(3):
+        (first,) = again(session, sequence, len(output(sequence)))
+        reply = sequence.verify([first, begin, *words.tokens("77@")])
+        assert begin in output(sequence) or not reply.detail.forced_tokens
+        check_replay(session, sequence, judge, len(reply.tokens))
+    early = session.opening(
+        [*prompt, session.executor.info.model.eos_token_ids[0]], prompt_length=len(prompt), sampling=sampling
+    )
+    beyond = pb.Sampling(grammar=pb.Grammar(regex="a", begins_after=session.executor.vocab))
+    refusals = session.step(openings=[early, session.opening(prompt, sampling=beyond)]).rows
+    assert [row.code for row in refusals] == [INVALID, INVALID]
+    assert "begins_after" in refusals[1].message
 
 
 BAD = {

@@ -30,19 +30,21 @@ def decode_grammar(field: str, grammar: pb.Grammar, limits: Limits) -> GrammarSo
         return unsupported(field)
     if (size := grammar.ByteSize()) > limits.max_grammar_bytes:
         return too_large(f"{field}: at most {limits.max_grammar_bytes} bytes (max_grammar_bytes), has {size}")
-    if grammar.HasField("begins_after"):
-        return unsupported(f"{field}.begins_after")
+    begins_after = grammar.begins_after if grammar.HasField("begins_after") else None
+    if begins_after is not None and begins_after >= limits.vocab_size:
+        return invalid(f"{field}.begins_after: ids below {limits.vocab_size}, has {begins_after}")
     kind = grammar.WhichOneof("grammar")
     if kind is None:
         return invalid(f"{field}: one of {', '.join(_KINDS)}")
     if kind == "choices":
         if not grammar.choices.choices:
             return invalid(f"{field}.choices: at least one")
-        return GrammarSource("choices", choices=tuple(grammar.choices.choices))
+        choices = tuple(grammar.choices.choices)
+        return GrammarSource("choices", choices=choices, begins_after=begins_after)
     text = getattr(grammar, kind)
     if not text:
         return invalid(f"{field}.{kind}: must not be empty")
-    return GrammarSource(kind, text)
+    return GrammarSource(kind, text, begins_after=begins_after)
 
 
 def sources_of(request: pb.Step | pb.Fork, limits: Limits) -> list[GrammarSource]:

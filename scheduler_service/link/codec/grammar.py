@@ -9,8 +9,9 @@ from scheduler_service.core.request import OutputGrammar
 
 def encode_grammar(grammar: OutputGrammar) -> pb.Grammar:
     """The message of a grammar."""
+    message = pb.Grammar(begins_after=grammar.begins_after)
     if grammar.kind == "choices":
-        return pb.Grammar(choices=pb.GrammarChoices(choices=grammar.choices))
-    message = pb.Grammar()
+        message.choices.choices.extend(grammar.choices)
+        return message
     setattr(message, grammar.kind, grammar.text)
     return message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ def engine() -> SlowEngine:
 
 @pytest.fixture
 def compiler(engine: SlowEngine) -> GrammarCompiler:
-    return GrammarCompiler(engine)  # type: ignore[arg-type]
+    return GrammarCompiler(engine, vocab_size=257, eos_token_ids=(256,))  # type: ignore[arg-type]
 
 
 def regex(text: str) -> GrammarSource:
@@ -85,6 +86,21 @@ async def test_the_least_recent_grammar_is_forgotten_and_refusals_are_kept(
     await compiler.get(regex("bad"))
     assert engine.compiled.count("a") == 1
     assert engine.compiled.count("bad") == 2
+
+
+async def test_where_a_grammar_begins_takes_no_compiling(
+    engine: SlowEngine, compiler: GrammarCompiler
+) -> None:
+    engine.go.set()
+    begins = [await compiler.get(replace(regex("a"), begins_after=token)) for token in (7, 9, None)]
+    assert engine.compiled == ["a"]
+    assert [getattr(grammar, "begins_after", None) for grammar in begins] == [7, 9, None]
+    assert await compiler.get(replace(regex("bad"), begins_after=7)) == "it is bad"
+
+
+async def test_a_grammar_that_could_only_begin_behind_the_end_is_refused(compiler: GrammarCompiler) -> None:
+    refused = await compiler.get(replace(regex("a"), begins_after=256))
+    assert refused == "begins_after: token 256 ends a sequence"
 
 
 def decode(step: pb.Step, compiled: CompiledGrammars) -> Any:
@@ -125,6 +141,11 @@ def test_openings_and_forks_get_the_grammars_of_their_step() -> None:
             "grammar: at most 40 bytes (max_grammar_bytes), has 42",
         ),
         (pb.Grammar(regex="bad"), Reason.GRAMMAR, "grammar.regex: it is bad"),
+        (
+            pb.Grammar(regex="a", begins_after=LIMITS.vocab_size),
+            Reason.INVALID,
+            f"grammar.begins_after: ids below {LIMITS.vocab_size}, has {LIMITS.vocab_size}",
+        ),
     ],
 )
 def test_a_bad_grammar_refuses_its_row(grammar: pb.Grammar, reason: Reason, text: str) -> None:

@@ -45,6 +45,7 @@ OPENING = CacheOpening(
     [
         (OutputGrammar("json_schema", "{}"), pb.Grammar(json_schema="{}")),
         (OutputGrammar("regex", "a+"), pb.Grammar(regex="a+")),
+        (OutputGrammar("regex", "a+", begins_after=0), pb.Grammar(regex="a+", begins_after=0)),
         (
             OutputGrammar("choices", choices=("a", "b")),
             pb.Grammar(choices=pb.GrammarChoices(choices=["a", "b"])),

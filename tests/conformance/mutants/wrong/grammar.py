@@ -10,6 +10,7 @@ import numpy as np
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession
 from executor_service.grammar.automaton import Automaton
+from executor_service.grammar.late import LateGrammar, LateMatcher
 from executor_service.steps import reservation
 from tests.conformance.mutants.registry import mutant, wrap
 
@@ -76,3 +77,34 @@ def given_output_taken_on_trust() -> None:
         return ""
 
     wrap(Automaton, "why_not", why_not)
+
+
+@mutant()
+def grammar_begins_behind_the_last_token_of_its_id() -> None:
+    """a further token that begins the grammar begins it anew"""
+
+    def consume(original: Any, self: LateMatcher, tokens: Any) -> int:
+        if len(again := np.flatnonzero(tokens == self._late.begins_after)):
+            self._free, self._behind = self._free + self._behind + int(again[-1]), 0
+            self._matcher = None
+            return int(again[-1]) + int(original(self, tokens[again[-1] :]))
+        return int(original(self, tokens))
+
+    wrap(LateMatcher, "consume", consume)
+
+
+@mutant()
+def grammar_begins_with_the_output() -> None:
+    """the token that a grammar begins behind is ignored"""
+    wrap(LateGrammar, "matcher", lambda original, self: self.grammar.matcher())
+
+
+@mutant()
+def end_allowed_before_a_grammar_begins() -> None:
+    """up to the token that a grammar begins behind, anything is allowed"""
+
+    def mask(original: Any, self: LateMatcher) -> Any:
+        found = original(self)
+        return found | np.packbits(np.isin(np.arange(8 * len(found)), self._late.ends), bitorder="little")
+
+    wrap(LateMatcher, "mask", mask)
