@@ -84,7 +84,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """The tokenizer's files, for `text.TextTools`; the model's end tokens and sampling defaults."""
+    """The tokenizer's files, for `text.ModelText`; the model's end tokens and sampling defaults."""
 
     tokenizer_json: bytes = b""  # empty: the model has no tokenizer
     chat_template: str = ""  # empty: the model has none

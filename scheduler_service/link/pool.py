@@ -19,8 +19,8 @@ from scheduler_service.link.facts import ExecutorFacts, served_model
 from scheduler_service.link.handshake import RefusedExecutorError
 from scheduler_service.model import RequestAllowance, ServedModel, TokenizerSource
 from scheduler_service.text.errors import UnusableTokenizerError
+from scheduler_service.text.model_text import ModelText
 from scheduler_service.text.pool import TextPool
-from scheduler_service.text.tools import TextTools
 
 log = Log(__name__)
 
@@ -30,7 +30,7 @@ class Served:
     """The model that this scheduler serves, and its tokenizer."""
 
     model: ServedModel
-    text: TextTools | None  # None: the model has no tokenizer, prompts are token ids
+    text: ModelText | None  # None: the model has no tokenizer, prompts are token ids
     files: TokenizerSource | None = None  # those that `text` has loaded
 
 
@@ -139,7 +139,7 @@ class ExecutorPool(LinkPool):
                 return
             model = served_model(facts, tokenizer, self._limits)
             try:
-                text = await TextTools.made_of(tokenizer, self._text)
+                text = await ModelText.made_of(tokenizer, self._text)
             except UnusableTokenizerError as error:
                 raise RefusedExecutorError(f"its tokenizer can't be used: {error}") from error
             self.served = Served(model, text, tokenizer if text else None)

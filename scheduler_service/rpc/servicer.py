@@ -227,14 +227,14 @@ async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequen
     if isinstance(prompt, TokenPrompt):
         return prompt.ids
     field = "text" if isinstance(prompt, TextPrompt) else "messages"
-    tools = served.text
-    if tools is None:
+    model_text = served.text
+    if model_text is None:
         raise invalid(field, "the model has no tokenizer: send token_ids")
     try:
         if isinstance(prompt, TextPrompt):
-            ids = await tools.encode_text(prompt.text, caller.name)
+            ids = await model_text.encode_text(prompt.text, caller.name)
         else:
-            ids = await tools.encode_messages(
+            ids = await model_text.encode_messages(
                 prompt.messages,
                 served.model.limits.max_prompt_bytes,
                 arguments=prompt.arguments,

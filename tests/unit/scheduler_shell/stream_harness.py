@@ -23,8 +23,8 @@ from scheduler_service.streams.registry import StreamRegistry
 from scheduler_service.streams.request import CheckedRequest
 from scheduler_service.streams.stream import RequestStream
 from scheduler_service.text.job import TextLimits
+from scheduler_service.text.model_text import ModelText
 from scheduler_service.text.pool import TextPool
-from scheduler_service.text.tools import TextTools
 from scheduler_service.text.vocabulary import Vocabulary
 from scheduler_service.text.worker.pieces import pieces_of
 from tests.support.untyped import present
@@ -47,7 +47,7 @@ class StreamHarness:
         self.metrics = Telemetry()
         self.streams = StreamRegistry(self.core, self.metrics, lambda: self.now, lambda: None)
         vocabulary = Vocabulary(pieces_of(made.byte_level()))
-        self.text = TextTools(TextPool(TextLimits()), vocabulary, has_chat_template=False)
+        self.text = ModelText(TextPool(TextLimits()), vocabulary, has_chat_template=False)
 
     def admit(
         self,

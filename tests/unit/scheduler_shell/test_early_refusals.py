@@ -20,8 +20,8 @@ from scheduler_service.rpc.statuses import CODES
 from scheduler_service.service import SchedulerService
 from scheduler_service.text.errors import BusyError, PromptError, StuckError, TextError
 from scheduler_service.text.job import TextLimits
+from scheduler_service.text.model_text import ModelText
 from scheduler_service.text.pool import TextPool
-from scheduler_service.text.tools import TextTools
 from scheduler_service.text.vocabulary import Vocabulary
 from scheduler_service.text.worker.pieces import pieces_of
 from tests.unit.scheduler_shell import tokenizers_made_here as made
@@ -62,7 +62,7 @@ CONTEXT: Any = Context()
 def scheduler(tokenizer: Tokenizer, **settings: Any) -> SchedulerService:
     service = SchedulerService(SchedulerSettings(executor=("127.0.0.1:9",), **settings))
     service.core.executor_ready(Capacity(10, 16, 64, 10, 10, 100), 0.0)
-    text = TextTools(tokenizer, Vocabulary(pieces_of(made.byte_level())), has_chat_template=True)
+    text = ModelText(tokenizer, Vocabulary(pieces_of(made.byte_level())), has_chat_template=True)
     service.pool.served = Served(MODEL, text, None)
     return service
 

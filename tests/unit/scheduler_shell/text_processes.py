@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 
 from scheduler_service.model import TokenizerSource
 from scheduler_service.text.job import TextJob, TextLimits
+from scheduler_service.text.model_text import ModelText
 from scheduler_service.text.pool import TextPool
 from scheduler_service.text.process import TextProcess
-from scheduler_service.text.tools import TextTools
 from tests.unit.scheduler_shell import tokenizers_made_here as made
 from tests.unit.scheduler_shell.test_chat_template import CHATML
 
@@ -57,9 +57,9 @@ async def running(limits: TextLimits = LIMITS, processes: int = 1) -> AsyncItera
 @asynccontextmanager
 async def tools(
     given: TokenizerSource, limits: TextLimits = LIMITS, processes: int = 1
-) -> AsyncIterator[tuple[TextTools, TextPool]]:
+) -> AsyncIterator[tuple[ModelText, TextPool]]:
     async with running(limits, processes) as pool:
-        made_of = await TextTools.made_of(given, pool)
+        made_of = await ModelText.made_of(given, pool)
         assert made_of is not None
         yield made_of, pool
 

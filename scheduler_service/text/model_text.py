@@ -19,7 +19,7 @@ DECODED_AT_ONCE = 4096
 """Ids that are decoded before other tasks of the event loop get a turn."""
 
 
-class TextTools:
+class ModelText:
     """The served model's tokenizer, detokenizer and chat template."""
 
     def __init__(self, pool: TextPool, vocabulary: Vocabulary, *, has_chat_template: bool) -> None:
@@ -30,7 +30,7 @@ class TextTools:
         """Whether messages can be prompts."""
 
     @classmethod
-    async def made_of(cls, files: TokenizerSource, pool: TextPool) -> TextTools | None:
+    async def made_of(cls, files: TokenizerSource, pool: TextPool) -> ModelText | None:
         """Load the files; returns None if the model has no tokenizer. Raises UnusableTokenizerError."""
         if not files.tokenizer_json:
             return None
