@@ -61,17 +61,24 @@ class ModelText:
         max_bytes: int,
         *,
         arguments: Mapping[str, object] = MappingProxyType({}),
+        tools: Sequence[Mapping[str, object]] = (),
         continues: bool = False,
         caller: str = "",
     ) -> array[int]:
         """Token ids of messages, rendered by the chat template; BOS is added by the template alone.
 
         Text in a message that spells a control token is tokenized as plain text. `max_bytes` limits the
-        rendered text, `arguments` are further variables of the template, and with `continues` the prompt
-        ends with the last message's content. `caller` and errors are those of `encode_text`.
+        rendered text, `arguments` are further variables of the template, `tools` what the model may call, and
+        with `continues` the prompt ends with the last message's content. `caller` and errors are those of
+        `encode_text`.
         """
         if not self.has_chat_template:
             raise PromptError("the model has no chat template", "messages")
-        chat = {"messages": messages, "arguments": dict(arguments), "continues": continues}
+        chat = {
+            "messages": messages,
+            "arguments": dict(arguments),
+            "tools": list(tools),
+            "continues": continues,
+        }
         payload = json.dumps(chat, ensure_ascii=False).encode()
         return unpack_ints(await self._pool.submit({"op": "chat", "max_bytes": max_bytes}, payload, caller))

@@ -139,6 +139,7 @@ class Worker:
                 chat["messages"],
                 job["max_bytes"],
                 arguments=chat["arguments"],
+                tools=chat["tools"],
                 continues=chat["continues"],
             )
             return {}, _packed(ids)

@@ -40,9 +40,12 @@ class ChatTemplate:
         )
         try:
             self._template = environment.from_string(source)
-            constants = environment.parse(source).find_all(nodes.Const)
-            self.strings = frozenset(node.value for node in constants if isinstance(node.value, str))
+            tree = environment.parse(source)
+            constants = (node.value for node in tree.find_all(nodes.Const))
+            self.strings = frozenset(value for value in constants if isinstance(value, str))
             """String literals of the template: the strings that it can compare with or split at."""
+            self.names = self.strings | {node.attr for node in tree.find_all(nodes.Getattr)}
+            """The keys that it can look up, literals included."""
         except TemplateError as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
         except MemoryError:
@@ -57,19 +60,23 @@ class ChatTemplate:
         now: datetime | None = None,
         *,
         arguments: Mapping[str, object] = MappingProxyType({}),
+        tools: Sequence[Mapping[str, object]] = (),
         continues: bool = False,
     ) -> str:
         """The prompt's text. Each message has a `role` and a `content`.
 
         The size is checked while the text is rendered: at most `max_bytes` in UTF-8. `now` is the template's
-        current time. `arguments` are further variables of the template. With `continues` the text ends where
-        the content of the last message does, instead of where a new turn begins.
+        current time. `arguments` are further variables of the template, `tools` what the model may call. With
+        `continues` the text ends where the content of the last message does, instead of where a new turn
+        begins.
         Raises ChatTemplateError, RenderedTooLargeError, MemoryError.
         """
         moment = now or datetime.now()
         variables = {
+            "documents": None,  # as `transformers` has it: templates test whether it and `tools` are none
             **arguments,
             "messages": messages,
+            "tools": tools or None,
             "add_generation_prompt": not continues,
             "strftime_now": moment.strftime,
         }

@@ -49,8 +49,9 @@ class Encoder:
             else None
         )
         quoted = self._template.strings if self._template is not None else frozenset[str]()
+        names = self._template.names if self._template is not None else frozenset[str]()
         self._roles = ROLES | quoted
-        self._control = ControlTokens(tokenizer, files.chat_template, quoted)
+        self._control = ControlTokens(tokenizer, files.chat_template, quoted, names)
         # The id of unknown text is no control token, although tokenizers mark it as special.
         self._counted = frozenset(self._control.ids.values()) - frozenset(self._encode(UNKNOWN))
         self._renamed: RenamedTokenizer | None = None
@@ -73,11 +74,12 @@ class Encoder:
         max_bytes: int,
         *,
         arguments: Mapping[str, object] = MappingProxyType({}),
+        tools: Sequence[Mapping[str, object]] = (),
         continues: bool = False,
     ) -> array[int]:
         """Ids of messages, rendered by the chat template; BOS is added by the template alone.
 
-        `arguments` and `continues` are those of ChatTemplate.render.
+        `arguments`, `tools` and `continues` are those of ChatTemplate.render.
         Raises ChatTemplateError, RenderedTooLargeError.
         """
         template, control = self._template, self._control
@@ -87,19 +89,27 @@ class Encoder:
             if message["role"] not in self._roles:
                 raise ChatTemplateError("is none that the chat template knows", f"messages[{index}].role")
         now = datetime.now()
-        text = template.render(messages, max_bytes, now, arguments=arguments, continues=continues)
+        text = template.render(
+            messages, max_bytes, now, arguments=arguments, tools=tools, continues=continues
+        )
         spans = control.spans(text)
         marked, own = text, spans
         restored: Callable[[str], str] = str
-        if control.doubtful([messages, arguments]):
-            if control.has_marks([messages, arguments]):
+        foreign = [*map(_without_role, messages), arguments, *tools]
+        values = [value for fields in foreign for value in fields.values()]
+        if control.doubtful(values):
+            if control.has_marks(values):
                 raise ChatTemplateError("parts of control tokens beside characters from U+F0000 on")
             # The marked text may be 4 times as long: a private-use character has 4 bytes in UTF-8.
             marked = template.render(
-                [control.marked(message) for message in messages],
+                [
+                    control.marked_values(_without_role(message)) | {"role": message["role"]}
+                    for message in messages
+                ],
                 4 * max_bytes,
                 now,
-                arguments=control.marked(arguments),
+                arguments=control.marked_values(arguments),
+                tools=[control.marked_values(tool) for tool in tools],
                 continues=continues,
             )
             own, restored = control.spans(marked), control.unmarked
@@ -108,6 +118,8 @@ class Encoder:
             ids = self._encode(text)
             if self._controls(ids) == expected:
                 return array("I", ids)
+        if marked is not text and restored(marked) != text:
+            raise ChatTemplateError("the template changes text that holds parts of control tokens")
         renamed = self._renamed_tokenizer()
         ids = renamed.encode(renamed.named(marked, own, restored))
         if self._controls(ids) != expected:
@@ -129,3 +141,8 @@ class Encoder:
             if self._renamed is None:
                 self._renamed = RenamedTokenizer(self._tokenizer, self._control)
             return self._renamed
+
+
+def _without_role(message: Mapping[str, object]) -> dict[str, object]:
+    """A message without its role: that is one of a few names, which templates compare."""
+    return {key: value for key, value in message.items() if key != "role"}

@@ -14,7 +14,8 @@ In both cases the control tokens of the resulting ids are compared with those th
 must be the same in the same order.
 
 White space is not marked, because templates trim it. String literals of the template are not marked, because
-templates split contents at them (`</think>`), unless they could be a part of a control token.
+templates split contents at them (`</think>`), unless they could be a part of a control token. Keys of nested
+mappings (of a tool, of a call's arguments) are marked, unless the template looks them up.
 """
 
 from __future__ import annotations
@@ -47,10 +48,13 @@ class ControlTokens:
     """A tokenizer's control tokens, and the marking of text that could be mistaken for a part of one.
 
     Control tokens are the tokens that the tokenizer marks as special, and added tokens of the form
-    `<|name|>` that the template contains. `quoted`: the template's string literals.
+    `<|name|>` that the template contains. `quoted`: the template's string literals; `names`: the keys that it
+    looks up.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: str, quoted: Iterable[str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: str, quoted: Iterable[str], names: Iterable[str] = ()
+    ) -> None:
         added = tokenizer.get_added_tokens_decoder()
         self.ids = {
             token.content: id_
@@ -69,6 +73,9 @@ class ControlTokens:
         tails = {text[size:] for text in texts for size in range(1, len(text))}
         safe = (string for string in quoted if string and not self._touches(string, heads, tails))
         self._safe = re.compile(f"({_longest_of(safe)})")
+        # A key among those that the template names can only spell a word of a token, unless one is a word.
+        is_word = any(text.isidentifier() for text in texts)
+        self._plain_keys = frozenset[str]() if is_word else frozenset(filter(str.isidentifier, names))
         alphabet = sorted({character for text in texts for character in text if not character.isspace()})
         self._mark = {ord(character): MARKS + rank for rank, character in enumerate(alphabet)}
         self._unmark = {mark: character for character, mark in self._mark.items()}
@@ -105,9 +112,9 @@ class ControlTokens:
         """Whether any string in `value` contains characters that are used as marks."""
         return any(self._private.search(text) for text in _strings(value))
 
-    def marked(self, message: Mapping[str, object]) -> dict[str, object]:
-        """The message with its strings marked, except for its role, which templates compare."""
-        return {key: value if key == "role" else self._marked(value) for key, value in message.items()}
+    def marked_values(self, fields: Mapping[str, object]) -> dict[str, object]:
+        """The mapping with the strings in its values marked. Its own keys are not the client's."""
+        return {key: self._marked(value) for key, value in fields.items()}
 
     def _marked(self, value: object) -> object:
         match value:
@@ -118,7 +125,10 @@ class ControlTokens:
                     part if at % 2 else part.translate(self._mark) for at, part in enumerate(parts)
                 )
             case Mapping():
-                return {key: self._marked(item) for key, item in value.items()}
+                return {
+                    key if key in self._plain_keys else self._marked(key): self._marked(item)
+                    for key, item in value.items()
+                }
             case list() | tuple():
                 return [self._marked(item) for item in value]
         return value
@@ -198,8 +208,8 @@ def _strings(value: object) -> Iterator[str]:
             yield value
         case Mapping():
             for key, item in value.items():
-                if key != "role":
-                    yield from _strings(item)
+                yield key
+                yield from _strings(item)
         case list() | tuple():
             for item in value:
                 yield from _strings(item)
