@@ -18,7 +18,7 @@ from pydantic_settings import SettingsConfigDict
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import DraftingWish, DraftSource
 from scheduler_service.link.executor import Timing
-from scheduler_service.model import DraftingOffer, RequestAllowance
+from scheduler_service.model import ALWAYS_DRAFTERS, DraftingOffer, RequestAllowance
 from scheduler_service.text.job import TextLimits
 
 
@@ -218,9 +218,7 @@ class SchedulerSettings(ServiceSettings):
     @property
     def drafting(self) -> DraftingOffer:
         """The drafters that requests may choose from, and the drafting of those that do not choose."""
-        drafters = frozenset(
-            {DraftSource.NGRAM, DraftSource.EXECUTOR} if self.draft_executor else {DraftSource.NGRAM}
-        )
+        drafters = ALWAYS_DRAFTERS | ({DraftSource.EXECUTOR} if self.draft_executor else frozenset())
         if self.speculation == "off":
             return DraftingOffer(drafters, DraftingWish())
         length = None if self.speculation == "auto" else int(self.speculation)

@@ -42,12 +42,20 @@ class TokenSpace:
         return f"{self.size} tokens, fingerprint {self.fingerprint.hex()[:12] or 'none'}, {self.sampler}"
 
 
+ALWAYS_DRAFTERS = frozenset({DraftSource.NGRAM, DraftSource.GRAMMAR})
+"""Drafters that take no second executor."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftingOffer:
     """The drafters that this scheduler has, and the drafting of requests that do not choose."""
 
-    drafters: frozenset[DraftSource] = frozenset({DraftSource.NGRAM})
-    default: DraftingWish = field(default_factory=lambda: DraftingWish(frozenset({DraftSource.NGRAM})))
+    drafters: frozenset[DraftSource] = ALWAYS_DRAFTERS
+    default: DraftingWish = field(default_factory=lambda: DraftingWish(ALWAYS_DRAFTERS))
+
+    def drafters_for(self, model: ServedModel) -> frozenset[DraftSource]:
+        """Those that a request to this model may name: without grammars nothing is forced."""
+        return self.drafters if model.max_grammar_bytes else self.drafters - {DraftSource.GRAMMAR}
 
 
 @dataclass(frozen=True, slots=True)

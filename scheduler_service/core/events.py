@@ -45,6 +45,8 @@ class CompletionUsage:
     verifications: int = 0  # answered rows that had drafts
     drafted_by_position: tuple[int, ...] = ()  # [i]: verifications with more than i drafts
     accepted_by_position: tuple[int, ...] = ()  # [i]: those that accepted more than i
+    grammar_drafted_tokens: int = 0  # of drafted_tokens: forced by the grammar
+    grammar_accepted_tokens: int = 0  # of accepted_tokens: the same
 
 
 @dataclass(slots=True)

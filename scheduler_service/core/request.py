@@ -43,6 +43,7 @@ class DraftSource(enum.Enum):
 
     NGRAM = "ngram"  # the longest suffix match in the sequence itself; no model
     EXECUTOR = "draft-executor"  # a second executor with a smaller model of the same vocabulary
+    GRAMMAR = "grammar"  # what the request's grammar forces, as the target's answers tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,12 @@ class Request:
     identity: str = ""  # of the caller: the unit of fairness and of the queue's bounds
     weight: float = 1.0  # of that identity: it gets service in proportion to it
     continued: tuple[Continued, ...] = ()  # at most one for each index
+
+    @property
+    def drafters(self) -> frozenset[DraftSource]:
+        """Those of its wish that can have drafts for it."""
+        wished = self.speculation.drafters
+        return wished if self.sampling.grammar is not None else wished - {DraftSource.GRAMMAR}
 
     @property
     def input_tokens(self) -> int:

@@ -10,6 +10,7 @@ from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.events import Event, Failure, Tokens
 from scheduler_service.core.in_flight import SentStep
 from scheduler_service.core.registry import Registry
+from scheduler_service.core.request import DraftSource
 from scheduler_service.core.schedule import ScheduledOpening, ScheduledRow
 from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.sequence_pool import SequencePool
@@ -103,6 +104,9 @@ class ResultReader:
         counters.verifications += 1
         counters.drafted_tokens += drafted
         counters.accepted_tokens += accepted
+        if drafts.sent is DraftSource.GRAMMAR:
+            counters.grammar_drafted_tokens += drafted
+            counters.grammar_accepted_tokens += accepted
         drafts.verified(drafted, accepted)
 
     def _refused_row(

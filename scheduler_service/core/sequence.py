@@ -296,4 +296,6 @@ class LiveSequence:
             verifications=drafts.verifications if drafts else 0,
             drafted_by_position=drafted,
             accepted_by_position=accepted,
+            grammar_drafted_tokens=drafts.grammar_drafted if drafts else 0,
+            grammar_accepted_tokens=drafts.grammar_accepted if drafts else 0,
         )

@@ -25,6 +25,8 @@ class Totals:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     verifications: int = 0  # answered rows that had drafts
+    grammar_drafted_tokens: int = 0  # of drafted_tokens: forced by a grammar
+    grammar_accepted_tokens: int = 0  # of accepted_tokens: the same
     predicted_wait_s: float = 0.0  # of started requests: the waits that were predicted at their adding
     wait_s: float = 0.0  # of the same requests: the actual waits
 

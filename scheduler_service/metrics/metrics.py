@@ -44,6 +44,8 @@ COUNTERS: Mapping[str, str] = {
     "drafted_tokens": "Draft tokens sent",
     "accepted_tokens": "Draft tokens accepted",
     "verifications": "Rows that verified drafts",
+    "grammar_drafted_tokens": "Draft tokens sent that a grammar forces",
+    "grammar_accepted_tokens": "Draft tokens accepted that a grammar forces",
     "predicted_wait_s": "Seconds that started requests were predicted to be queued",
     "wait_s": "Seconds that started requests were queued",
 }

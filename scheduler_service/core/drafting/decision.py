@@ -91,7 +91,11 @@ class DraftDecision:
                 self._index_budget -= state.ngram.update(self._index_budget)
 
     def _find_candidate(self, sequence: LiveSequence, state: DraftState, known: int) -> None:
-        """Find what drafts the sequence can have. One that can have none rests."""
+        """Find what drafts the sequence can have. One that can have none rests.
+
+        The draft executor's drafts that are left go before those that its grammar forces if they say the same
+        and more; n-grams, if they do not contradict it and promise more.
+        """
         state.decided_at = known
         state.sent = None
         drafter = state.ngram
@@ -102,7 +106,8 @@ class DraftDecision:
             )
             if stride > 1:
                 state.index_stride = 1
-        if state.executor is None and (drafter is None or not drafter.index.match_length):
+        forced = () if state.grammar is None else state.grammar.drafts(known)
+        if state.executor is None and not forced and (drafter is None or not drafter.index.match_length):
             state.drafts = ()
             self._rest(sequence, state)
             return
@@ -116,23 +121,33 @@ class DraftDecision:
             return
         if state.drafts:
             state.keep(sequence.tokens)
+            if state.drafts[: len(forced)] != forced:
+                state.drafts = ()
             if state.drafts and state.executor is not None:
                 ready = state.executor.candidate(min(most, len(state.drafts)))
                 assert ready is not None
                 self._take(sequence, state, ready)
                 return
-        ngram = None if drafter is None else drafter.candidate(most)
-        if state.executor is not None or (ngram is not None and ngram.first >= PROMISING):
+        at_once = None if drafter is None else drafter.candidate(most)
+        if state.grammar is not None and (certain := state.grammar.candidate(known, most)) is not None:
+            shared = min(certain.most, 0 if at_once is None else at_once.most)
+            if (
+                at_once is None
+                or drafter is None
+                or drafter.drafts(shared) != forced[:shared]
+                or promise(at_once, at_once.most) <= promise(certain, certain.most)
+            ):
+                at_once = certain
+                state.offer(forced[: certain.most], known, DraftSource.GRAMMAR)
+        if state.executor is not None or (at_once is not None and at_once.first >= PROMISING):
             state.promising_at = known
         if self._may_ask and (asked := self._executor.candidate(sequence, state, most)) is not None:
-            candidate = DraftCandidate(asked, ngram, self._executor.pending(sequence))
+            candidate = DraftCandidate(asked, at_once, self._executor.pending(sequence))
             self._to_ask.append((sequence, state, candidate))
-        elif ngram is None:
+        elif at_once is None:
             self._rest(sequence, state)
-        elif state.length is None:
-            self._at_once.append((sequence, state, ngram))
         else:
-            self._offer(sequence, state, ngram.most)
+            self._take(sequence, state, at_once)
 
     def _take(self, sequence: LiveSequence, state: DraftState, candidate: Candidate) -> None:
         """Use drafts that need no draft step: as many as the request fixes; else the controller chooses."""
@@ -152,7 +167,7 @@ class DraftDecision:
             self._propose(base)
 
     def _ask(self, base: Work, now: float) -> None:
-        """Ask the draft executor for the sequences whom its drafts serve best; n-grams for the others."""
+        """Ask the draft executor for the sequences whom its drafts serve best; others have theirs at once."""
         automatic = [candidate for _, state, candidate in self._to_ask if state.length is None]
         lengths: Iterator[int] = iter(())
         if automatic:
@@ -160,17 +175,18 @@ class DraftDecision:
             self._executor.cohorts = chosen.cohorts
             lengths = iter(chosen.lengths)
         for sequence, state, candidate in self._to_ask:
-            executor, ngram = candidate.executor, candidate.ngram
+            executor, at_once = candidate.executor, candidate.at_once
             if state.length is None:
                 wanted = next(lengths)
-            elif ngram is None or promise(executor, executor.most) >= promise(ngram, ngram.most):
+            elif at_once is None or promise(executor, executor.most) > promise(at_once, at_once.most):
                 wanted = executor.most
             else:
                 wanted = 0
             if wanted:
+                state.drafts = ()
                 self._executor.ask(sequence, state, wanted, promise(executor, wanted), now)
-            elif ngram is not None:
-                self._take(sequence, state, ngram)
+            elif at_once is not None:
+                self._take(sequence, state, at_once)
             else:
                 self._rest(sequence, state)
 

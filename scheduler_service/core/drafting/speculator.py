@@ -1,6 +1,6 @@
 """Speculation as the rest of the core sees it: which sequence gets which drafts for its next row.
 
-    decide ──► drafts that are there (n-grams, made earlier) ──► attach ──► verified by the target
+    decide ──► drafts that are there (n-grams, forced, made earlier) ──► attach ──► verified by the target
           └──► waits for the draft executor: plan_draft ──► apply_draft ──► decided again
 
 There is one decision about a sequence for each number of known tokens at which it could be in a step.
@@ -20,8 +20,10 @@ from scheduler_service.core.speculation.controller import Controller
 from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.speculation.drafters import (
     ExecutorDrafter,
+    GrammarDrafter,
     NgramDrafter,
     executor_population,
+    grammar_population,
     ngram_populations,
 )
 from scheduler_service.core.speculation.step_time import StepTime, Work
@@ -51,22 +53,24 @@ class Speculator:
         self._controller = Controller(config.max_draft_tokens)
         self._ngram_populations = ngram_populations()
         self._executor_population = executor_population()
+        self._grammar_population = grammar_population()
         self._draft_executor = DraftExecutor(config, self._controller.draft)
         self._offered: set[LiveSequence] = set()  # have drafts for their next row, as of the last decision
-        self._forced: dict[LiveSequence, tuple[int, tuple[int, ...]]] = {}  # behind so many known tokens
         self._calendar = RestCalendar()
         self._drafted_step = 0  # the last of them that had drafts, or one shortly before it
 
     def enlist(self, live: LiveRequest) -> None:
         """Give a new request's sequences the speculation that it asks for."""
-        wish = live.request.speculation
-        if not wish.drafters:
+        length, drafters = live.request.speculation.length, live.request.drafters
+        if not drafters:
             return
         for sequence in live.sequences:
-            executor = None
-            if DraftSource.EXECUTOR in wish.drafters:
+            executor = grammar = None
+            if DraftSource.EXECUTOR in drafters:
                 executor = ExecutorDrafter(self._executor_population)
-            sequence.draft_state = DraftState(wish.length, executor, sequence.input_length)
+            if DraftSource.GRAMMAR in drafters:
+                grammar = GrammarDrafter(self._grammar_population)
+            sequence.draft_state = DraftState(length, executor, grammar, sequence.input_length)
 
     # -- decisions -------------------------------------------------------------------------------
 
@@ -117,21 +121,15 @@ class Speculator:
             sequence.draft_state.retire()
             self._calendar.forget(sequence)
             self._offered.discard(sequence)
-            self._forced.pop(sequence, None)
             self._draft_executor.forget(sequence)
 
     def force(self, sequence: LiveSequence, tokens: tuple[int, ...]) -> None:
-        """The sequence's grammar leaves no choice for its next tokens: they are drafts of its next row.
-
-        They are accepted, and cost no more in one row than in several: there is nothing to decide.
-        """
-        if (state := sequence.draft_state) is not None:
-            known = len(sequence.tokens)
-            most = sequence.end_length - known - 1
-            if state.length is not None:
-                most = min(most, state.length)
-            if most > 0:
-                self._forced[sequence] = known, tokens[:most]
+        """The sequence's grammar leaves no choice for its next tokens: that ends its rest."""
+        state = sequence.draft_state
+        if state is not None and state.grammar is not None:
+            state.grammar.tell(len(sequence.tokens), tokens)
+            state.plain_until = 0
+            self._calendar.wake(sequence, state)
 
     def holds(self, running: SequenceQueue, step_s: float) -> bool:
         """Whether the next target step is better sent after those that wait have their drafts.
@@ -154,28 +152,23 @@ class Speculator:
 
         Pages are counted as if all drafts were accepted.
         """
-        offered, forced = self._offered, self._forced
-        if not (offered or forced):
+        offered = self._offered
+        if not offered:
             return
-        self._forced = {}
         self._drafted_step = self._calendar.step + 1
         kept = min(reserve, schedule.pages_left)
         for row in schedule.rows:
             sequence, end = row.sequence, row.kv_length + 1
-            state, maker = sequence.draft_state, None
-            if state is None:
+            state = sequence.draft_state
+            if state is None or sequence not in offered or state.offered_at != end:
                 continue
-            known, drafts = forced.get(sequence, (0, ())) if forced else (0, ())
-            if known != end:
-                if sequence not in offered or state.offered_at != end:
-                    continue
-                drafts, maker = state.drafts, state.maker
+            drafts = state.drafts
             room = -end % page_size + (schedule.pages_left - kept) * page_size
             drafts = drafts[: max(0, min(schedule.tokens_left, room))]
             if drafts:
                 pages = -(-(end + len(drafts)) // page_size) + -end // page_size
                 schedule.add_drafts(row, drafts, pages)
-                state.sent = maker
+                state.sent = state.maker
 
     def refused(self, sequence: LiveSequence) -> None:
         """The target refused a row with drafts: the sequence's next row has none."""

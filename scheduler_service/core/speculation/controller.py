@@ -43,7 +43,7 @@ class DraftCandidate:
     """A sequence that the draft executor could draft for."""
 
     executor: Candidate
-    ngram: Candidate | None  # what it could have at once instead
+    at_once: Candidate | None  # what it could have at once instead
     pending: int  # tokens that its draft cache has to catch up with, at least 1
 
 
@@ -68,7 +68,7 @@ class Controller:
         self._patience = PROBE_EVERY
 
     def lengths(self, base: Work, candidates: Sequence[Candidate]) -> list[int]:
-        """Lengths (0 included) for drafts that are there: n-gram proposals, and drafts that were made.
+        """Lengths (0 included) for drafts that are there: n-grams, forced tokens, drafts that were made.
 
         base: a step of all running sequences without any of these drafts. Those whose prompts are being
         computed count as if they decoded: they wait for the step as well. While nothing is worth a draft, a
@@ -117,7 +117,7 @@ class Controller:
         """How many drafts to ask the draft executor for, by candidate (0: none), in one or two cohorts.
 
         base: a target step without any drafts in which all running sequences decode, the candidates among
-        them. Compares the rate without the draft executor (n-gram drafts at once) with that of cycles of
+        them. Compares the rate without the draft executor (other drafts at once) with that of cycles of
         drafting and verifying, for every number of draft steps. While the draft executor is not worth it,
         a few sequences (one, once the time of such a step is known) try it, after ever more choices without.
         """
@@ -147,15 +147,15 @@ class Controller:
 
     def _best_drafting(self, base: Work, candidates: Sequence[DraftCandidate]) -> DraftLengths:
         count = len(candidates)
-        at_once = np.zeros(count)  # tokens, by n-gram drafts
+        at_once = np.zeros(count)  # tokens, by drafts that need no draft step
         at_once_lengths = np.zeros(count, dtype=np.intp)
         best_rate = base.rows / self.target.seconds(base)
-        with_ngram = [i for i, c in enumerate(candidates) if c.ngram is not None]
-        if with_ngram:
-            proposals = _values([n for c in candidates if (n := c.ngram) is not None], self._most)
+        instead = [i for i, c in enumerate(candidates) if c.at_once is not None]
+        if instead:
+            proposals = _values([n for c in candidates if (n := c.at_once) is not None], self._most)
             chosen, best_rate = self._best(base, proposals)
-            at_once_lengths[with_ngram] = chosen
-            at_once[with_ngram] = (proposals * (np.arange(len(proposals))[:, None] < chosen)).sum(axis=0)
+            at_once_lengths[instead] = chosen
+            at_once[instead] = (proposals * (np.arange(len(proposals))[:, None] < chosen)).sum(axis=0)
         values = _values([c.executor for c in candidates], self._most)
         # Catching up by more than what a full acceptance leaves pays off over many cycles.
         pending = np.array([c.pending if c.pending < 3 else 2 + c.pending / AMORTIZED for c in candidates])

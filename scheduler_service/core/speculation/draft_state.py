@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduler_service.core.request import DraftSource
-from scheduler_service.core.speculation.drafters import ExecutorDrafter, NgramDrafter
+from scheduler_service.core.speculation.drafters import ExecutorDrafter, GrammarDrafter, NgramDrafter
 
 FREE_TOKENS = 16
 """Tokens without a promising candidate after which a sequence begins to rest."""
@@ -20,6 +20,9 @@ class DraftState:
         "decided_at",
         "drafts",
         "executor",
+        "grammar",
+        "grammar_accepted",
+        "grammar_drafted",
         "index_stride",
         "length",
         "losses",
@@ -34,11 +37,18 @@ class DraftState:
         "wanted",
     )
 
-    def __init__(self, length: int | None, executor: ExecutorDrafter | None, input_length: int) -> None:
+    def __init__(
+        self,
+        length: int | None,
+        executor: ExecutorDrafter | None,
+        grammar: GrammarDrafter | None,
+        input_length: int,
+    ) -> None:
         """input_length: tokens of the sequence's input; those after it are output."""
         self.length = length  # fixed number of drafts; None: the controller decides
         self.ngram: NgramDrafter | None = None  # made when the sequence is opened, if it was asked for
         self.executor = executor
+        self.grammar = grammar
         self.decided_at = -1  # known tokens at the last decision: there is one per step
         self.plain_until = 0  # no drafts until so many tokens are known
         self.index_stride = 1  # of the next update of the n-gram index
@@ -56,13 +66,14 @@ class DraftState:
         # verifications, by the number of drafts and by how many of them were accepted
         self._drafted: list[int] = []
         self._accepted: list[int] = []
+        self.grammar_drafted = self.grammar_accepted = 0  # tokens that the grammar forced
 
     def retire(self) -> None:
         """The sequence has ended: drop its drafters and drafts, and keep the counts for its usage.
 
         An ended request is a reference cycle, which is collected late; the index is most of its size.
         """
-        self.ngram = self.executor = None
+        self.ngram = self.executor = self.grammar = None
         self.drafts = ()
 
     def offer(self, drafts: tuple[int, ...], known: int, maker: DraftSource) -> None:
@@ -106,6 +117,10 @@ class DraftState:
         _count(self._accepted, accepted)
         if self.sent is DraftSource.EXECUTOR and self.executor is not None:
             self.executor.verified(drafted, accepted)
+        elif self.sent is DraftSource.GRAMMAR and self.grammar is not None:
+            self.grammar.verified(drafted, accepted)
+            self.grammar_drafted += drafted
+            self.grammar_accepted += accepted
 
     @property
     def verifications(self) -> int:

@@ -20,6 +20,11 @@ def ngram_populations() -> tuple[Population, ...]:
     return tuple(Population(prior) for prior in (0.25, 0.35, 0.45, 0.55, 0.7, 0.85))
 
 
+def grammar_population() -> Population:
+    """Of forced tokens, which are right unless the executor's hint and its masks disagree."""
+    return Population(0.98)
+
+
 def executor_population() -> Population:
     """Of the draft executor's drafts."""
     return Population(0.7)
@@ -77,8 +82,8 @@ class NgramDrafter:
         return tuple(self.index.propose(count))
 
 
-class ExecutorDrafter:
-    """What is known of one sequence's drafts from the draft executor."""
+class VerifiedDrafter:
+    """A drafter that learns its acceptance from the verifications of its own drafts."""
 
     __slots__ = ("_acceptance",)
 
@@ -88,6 +93,39 @@ class ExecutorDrafter:
     def verified(self, drafted: int, accepted: int) -> None:
         """A verification of `drafted` of its drafts accepted the first `accepted`."""
         self._acceptance.learn(accepted, missed=accepted < drafted)
+
+
+class GrammarDrafter(VerifiedDrafter):
+    """The tokens that one sequence's grammar forces, as far as the target has told them."""
+
+    __slots__ = ("_known", "_tokens")
+
+    def __init__(self, population: Population) -> None:
+        super().__init__(population)
+        self._known = 0
+        self._tokens: tuple[int, ...] = ()
+
+    def tell(self, known: int, tokens: tuple[int, ...]) -> None:
+        """Behind the first `known` tokens come these."""
+        self._known, self._tokens = known, tokens
+
+    def drafts(self, known: int) -> tuple[int, ...]:
+        """What comes behind the first `known` tokens; empty: it was not told."""
+        return self._tokens if known == self._known else ()
+
+    def candidate(self, known: int, most: int) -> Candidate | None:
+        """For up to `most` drafts behind the first `known` tokens; None: there are none."""
+        count = min(most, len(self.drafts(known)))
+        if count < 1:
+            return None
+        rate = self._acceptance.rate()
+        return Candidate(rate, rate, count)
+
+
+class ExecutorDrafter(VerifiedDrafter):
+    """What is known of one sequence's drafts from the draft executor."""
+
+    __slots__ = ()
 
     def candidate(self, most: int) -> Candidate | None:
         """For up to `most` drafts; None if that is 0."""

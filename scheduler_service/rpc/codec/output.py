@@ -88,6 +88,8 @@ def _finished(end: OutputEnd) -> pb.Finished:
             verifications=usage.verifications,
             drafted_by_position=usage.drafted_by_position,
             accepted_by_position=usage.accepted_by_position,
+            grammar_drafted_tokens=usage.grammar_drafted_tokens,
+            grammar_accepted_tokens=usage.grammar_accepted_tokens,
         ),
     )
     if stop_string is not None:

@@ -41,7 +41,11 @@ _RETURNS = {
     pb.RETURNS_TOKEN_IDS: (True, False),
 }
 """Whether the client gets token ids, and whether text."""
-DRAFTERS = {pb.DRAFTER_NGRAM: DraftSource.NGRAM, pb.DRAFTER_DRAFT_EXECUTOR: DraftSource.EXECUTOR}
+DRAFTERS = {
+    pb.DRAFTER_NGRAM: DraftSource.NGRAM,
+    pb.DRAFTER_DRAFT_EXECUTOR: DraftSource.EXECUTOR,
+    pb.DRAFTER_GRAMMAR: DraftSource.GRAMMAR,
+}
 """Drafters by their numbers in the proto."""
 
 
@@ -215,15 +219,14 @@ def _logit_bias(message: pb.SamplingParams, model: ServedModel) -> tuple[tuple[i
 
 
 def _speculation(message: pb.Speculation, model: ServedModel, drafting: DraftingOffer) -> DraftingWish:
-    drafters = drafting.drafters
+    drafters = drafting.drafters_for(model)
     if message.drafter:
         drafter = DRAFTERS.get(message.drafter)
-        if message.drafter == pb.DRAFTER_GRAMMAR:
-            raise unsupported("speculation.drafter")
         if drafter is None:
             raise invalid("speculation.drafter", f"unknown drafter {message.drafter}")
         if drafter not in drafters:
-            raise invalid("speculation.drafter", "the server has no draft executor")
+            missing = "grammars" if drafter is DraftSource.GRAMMAR else "draft executor"
+            raise invalid("speculation.drafter", f"the server has no {missing}")
         drafters = frozenset({drafter})
     max_drafts = model.max_draft_tokens
     match message.mode:

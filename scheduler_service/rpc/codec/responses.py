@@ -60,7 +60,7 @@ def model_info(
         version=model.version,
         model_fingerprint=model.fingerprints.model,
         dtype=model.dtype,
-        drafters=[number for number, drafter in DRAFTERS.items() if drafter in drafting.drafters],
+        drafters=[number for number, drafter in DRAFTERS.items() if drafter in drafting.drafters_for(model)],
         speculation=_speculation(drafting.default),
         contract_revision=SCHEDULER_REVISION,
         capabilities=_capabilities(model, has_text=has_text, has_chat_template=has_chat_template),

@@ -122,12 +122,12 @@ async def test_what_is_cut_off_is_a_beginning(client: aio.Client) -> None:
 
 async def test_drafts_completions_and_the_way_of_asking_change_nothing(client: aio.Client) -> None:
     plain = await texts(client, range(6), schema=SCHEMA, max_tokens=200, speculation="off")
-    for speculation in (4, "auto"):
+    for speculation in (4, "auto", types.Speculation("auto", types.Drafter.GRAMMAR)):
         drafted = await texts(client, range(6), schema=SCHEMA, max_tokens=200, speculation=speculation)
         assert [one.text for one in drafted] == [one.text for one in plain]
         for one in drafted:  # what the schema forces is drafted, whatever else is
             assert one.finished is not None
-            assert one.finished.usage.accepted_tokens > 10
+            assert one.finished.usage.grammar_accepted_tokens > 10
     several = await client.complete(
         PROMPT, seed=0, temperature=1.0, schema=json.dumps(SCHEMA), n=4, max_tokens=200
     )

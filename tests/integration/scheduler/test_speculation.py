@@ -86,7 +86,7 @@ async def test_usage_says_what_was_drafted_and_accepted_by_position(shared: Stac
         assert len(usage.drafted_by_position) == len(usage.accepted_by_position) == 3
         assert usage.verifications + usage.accepted_tokens < usage.completion_tokens + 3
         info = await client.model_info()
-        assert info.drafters == (Drafter.NGRAM, Drafter.DRAFT_EXECUTOR)
+        assert info.drafters == (Drafter.NGRAM, Drafter.DRAFT_EXECUTOR, Drafter.GRAMMAR)
         assert info.speculation == Speculation("auto")
         assert info.limits.max_draft_tokens == 64
 

@@ -111,3 +111,17 @@ def loops(end: int = END, vocabulary: int = VOCABULARY) -> TableGrammar:
         end=end,
         vocabulary=vocabulary,
     )
+
+
+def late(end: int = END, vocabulary: int = VOCABULARY) -> TableGrammar:
+    """60 tokens with a choice each; then everything is forced."""
+    free = {i: dict.fromkeys(((i * i) % 37 + 1, (7 * i) % 31 + 5, 40 + i % 7), i + 1) for i in range(60)}
+    return TableGrammar(
+        free | {i: {10 + i % 11: i + 1} for i in range(60, 200)}, ends={200}, end=end, vocabulary=vocabulary
+    )
+
+
+def turns(end: int = END, vocabulary: int = VOCABULARY) -> TableGrammar:
+    """A choice of two, which forces one token or six, again and again."""
+    forced = {i: {11 + i: i + 1 if i < 6 else 0} for i in range(1, 7)}
+    return TableGrammar({0: {10: 1, 11: 7}, **forced, 7: {20: 0}}, ends=set(), end=end, vocabulary=vocabulary)

@@ -21,12 +21,16 @@ from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 from scheduler_service.link.codec.steps import decode_result, encode_step
 from scheduler_service.link.facts import Bounds
 from tests.support.engine_steps import execute
-from tests.unit.executor.table_grammar import loops
+from tests.unit.executor.table_grammar import late, loops, turns
 
 VOCABULARY = 48
 EPOCH = 77
 LOOPS = OutputGrammar("regex", "loops")
-"""The one grammar that these executors know; its text may end by token 0."""
+"""A grammar of choices and forced tokens in turn; its text may end by token 0."""
+TURNS = OutputGrammar("regex", "turns")
+"""A grammar in which each choice of two forces one token or six; its text never ends."""
+LATE = OutputGrammar("regex", "late")
+"""A grammar that forces nothing among the first 60 tokens, and then everything."""
 
 
 def oracle(context_length: int, agreement: float = 1.0, vocabulary: int = VOCABULARY) -> Backend:
@@ -61,7 +65,9 @@ class EngineExecutor:
             max_grammar_bytes=100,
         )
         self._grammars = {
-            GrammarSource("regex", LOOPS.text): loops(end=0, vocabulary=backend.info.vocab_size)
+            GrammarSource("regex", LOOPS.text): loops(end=0, vocabulary=backend.info.vocab_size),
+            GrammarSource("regex", TURNS.text): turns(end=0, vocabulary=backend.info.vocab_size),
+            GrammarSource("regex", LATE.text): late(end=0, vocabulary=backend.info.vocab_size),
         }
         self.engine = Engine(backend, self._limits, EPOCH, clock=lambda: 0.0)
         self._session_id = 0

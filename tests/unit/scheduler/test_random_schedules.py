@@ -23,7 +23,15 @@ from scheduler_service.core.errors import TooLate
 from scheduler_service.core.events import EndReason, Failure
 from scheduler_service.core.request import Continued, DraftingWish, DraftSource, Request, SamplingSettings
 from scheduler_service.core.step import Capacity
-from tests.unit.scheduler.engine_executor import LOOPS, VOCABULARY, EngineExecutor, oracle, paged_attention
+from tests.unit.scheduler.engine_executor import (
+    LATE,
+    LOOPS,
+    TURNS,
+    VOCABULARY,
+    EngineExecutor,
+    oracle,
+    paged_attention,
+)
 from tests.unit.scheduler.harness import STEP_S, Harness, parts
 
 CONTEXT = 48
@@ -96,7 +104,7 @@ def requests(draw: st.DrawFn, number: int, speculation: st.SearchStrategy[Drafti
             seed=draw(st.integers(0, 3)),
             logprobs=draw(st.sampled_from([None, None, 2])),
             logit_bias=draw(st.sampled_from([(), (), FEW])),
-            grammar=draw(st.sampled_from([None, None, LOOPS])),
+            grammar=draw(st.sampled_from([None, None, LOOPS, TURNS, LATE])),
         ),
         max_tokens=max_tokens,
         min_tokens=draw(st.integers(0, min(4, max_tokens or 4))),

@@ -11,12 +11,15 @@ from scheduler_service.core.errors import IllegalEvent, UnknownStep
 from scheduler_service.core.events import EndReason, Failure
 from scheduler_service.core.request import DraftingWish, DraftSource, SamplingSettings
 from scheduler_service.core.step import Capacity, Code, RowAnswer, StepAnswer
-from tests.unit.scheduler.engine_executor import LOOPS, EngineExecutor, oracle
+from tests.unit.scheduler.engine_executor import LATE, TURNS, EngineExecutor, oracle
 from tests.unit.scheduler.harness import STEP_S, Harness, make_request, solo
 
 CAPACITY = Capacity(256, 4, 256, 16, 16, 64)
 NGRAM, EXECUTOR = frozenset({DraftSource.NGRAM}), frozenset({DraftSource.EXECUTOR})
+GRAMMAR = frozenset({DraftSource.GRAMMAR})
 REPEATING = SamplingSettings(temperature=1.0, seed=3, logit_bias=((1, 50.0), (2, 50.0)))  # n-grams match
+
+CONSTRAINED = SamplingSettings(temperature=1.0, seed=3, grammar=TURNS)
 
 
 def harness(
@@ -57,18 +60,52 @@ def test_drafts_save_steps_and_change_no_token(drafters: frozenset[DraftSource],
     )
 
 
-@pytest.mark.parametrize("wish", [None, 2])
-def test_what_a_grammar_forces_is_drafted_and_accepted(wish: int | None) -> None:
-    run = harness(None)
-    sampling = SamplingSettings(temperature=1.0, seed=3, grammar=LOOPS)
-    request = replace(make_request("a", max_tokens=60), sampling=sampling)
+@pytest.mark.parametrize("length", [None, 2])
+@pytest.mark.parametrize("drafters", [GRAMMAR, GRAMMAR | NGRAM, GRAMMAR | EXECUTOR, NGRAM])
+def test_what_a_grammar_forces_is_drafted_where_its_drafter_is_wished(
+    drafters: frozenset[DraftSource], length: int | None
+) -> None:
+    run = harness()
+    request = replace(make_request("a", max_tokens=60), sampling=CONSTRAINED)
     expected = solo(EngineExecutor(CAPACITY), request)[0]
-    run.add(replace(request, speculation=DraftingWish(NGRAM, wish)))
+    run.add(replace(request, speculation=DraftingWish(drafters, length)))
     run.run()
     assert run.tokens["a", 0] == expected
-    assert run.finished["a", 0].usage.accepted_tokens > 10
-    if wish:
-        assert len(run.finished["a", 0].usage.drafted_by_position) <= wish
+    usage, counters = run.finished["a", 0].usage, run.core.snapshot().counters
+    if drafters >= GRAMMAR:
+        assert usage.grammar_accepted_tokens == usage.grammar_drafted_tokens > 5
+    else:
+        assert usage.grammar_accepted_tokens == usage.grammar_drafted_tokens == 0
+    assert usage.grammar_accepted_tokens <= usage.accepted_tokens
+    assert counters.grammar_drafted_tokens == usage.grammar_drafted_tokens
+    assert counters.grammar_accepted_tokens == usage.grammar_accepted_tokens
+    if drafters == GRAMMAR:
+        assert usage.drafted_tokens == usage.grammar_drafted_tokens
+    if length:
+        assert len(usage.drafted_by_position) <= length
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_forced_tokens_end_a_rest(in_flight: int) -> None:
+    """Sequences that have had no promising drafts for long still get those that a grammar forces later."""
+    run = harness(None, CoreConfig(max_in_flight=in_flight))
+    free = SamplingSettings(temperature=1.0, seed=3, grammar=LATE)
+    requests = [replace(make_request(f"r{i}", max_tokens=120), sampling=free.with_seed(i)) for i in range(8)]
+    expected = [solo(EngineExecutor(CAPACITY), request)[0] for request in requests]
+    for request in requests:
+        run.add(replace(request, speculation=DraftingWish(GRAMMAR | NGRAM)))
+    run.run()
+    for request, tokens in zip(requests, expected, strict=True):
+        assert run.tokens[request.id, 0] == tokens
+        assert run.finished[request.id, 0].usage.grammar_accepted_tokens > 10
+
+
+def test_a_request_without_a_grammar_has_nothing_that_its_drafter_could_draft() -> None:
+    run = harness(None)
+    run.add(make_request("a", max_tokens=20, speculation=DraftingWish(GRAMMAR)))
+    run.run()
+    assert run.tokens["a", 0] == plain("a", max_tokens=20)
+    assert run.finished["a", 0].usage.verifications == 0
 
 
 def test_without_a_wish_nothing_is_drafted() -> None:

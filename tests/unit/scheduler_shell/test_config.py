@@ -12,7 +12,7 @@ from scheduler_service.config import MAX_INSTANCE, SchedulerSettings
 from scheduler_service.core.request import DraftingWish, DraftSource
 from scheduler_service.model import DraftingOffer
 
-NGRAM, BOTH = frozenset({DraftSource.NGRAM}), frozenset(DraftSource)
+ALONE, ALL = frozenset({DraftSource.NGRAM, DraftSource.GRAMMAR}), frozenset(DraftSource)
 
 
 def load(*arguments: str) -> SchedulerSettings:
@@ -67,11 +67,11 @@ def test_a_mistake_names_its_setting(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], DraftingOffer(NGRAM, DraftingWish(NGRAM))),
-        (["--speculation", "off"], DraftingOffer(NGRAM, DraftingWish())),
-        (["--speculation", "5"], DraftingOffer(NGRAM, DraftingWish(NGRAM, 5))),
-        (["--draft-executor", "d:1"], DraftingOffer(BOTH, DraftingWish(BOTH))),
-        (["--draft-executor", "d:1", "--speculation", "off"], DraftingOffer(BOTH, DraftingWish())),
+        ([], DraftingOffer(ALONE, DraftingWish(ALONE))),
+        (["--speculation", "off"], DraftingOffer(ALONE, DraftingWish())),
+        (["--speculation", "5"], DraftingOffer(ALONE, DraftingWish(ALONE, 5))),
+        (["--draft-executor", "d:1"], DraftingOffer(ALL, DraftingWish(ALL))),
+        (["--draft-executor", "d:1", "--speculation", "off"], DraftingOffer(ALL, DraftingWish())),
     ],
 )
 def test_speculation_is_on_by_default(arguments: list[str], expected: DraftingOffer) -> None:
@@ -83,7 +83,7 @@ def test_speculation_in_the_file_is_what_it_says(tmp_path: Path, written: str, l
     file = tmp_path / "settings.yaml"
     file.write_text(f"speculation: {written}\n")  # YAML reads `off` as false and 4 as a number
     default = load("--config", str(file)).drafting.default
-    assert default == (DraftingWish() if written == "off" else DraftingWish(NGRAM, length))
+    assert default == (DraftingWish() if written == "off" else DraftingWish(ALONE, length))
 
 
 def test_an_unknown_setting_in_the_file_is_a_mistake(

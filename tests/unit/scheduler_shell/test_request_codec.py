@@ -107,6 +107,7 @@ BAD: list[tuple[str, pb.GenerateRequest]] = [
     ("speculation.draft_tokens", speculation(draft_tokens=1)),
     ("speculation.mode", speculation(mode=9)),
     ("speculation.drafter", speculation(drafter=pb.DRAFTER_DRAFT_EXECUTOR)),
+    ("speculation.drafter", speculation(drafter=pb.DRAFTER_GRAMMAR)),  # there are no grammars
     ("speculation.drafter", speculation(drafter=9)),
     *((f"sampling.logit_bias[{7}]", sampling(logit_bias={7: value})) for value in (NAN, INF, -INF, 1001)),
     *(("sampling.temperature", sampling(temperature=value)) for value in (NAN, INF, -INF, -0.1, 100.1)),
@@ -167,6 +168,18 @@ def test_speculation_is_the_requests_choice_of_what_the_server_has(
     fields: dict[str, Any], drafting: DraftingOffer, expected: DraftingWish
 ) -> None:
     assert check_request(speculation(**fields), MODEL, drafting).speculation == expected
+
+
+def test_forced_tokens_are_drafted_unless_the_request_names_another_drafter() -> None:
+    model, grammar = replace(MODEL, max_grammar_bytes=9), frozenset({DraftSource.GRAMMAR})
+
+    def wished(**fields: Any) -> DraftingWish:
+        return check_request(speculation(**fields), model, DRAFTING).speculation
+
+    assert wished() == wished(mode=pb.SPECULATION_MODE_AUTO) == DraftingWish(NGRAM | grammar)
+    assert wished(drafter=pb.DRAFTER_GRAMMAR) == DraftingWish(grammar)
+    assert wished(drafter=pb.DRAFTER_NGRAM) == DraftingWish(NGRAM)
+    assert wished(drafter=pb.DRAFTER_GRAMMAR, mode=pb.SPECULATION_MODE_OFF) == DraftingWish()
 
 
 def test_a_fixed_number_of_drafts_needs_an_executor_that_verifies() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import pytest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -25,8 +26,8 @@ from scheduler_service.rpc.codec.responses import (
 from scheduler_service.streams.output import OutputEnd
 from tests.unit.scheduler_shell.models_made_here import MODEL
 
-USAGE = CompletionUsage(5, 1, 9, 6, 4, 0, 0.1, 0.2, 0.3, 2, (2, 2, 2), (2, 1, 1))
-BOTH = frozenset(DraftSource)
+USAGE = CompletionUsage(5, 1, 9, 6, 4, 0, 0.1, 0.2, 0.3, 2, (2, 2, 2), (2, 1, 1), 3, 2)
+ALL = frozenset(DraftSource)
 
 
 def test_usage_has_drafts_by_position() -> None:
@@ -34,28 +35,31 @@ def test_usage_has_drafts_by_position() -> None:
     usage = output_message(end).finished.usage
     assert (usage.drafted_tokens, usage.accepted_tokens, usage.verifications) == (6, 4, 2)
     assert (list(usage.drafted_by_position), list(usage.accepted_by_position)) == ([2, 2, 2], [2, 1, 1])
+    assert (usage.grammar_drafted_tokens, usage.grammar_accepted_tokens) == (3, 2)
 
 
 @pytest.mark.parametrize(
     ("default", "expected"),
     [
         (DraftingWish(), pb.Speculation(mode=pb.SPECULATION_MODE_OFF)),
-        (DraftingWish(BOTH), pb.Speculation(mode=pb.SPECULATION_MODE_AUTO)),
-        (DraftingWish(BOTH, 3), pb.Speculation(mode=pb.SPECULATION_MODE_FIXED, draft_tokens=3)),
+        (DraftingWish(ALL), pb.Speculation(mode=pb.SPECULATION_MODE_AUTO)),
+        (DraftingWish(ALL, 3), pb.Speculation(mode=pb.SPECULATION_MODE_FIXED, draft_tokens=3)),
     ],
 )
+@pytest.mark.parametrize("max_grammar_bytes", [0, 9])
 def test_model_info_names_the_drafters_and_the_default_speculation(
-    default: DraftingWish, expected: pb.Speculation
+    default: DraftingWish, expected: pb.Speculation, max_grammar_bytes: int
 ) -> None:
     told = model_info(
-        MODEL,
+        replace(MODEL, max_grammar_bytes=max_grammar_bytes),
         max_request_tokens=9,
         has_text=True,
         has_chat_template=False,
         queue=CoreConfig(),
-        drafting=DraftingOffer(BOTH, default),
+        drafting=DraftingOffer(ALL, default),
     )
-    assert list(told.drafters) == [pb.DRAFTER_NGRAM, pb.DRAFTER_DRAFT_EXECUTOR]
+    drafters = [pb.DRAFTER_NGRAM, pb.DRAFTER_DRAFT_EXECUTOR]
+    assert list(told.drafters) == drafters + [pb.DRAFTER_GRAMMAR] * (max_grammar_bytes > 0)
     assert told.speculation == expected
     assert told.limits.max_draft_tokens == 16
     assert pb.CAPABILITY_CONTINUATION in told.capabilities
