@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from executor_service.contract.grammar import GrammarStuck
 from executor_service.contract.masks import Masks, mask_bytes
+from executor_service.grammar.escapes import OUTSIDE, Escapes
+from executor_service.grammar.json_schema import engine_schema, engine_schema_text
 from executor_service.grammar.source import GrammarInvalid, GrammarSource, choices_regex, tagged_parts
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_REVISION = 1
+_REVISION = 2
 """Of this file; raised whenever the same grammar would allow other tokens."""
 
 # Between tokens of JSON there is no whitespace but this, unless the schema asks for it in "x-guidance".
@@ -72,6 +74,8 @@ class GrammarEngine:
         bits = np.zeros(8 * mask_bytes(vocab_size), np.uint8)
         bits[list(eos_token_ids)] = 1
         self.end_mask: Masks = np.packbits(bits, bitorder="little")
+        tokens = [self._tokenizer.decode_bytes([token]) for token in range(vocab_size)]
+        self.escapes = Escapes(tokens, mask_bytes(vocab_size))
         self._limits = LLParserLimits(
             initial_lexer_fuel=compile_fuel,
             step_lexer_fuel=step_fuel,
@@ -89,7 +93,8 @@ class GrammarEngine:
     def compile(self, source: GrammarSource) -> CompiledGrammar:
         """Compile a grammar, and look what it allows first. Raises GrammarInvalid; takes a second at most."""
         try:
-            compiled = CompiledGrammar(self, self._text(source))
+            escapes = self.escapes if source.kind == "json_schema" else None
+            compiled = CompiledGrammar(self, self._text(source), escapes)
             probe = compiled.matcher()
             probe.consume(np.flatnonzero(np.unpackbits(probe.mask(), bitorder="little"))[:1].astype(np.int32))
             probe.forced()  # here a grammar is found out that forces a text without end
@@ -119,7 +124,9 @@ class GrammarEngine:
         match source.kind:
             case "json_schema":
                 try:
-                    return LLMatcher.grammar_from_json_schema(source.text, defaults=_JSON_DEFAULTS)
+                    return LLMatcher.grammar_from_json_schema(
+                        engine_schema_text(source.text), defaults=_JSON_DEFAULTS
+                    )
                 except ValueError as error:
                     raise GrammarInvalid(f"no JSON schema: {error}") from None
             case "regex":
@@ -140,7 +147,12 @@ class GrammarEngine:
                 "triggers: of those in angle brackets, some are special tokens and some are not"
             )
         tags = [
-            StructTag(trigger=part.trigger, begin=part.begin, grammar=part.grammar, end=part.end)
+            StructTag(
+                trigger=part.trigger,
+                begin=part.begin,
+                grammar=part.grammar if isinstance(part.grammar, str) else engine_schema(part.grammar),
+                end=part.end,
+            )
             for part in parts
         ]
         return StructTag.to_grammar(tags, assume_special=bool(special))
@@ -168,25 +180,27 @@ class SharedLexer:
 class CompiledGrammar:
     """Implements `Grammar`. After it was compiled: the device thread."""
 
-    def __init__(self, engine: GrammarEngine, text: str) -> None:
-        """Raises GrammarStuck."""
-        self._engine, self._text = engine, text
+    def __init__(self, engine: GrammarEngine, text: str, escapes: Escapes | None) -> None:
+        """`escapes`: of texts that are JSON as a whole. Raises GrammarStuck."""
+        self._engine, self._text, self._escapes = engine, text, escapes
         self._lexer = SharedLexer(engine.start(text))
 
     def matcher(self) -> TokenMatcher:
         """As `Grammar.matcher`; with a lexer of its own, if that of the others is exhausted."""
         if self._lexer.exhausted:
             self._lexer = SharedLexer(self._engine.start(self._text))
-        return TokenMatcher(self._engine, self._lexer)
+        return TokenMatcher(self._engine, self._lexer, self._escapes)
 
 
 class TokenMatcher:
     """Implements `Matcher`."""
 
-    __slots__ = ("_ended", "_engine", "_lexer", "_matcher")
+    __slots__ = ("_ended", "_engine", "_escapes", "_lexer", "_matcher", "_states")
 
-    def __init__(self, engine: GrammarEngine, lexer: SharedLexer) -> None:
+    def __init__(self, engine: GrammarEngine, lexer: SharedLexer, escapes: Escapes | None) -> None:
         self._engine, self._lexer, self._matcher = engine, lexer, lexer.start.deep_copy()
+        self._escapes = escapes
+        self._states = [OUTSIDE]  # of the escapes, before the text and behind each token of it
         self._ended = 0  # tokens behind the text: only those that end a sequence
 
     def consume(self, tokens: NDArray[np.int32]) -> int:
@@ -200,7 +214,13 @@ class TokenMatcher:
                 count += 1
                 continue
             stop = next((i for i in range(count + 1, len(ids)) if ids[i] in ends), len(ids))
-            taken = self._ask(self._matcher.try_consume_tokens, ids[count:stop])
+            run = ids[count:stop]
+            if self._escapes is not None:
+                states = self._escapes.follow(self._states[-1], run)
+                taken = self._ask(self._matcher.try_consume_tokens, run[: len(states)])
+                self._states += states[:taken]
+            else:
+                taken = self._ask(self._matcher.try_consume_tokens, run)
             count += taken
             if count < stop:
                 break
@@ -212,6 +232,8 @@ class TokenMatcher:
         self._ended -= ended
         if count > ended:
             self._ask(self._matcher.rollback, count - ended)
+            if self._escapes is not None:
+                del self._states[ended - count :]
 
     def mask(self) -> Masks:
         """As `Matcher.mask`."""
@@ -220,6 +242,8 @@ class TokenMatcher:
         packed = np.frombuffer(self._ask(self._matcher.compute_bitmask), np.uint8)
         # The library's have room for one token more than there are.
         mask: Masks = packed[: self._engine.end_mask.nbytes]
+        if self._escapes is not None:
+            mask = mask & self._escapes.masks[self._states[-1]]
         if self._matcher.is_accepting():
             return mask
         if any(mask[byte] & bit for byte, bit in self._engine.end_bits):
@@ -233,6 +257,8 @@ class TokenMatcher:
         if self._ended:
             return []
         tokens = self._ask(self._matcher.compute_ff_tokens)
+        if self._escapes is not None:
+            tokens = tokens[: len(self._escapes.follow(self._states[-1], tokens))]
         return tokens[: self._ask(self._matcher.validate_tokens, tokens)]
 
     def _consumable(self, mask: Masks) -> bool:

@@ -12,11 +12,7 @@ import { isUint32 } from './fields.js';
  */
 
 const MODES = { off: 'SPECULATION_MODE_OFF', auto: 'SPECULATION_MODE_AUTO' };
-const DRAFTERS = {
-  ngram: 'DRAFTER_NGRAM',
-  'draft-executor': 'DRAFTER_DRAFT_EXECUTOR',
-  grammar: 'DRAFTER_GRAMMAR',
-};
+const DRAFTERS = { ngram: 'DRAFTER_NGRAM', 'draft-executor': 'DRAFTER_DRAFT_EXECUTOR', grammar: 'DRAFTER_GRAMMAR' };
 
 /**
  * @param {Speculation | Speculation['mode']} given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -179,6 +180,65 @@ def test_json_schemas_with_fixed_separators(value: object, good: list[str], bad:
     assert [matches(grammar, text) for text in bad] == [False] * len(bad)
 
 
+@pytest.mark.parametrize(
+    ("name", "spelled", "others"),
+    [
+        ("a", "a", [r"\u0061"]),
+        ("é", "é", [r"\u00e9", r"\u00E9"]),
+        ("a/b", "a/b", [r"a\/b", r"a\u002fb"]),
+        ('"', r"\"", [r"\u0022"]),
+        ("\\", r"\\", [r"\u005c", r"\u005C"]),
+        ("\b", r"\b", [r"\u0008"]),
+        ("\n", r"\n", [r"\u000a", r"\u000A"]),
+        ("\x1f", r"\u001f", [r"\u001F"]),
+        ("😀", "😀", [r"\ud83d\ude00"]),
+    ],
+)
+def test_a_key_has_one_spelling_and_so_one_schema(name: str, spelled: str, others: list[str]) -> None:
+    """A key in other letters would be one that the schema does not name, and could be anything."""
+    grammar = schema(
+        {
+            "type": "object",
+            "properties": {name: {"type": "integer"}},
+            "additionalProperties": {"type": "string"},
+        }
+    )
+    assert matches(grammar, f'{{"{spelled}": 1}}')
+    assert matches(grammar, '{"other": "x"}')
+    for key in (spelled, *others):
+        assert json.loads(f'"{key}"') == name
+        assert not matches(grammar, f'{{"{key}": "x"}}'), key
+
+
+def test_control_characters_can_be_written_and_backslashes_are_no_escapes_of_what_follows() -> None:
+    grammar = schema({"type": "string"})
+    every = "".join(map(chr, range(0x20))) + '\x7f"\\u0061'
+    assert matches(grammar, json.dumps(every, ensure_ascii=False).replace("\x7f", r"\u007f"))
+    assert matches(schema({"const": every}), json.dumps(every, ensure_ascii=False).replace("\x7f", r"\u007f"))
+    assert not matches(grammar, r'"\u0061"')
+
+
+@pytest.mark.parametrize(
+    "rest", [{}, {"pattern": "^[12]"}, {"pattern": "^[12]", "allOf": [{"minLength": 1}]}]
+)
+@pytest.mark.parametrize(
+    "place", [lambda s: s, lambda s: {"$ref": "#/$defs/default", "$defs": {"default": s}}]
+)
+def test_dates_are_those_of_the_calendar(rest: dict[str, object], place: Callable[[object], object]) -> None:
+    for form, time in (("date", ""), ("date-time", "T00:00:00Z")):
+        grammar = schema(place({"type": "string", "format": form, **rest}))
+        for day in ("2024-02-29", "2000-02-29", "2023-02-28", "1999-12-31", "2023-03-29"):
+            assert matches(grammar, f'"{day}{time}"'), day
+        for day in ("2023-02-29", "1900-02-29", "2024-02-30", "2023-04-31", "2023-13-01", "2023-00-10"):
+            assert not matches(grammar, f'"{day}{time}"'), day
+
+
+def test_what_is_no_schema_is_no_date() -> None:
+    value = {"format": "date", "x": 1}
+    assert matches(schema({"const": value}), json.dumps(value))
+    assert matches(schema({"enum": [1, value]}), json.dumps(value))
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=6), st.text(max_size=12))
 def test_choices_are_texts_and_no_patterns(choices: list[str], other: str) -> None:
@@ -253,6 +313,11 @@ BAD = {
         'Unimplemented keys: ["uniqueItems"]',
     ),
     "not": ("json_schema", '{"not": {"type": "string"}}', 'Unimplemented keys: ["not"]'),
+    "two keys that may be one": (
+        "json_schema",
+        '{"properties": {"x": {"type": "object", "minProperties": 2}}}',
+        "minProperties: 2: at most one more than the required ones",
+    ),
     "itself": ("json_schema", '{"$ref": "#"}', ""),
     "without end": (
         "json_schema",
