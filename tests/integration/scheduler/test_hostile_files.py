@@ -77,7 +77,7 @@ async def test_an_endless_template_fails_its_request_and_harms_no_stream(tmp_pat
             with pytest.raises(errors.InvalidRequest, match=r"messages: .*more than 0\.5 s of CPU time"):
                 await client.chat([{"role": "user", "content": "loop"}], max_tokens=1)
             (completion,) = await stream.collect()
-            assert len(first.token_ids) + len(completion.token_ids) == 100
+            assert len(completion.token_ids) == 100
             assert await client.chat([{"role": "user", "content": "x"}], max_tokens=1)
 
 
