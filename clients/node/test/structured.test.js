@@ -1,7 +1,11 @@
 // Grammars, tools and reasoning: what goes out, and what comes back.
 
 import assert from 'node:assert/strict';
+import { execFile } from 'node:child_process';
+import { readFileSync } from 'node:fs';
 import { after, before, test } from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
 
 import { SchedulerService } from '../src/contract.js';
 import { assistantMessage, Client, collect, InvalidOutput, PacelineError, parsed, toolMessage } from '../src/index.js';
@@ -186,3 +190,15 @@ test('a grammar that is none is refused, and the error names the field', async (
     return true;
   });
 });
+
+for (const page of ['README.md', 'docs/structured-output.md']) {
+  test(`the JavaScript of ${page} runs`, async () => {
+    const blocks = readFileSync(new URL(`../../../${page}`, import.meta.url), 'utf8').matchAll(/^```js\n(.*?)^```$/gms);
+    for (const [, block] of blocks) {
+      const code = block.replaceAll('127.0.0.1:50051', service.address);
+      const cwd = fileURLToPath(new URL('..', import.meta.url)); // the package, which can import itself
+      const { stdout } = await promisify(execFile)(process.execPath, ['--input-type=module', '-e', code], { cwd });
+      assert.notEqual(stdout.trim(), '');
+    }
+  });
+}
