@@ -7,11 +7,13 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import paceline
 import pytest
 from paceline import aio, errors
 from paceline.types import Completion
+from pydantic import BaseModel, Field
 
 from tests.model.default_model import default_model
 from tests.support.held_streams import END_S, HeldStream, essence, generation, held, undisturbed
@@ -115,29 +117,34 @@ async def test_streams_go_on_on_the_other_scheduler_with_the_same_tokens(
         await both.stack.all_pages_back(both.executor)
 
 
-async def test_a_blocking_clients_stream_goes_on_on_the_other_scheduler(tmp_path: Path) -> None:
-    sampled = {"seed": 1, "temperature": 1.0, "ignore_eos": True}
+class Sizes(BaseModel):
+    sizes: Annotated[list[Annotated[int, Field(ge=100, le=999)]], Field(min_length=100, max_length=100)]
 
-    def use(addresses: list[str], disturb: Callable[[], None] | None) -> tuple[list[Completion], int]:
-        collector = paceline.collector.Collector()
+
+async def test_a_blocking_clients_stream_goes_on_on_the_other_scheduler_to_the_same_instance(
+    tmp_path: Path,
+) -> None:
+    def use(addresses: list[str], disturb: Callable[[], None] | None) -> tuple[Completion, Sizes, int]:
         with paceline.Client(addresses) as client:
-            running = client.generate("x", max_tokens=300, **sampled)  # type: ignore[arg-type]
-            for event in running:
-                collector.add(event)
+            running = client.generate("x", seed=1, temperature=1.0, schema=Sizes)
+            for _ in running:
                 if disturb is not None:
                     disturb()
                     disturb = None
-            (again,) = client.complete("x", max_tokens=30, **sampled)  # type: ignore[arg-type]
-        whole = [essence(one) for one in collector.completions()]
-        assert list(again.token_ids) == list(whole[0].token_ids[:30])
-        return whole, running.resumptions
+            [whole] = running.collect()
+            [again] = client.complete("x", seed=1, temperature=1.0, schema=Sizes, max_tokens=30)
+        assert list(again.token_ids) == list(whole.token_ids[:30])
+        with pytest.raises(errors.InvalidOutput):
+            again.parsed  # noqa: B018
+        assert len(whole.parsed.sizes) == 100
+        return essence(whole), whole.parsed, running.resumptions
 
     with pair(tmp_path, *ORACLE, "--step-ms", "10") as both:
-        (expected, _), resumed = await asyncio.gather(
+        expected, resumed = await asyncio.gather(
             asyncio.to_thread(use, both.addresses[1:], None),
             asyncio.to_thread(use, both.addresses, both.schedulers[0].kill),  # it begins at the first address
         )
-        assert resumed == (expected, 1)
+        assert resumed == (*expected[:2], 1)
 
 
 async def test_with_one_address_a_stream_waits_for_its_scheduler_to_come_back(tmp_path: Path) -> None:
