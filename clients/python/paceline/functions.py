@@ -16,9 +16,12 @@ def tool_of(function: Callable[..., Any]) -> Tool:
     Its name and docstring become the tool's name and description. A function needs pydantic, which derives
     the schema of its arguments. Raises TypeError if that is not possible.
     """
-    name = getattr(function, "__name__", type(function).__name__)
+    name = getattr(function, "__name__", "")
+    if not name:  # as of a functools.partial
+        raise TypeError(f"{type(function).__name__} has no name: give a Tool or a function")
     schema = json_schema(function if isinstance(function, type) else _arguments_of(function, name))
-    return Tool(name, inspect.getdoc(function) or "", schema)
+    # Not inspect.getdoc: without a docstring of its own, a model has that of pydantic's base class.
+    return Tool(name, inspect.cleandoc(function.__doc__ or ""), schema)
 
 
 def _arguments_of(function: Callable[..., Any], name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -44,6 +45,15 @@ def test_a_function_or_a_model_is_a_tool(tool: Any) -> None:
     assert schema["required"] == ["city"]
     assert schema["properties"]["unit"]["enum"] == ["C", "F"]
     assert schema["additionalProperties"] is False
+
+
+class Undescribed(BaseModel):
+    city: str
+
+
+def test_a_model_without_a_docstring_has_no_description() -> None:
+    """Nor that of pydantic's base class."""
+    assert chat(tools=[Undescribed]).tools[0].description == ""
 
 
 @pytest.mark.parametrize(
@@ -100,6 +110,7 @@ def positional(*things: int) -> None: ...
         ({"tools": weather}, TypeError, "^tools: must be a sequence"),
         ({"tools": [weather, 3]}, TypeError, r"^tools\[1\] must be a Tool or a mapping, got int"),
         ({"tools": [untyped]}, TypeError, r"^tools\[0\]: untyped\(\)"),
+        ({"tools": [partial(weather)]}, TypeError, r"^tools\[0\]: partial has no name"),
         ({"tools": [positional]}, TypeError, r"^tools\[0\]: positional\(\)"),
         ({"tools": [{"description": "x"}]}, InvalidRequest, r"^tools\[0\] has no 'name'"),
         (
