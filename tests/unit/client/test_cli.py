@@ -103,6 +103,11 @@ def test_an_error_says_what_to_do(error: errors.PacelineError, said: str) -> Non
     assert said in advice(error, "here")
 
 
+def test_a_scheduler_that_names_what_it_lacks_is_not_doubted() -> None:
+    error = errors.Unsupported("messages.tools: not offered", reason="UNSUPPORTED")
+    assert advice(error, "here") == "here does not offer this: messages.tools: not offered"
+
+
 def python(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, *arguments]

@@ -120,6 +120,8 @@ def advice(error: BaseException, address: str) -> str:
             return f"{error}. Give the token with PACELINE_TOKEN, or --token before the command"
         case errors.DeadlineExceeded():
             return "the deadline went by; give more with --timeout-s"
+        case errors.Unsupported() if error.reason:
+            return f"{address} does not offer this: {error}"
         case errors.Unsupported():
             return f"{address} does not offer this: is it a Paceline scheduler? ({error})"
         case errors.InternalError():
