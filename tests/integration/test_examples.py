@@ -48,7 +48,10 @@ def test_drafts_change_the_number_of_forwards_and_no_token(
         assert own_speculator.generate(client, prompt, 48) == (plain, 7)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+OF_A_SCHEDULER = {"tool_loop"}  # run in tests/unit/client/test_tools.py
+
+
+@pytest.mark.parametrize("name", sorted({path.stem for path in EXAMPLES.glob("*.py")} - OF_A_SCHEDULER))
 def test_each_example_runs_from_its_file(address: str, name: str, tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), address],

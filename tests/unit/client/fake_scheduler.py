@@ -34,7 +34,8 @@ def rich_status(code: int, message: str, reason: str, retry_after_s: float | Non
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     """By prompt: "forever" never ends, "midway" fails after a delta, "full" is refused; else three words.
 
-    A chat that asks "why" has reasoning before them, and calls of its tools behind them.
+    A chat that asks "why" has reasoning before them. One with tools has calls of them behind, unless it ends
+    with a tool's answer; their arguments are the question, if it is JSON.
     """
 
     def __init__(self) -> None:
@@ -65,7 +66,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                         yield pb.GenerateResponse(delta=pb.Delta(token_ids=[7], text="x"))
                         await asyncio.sleep(0.001)
                 case _:
-                    asked = [message.content for message in request.messages.messages]
+                    turns = list(request.messages.messages)
+                    asked = [turn.content for turn in turns]
+                    tools = [] if turns and turns[-1].role == "tool" else request.messages.tools
                     for index in range(max(request.n, 1)):
                         if asked[-1:] == ["why"]:
                             yield pb.GenerateResponse(index=index, delta=pb.Delta(reasoning="Hmm. "))
@@ -80,8 +83,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                                     ],
                                 ),
                             )
-                        for number, tool in enumerate(request.messages.tools):
-                            call = pb.ToolCallDelta(index=number, id="1", name=tool.name, arguments="{}")
+                        for number, tool in enumerate(tools):
+                            arguments = asked[-1] if asked[-1].startswith("{") else "{}"
+                            call = pb.ToolCallDelta(
+                                index=number, id=f"{number}", name=tool.name, arguments=arguments
+                            )
                             yield pb.GenerateResponse(index=index, delta=pb.Delta(tool_calls=[call]))
                         yield pb.GenerateResponse(index=index, finished=FINISHED)
         except asyncio.CancelledError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from functools import partial
 from typing import Any, Literal
 
+import paceline
 import pytest
 from paceline import conversations, requests, responses
 from paceline.chat import Message, Tool, ToolCall, ToolCallDelta
@@ -15,7 +17,9 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import Completion, Delta
 from pydantic import BaseModel
 
+from examples import tool_loop
 from tests.unit.client.answering import Run, answering, both
+from tests.unit.client.conftest import Served
 
 HELLO = [Message("user", "hello")]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -221,6 +225,31 @@ async def test_reasoning_and_calls_come_beside_the_text_streamed_or_not(run: Run
     assert [(call.id, call.name) for call in collected.tool_calls] == [("1", "weather"), ("2", "now")]
     assert weather(**collected.tool_calls[0].parsed) == "20 C in Ürzig"
     assert collected.finished.usage.reasoning_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("question", "result"),
+    [
+        ('{"left": 17, "operation": "*", "right": 23}', "391.0"),
+        ('{"left": 1, "operation": "/", "right": 0}', '{"error": "float division by zero"}'),
+        ('{"left": ', '"error": "the arguments of \'calculate\' are incomplete'),
+        ('{"left": 17}', '"error": "2 validation errors'),
+    ],
+)
+async def test_the_example_gives_each_result_back_to_the_model(
+    served: Served, question: str, result: str
+) -> None:
+    def use() -> list[Message]:
+        with paceline.Client(served.address) as client:
+            return tool_loop.converse(client, question, [tool_loop.calculate])
+
+    turns = await asyncio.to_thread(use)
+    assert [turn.role for turn in turns] == ["user", "assistant", "tool", "assistant"]
+    assert result in turns[2].content
+    assert (turns[2].tool_call_id, turns[2].name) == ("0", "calculate")
+    first, second = served.fake.requests
+    assert list(second.messages.messages)[:1] == list(first.messages.messages)
+    assert second.messages.messages[1].tool_calls[0].arguments == question
 
 
 async def test_deltas_have_the_parts_of_calls_as_they_came() -> None:
