@@ -45,7 +45,7 @@ class ToolCall:
         """
         try:
             value = json.loads(self.arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidOutput(f"the arguments of {self.name!r} are incomplete: {error}") from error
         if not isinstance(value, dict):
             raise InvalidOutput(f"the arguments of {self.name!r} are no JSON object")

@@ -52,7 +52,7 @@ def parse(schema: SchemaLike, text: str) -> Any:
         validate = json.loads
     try:
         return validate(text)
-    except ValueError as error:  # json.JSONDecodeError and pydantic.ValidationError are ValueErrors
+    except (ValueError, RecursionError) as error:  # pydantic.ValidationError is a ValueError
         raise InvalidOutput(str(error)) from error
 
 

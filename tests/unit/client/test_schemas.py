@@ -104,6 +104,12 @@ def test_what_pydantic_refuses_is_an_error_that_says_where_and_why() -> None:
     assert isinstance(caught.value.__cause__, ValidationError)
 
 
+def test_a_value_that_is_nested_too_deeply_or_too_long_is_an_error() -> None:
+    for text in ("[" * 100_000, "9" * 5000):
+        with pytest.raises(errors.InvalidOutput):
+            replace(done(text), schema={}).parsed  # noqa: B018
+
+
 def test_without_a_schema_there_is_nothing_to_parse() -> None:
     with pytest.raises(errors.InvalidRequest, match="no schema"):
         replace(done("{}"), schema=None).parsed  # noqa: B018
@@ -111,7 +117,7 @@ def test_without_a_schema_there_is_nothing_to_parse() -> None:
 
 def test_arguments_of_a_call_are_a_mapping_or_an_error() -> None:
     assert ToolCall("1", "f", '{"a": [1]}').parsed == {"a": [1]}
-    for cut in ('{"a": ', "[1]", ""):
+    for cut in ('{"a": ', "[1]", "", "[" * 100_000):
         with pytest.raises(errors.InvalidOutput, match="arguments of 'f'"):
             ToolCall("1", "f", cut).parsed  # noqa: B018
 
