@@ -30,7 +30,7 @@ import { json } from './grammars.js';
  * @typedef {object} Tool
  * @property {string} name
  * @property {string} [description]
- * @property {object | string} [parameters] A JSON schema of an object, its arguments.
+ * @property {object | string} [parameters] A JSON schema of an object, its arguments; default: it takes none.
  */
 
 /** @typedef {Tool | { type?: 'function', function: Tool }} ToolLike A tool, plain or as OpenAI's API has it. */
@@ -99,12 +99,14 @@ function call(name, given) {
   return wire;
 }
 
+const NO_PARAMETERS = { type: 'object', properties: {}, additionalProperties: false };
+
 /**
  * @param {string} name
  * @param {unknown} given
  */
 function tool(name, given) {
-  const { parameters = '{}', ...wire } = fields(name, flat(given), ['name', 'description', 'parameters']);
+  const { parameters = NO_PARAMETERS, ...wire } = fields(name, flat(given), ['name', 'description', 'parameters']);
   if (!wire.name) throw new TypeError(`${name} has no name`);
   for (const [field, value] of Object.entries(wire)) string(`${name}.${field}`, value);
   return { ...wire, parameters: json(`${name}.parameters`, parameters) };

@@ -60,6 +60,11 @@ for (const tool of [TOOL, { type: 'function', function: TOOL }, { ...TOOL, param
   });
 }
 
+test('a tool without parameters takes no arguments', () => {
+  const [{ parameters }] = sent({ messages: HELLO, tools: [{ name: 'now' }] }).messages.tools;
+  assert.deepEqual(JSON.parse(parameters), { type: 'object', properties: {}, additionalProperties: false });
+});
+
 test('a choice is a mode or a name', () => {
   const choice = (/** @type {any} */ toolChoice) => sent({ messages: HELLO, tools: [TOOL], toolChoice }).messages.toolChoice;
   assert.deepEqual(choice('auto'), { mode: 'TOOL_CHOICE_MODE_AUTO', name: '' });

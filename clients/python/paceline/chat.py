@@ -21,13 +21,16 @@ class Message:
     tool_call_id: str = ""  # of a tool's answer: the call that it answers
 
 
+NO_PARAMETERS = '{"type": "object", "properties": {}, "additionalProperties": false}'
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call. `parameters` is a JSON schema of an object, its arguments."""
 
     name: str
     description: str = ""
-    parameters: Mapping[str, Any] | str = "{}"  # a string is JSON
+    parameters: Mapping[str, Any] | str = NO_PARAMETERS  # a string is JSON
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from paceline.chat import Message, MessageLike, Tool, ToolCall, ToolLike
+from paceline.chat import NO_PARAMETERS, Message, MessageLike, Tool, ToolCall, ToolLike
 from paceline.errors import InvalidRequest
 from paceline.fields import set_field
 from paceline.functions import tool_of
@@ -80,7 +80,7 @@ def _set_tool(wire: pb.Tool, tool: ToolLike, name: str) -> None:
     given = _fields(tool, Tool, name)
     if not given.get("name"):
         raise InvalidRequest(f"{name} has no 'name'")
-    if not isinstance(given.setdefault("parameters", "{}"), str):
+    if not isinstance(given.setdefault("parameters", NO_PARAMETERS), str):
         given["parameters"] = _json(given["parameters"], f"{name}.parameters")
     for field, value in given.items():
         set_field(wire, field, value, f"{name}.{field}")

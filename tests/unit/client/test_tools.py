@@ -77,8 +77,12 @@ def test_a_tool_is_a_tool_or_a_mapping_in_either_form(tool: Any) -> None:
     assert list(chat(tools=[tool]).tools) == [wanted]
 
 
-def test_a_tool_without_arguments_has_the_empty_schema() -> None:
-    assert chat(tools=[{"name": "now"}]).tools[0].parameters == "{}"
+@pytest.mark.parametrize(
+    "tool", [Tool("now"), {"name": "now"}, {"type": "function", "function": {"name": "now"}}]
+)
+def test_a_tool_without_parameters_takes_no_arguments(tool: Any) -> None:
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    assert json.loads(chat(tools=[tool]).tools[0].parameters) == schema
 
 
 @pytest.mark.parametrize(
