@@ -1,0 +1,1 @@
+"""What models write in chats: calls of tools, and reasoning before the answer. Pure: text in, events out."""

@@ -1,0 +1,104 @@
+"""Grammars of calls, in llguidance's Lark syntax: for requests whose output must be calls.
+
+Arguments match the tools' schemas, with one space behind each comma and colon, as models write JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from scheduler_service.chat import hermes
+from scheduler_service.chat.tools import OfferedTool
+
+LarkRules = dict[str, str]
+"""Rules by name; the rule of one call is `call`."""
+
+_SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_PYTHONIC = frozenset(
+    {
+        *("$defs", "$schema", "additionalProperties", "definitions", "description", "properties", "required"),
+        *("title", "type", "x-guidance"),
+    }
+)
+
+
+class ToolGrammarError(Exception):
+    """There is no grammar of a tool's calls. `index`: the tool at fault."""
+
+    def __init__(self, index: int, problem: str) -> None:
+        super().__init__(problem)
+        self.index = index
+
+
+def hermes_calls(markers: tuple[int, int] | None, tools: Sequence[OfferedTool]) -> LarkRules:
+    """A call between markers. `markers`: their token ids; None: they are text."""
+    begin, end = (_text(hermes.BEGIN), _text(hermes.END)) if markers is None else map(_token, markers)
+    return {"call": f'{begin} "\\n" object "\\n" {end}', **_objects("object", tools, "arguments")}
+
+
+def llama_json_calls(tools: Sequence[OfferedTool]) -> LarkRules:
+    """A call that is an object."""
+    return _objects("call", tools, "parameters")
+
+
+def pythonic_calls(tools: Sequence[OfferedTool]) -> LarkRules:
+    """A call with keyword arguments, in the order of the schema's properties. Raises ToolGrammarError."""
+    rules = {"call": " | ".join(f"call_{index}" for index in range(len(tools)))}
+    for index, tool in enumerate(tools):
+        rules |= _keyword_arguments(index, tool)
+    return rules
+
+
+def as_lark(start: str, rules: LarkRules) -> str:
+    """The text of a grammar."""
+    return "".join(f"{name}: {rule}\n" for name, rule in {"start": start, **rules}.items())
+
+
+def _objects(name: str, tools: Sequence[OfferedTool], key: str) -> LarkRules:
+    """A rule `name` of an object with a tool's name, and its arguments under `key`."""
+    rules = {name: " | ".join(f"object_{index}" for index in range(len(tools)))}
+    for index, tool in enumerate(tools):
+        head = _text(f'{{"name": "{tool.name}", "{key}": ')
+        rules[f"object_{index}"] = f'{head} arguments_{index} "}}"'
+        rules[f"arguments_{index}"] = _json({"type": "object", **tool.parameters})
+    return rules
+
+
+def _keyword_arguments(index: int, tool: OfferedTool) -> LarkRules:
+    """The rules of a call with keyword arguments. Raises ToolGrammarError."""
+    schema = tool.parameters
+    if unknown := sorted(schema.keys() - _PYTHONIC):
+        raise ToolGrammarError(index, f"{unknown[0]!r} can't be demanded of keyword arguments")
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        raise ToolGrammarError(index, "properties must be an object, required a list")
+    if missing := [name for name in required if name not in properties]:
+        raise ToolGrammarError(index, f"{missing[0]!r} is required, and none of the properties")
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    call, last = f"call_{index}", len(properties)
+    rules = {call: f'{_text(tool.name + "(")} {call}_first_0 ")"'}
+    # "first": no argument has been written yet; "next": some have, so that a comma comes before the next one.
+    for at, (name, value) in enumerate(properties.items()):
+        if not name.isidentifier() or not isinstance(value, dict | bool):
+            raise ToolGrammarError(index, f"property {name!r} can't be a keyword argument")
+        rules[f"{call}_value_{at}"] = _json({**value, **shared} if isinstance(value, dict) else {})
+        argument = f"{_text(name + '=')} {call}_value_{at} {call}_next_{at + 1}"
+        first, following = [argument], [f'", " {argument}']
+        if name not in required:
+            first.append(f"{call}_first_{at + 1}")
+            following.append(f"{call}_next_{at + 1}")
+        rules[f"{call}_first_{at}"], rules[f"{call}_next_{at}"] = " | ".join(first), " | ".join(following)
+    return rules | {f"{call}_first_{last}": '""', f"{call}_next_{last}": '""'}
+
+
+def _json(schema: Mapping[str, object]) -> str:
+    return f"%json {json.dumps({'x-guidance': _SEPARATORS, **schema})}"
+
+
+def _text(text: str) -> str:
+    return json.dumps(text)
+
+
+def _token(token: int) -> str:
+    return f"<[{token}]>"

@@ -1,0 +1,56 @@
+"""Reasoning: what some models write between two markers before their answer, and where it begins."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+BEGIN, END = "<think>", "</think>"
+_MAX_TAIL = 8  # tokens of white space that may stand around the markers at a prompt's end
+
+
+class Thinking(enum.Enum):
+    """How a completion begins."""
+
+    INSIDE = "inside"  # the prompt has opened the reasoning
+    POSSIBLE = "possible"  # the model may open it
+    OFF = "off"  # the prompt has closed it, or continues an answer
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarkers:
+    """The token ids around a model's reasoning."""
+
+    begin: int
+    end: int
+
+    def thinking(self, prompt: Sequence[int], token_bytes: Mapping[int, bytes]) -> Thinking:
+        """How a completion of this prompt begins; what follows a turn's beginning is looked at alone."""
+        tail = _bare(prompt, len(prompt), token_bytes)
+        if not tail:
+            return Thinking.POSSIBLE
+        if prompt[tail - 1] == self.begin:
+            return Thinking.INSIDE
+        return Thinking.OFF if prompt[tail - 1] == self.end else Thinking.POSSIBLE
+
+    def thinking_in(self, content: str) -> Thinking:
+        """How a completion begins that continues a message with this content."""
+        return Thinking.INSIDE if content.rfind(BEGIN) > content.rfind(END) else Thinking.OFF
+
+
+def reasoning_markers(template: str, added: Mapping[str, int]) -> ReasoningMarkers | None:
+    """The markers of a model whose chat template knows them, and which has tokens for them."""
+    begin, end = added.get(BEGIN), added.get(END)
+    if begin is None or end is None or END not in template:
+        return None
+    return ReasoningMarkers(begin, end)
+
+
+def _bare(prompt: Sequence[int], end: int, token_bytes: Mapping[int, bytes]) -> int:
+    """Where the white space begins that the first `end` tokens of a prompt end with."""
+    for at in range(end, max(end - _MAX_TAIL, 0), -1):
+        piece = token_bytes[prompt[at - 1]]
+        if not piece or piece.strip():
+            return at
+    return 0
