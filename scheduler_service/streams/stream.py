@@ -20,6 +20,7 @@ from scheduler_service.streams.continuation import Continuation
 from scheduler_service.streams.output import Output, OutputStart
 from scheduler_service.streams.request import CheckedRequest
 from scheduler_service.text.detokenizer import Detokenizer
+from scheduler_service.text.plain_output import PlainOutput
 from scheduler_service.text.stop_strings import StopMatcher, StopStrings
 from scheduler_service.text.vocabulary import Vocabulary
 
@@ -82,8 +83,13 @@ class RequestStream:
         self.completions = [
             CompletionBuffer(
                 index,
-                Detokenizer(vocabulary) if vocabulary is not None else None,
-                StopMatcher(strings) if strings is not None else None,
+                None
+                if vocabulary is None
+                else PlainOutput(
+                    Detokenizer(vocabulary),
+                    StopMatcher(strings) if strings is not None else None,
+                    include_stop_string=checked.output.include_stop_string,
+                ),
                 checked.output,
             )
             for index in range(checked.n)
