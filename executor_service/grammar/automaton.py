@@ -23,6 +23,8 @@ class Automaton:
 
     A matcher that is stuck is replaced by one that replays the output, which decides: what the old one has
     computed along its way counts against its limits, too.
+
+    The mask behind the output is kept until the output is another one, so that it can be computed early.
     """
 
     def __init__(self, grammar: Grammar) -> None:
@@ -30,6 +32,7 @@ class Automaton:
         self._matcher: Matcher | None = None
         self._output: TokenIds = NO_TOKENS  # what the matcher has consumed, and room to grow
         self._count = 0  # tokens consumed
+        self._mask: Masks | None = None  # behind these; None: not computed
 
     def follow(self, output: TokenIds) -> int:
         """Go to behind `output`, or before its first token that is not allowed.
@@ -40,12 +43,13 @@ class Automaton:
         if (matcher := self._matcher) is not None:
             try:
                 if common < self._count:
+                    self._mask = None
                     matcher.rollback(self._count - common)
                     self._count = common
                 return self._consume(matcher, output)
             except GrammarStuck:
                 self._matcher = None
-        self._count = 0
+        self._count, self._mask = 0, None
         matcher = self._grammar.matcher()
         taken = self._consume(matcher, output)
         self._matcher = matcher
@@ -68,7 +72,9 @@ class Automaton:
 
     def mask(self) -> Masks:
         """The mask of the next token, [bytes]; it allows at least one. Raises GrammarStuck."""
-        return self._ask(lambda matcher: matcher.mask())
+        if self._mask is None:
+            self._mask = self._ask(lambda matcher: matcher.mask())
+        return self._mask
 
     def forced(self) -> list[int]:
         """The next tokens as far as the grammar leaves no choice. Raises GrammarStuck."""
@@ -98,6 +104,7 @@ class Automaton:
         """Consume what `output` has behind the tokens consumed so far."""
         taken = self._count
         if len(output) > taken:
+            self._mask = None
             taken += matcher.consume(output[taken:])
             if taken > len(self._output):
                 grown = np.zeros(max(2 * taken, 64), np.int32)

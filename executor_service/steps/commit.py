@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from executor_service.backends.base import RowOutput
+from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.contract.plan import OutputMode, Reason, Refusal, RowResult
 from executor_service.steps.accepted_row import AcceptedRow
@@ -25,6 +26,7 @@ class StepCommit:
         self._computed = self._sampled = self._verified = self._accepted = 0
         self._prefill_rows = self._decode_rows = 0
         self.undone: list[AcceptedRow] = []
+        self.constrained: list[CachedSequence] = []  # that have a grammar and sampled
         # Undoing a row also frees the pages that the step behind reserved for the same sequence. This counts
         # those; it is negative where an op of the step behind had released the row's own pages before.
         self.freed_behind = 0
@@ -109,6 +111,7 @@ class StepCommit:
             length, row.hit, row.tokens, output.logprobs, output.top_ids, output.top_logprobs, output.logits
         )
         if sequence.automaton is not None and row.tokens:
+            self.constrained.append(sequence)
             result.forced = forced_behind(sequence, self._store.limits.max_drafts)
 
     def _undo(self, row: AcceptedRow) -> None:

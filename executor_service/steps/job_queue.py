@@ -48,6 +48,11 @@ class JobQueue:
         return self._put - self._taken
 
     @property
+    def has_news(self) -> bool:
+        """Whether a `read` would read something."""
+        return not self._inbox.empty()
+
+    @property
     def first(self) -> DeviceJob | None:
         """The next job of those that were read; None: there is none."""
         return self._jobs[0] if self._jobs else None

@@ -42,6 +42,8 @@ def constrain_row(
             masks = own if masks is None else own & masks[: len(own)]
     if masks is None or not samples:
         return Constrained(drafts, None)
+    if row.masks is None:  # what a grammar allows is never nothing
+        return Constrained(drafts, masks)
     if not masks[0].any():
         return Refusal(Reason.GRAMMAR, f"rows.masks[{index}]: it and the grammar have no token in common")
     return _without_dead_ends(drafts, masks)
@@ -66,6 +68,12 @@ def constrain_opening(
     if not masks.any():
         return Refusal(Reason.GRAMMAR, f"openings[{index}].mask: it and the grammar have no token in common")
     return masks
+
+
+def prepare_mask(sequence: CachedSequence) -> None:
+    """Compute the mask behind a sequence's known tokens, for its next row."""
+    if sequence.automaton is not None and sequence.table.count:
+        masks_behind(sequence, sequence.known)
 
 
 def masks_behind(sequence: CachedSequence, end: int) -> Masks | None:
@@ -102,6 +110,8 @@ def _masks_along(automaton: Automaton, drafts: TokenIds) -> Masks:
     Raises GrammarStuck if nothing is allowed here.
     """
     masks = [automaton.mask()]
+    if not len(drafts):
+        return masks[0][None]
     for draft in drafts.tolist():
         if not masks[-1][draft >> 3] >> (draft & 7) & 1:
             break

@@ -9,6 +9,9 @@ queued behind it. A step is begun behind another only where the outcome of that 
 (`overlap.py`), so that the results are those of one step after another. On any other backend a step is
 finished as soon as it is begun.
 
+The mask of a sequence with a grammar follows from its last token. Where nothing else is to be done it is
+computed when that token is known (`prepare_masks`), and not when the next step waits for it.
+
 A step that takes several forwards is computed while it is begun, with nothing else in flight. `begin` is
 suspended before each of these forwards, and resumed with whether a client still waits for the step. If none
 does, an abandonable step is undone as a whole, its ops included (`savepoint.py`).
@@ -18,14 +21,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 
 from executor_service.backends.base import Backend, ComputedForward, PendingForward, RowOutput
+from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession
 from executor_service.contract.plan import Abandoned, Forwards, StepPlan, StepResult
 from executor_service.steps.commit import StepCommit
 from executor_service.steps.counters import StepCounters
 from executor_service.steps.forwards import compute, launch
+from executor_service.steps.masking import prepare_mask
 from executor_service.steps.overlap import must_wait
 from executor_service.steps.pieces import may_take_several
 from executor_service.steps.reservation import RowReservation
@@ -46,6 +52,9 @@ class Pipeline:
         self._depth = min(backend.max_pending_forwards, MAX_STEPS_IN_FLIGHT)
         self._in_flight: deque[StepInFlight] = deque()
         self._finished: list[FinishedStep] = []
+        self._unprepared: deque[CachedSequence] = (
+            deque()
+        )  # of the last commit that had any: with a grammar and new tokens
         self._finished_s = 0.0  # when the last step was finished, by `time.perf_counter`
         self._free_by_commits = self._cached_by_commits = 0  # net change of these pages by all commits so far
 
@@ -107,6 +116,19 @@ class Pipeline:
         """The steps finished since the last call, in the order in which they were begun."""
         finished, self._finished = self._finished, []
         return finished
+
+    @property
+    def has_unprepared(self) -> bool:
+        """Whether `prepare_masks` has something to do."""
+        return bool(self._unprepared)
+
+    def prepare_masks(self, stop: Callable[[], bool]) -> None:
+        """Compute masks that the next steps are likely to need, until `stop`, which is asked before each.
+
+        Nothing depends on it: a row asks its automaton for its mask, which then is there already.
+        """
+        while self._unprepared and not stop():
+            prepare_mask(self._unprepared.popleft())
 
     def settle(self) -> None:
         """Finish all steps in flight."""
@@ -177,6 +199,8 @@ class Pipeline:
         free, cached = pages.free, pages.cached
         commit = StepCommit(step.rows, self._store)
         commit.take(outputs)
+        if commit.constrained:
+            self._unprepared = deque(commit.constrained)
         for behind in self._in_flight:
             behind.rows.refuse_followers(commit.undone)
         self._free_by_commits += pages.free - free

@@ -3,7 +3,8 @@
 The event loop submits and awaits; it never waits for the device. Each turn of the thread reads what was
 queued, renews the leases of all sessions that have jobs queued, lets leases expire, and does one thing: begin
 the next step, run another job, or finish the oldest step in flight. With one step in flight it waits for the
-next job or the device, whichever comes first. Jobs that are not steps run with nothing in flight.
+next job or the device, whichever comes first. Where there is nothing to do it computes masks that the next
+steps are likely to need. Jobs that are not steps run with nothing in flight.
 
 A job whose future was cancelled is dropped when its turn comes. A job of several forwards is suspended before
 each of them: the thread sends the answers that are ready, reads what was queued, and resumes the job with
@@ -140,21 +141,31 @@ class DeviceWorker:
         pipeline, forward = engine.pipeline, engine.pipeline.oldest_forward
         if job is not None and (forward is None or (job.is_step and not pipeline.is_full)):
             self._do(self._jobs.take())
-        elif forward is None:
+        elif forward is None and not pipeline.has_unprepared:
             self._check(engine)
+        elif forward is None:
+            self._prepare(engine)
         elif job is not None or pipeline.is_full or self._jobs.is_closed or self._watcher.is_done(forward):
             pipeline.finish_oldest()
             self._send_answers()
         else:
             self._watcher.watch(forward)
+            self._prepare(engine)
         return self._jobs.first is not None or len(pipeline) > 0 or not self._jobs.is_closed
 
     def _has_work(self) -> bool:
         """Whether there is something to do without waiting for a new job or the device."""
         if self._jobs.first is not None or self._jobs.is_closed:
             return True
-        forward = None if self._engine is None else self._engine.pipeline.oldest_forward
-        return forward is not None and not self._watcher.is_waiting_for(forward)
+        if self._engine is None:
+            return False
+        pipeline = self._engine.pipeline
+        forward = pipeline.oldest_forward
+        return pipeline.has_unprepared or (forward is not None and not self._watcher.is_waiting_for(forward))
+
+    def _prepare(self, engine: Engine) -> None:
+        """Compute masks for the next steps until another thread has put a job, or the device is done."""
+        engine.pipeline.prepare_masks(lambda: self._jobs.has_news)
 
     def _expire(self, engine: Engine) -> None:
         """Release what has outlived its lease; sessions with queued jobs are renewed first."""

@@ -27,6 +27,7 @@ class TableGrammar:
     ) -> None:
         self.table, self.ends, self.end, self.vocabulary = table, ends, end, vocabulary
         self.matchers = 0  # how many were made
+        self.masks = 0  # how many were computed
         self.stuck_after = -1  # a matcher that did so much work (tokens, masks) is stuck; -1: never
 
     def matcher(self) -> TableMatcher:
@@ -71,6 +72,7 @@ class TableMatcher:
 
     def mask(self) -> NDArray[np.uint8]:
         self._pay()
+        self._grammar.masks += 1
         bits = np.zeros(8 * mask_bytes(self._grammar.vocabulary), np.uint8)
         following = list(self._grammar._next(self._states[-1]))
         if not following:

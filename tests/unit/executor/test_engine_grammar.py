@@ -9,7 +9,16 @@ import pytest
 
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.oracle import OracleBackend
-from executor_service.contract.plan import Fork, Opening, OutputMode, Reason, Row, Sampling, Truncate
+from executor_service.contract.plan import (
+    Fork,
+    Opening,
+    OutputMode,
+    Reason,
+    Release,
+    Row,
+    Sampling,
+    Truncate,
+)
 from tests.unit.executor.fakes import ids, limits
 from tests.unit.executor.harness import Harness, row
 from tests.unit.executor.table_grammar import END, VOCABULARY, TableGrammar, loops
@@ -278,6 +287,48 @@ def test_the_mask_of_stop_ids_gives_way_and_the_grammar_never(h: Harness) -> Non
     h.row(Opening(2, ids(*PROMPT), 5, 0, held))
     assert h.row(row(2, 5)).tokens == [11]
     assert h.row(row(2, 6)).tokens == [END]
+
+
+def test_a_mask_that_was_computed_early_is_not_computed_for_its_row(h: Harness) -> None:
+    grammar, pipeline = loops(), h.engine.pipeline
+    h.step(*[constrained(i, PROMPT, grammar, seed=i) for i in (1, 2, 3)])
+    assert pipeline.has_unprepared
+    pipeline.prepare_masks(lambda: True)
+    assert grammar.masks == 3
+    asked = iter([False, True])
+    pipeline.prepare_masks(lambda: next(asked))
+    assert grammar.masks == 4
+    pipeline.prepare_masks(lambda: False)
+    assert grammar.masks == 6
+    assert not pipeline.has_unprepared
+    rows = h.step(*[row(i, 5) for i in (1, 2, 3)]).rows
+    assert grammar.masks == 6
+    assert [one.tokens for one in rows] == [run(2, i)[1:] for i in (1, 2, 3)]
+
+
+def test_no_mask_is_computed_early_for_what_was_released_or_has_no_grammar(h: Harness) -> None:
+    grammar = loops()
+    h.step(constrained(1, PROMPT, grammar), constrained(2, PROMPT, grammar, seed=2))
+    h.op(Release((1,)))
+    h.engine.pipeline.prepare_masks(lambda: False)
+    assert grammar.masks == 3
+    h.row(Opening(3, ids(*PROMPT), 5, 0, Sampling()))
+    assert not h.engine.pipeline.has_unprepared
+
+
+def test_a_mask_that_was_computed_early_for_another_place_is_computed_again(h: Harness) -> None:
+    expected = run(8)
+    h.row(constrained(1, PROMPT, loops()))
+    h.row(row(1, 5, steps=7))
+    h.engine.pipeline.prepare_masks(lambda: False)
+    h.op(Truncate(1, 8))
+    assert h.row(row(1, 8, tokens=[expected[3]])).tokens == [expected[4]]
+    h.engine.pipeline.prepare_masks(lambda: False)
+    assert h.row(row(1, 9, drafts=expected[5:7])).tokens == expected[5:8]
+    h.engine.pipeline.prepare_masks(lambda: False)
+    assert h.op(Fork(1, 2, 7, Sampling(temperature=1.0, grammar=loops()))).refusal is None
+    assert h.row(row(2, 7, tokens=[expected[2]])).tokens == [expected[3]]
+    assert h.row(row(1, 12)).tokens == [solo(PROMPT + expected, 0)]
 
 
 def test_a_grammar_without_a_word_refuses_its_opening(h: Harness) -> None:

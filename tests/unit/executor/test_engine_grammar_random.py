@@ -154,6 +154,12 @@ class GrammarMachine(RuleBasedStateMachine):
             known.tokens = tokens
             self.emitted(known, result.tokens, result.kv_length)
 
+    @rule(count=st.integers(1, 3))
+    def prepare(self, count: int) -> None:
+        """Masks are computed early, or some of them, or none: nothing depends on it."""
+        left = iter(range(count))
+        self.h.engine.pipeline.prepare_masks(lambda: next(left, None) is None)
+
     @precondition(lambda self: self.live)
     @rule(data=st.data(), back=st.integers(1, 8))
     def cut(self, data: st.DataObject, back: int) -> None:

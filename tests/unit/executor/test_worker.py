@@ -11,18 +11,30 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.clocked_oracle import oracle_of
+from executor_service.backends.oracle import OracleBackend
 from executor_service.backends.oracle_settings import OracleSettings
-from executor_service.contract.plan import Reason, Release, RequestRefused, StepPlan, StepResult
+from executor_service.contract.plan import (
+    Opening,
+    Reason,
+    Release,
+    RequestRefused,
+    Sampling,
+    StepPlan,
+    StepResult,
+)
 from executor_service.fatal import EXIT_FAULT, EXIT_MODEL
 from executor_service.steps.worker import DeviceWorker
 from tests.support.processes import ROOT
 from tests.unit.executor.deferred import DeferredBackend, DeferredForward
 from tests.unit.executor.fakes import continuation, limits
 from tests.unit.executor.harness import Harness, opening, plan, row
+from tests.unit.executor.table_grammar import VOCABULARY, TableGrammar, TableMatcher
 
 
 @pytest.fixture
@@ -118,6 +130,31 @@ async def test_an_idle_worker_lets_leases_expire(worker: DeviceWorker) -> None:
     while harness.engine.store.count:
         await idle.submit(lambda: None)
     assert idle.stop(5)
+
+
+async def test_the_mask_of_the_next_row_is_computed_while_nothing_else_is_to_be_done() -> None:
+    computed = threading.Semaphore(0)
+
+    class Told(TableGrammar):
+        def matcher(self) -> TableMatcher:
+            return ToldMatcher(self)
+
+    class ToldMatcher(TableMatcher):
+        def mask(self) -> NDArray[np.uint8]:
+            computed.release()
+            return super().mask()
+
+    grammar = Told({0: {10: 1, 11: 1}, 1: {12: 0}}, ends=set())
+    harness = Harness(limits(vocab_size=VOCABULARY), OracleBackend())
+    worker = DeviceWorker(tick_s=0.01)
+    await worker.start(lambda: harness.engine)
+    first = Opening(1, np.array(PROMPT, np.int32), 3, 0, Sampling(grammar=grammar))
+    await worker.submit_step(plan(first), kept=True)
+    for _ in range(2):  # the opening's, and that of the row behind it, which nobody has asked for
+        assert await asyncio.to_thread(computed.acquire, timeout=10)
+    await worker.submit_step(plan(row(1, 3)), kept=True)
+    assert await asyncio.to_thread(computed.acquire, timeout=10)
+    assert worker.stop(5)
 
 
 PROMPT = [5, 6, 7]
