@@ -1,4 +1,4 @@
-"""Drawing one token per row from filtered logits with noise, in plain torch.
+"""Drawing one token per row from masked and filtered logits with noise, in plain torch.
 
 Top-k, top-p and min-p each keep a prefix of the tokens in order of likelihood (then of id), so that drawing
 is exact without sorting. Take the token that is largest with noise. It is kept if fewer than k tokens come
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend.gumbel import gumbel
+from executor_service.contract.masks import Masks, allowed_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,16 @@ class Filters:
     totals: NDArray[
         np.float64
     ]  # with top_k: the mass of the tokens that it keeps, as exp(z - highest); else 0
+
+
+def exclude(logits: torch.Tensor, places: NDArray[np.int64], masks: Masks) -> None:
+    """Set logits[places] to -inf where the masks do not allow the token.
+
+    logits fp32 [rows, vocabulary] on any device, overwritten; places [n], rows without repetition; masks [n].
+    """
+    excluded = torch.from_numpy(~allowed_tokens(masks, logits.shape[-1])).to(logits.device)
+    rows = torch.from_numpy(places).to(logits.device)
+    logits[rows] = logits[rows].masked_fill(excluded, -torch.inf)
 
 
 def draw(

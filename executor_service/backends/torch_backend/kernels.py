@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from executor_service.backends.torch_backend.batch import Batch
-from executor_service.backends.torch_backend.drawing import Filters, draw
+from executor_service.backends.torch_backend.drawing import Filters, draw, exclude
 from executor_service.backends.torch_backend.quantized import Format, QuantizedLinear
 from executor_service.backends.torch_backend.sampler import Picker
+from executor_service.contract.masks import Masks
 
 
 class Linear(Protocol):
@@ -247,6 +248,9 @@ class PlainKernels:
 
     def _put(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device=self.device, dtype=self.dtype)
+
+    def exclude(self, logits: torch.Tensor, places: NDArray[np.int64], masks: Masks) -> None:
+        exclude(logits, places, masks)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.argmax(-1)

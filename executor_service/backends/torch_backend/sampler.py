@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.torch_backend.drawing import Filters
 from executor_service.contract import noise as reference
-from executor_service.contract.masks import Masks, allowed_tokens
+from executor_service.contract.masks import Masks
 from executor_service.contract.plan import OutputMode, Sampling, TokenIds
 
 MIN_TEMPERATURE = 1e-6
@@ -26,6 +26,9 @@ MIN_TEMPERATURE = 1e-6
 
 class Picker(Protocol):
     """Picks tokens from logits; implemented by `kernels.Kernels`."""
+
+    def exclude(self, logits: torch.Tensor, places: NDArray[np.int64], masks: Masks) -> None:
+        """Set logits[places] to -inf where the masks do not allow the token, as `drawing.exclude`."""
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """The lowest id among the largest logits of each row, int64 [rows]."""
@@ -78,7 +81,8 @@ def finite_rows(logits: torch.Tensor) -> torch.Tensor:
 def sample(logits: torch.Tensor, rows: Sequence[ForwardRow], pick: Picker) -> list[RowOutput]:
     """The rows' outputs from the logits of all their output positions, fp32 [positions, vocabulary].
 
-    A row with logits that are not finite has the output RowOutput(finite=False).
+    A row with logits that are not finite has the output RowOutput(finite=False). Logits under a mask are
+    overwritten, unless logprobs are asked for.
     """
     ends = np.cumsum([row.outputs for row in rows])
     spans = [slice(int(end) - row.outputs, int(end)) for row, end in zip(rows, ends, strict=True)]
@@ -145,7 +149,7 @@ def _with_top(result: RowOutput, logits: torch.Tensor, k: int) -> RowOutput:
 
 def _tokens(logits: torch.Tensor, positions: Sequence[_Position], pick: Picker) -> TokenIds:
     """The token of each position, int32 [positions]."""
-    logits = _adjusted(_masked(logits, positions), positions)
+    logits = _adjusted(_masked(logits, positions, pick), positions)
     tokens = np.zeros(len(positions), np.int32)
     greedy = [i for i, p in enumerate(positions) if p.row.sampling.temperature == 0]
     drawn = [i for i, p in enumerate(positions) if p.row.sampling.temperature != 0]
@@ -157,20 +161,18 @@ def _tokens(logits: torch.Tensor, positions: Sequence[_Position], pick: Picker) 
     return tokens
 
 
-def _masked(logits: torch.Tensor, positions: Sequence[_Position]) -> torch.Tensor:
-    """The logits with -inf for what masks do not allow; a copy where there are any.
+def _masked(logits: torch.Tensor, positions: Sequence[_Position], pick: Picker) -> torch.Tensor:
+    """The logits with -inf for what masks do not allow; a copy where logprobs need the raw ones.
 
     Penalties and bias leave -inf as it is, so that this may come before them.
     """
-    indices = [p.index for p in positions if p.mask is not None]
-    if not indices:
+    places = [p.index for p in positions if p.mask is not None]
+    if not places:
         return logits
+    if any(p.mask is not None and p.row.sampling.logprobs is not None for p in positions):
+        logits = logits.clone()
     masks = np.stack([p.mask for p in positions if p.mask is not None])
-    excluded = torch.from_numpy(~allowed_tokens(masks, logits.shape[-1])).to(logits.device)
-    if len(indices) == len(logits):
-        return logits.masked_fill(excluded, -torch.inf)
-    logits, places = logits.clone(), torch.tensor(indices, device=logits.device)
-    logits[places] = logits[places].masked_fill(excluded, -torch.inf)
+    pick.exclude(logits, np.array(places, np.int64), masks)
     return logits
 
 

@@ -17,6 +17,7 @@ from executor_service.backends.torch_backend import drawing, gumbel, sampler
 from executor_service.backends.torch_backend.cpu.kernels import CpuKernels
 from executor_service.backends.torch_backend.cpu.rowwise import sampling as cpu_sampler
 from executor_service.contract import noise as reference_noise
+from executor_service.contract.masks import Masks, allowed_tokens, mask_bytes
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.support.untyped import present
 
@@ -40,6 +41,13 @@ samplings = st.builds(
 )
 
 
+def packed(allowed: np.ndarray) -> Masks:
+    """Masks as `contract.masks` has them."""
+    bits = np.zeros((len(allowed), 8 * mask_bytes(VOCABULARY)), np.bool_)
+    bits[:, :VOCABULARY] = allowed
+    return np.packbits(bits, axis=-1, bitorder="little")
+
+
 @st.composite
 def sampled_rows(draw: st.DrawFn) -> tuple[np.ndarray, list[ForwardRow]]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -53,7 +61,7 @@ def sampled_rows(draw: st.DrawFn) -> tuple[np.ndarray, list[ForwardRow]]:
         if output is OutputMode.SAMPLE and draw(st.booleans()):
             allowed = rng.random((outputs, VOCABULARY)) < draw(st.sampled_from([0.02, 0.5, 0.9]))
             allowed[np.arange(outputs), rng.integers(0, VOCABULARY, outputs)] = True
-            masks = np.packbits(allowed, axis=-1, bitorder="little")
+            masks = packed(allowed)
         rows.append(
             ForwardRow(
                 start=len(history) - fed,
@@ -82,7 +90,11 @@ def test_equals_the_numpy_reference(case: tuple[np.ndarray, list[ForwardRow]]) -
     logits, rows = case
     given_logits = torch.from_numpy(logits.copy())
     ours = sampler.sample(given_logits, rows, CPU)
-    assert np.array_equal(given_logits.numpy(), logits)  # raw logits stay raw
+    ends = np.cumsum([row.outputs for row in rows]).tolist()
+    for row, end in zip(rows, ends, strict=True):  # raw logits stay raw but under masks
+        span = slice(end - row.outputs, end)
+        if row.masks is None or row.sampling.logprobs is not None:
+            assert np.array_equal(given_logits[span].numpy(), logits[span])
     for out, expected in zip(ours, numpy_sampler.sample_rows(logits, rows), strict=True):
         assert out.finite == expected.finite
         for name in ("tokens", "top_ids"):
@@ -92,6 +104,24 @@ def test_equals_the_numpy_reference(case: tuple[np.ndarray, list[ForwardRow]]) -
         for name in ("logprobs", "top_logprobs", "logits"):
             a, b = getattr(out, name), getattr(expected, name)
             assert a is None or np.allclose(a, b, atol=2e-5)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**32), st.integers(1, 150), st.integers(1, 6))
+def test_masking_in_plain_torch_equals_the_cpu_kernel(seed: int, vocabulary: int, rows: int) -> None:
+    rng = np.random.default_rng(seed)
+    places = rng.permutation(rows)[: rng.integers(1, rows + 1)]
+    words = rng.choice(np.array([0, 2**32 - 1, *rng.integers(0, 2**32, 3)], np.uint32), (len(places), 6))
+    masks = words.view(np.uint8)[:, : mask_bytes(vocabulary) + 4 * int(rng.integers(0, 2))].copy()
+    logits = rng.standard_normal((rows, vocabulary)).astype(np.float32)
+    ours, plain = torch.from_numpy(logits.copy()), torch.from_numpy(logits.copy())
+    with CPU.step():
+        CPU.exclude(ours, places, masks)
+    drawing.exclude(plain, places, masks)
+    expected = logits.copy()
+    expected[places] = np.where(allowed_tokens(masks, vocabulary), logits[places], -np.inf)
+    assert np.array_equal(ours.numpy(), expected)
+    assert np.array_equal(plain.numpy(), expected)
 
 
 @settings(deadline=None, max_examples=200)

@@ -20,7 +20,11 @@ from executor_service.backends.torch_backend.cpu.layers.recorded_blocks import (
     record_blocks,
 )
 from executor_service.backends.torch_backend.cpu.primitives.records import address_of
-from executor_service.backends.torch_backend.cpu.rowwise.sampling import DrawTokens, TakeLargest
+from executor_service.backends.torch_backend.cpu.rowwise.sampling import (
+    DrawTokens,
+    ExcludeTokens,
+    TakeLargest,
+)
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
 from executor_service.backends.torch_backend.drawing import Filters
 from executor_service.backends.torch_backend.kernels import (
@@ -31,6 +35,7 @@ from executor_service.backends.torch_backend.kernels import (
     Linear,
     RecordedBlocks,
 )
+from executor_service.contract.masks import Masks
 
 
 class CpuKernels:
@@ -89,6 +94,12 @@ class CpuKernels:
     def record(self, blocks: Sequence[Block], eps: float) -> RecordedBlocks | None:
         """All calls of the blocks in one table; None if some of their products are not CPU kernels."""
         return record_blocks(self.pool, blocks, eps)
+
+    def exclude(self, logits: torch.Tensor, places: NDArray[np.int64], masks: Masks) -> None:
+        """Set logits[places] to -inf where the masks do not allow the token."""
+        count, width = masks.shape
+        called = address_of(logits), address_of(places), address_of(masks)
+        self.pool.run(ExcludeTokens(count, logits.shape[1], *called, width // 4))
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """The first of the largest logits of each row: int64 [rows]."""

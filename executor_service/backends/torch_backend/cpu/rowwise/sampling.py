@@ -1,6 +1,6 @@
-"""Drawing tokens on CPU: the algorithm of `drawing.draw`, one row at a time.
+"""Masks, and drawing tokens on CPU: the algorithm of `drawing.draw`, one row at a time.
 
-It also prunes, without changing the result. Gumbel noise exceeds t with probability 1 - exp(-exp(-t)) <=
+Drawing also prunes, without changing the result. Gumbel noise exceeds t with probability 1 - exp(-exp(-t)) <=
 exp(-t), so a token with z can exceed b, the value with noise of the likeliest token, only if its hash, as a
 fraction of 2^32, is at most exp(z - b). That takes a few vector instructions per token; logarithms are
 computed only for the tokens that pass.
@@ -39,6 +39,17 @@ class DrawTokens(NamedTuple):
     tokens: Address  # int64 [rows]: the result
 
 
+class ExcludeTokens(NamedTuple):
+    """Set the logits of what masks do not allow to -inf, in place. A chunk is a mask."""
+
+    masks: int  # how many
+    vocabulary: int
+    logits: Address  # fp32 [any number, vocabulary]
+    places: Address  # int64 [masks]: the row of logits that each mask is for
+    words: Address  # uint32 [masks, width], as in `contract.masks`
+    width: int  # words of a mask, at least ceil(vocabulary / 32)
+
+
 class TakeLargest(NamedTuple):
     """The first of the largest logits of each row. A chunk is a row."""
 
@@ -49,6 +60,7 @@ class TakeLargest(NamedTuple):
 
 
 _read_draw, _read_argmax = reader(DrawTokens), reader(TakeLargest)
+_read_exclude = reader(ExcludeTokens)
 
 
 @njit(nogil=True)
@@ -198,5 +210,31 @@ def _argmax_chunk(record: int, row: int) -> None:
     carray(pointer(call.tokens), (call.rows,), np.int64)[row] = token
 
 
+@njit(nogil=True)
+def _count_exclude_chunks(record: int) -> int:
+    return _read_exclude(record).masks
+
+
+@njit(nogil=True)
+def _exclude_chunk(record: int, chunk: int) -> None:
+    call = _read_exclude(record)
+    count, vocabulary = (call.vocabulary + 31) // 32, call.vocabulary
+    place = carray(pointer(call.places), (call.masks,), np.int64)[chunk]
+    words = carray(pointer(call.words + 4 * chunk * call.width), (count,), np.uint32)
+    for w in range(count):
+        word = words[w]
+        if word == np.uint32(0xFFFFFFFF):
+            continue
+        first = 32 * w
+        some = floats(call.logits + 4 * (place * vocabulary + first), min(32, vocabulary - first))
+        if word == np.uint32(0):
+            some[:] = np.float32(-np.inf)
+            continue
+        for i in range(some.shape[0]):
+            if not (word >> np.uint32(i)) & np.uint32(1):
+                some[i] = np.float32(-np.inf)
+
+
+EXCLUDE_TOKENS = Kernel(ExcludeTokens, _count_exclude_chunks, _exclude_chunk)
 DRAW_TOKENS = Kernel(DrawTokens, _count_draw_chunks, _draw_chunk)
 TAKE_LARGEST = Kernel(TakeLargest, _count_argmax_chunks, _argmax_chunk)
