@@ -97,8 +97,10 @@ class Automaton:
     def _common(self, output: TokenIds) -> int:
         """How many tokens `output` begins with that were consumed."""
         shorter = min(self._count, len(output))
-        differs = self._output[:shorter] != output[:shorter]
-        return int(differs.argmax()) if differs.any() else shorter
+        mine, theirs = self._output[:shorter], output[:shorter]
+        if mine.tobytes() == theirs.tobytes():  # as mostly; faster than comparing item by item
+            return shorter
+        return int((mine != theirs).argmax())
 
     def _consume(self, matcher: Matcher, output: TokenIds) -> int:
         """Consume what `output` has behind the tokens consumed so far."""

@@ -259,7 +259,7 @@ class TokenMatcher:
         tokens = self._ask(self._matcher.compute_ff_tokens)
         if self._escapes is not None:
             tokens = tokens[: len(self._escapes.follow(self._states[-1], tokens))]
-        return tokens[: self._ask(self._matcher.validate_tokens, tokens)]
+        return tokens[: self._ask(self._matcher.validate_tokens, tokens)] if tokens else []
 
     def _consumable(self, mask: Masks) -> bool:
         """Whether what a mask of one byte allows is allowed."""
