@@ -16,6 +16,23 @@ from tests.support.held_streams import essence
 
 WORDS = ("the", "paceline", "rides", "on", "behind", "its", "leader", "while", "wind", "and", "rain", "turn")
 BIG_PROMPT_BYTES = 6_000
+GRAMMARS: Sequence[Mapping[str, Any]] = (
+    {
+        "schema": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 30},
+                "lap": {"type": "integer"},
+                "places": {"type": "array", "items": {"type": "integer"}, "maxItems": 8},
+            },
+            "required": ["name", "lap", "places"],
+            "additionalProperties": False,
+        }
+    },
+    {"regex": "(the [a-z]{2,9} rides( on)?[,.] )+"},
+    {"choices": ["yes", "no", "maybe, if the wind turns"]},
+    {"grammar": 'start: "(" (start | /[0-9]{1,4}/)* ")"'},
+)
 AT_ONCE = 8
 
 
@@ -46,7 +63,7 @@ class Question:
 
 
 def questions(seed: int, count: int = 40) -> list[Question]:
-    """Long and short, one completion and several, with stops, logprobs and drafts or without."""
+    """Long and short, one completion and several, with stops, logprobs, drafts and grammars or without."""
     rng = random.Random(seed)
     found = []
     for number in range(count):
@@ -66,6 +83,8 @@ def questions(seed: int, count: int = 40) -> list[Question]:
             options["include_stop_string"] = rng.random() < 0.5
         if rng.random() < 0.2:
             options |= {"repetition_penalty": 1.3, "top_p": 0.9, "min_tokens": 1}
+        if rng.random() < 0.35:
+            options |= {"ignore_eos": False, **rng.choice(GRAMMARS)}
         text = f"{number}: " + " ".join(rng.choices(WORDS, k=rng.choice([1, 10, 60])))
         if number % 8 == 0:
             text += " " + "".join(rng.choices("0123456789 ", k=BIG_PROMPT_BYTES))
