@@ -27,8 +27,8 @@ test: $(STAMP) $(MODEL) ## Run the default test suite, two files at a time (ARGS
 test-slow: $(STAMP) $(MODEL) ## Run the tests that take minutes each, and print what they found
 	$(BIN)/python -m pytest -m slow -s $(ARGS)
 
-test-commands: $(STAMP) $(MODEL) ## Run the commands and the Python of README and docs, against real services
-	$(BIN)/python -m pytest tests/commands -m commands $(ARGS)
+test-commands: $(STAMP) $(MODEL) ## Run what README and docs tell readers to run, against real services
+	$(BIN)/python -m pytest tests/commands tests/gpu -m commands $(ARGS)
 
 test-node: $(STAMP) ## Run the Node client's tests against a live service
 	cd clients/node && npm ci --no-audit --no-fund && npm test

@@ -41,6 +41,7 @@ def test_prefill_floor() -> None:
     assert 1e3 * prefill_floor_s(spec_of("Qwen3-8B"), 2048, H100) == pytest.approx(37.6, rel=0.03)
 
 
+@pytest.mark.commands
 def test_a_dry_run_writes_results_and_plots(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.gpu", "--dry", "--minutes", "60", "--out", str(tmp_path)]
     path = os.pathsep.join([str(ROOT), str(ROOT / "clients" / "python")])
