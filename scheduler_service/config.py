@@ -6,7 +6,7 @@ import socket
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from paceline.channel import Security, is_loopback
 from paceline.service.identity import MAX_PRIORITY, Identity
@@ -106,6 +106,12 @@ class SchedulerSettings(ServiceSettings):
     )
     max_draft_tokens: int = Field(
         default=8, ge=1, le=1024, description="drafts in one verification with auto, at most"
+    )
+
+    # Chats
+    tool_format: Literal["auto", "none", "hermes", "llama3-json", "llama3-pythonic"] = Field(
+        default="auto",
+        description="how the model writes calls of tools; auto: as its chat template says, if that is known",
     )
 
     # Limits of one request

@@ -9,6 +9,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from scheduler_service.chat.formats import ToolFormat
+from scheduler_service.chat.reasoning import ReasoningMarkers
 from scheduler_service.core.request import DraftingWish, DraftSource
 
 
@@ -87,6 +89,9 @@ class ServedModel:
     limits: RequestAllowance
     max_draft_tokens: int  # largest fixed number of drafts; 0: the executor verifies no drafts
     max_grammar_bytes: int = 0  # 0: the executor has no grammars
+    grammars_begin: bool = False  # the executor has grammars that begin behind a token
+    tool_format: ToolFormat | None = None  # None: chats have no tools
+    reasoning: ReasoningMarkers | None = None  # None: the model writes its answer alone
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # sampling parameters by name
 
 

@@ -54,6 +54,7 @@ class SchedulerService:
             self.text,
             changed=self._executors_changed,
             instance=settings.instance_name,
+            tool_format=settings.tool_format,
         )
         self.drafts = DraftPool(
             settings.draft_executor,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
@@ -38,3 +39,13 @@ class CallParser(Protocol):
 
     def flush(self) -> Iterable[Event]:
         """What was held back, when no more text follows."""
+
+
+@dataclass(slots=True)
+class CallPiece:
+    """A part of a call on its way to the client; the first one of a call has its id and name."""
+
+    index: int  # of the call in its completion
+    id: str
+    name: str
+    arguments: str

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-BEGIN, END = "<think>", "</think>"
+MARKERS = BEGIN, END = "<think>", "</think>"
 _MAX_TAIL = 8  # tokens of white space that may stand around the markers at a prompt's end
 
 

@@ -63,6 +63,7 @@ class ExecutorFacts:
     max_logit_bias: int
     max_logprobs: int
     max_grammar_bytes: int = 0  # 0: it has no grammars
+    grammars_begin: bool = False  # behind a token, if the scheduler says so
 
     @property
     def bounds(self) -> Bounds:
@@ -103,6 +104,7 @@ def served_model(facts: ExecutorFacts, tokenizer: TokenizerSource, own: RequestA
         ),
         max_draft_tokens=facts.capacity.max_drafts,
         max_grammar_bytes=facts.max_grammar_bytes,
+        grammars_begin=facts.grammars_begin,
         generation_defaults=_generation_defaults(tokenizer.generation_defaults),
     )
 

@@ -8,12 +8,14 @@ other tokens, and is refused. `drafts.py` has the pool of the draft executors.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from paceline.channel import Security
 from paceline.service.logs import Log
 
+from scheduler_service.chat import formats
+from scheduler_service.chat.reasoning import reasoning_markers
 from scheduler_service.link.executor import ExecutorLink, Timing
 from scheduler_service.link.facts import ExecutorFacts, served_model
 from scheduler_service.link.handshake import RefusedExecutorError
@@ -93,7 +95,9 @@ class ExecutorPool(LinkPool):
         text: TextPool,
         changed: Callable[[], None],
         instance: str = "",
+        tool_format: str = formats.AUTO,
     ) -> None:
+        """`tool_format`: the setting of this name."""
         super().__init__(
             [
                 ExecutorLink(address, security, timing, self, changed, owner_of(instance, number))
@@ -101,6 +105,7 @@ class ExecutorPool(LinkPool):
             ]
         )
         self.served: Served | None = None
+        self._tool_format = tool_format
         self._limits = limits
         self._text = text
         self._learning = asyncio.Lock()
@@ -142,4 +147,18 @@ class ExecutorPool(LinkPool):
                 text = await ModelText.made_of(tokenizer, self._text)
             except UnusableTokenizerError as error:
                 raise RefusedExecutorError(f"its tokenizer can't be used: {error}") from error
+            if text is not None and text.has_chat_template:
+                model = self._with_chat_output(model, tokenizer.chat_template, text.added)
             self.served = Served(model, text, tokenizer if text else None)
+
+    def _with_chat_output(self, model: ServedModel, template: str, added: Mapping[str, int]) -> ServedModel:
+        """The model with what its chat template and its added tokens say of its output."""
+        tool_format = formats.format_of(template, added, self._tool_format)
+        reasoning = reasoning_markers(template, added)
+        log.info(
+            "chat output",
+            tool_format="none" if tool_format is None else tool_format.name,
+            template_takes_tools=formats.takes_tools(template),
+            reasoning=reasoning is not None,
+        )
+        return replace(model, tool_format=tool_format, reasoning=reasoning)

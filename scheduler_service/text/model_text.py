@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from scheduler_service.chat import formats, reasoning
 from scheduler_service.model import TokenizerSource
 from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.errors import PromptError
@@ -15,6 +16,8 @@ from scheduler_service.text.frames import unpack_ints
 from scheduler_service.text.pool import TextPool
 from scheduler_service.text.vocabulary import Vocabulary
 
+MARKERS = (*formats.MARKERS, *reasoning.MARKERS)
+"""Texts that may be added tokens, and then mean something in a model's output."""
 DECODED_AT_ONCE = 4096
 """Ids that are decoded before other tasks of the event loop get a turn."""
 
@@ -22,20 +25,34 @@ DECODED_AT_ONCE = 4096
 class ModelText:
     """The served model's tokenizer, detokenizer and chat template."""
 
-    def __init__(self, pool: TextPool, vocabulary: Vocabulary, *, has_chat_template: bool) -> None:
+    def __init__(
+        self,
+        pool: TextPool,
+        vocabulary: Vocabulary,
+        *,
+        has_chat_template: bool,
+        added: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self._pool = pool
         self.vocabulary = vocabulary
         """The bytes of each token id, for a Detokenizer."""
         self.has_chat_template = has_chat_template
         """Whether messages can be prompts."""
+        self.added = added
+        """The ids of those MARKERS that are added tokens, by text."""
 
     @classmethod
     async def made_of(cls, files: TokenizerSource, pool: TextPool) -> ModelText | None:
         """Load the files; returns None if the model has no tokenizer. Raises UnusableTokenizerError."""
         if not files.tokenizer_json:
             return None
-        pieces, has_chat_template = await pool.load(files)
-        return cls(pool, Vocabulary(pieces), has_chat_template=has_chat_template)
+        loaded = await pool.load(files, MARKERS)
+        return cls(
+            pool,
+            Vocabulary(loaded.pieces),
+            has_chat_template=loaded.has_chat_template,
+            added=loaded.added,
+        )
 
     async def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids, the same that a stream of them has."""

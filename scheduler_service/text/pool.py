@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from paceline.service.logs import Log
 
@@ -44,6 +46,16 @@ RESTART_MAX_S = 5.0
 SMALL, LARGE = range(LANES)
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """What a tokenizer process says of the files that it has loaded."""
+
+    pieces: TokenBytes
+    has_chat_template: bool
+    added: Mapping[str, int]
+    """The ids of the markers that are added tokens, by text."""
+
+
 def process_count() -> int:
     """Half of the CPU cores that this process may use, at least 1 and at most MAX_PROCESSES."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -74,8 +86,8 @@ class TextPool:
             for slot in range(self._slots):
                 group.create_task(self._keep_running(slot), name=f"tokenizer {slot}")
 
-    async def load(self, files: TokenizerSource) -> tuple[TokenBytes, bool]:
-        """Tokenize with these files from now on. Returns the tokens' bytes, and if there is a chat template.
+    async def load(self, files: TokenizerSource, markers: Sequence[str] = ()) -> LoadedTokenizer:
+        """Tokenize with these files from now on. `markers`: texts that may be added tokens.
 
         Raises UnusableTokenizerError, and then nothing has changed. Calls must not overlap, and no call may
         follow one that has succeeded.
@@ -89,6 +101,7 @@ class TextPool:
             "bos_token": files.bos_token,
             "eos_token": files.eos_token,
             "add_bos": files.add_bos,
+            "markers": list(markers),
         }
         job = self._candidate = self._job(header, files.tokenizer_json, LARGE)
         self._dispatch()
@@ -103,7 +116,8 @@ class TextPool:
         self._accepted = header, files.tokenizer_json
         self._accepting.set()
         size = 4 * answer["count"]
-        return TokenBytes(payload[size:], unpack_ints(payload[:size]), answer["strip"]), answer["chat"]
+        pieces = TokenBytes(payload[size:], unpack_ints(payload[:size]), answer["strip"])
+        return LoadedTokenizer(pieces, answer["chat"], answer["added"])
 
     async def submit(self, header: Header, payload: bytes, caller: str = "") -> bytes:
         """Run a job; returns the answer's payload. Raises PromptError, BusyError, StuckError."""

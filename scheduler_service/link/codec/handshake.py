@@ -36,6 +36,7 @@ def decode_facts(info: pb.GetInfoResponse) -> ExecutorFacts:
         max_logit_bias=limits.max_logit_bias,
         max_logprobs=limits.max_logprobs,
         max_grammar_bytes=limits.max_grammar_bytes if pb.CAPABILITY_GRAMMAR in info.capabilities else 0,
+        grammars_begin=pb.CAPABILITY_GRAMMAR_BEGIN in info.capabilities,
     )
 
 

@@ -4,7 +4,7 @@ Standard input is a socket to the scheduler that carries frames (`text.frames`) 
 process exits when the scheduler closes its end.
 
     at the start                                           ->  {threads}: a thread id of the system per lane
-    {op: load, lane, chat_template, ...} + tokenizer.json  ->  {lane, chat, strip, count} + lengths + pieces
+    {op: load, lane, chat_template, ...} + tokenizer.json  ->  {lane, chat, strip, ...} + lengths + pieces
     {op: text, lane} + text                                ->  {lane} + token ids
     {op: chat, lane, max_bytes} + a chat as JSON           ->  {lane} + token ids
     any of them that fails                                 ->  {lane, error, field}
@@ -164,6 +164,7 @@ class Worker:
             "chat": encoder.has_chat_template,
             "strip": pieces.strip,
             "count": len(pieces.lengths),
+            "added": encoder.added_tokens(job["markers"]),
         }
         return header, pack_ints(pieces.lengths) + pieces.data
 

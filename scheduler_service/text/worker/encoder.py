@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -57,6 +57,11 @@ class Encoder:
         self._renamed: RenamedTokenizer | None = None
         self._renaming = threading.Lock()
         self._encode(TRIAL)  # compiles the tokenizer's regular expressions
+
+    def added_tokens(self, texts: Iterable[str]) -> dict[str, int]:
+        """The ids of those texts that are added tokens of the tokenizer, by text."""
+        added = {token.content: id_ for id_, token in self._tokenizer.get_added_tokens_decoder().items()}
+        return {text: added[text] for text in texts if text in added}
 
     @property
     def has_chat_template(self) -> bool:

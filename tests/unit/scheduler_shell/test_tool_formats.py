@@ -52,8 +52,7 @@ TOOLS = (
 
 
 def added(style: Style) -> dict[str, int]:
-    found = {text: style.tokenizer().token_to_id(text) for text in MARKERS}
-    return {text: id_ for text, id_ in found.items() if id_ is not None}
+    return style.encoder.added_tokens(MARKERS)
 
 
 def format_named(style: Style, setting: str = "auto") -> ToolFormat:
