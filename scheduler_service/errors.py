@@ -76,9 +76,9 @@ def invalid(field: str, problem: str) -> ServiceError:
     return _field_error(ErrorReason.INVALID_REQUEST, field, problem)
 
 
-def unsupported(field: str) -> ServiceError:
+def unsupported(field: str, problem: str = "this scheduler does not offer it") -> ServiceError:
     """An error: this field is set, and this scheduler does not have its feature."""
-    return _field_error(ErrorReason.UNSUPPORTED, field, "this scheduler does not offer it")
+    return _field_error(ErrorReason.UNSUPPORTED, field, problem)
 
 
 def mismatch(field: str, problem: str) -> ServiceError:

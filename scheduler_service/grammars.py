@@ -26,8 +26,12 @@ class GrammarChecks:
         self._active = active
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def check(self, grammar: OutputGrammar, caller: Identity, deadline: float | None) -> None:
+    async def check(
+        self, grammar: OutputGrammar, caller: Identity, deadline: float | None, field: str = "grammar"
+    ) -> None:
         """Raises ServiceError if the grammar can't be compiled. `deadline`: of the call, by time.monotonic.
+
+        `field`: that of the request which the grammar was made of.
 
         Without an executor nothing is checked: then the opening is refused.
         """
@@ -48,5 +52,7 @@ class GrammarChecks:
                     retry_after_s=RETRY_AFTER_S,
                 ) from None
         if why:
-            field, _, problem = why.partition(": ")
-            raise invalid(field, problem) if problem else invalid("grammar", why)
+            found, _, problem = why.partition(": ")
+            if field != "grammar" or not problem:
+                raise invalid(field, problem or why)
+            raise invalid(found, problem)

@@ -31,7 +31,7 @@ from scheduler_service.rpc.codec.responses import (
     tokenizer_pieces,
 )
 from scheduler_service.service import SchedulerService
-from scheduler_service.streams.request import Prompt, TextPrompt, TokenPrompt
+from scheduler_service.streams.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from scheduler_service.streams.stream import RequestStream
 from scheduler_service.text.errors import BusyError, PromptError, StuckError
 
@@ -195,7 +195,8 @@ class SchedulerServicer(SchedulerServiceServicer):
             min_tokens = len(checked.prompt.ids) if isinstance(checked.prompt, TokenPrompt) else 1
             self._service.streams.check(caller, checked, min_tokens, deadline)  # before tokenizing
             if checked.sampling.grammar is not None:
-                await self._service.grammars.check(checked.sampling.grammar, caller, deadline)
+                field = "messages.tools" if _has_tools(checked.prompt) else "grammar"
+                await self._service.grammars.check(checked.sampling.grammar, caller, deadline, field)
             ids = await _token_ids(checked.prompt, served, caller)
             return self._service.streams.admit(
                 checked,
@@ -222,6 +223,11 @@ def _deadline(context: _Context) -> float | None:
     return None if remaining is None else time.monotonic() + remaining
 
 
+def _has_tools(prompt: Prompt) -> bool:
+    """Whether the model may call tools; a grammar is that of the calls then."""
+    return isinstance(prompt, ChatPrompt) and bool(prompt.tools)
+
+
 async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequence[int]:
     """The prompt's token ids, at least one. Raises ServiceError."""
     if isinstance(prompt, TokenPrompt):
@@ -238,6 +244,7 @@ async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequen
                 prompt.messages,
                 served.model.limits.max_prompt_bytes,
                 arguments=prompt.arguments,
+                tools=[tool.for_template() for tool in prompt.tools],
                 continues=prompt.continues,
                 caller=caller.name,
             )

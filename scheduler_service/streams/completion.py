@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from scheduler_service.chat.events import CallPiece
 from scheduler_service.core.events import CompletionEnded, Tokens
 from scheduler_service.core.step import TopLogprobs
 from scheduler_service.errors import mismatch
+from scheduler_service.streams.continuation import ReceivedText, remove_received
 from scheduler_service.streams.output import Output, OutputDelta, OutputEnd
 from scheduler_service.streams.request import StreamOptions
 from scheduler_service.text.plain_output import PlainOutput
 
 MAX_DELTA_TOKENS = 1024
 """Tokens of one delta. Its message stays far below 4 MiB even with 20 alternatives for each token."""
+
+
+_NO_CALLS: Sequence[CallPiece] = ()
 
 
 class CompletionBuffer:
@@ -41,8 +48,9 @@ class CompletionBuffer:
 
     @property
     def has_output(self) -> bool:
-        """There are tokens or text that the reader has not taken."""
-        return bool(self._ids or (self._output is not None and self._output.text))
+        """There is output that the reader has not taken."""
+        output = self._output
+        return bool(self._ids or (output is not None and (output.text or output.reasoning or output.calls)))
 
     def push(self, event: Tokens, terminators: frozenset[int]) -> str | None:
         """Append new tokens; returns the stop string that their text completes, or None.
@@ -62,26 +70,22 @@ class CompletionBuffer:
         return self._output.stop_string
 
     def continue_after(
-        self, ids: tuple[int, ...], text_bytes: int, terminators: frozenset[int]
+        self, ids: tuple[int, ...], received: ReceivedText, terminators: frozenset[int]
     ) -> str | None:
-        """Begin after what the client has received: all of `ids`, and `text_bytes` UTF-8 bytes of their text.
+        """Begin after what the client has received: all of `ids`, and so much of their text.
 
-        Returns the stop string that their text completes, or None. Raises ServiceError if their text has
-        fewer bytes, or the text received ends within a character.
+        Returns the stop string that their text completes, or None. Raises ServiceError if their text is
+        shorter, or the text received ends within a character.
         """
         output = self._output
         if output is None:
             return None
         if ids:
             output.push(ids[:-1] if ids[-1] in terminators else ids)
-        text = output.text.encode()
-        if text_bytes > len(text):  # the client received the end too, before which all text is sent
-            output.flush()
-            text = output.text.encode()
-        if text_bytes > len(text) or (text_bytes < len(text) and text[text_bytes] & 0xC0 == 0x80):
-            problem = f"has {len(text)} bytes of text here, and {text_bytes} is no border in it"
-            raise mismatch("continuation.completions", f"completion {self.index} {problem}")
-        output.text = text[text_bytes:].decode()
+        try:
+            remove_received(output, received)
+        except ValueError as error:
+            raise mismatch("continuation.completions", f"completion {self.index} {error}") from None
         return output.stop_string
 
     def finish(self, event: CompletionEnded) -> None:
@@ -95,23 +99,29 @@ class CompletionBuffer:
 
         `arrival`: time of the request's arrival, in seconds on the clock of `tokens_at`.
         """
-        ids, logprobs, text = self._ids, self._logprobs, ""
-        if self._output is not None:
+        ids, logprobs, output = self._ids, self._logprobs, self._output
+        text, reasoning, calls = "", "", _NO_CALLS
+        if output is not None:
             if self._options.text:
-                text = self._output.text
-            self._output.text = ""
+                text, reasoning, calls = output.text, output.reasoning, output.calls
+            output.text = ""
+            if output.reasoning or output.calls:
+                output.reasoning, output.calls = "", []
         pieces: list[Output] = []
-        if ids or text:
+        if ids or text or reasoning or calls:
             elapsed_s = 0.0 if self.tokens_at is None else self.tokens_at - arrival
             self._ids, self._logprobs = [], []
             if len(ids) <= MAX_DELTA_TOKENS:
-                pieces.append(OutputDelta(self.index, ids, text, logprobs, elapsed_s))
+                pieces.append(OutputDelta(self.index, ids, text, logprobs, elapsed_s, reasoning, calls))
             else:  # the last delta has the text: text may be sent after its ids, never before
-                for start in range(0, len(ids), MAX_DELTA_TOKENS):
+                last = (len(ids) - 1) // MAX_DELTA_TOKENS * MAX_DELTA_TOKENS
+                for start in range(0, last, MAX_DELTA_TOKENS):
                     end = start + MAX_DELTA_TOKENS
-                    tail = text if end >= len(ids) else ""
-                    piece = OutputDelta(self.index, ids[start:end], tail, logprobs[start:end], elapsed_s)
-                    pieces.append(piece)
+                    pieces.append(OutputDelta(self.index, ids[start:end], "", logprobs[start:end], elapsed_s))
+                pieces.append(
+                    OutputDelta(self.index, ids[last:], text, logprobs[last:], elapsed_s, reasoning, calls)
+                )
         if self.finished is not None:
-            pieces.append(OutputEnd(self.index, self.finished, self.stop_string))
+            thought = 0 if output is None else output.reasoning_tokens
+            pieces.append(OutputEnd(self.index, self.finished, self.stop_string, thought))
         return pieces

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scheduler_service.chat.events import CallPiece
 from scheduler_service.core.events import CompletionEnded
 from scheduler_service.core.request import Request
 from scheduler_service.core.step import TopLogprobs
@@ -27,7 +28,7 @@ class OutputStart:
 
 @dataclass(slots=True)
 class OutputDelta:
-    """New ids and text of one completion; one of them may be empty.
+    """New ids, text, reasoning and calls of one completion; not all of them are empty.
 
     Never changed, but not frozen: making a frozen instance takes four times as long.
     """
@@ -37,6 +38,8 @@ class OutputDelta:
     text: str
     logprobs: Sequence[TopLogprobs]  # one per id if the request asks for logprobs, else empty
     elapsed_s: float  # from the request's arrival to the last of these tokens
+    reasoning: str = ""
+    calls: Sequence[CallPiece] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class OutputEnd:
     index: int  # of the completion
     finished: CompletionEnded
     stop_string: str | None  # the one found in its text
+    reasoning_tokens: int = 0  # before the answer
 
 
 Output = OutputStart | OutputDelta | OutputEnd

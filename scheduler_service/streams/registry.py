@@ -17,6 +17,7 @@ from scheduler_service.link.pool import Served
 from scheduler_service.metrics.metrics import Telemetry
 from scheduler_service.model import ServedModel
 from scheduler_service.streams.output import OutputStart
+from scheduler_service.streams.reading import behind_reasoning, chat_reading
 from scheduler_service.streams.request import CheckedRequest, scoped_id
 from scheduler_service.streams.stream import RequestStream, WakeQueue
 
@@ -90,9 +91,14 @@ class StreamRegistry:
     ) -> RequestStream:
         """Queue a request; returns its stream. Raises ServiceError, and then nothing has changed."""
         replaced = self._replaced(caller, checked)
-        request = checked.to_core(prompt, caller, arrival=arrival, deadline=deadline)
         vocabulary = None if served.text is None else served.text.vocabulary
-        stream = RequestStream(checked, request.id, caller.name, arrival, vocabulary, self._wake_queue)
+        reading = None if vocabulary is None else chat_reading(checked, prompt, served.model, vocabulary)
+        if reading is not None:
+            checked = behind_reasoning(checked, reading, served.model)
+        request = checked.to_core(prompt, caller, arrival=arrival, deadline=deadline)
+        stream = RequestStream(
+            checked, request.id, caller.name, arrival, vocabulary, self._wake_queue, reading
+        )
         stopped = []
         if checked.continuation is not None:
             checked.continuation.check_prompt(prompt)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from paceline.service.identity import Identity
 
+from scheduler_service.chat.tools import OfferedTool
 from scheduler_service.core.request import DraftingWish, Request, SamplingSettings
 from scheduler_service.streams.continuation import Continuation
 
@@ -33,6 +34,7 @@ class ChatPrompt:
     messages: tuple[Mapping[str, object], ...]  # each with its role and content
     arguments: Mapping[str, object] = field(default_factory=dict)  # further variables of the template
     continues: bool = False  # the completion continues the last message, instead of beginning a new one
+    tools: tuple[OfferedTool, ...] = ()  # that the model may call
 
 
 Prompt = TextPrompt | ChatPrompt | TokenPrompt

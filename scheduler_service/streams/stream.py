@@ -9,16 +9,20 @@ after that is ignored, since a step in flight may still bring tokens.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
+from scheduler_service.chat.reading import ChatReading
 from scheduler_service.core.events import CompletionEnded, Tokens
 from scheduler_service.errors import ServiceError
 from scheduler_service.streams.completion import CompletionBuffer
 from scheduler_service.streams.continuation import Continuation
 from scheduler_service.streams.output import Output, OutputStart
 from scheduler_service.streams.request import CheckedRequest
+from scheduler_service.text.chat_output import ChatOutput
 from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.plain_output import PlainOutput
 from scheduler_service.text.stop_strings import StopMatcher, StopStrings
@@ -69,7 +73,9 @@ class RequestStream:
         arrival: float,
         vocabulary: Vocabulary | None,
         wake_queue: WakeQueue,
+        reading: ChatReading | None = None,
     ) -> None:
+        """`reading`: of a chat whose output may have other than text."""
         self.request_id = checked.id  # the caller's; two callers may use the same one
         self.core_id = core_id  # the core's, unique
         self.identity = identity  # the caller's
@@ -83,13 +89,7 @@ class RequestStream:
         self.completions = [
             CompletionBuffer(
                 index,
-                None
-                if vocabulary is None
-                else PlainOutput(
-                    Detokenizer(vocabulary),
-                    StopMatcher(strings) if strings is not None else None,
-                    include_stop_string=checked.output.include_stop_string,
-                ),
+                None if vocabulary is None else _text_output(checked, index, vocabulary, strings, reading),
                 checked.output,
             )
             for index in range(checked.n)
@@ -131,13 +131,13 @@ class RequestStream:
         if the text received is not the text of the tokens received.
         """
         stopped = []
-        for one, text_bytes in zip(continuation.completions, continuation.text_bytes, strict=True):
+        for one, received in zip(continuation.completions, continuation.received, strict=True):
             completion = self.completions[one.index]
             if one.finished:
                 self._unfinished -= 1
                 completion.finished_before = True
                 continue
-            if completion.continue_after(one.ids, text_bytes, self._terminators):
+            if completion.continue_after(one.ids, received, self._terminators):
                 stopped.append(one.index)
             if completion.has_output:
                 self._changed[one.index] = completion
@@ -193,3 +193,26 @@ class RequestStream:
             if outputs:  # empty if the text is held back, and the client wants no ids
                 self._taken_at = time.monotonic()
                 return outputs
+
+
+def _text_output(
+    checked: CheckedRequest,
+    index: int,
+    vocabulary: Vocabulary,
+    strings: StopStrings | None,
+    reading: ChatReading | None,
+) -> PlainOutput:
+    """What makes the text of a request's completion `index`."""
+    detokenizer = Detokenizer(vocabulary)
+    matcher = StopMatcher(strings) if strings is not None else None
+    shows_stop_string = checked.output.include_stop_string
+    if reading is None:
+        return PlainOutput(detokenizer, matcher, include_stop_string=shows_stop_string)
+    ids = partial(call_id, checked.id, index)
+    return ChatOutput(detokenizer, matcher, reading, ids, include_stop_string=shows_stop_string)
+
+
+def call_id(request_id: str, completion: int, call: int) -> str:
+    """The id of a tool call: the same on every scheduler that continues the request."""
+    name = f"{request_id} {completion} {call}"
+    return f"call_{hashlib.sha256(name.encode()).hexdigest()[:24]}"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from scheduler_service.chat.events import CallPiece
 from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.stop_strings import StopMatcher
 
 
 class PlainOutput:
     """A detokenizer, and stop strings behind it. Whoever reads `text` empties it."""
+
+    reasoning = ""
+    calls: Sequence[CallPiece] = ()
+    reasoning_tokens = 0
+    """Tokens before the answer, markers included."""
 
     def __init__(
         self, detokenizer: Detokenizer, matcher: StopMatcher | None, *, include_stop_string: bool

@@ -5,9 +5,9 @@ from __future__ import annotations
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.core.request import Continued
-from scheduler_service.errors import invalid, mismatch, unsupported
+from scheduler_service.errors import invalid, mismatch
 from scheduler_service.model import Fingerprints, ServedModel
-from scheduler_service.streams.continuation import Continuation
+from scheduler_service.streams.continuation import Continuation, ReceivedText
 
 
 def check_continuation(
@@ -25,9 +25,6 @@ def check_continuation(
         if one.index >= n or one.index in seen:
             raise invalid(f"{field}.index", f"is {one.index}: each index below {n} at most once")
         seen.add(one.index)
-        for name in ("reasoning_bytes", "argument_bytes"):
-            if getattr(one, name):
-                raise unsupported(f"{field}.{name}")
         ids = tuple(one.token_ids)
         if len(ids) > model.context_length:
             raise invalid(f"{field}.token_ids", f"has {len(ids)} ids, the context {model.context_length}")
@@ -35,12 +32,17 @@ def check_continuation(
             raise invalid(f"{field}.token_ids", f"has ids beyond the vocabulary of {model.vocab_size}")
         if any(id_ in ends for id_ in ids[min_tokens:-1]):
             raise invalid(f"{field}.token_ids", "goes on behind a token that ended it")
+        if len(one.argument_bytes) > len(ids):
+            raise invalid(f"{field}.argument_bytes", "has more calls than there are tokens")
         completions.append(Continued(one.index, ids, one.finished))
     if len(completions) == n and all(one.finished for one in completions):
         raise invalid("continuation.completions", "all are finished: nothing is left to do")
     return Continuation(
         completions=tuple(completions),
-        text_bytes=tuple(one.text_bytes for one in message.completions),
+        received=tuple(
+            ReceivedText(one.text_bytes, one.reasoning_bytes, tuple(one.argument_bytes))
+            for one in message.completions
+        ),
         prompt_digest=message.prompt_digest,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
+from scheduler_service.chat.events import CallPiece
 from scheduler_service.core.events import EndReason
 from scheduler_service.core.step import TopLogprobs
 from scheduler_service.streams.continuation import prompt_digest
@@ -24,6 +25,10 @@ def output_message(output: Output) -> pb.GenerateResponse:
         delta.elapsed_us = round(1e6 * output.elapsed_s)
         if output.logprobs:
             delta.logprobs.extend(_logprobs(output.logprobs))
+        if output.reasoning:
+            delta.reasoning = output.reasoning
+        for call in output.calls:
+            delta.tool_calls.add(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
         return response
     if isinstance(output, OutputEnd):
         return pb.GenerateResponse(index=output.index, finished=_finished(output))
@@ -88,6 +93,7 @@ def _finished(end: OutputEnd) -> pb.Finished:
             verifications=usage.verifications,
             drafted_by_position=usage.drafted_by_position,
             accepted_by_position=usage.accepted_by_position,
+            reasoning_tokens=end.reasoning_tokens,
             grammar_drafted_tokens=usage.grammar_drafted_tokens,
             grammar_accepted_tokens=usage.grammar_accepted_tokens,
         ),
@@ -111,7 +117,8 @@ class UnaryAnswer:
     def __init__(self, request_id: str) -> None:
         self._response = pb.GenerateUnaryResponse(request_id=request_id)
         self._completions: dict[int, pb.Completion] = {}
-        self._texts: dict[int, list[str]] = {}
+        self._texts: dict[tuple[str, int], list[str]] = {}
+        self._calls: dict[int, dict[int, list[CallPiece]]] = {}  # pieces by completion and call
 
     def add(self, outputs: Iterable[Output]) -> None:
         """Append outputs of the stream."""
@@ -125,11 +132,18 @@ class UnaryAnswer:
             else:
                 completion.token_ids.extend(output.ids)
                 completion.logprobs.extend(_logprobs(output.logprobs))
-                self._texts.setdefault(index, []).append(output.text)
+                self._texts.setdefault(("text", index), []).append(output.text)
+                self._texts.setdefault(("reasoning", index), []).append(output.reasoning)
+                for piece in output.calls:
+                    self._calls.setdefault(index, {}).setdefault(piece.index, []).append(piece)
 
     def response(self) -> pb.GenerateUnaryResponse:
         """The response, with all completions in the order of their indices."""
         for index, completion in sorted(self._completions.items()):
-            completion.text = "".join(self._texts.get(index, ()))
+            completion.text = "".join(self._texts.get(("text", index), ()))
+            completion.reasoning = "".join(self._texts.get(("reasoning", index), ()))
+            for pieces in self._calls.get(index, {}).values():
+                arguments = "".join(piece.arguments for piece in pieces)
+                completion.tool_calls.add(id=pieces[0].id, name=pieces[0].name, arguments=arguments)
             self._response.completions.append(completion)
         return self._response

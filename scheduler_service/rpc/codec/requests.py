@@ -25,8 +25,16 @@ from scheduler_service.rpc.codec.chat import check_chat
 from scheduler_service.rpc.codec.checks import check_range, check_size
 from scheduler_service.rpc.codec.continuation import check_continuation
 from scheduler_service.rpc.codec.grammar import check_grammar
+from scheduler_service.rpc.codec.tools import demanded_calls
 from scheduler_service.streams.continuation import Continuation
-from scheduler_service.streams.request import CheckedRequest, Prompt, StreamOptions, TextPrompt, TokenPrompt
+from scheduler_service.streams.request import (
+    ChatPrompt,
+    CheckedRequest,
+    Prompt,
+    StreamOptions,
+    TextPrompt,
+    TokenPrompt,
+)
 
 MAX_REQUEST_ID_BYTES = 128
 MAX_SALT_BYTES = 256
@@ -73,10 +81,13 @@ def check_request(message: pb.GenerateRequest, model: ServedModel, drafting: Dra
     check_range("n", message.n, 0, limits.max_n)
     salt = message.cache_salt.encode()
     check_size("cache_salt", len(salt), MAX_SALT_BYTES, "bytes")
+    prompt = check_prompt(message, model)
+    tools = prompt.tools if isinstance(prompt, ChatPrompt) else ()
+    grammar = demanded_calls(message, tools, model) or check_grammar(message, model)
     return CheckedRequest(
         id=_request_id(message.request_id),
-        prompt=check_prompt(message, model),
-        sampling=replace(_sampling(message.sampling, model), grammar=check_grammar(message, model)),
+        prompt=prompt,
+        sampling=replace(_sampling(message.sampling, model), grammar=grammar),
         max_tokens=max_tokens,
         min_tokens=stop.min_tokens,
         eos_token_ids=frozenset() if stop.ignore_eos else model.eos_token_ids,

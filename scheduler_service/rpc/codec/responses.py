@@ -14,6 +14,7 @@ from scheduler_service.core.snapshot import Snapshot
 from scheduler_service.metrics.rates import Rates
 from scheduler_service.model import DraftingOffer, ExecutorView, ServedModel, ServiceState, TokenizerSource
 from scheduler_service.rpc.codec.requests import DRAFTERS
+from scheduler_service.rpc.codec.tools import MAX_TOOLS
 
 TOKEN_IDS_AT_ONCE = 1 << 14
 """Token ids encoded in one part of a TokenizeResponse, which takes less than a millisecond."""
@@ -56,6 +57,7 @@ def model_info(
             max_queued_tokens=queue.max_queued_tokens,
             max_draft_tokens=model.max_draft_tokens,
             max_grammar_bytes=model.max_grammar_bytes,
+            max_tools=0 if model.tool_format is None else MAX_TOOLS,
         ),
         version=model.version,
         model_fingerprint=model.fingerprints.model,
@@ -65,6 +67,7 @@ def model_info(
         contract_revision=SCHEDULER_REVISION,
         capabilities=_capabilities(model, has_text=has_text, has_chat_template=has_chat_template),
         sampler=model.fingerprints.sampler,
+        tool_format="" if model.tool_format is None else model.tool_format.name,
     )
 
 
@@ -79,6 +82,8 @@ def _capabilities(
         pb.CAPABILITY_SPECULATION: model.max_draft_tokens > 0,
         pb.CAPABILITY_CONTINUATION: True,
         pb.CAPABILITY_GRAMMAR: model.max_grammar_bytes > 0,
+        pb.CAPABILITY_TOOLS: model.tool_format is not None,
+        pb.CAPABILITY_REASONING: model.reasoning is not None,
     }
     return [capability for capability, is_offered in offered.items() if is_offered]
 

@@ -1,0 +1,170 @@
+"""Checks the tools of a chat, the calls in it, and what the request demands to be called."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import NoReturn
+
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from scheduler_service.chat.call_grammar import ToolGrammarError
+from scheduler_service.chat.formats import ToolFormat
+from scheduler_service.chat.tools import OfferedTool
+from scheduler_service.core.request import OutputGrammar
+from scheduler_service.errors import invalid, unsupported
+from scheduler_service.model import ServedModel
+from scheduler_service.rpc.codec.checks import check_size
+
+MAX_TOOLS = 128
+MAX_CALL_ID_BYTES = 128
+_MAX_DEPTH = 64  # of JSON
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+_MODES = frozenset(pb.ToolChoiceMode.values())
+
+
+def required_format(field: str, model: ServedModel) -> ToolFormat:
+    """How the model writes calls. Raises ServiceError that names `field` if that is unknown."""
+    if model.tool_format is None:
+        raise unsupported(
+            field,
+            "its chat template takes no tools, or it is unknown how this model writes calls of them; the "
+            "scheduler's setting tool-format says so (hermes, llama3-json, llama3-pythonic)",
+        )
+    return model.tool_format
+
+
+def check_tools(chat: pb.Messages, model: ServedModel) -> tuple[OfferedTool, ...]:
+    """The tools that the model may call: none of them if tool_choice says so. Raises ServiceError."""
+    if chat.tools or chat.HasField("tool_choice"):
+        required_format("messages.tools" if chat.tools else "messages.tool_choice", model)
+    check_size("messages.tools", len(chat.tools), MAX_TOOLS, "tools")
+    check_size("messages.tools", tool_bytes(chat), model.limits.max_prompt_bytes, "bytes in all")
+    names: set[str] = set()
+    tools = []
+    for index, tool in enumerate(chat.tools):
+        field = f"messages.tools[{index}]"
+        check_name(f"{field}.name", tool.name)
+        if tool.name in names:
+            raise invalid(f"{field}.name", f"{tool.name} is there twice")
+        names.add(tool.name)
+        parameters = parse_object(f"{field}.parameters", tool.parameters) or _NO_PARAMETERS
+        if parameters.get("type", "object") != "object":
+            raise invalid(f"{field}.parameters", "must be the JSON schema of an object")
+        tools.append(OfferedTool(tool.name, tool.description, parameters))
+    _check_choice(chat.tool_choice, names)
+    return () if chat.tool_choice.mode == pb.TOOL_CHOICE_MODE_NONE else tuple(tools)
+
+
+def tool_bytes(chat: pb.Messages) -> int:
+    """Bytes of the tools' texts."""
+    texts = (text for tool in chat.tools for text in (tool.name, tool.description, tool.parameters))
+    return sum(len(text.encode()) for text in texts)
+
+
+def _check_choice(choice: pb.ToolChoice, names: set[str]) -> None:
+    if choice.mode not in _MODES:
+        raise invalid("messages.tool_choice.mode", f"unknown mode {choice.mode}")
+    required = choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
+    if required and not names:
+        raise invalid("messages.tool_choice.mode", "REQUIRED without tools")
+    if choice.name and not required:
+        raise invalid("messages.tool_choice.name", "only with TOOL_CHOICE_MODE_REQUIRED")
+    if choice.name and choice.name not in names:
+        raise invalid("messages.tool_choice.name", f"{choice.name[:64]!r} is none of the tools")
+
+
+def demanded_calls(
+    message: pb.GenerateRequest, tools: Sequence[OfferedTool], model: ServedModel
+) -> OutputGrammar | None:
+    """The grammar of an output that must be calls; None: it need not be. Raises ServiceError."""
+    if tools and message.HasField("grammar"):
+        raise invalid("grammar", "not with tools that may be called; set tool_choice to NONE")
+    choice = message.messages.tool_choice
+    if not tools or choice.mode != pb.TOOL_CHOICE_MODE_REQUIRED:
+        return None
+    if not model.max_grammar_bytes:
+        raise unsupported("messages.tool_choice", "the executor has no grammars, which demanded calls need")
+    if message.stop.ignore_eos:
+        raise invalid("stop.ignore_eos", "not with demanded calls: the output ends behind them")
+    at = [index for index, tool in enumerate(tools) if choice.name in ("", tool.name)]
+    style = required_format("messages.tools", model)
+    try:
+        text = style.grammar([tools[index] for index in at], single=bool(choice.name))
+    except ToolGrammarError as error:
+        raise invalid(f"messages.tools[{at[error.index]}].parameters", str(error)) from error
+    check_size("messages.tools", len(text.encode()), model.max_grammar_bytes, "bytes as a grammar")
+    return OutputGrammar("lark", text)
+
+
+def check_calls(field: str, turn: pb.Message, model: ServedModel) -> list[dict[str, object]]:
+    """The calls in a message, as chat templates read them. Raises ServiceError."""
+    if not turn.tool_calls:
+        return []
+    required_format(f"{field}.tool_calls", model)
+    check_size(f"{field}.tool_calls", len(turn.tool_calls), MAX_TOOLS, "calls")
+    calls: list[dict[str, object]] = []
+    for index, call in enumerate(turn.tool_calls):
+        at = f"{field}.tool_calls[{index}]"
+        check_size(f"{at}.id", len(call.id.encode()), MAX_CALL_ID_BYTES, "bytes")
+        check_name(f"{at}.name", call.name)
+        function = {"name": call.name, "arguments": parse_object(f"{at}.arguments", call.arguments)}
+        calls.append({"id": call.id, "type": "function", "function": function})
+    return calls
+
+
+def check_call_id(field: str, turn: pb.Message, model: ServedModel) -> str:
+    """The id of the call that a message answers. Raises ServiceError."""
+    required_format(field, model)
+    check_size(field, len(turn.tool_call_id.encode()), MAX_CALL_ID_BYTES, "bytes")
+    return turn.tool_call_id
+
+
+def call_bytes(turn: pb.Message) -> int:
+    """Bytes of the calls' arguments in a message."""
+    return sum(len(call.arguments.encode()) for call in turn.tool_calls)
+
+
+def check_name(field: str, name: str) -> None:
+    """Raises ServiceError unless a tool can have this name."""
+    if not _NAME.fullmatch(name):
+        raise invalid(field, "must be 1 to 64 letters, digits, - and _")
+
+
+def parse_object(field: str, text: str) -> dict[str, object]:
+    """A JSON object; of an empty text the empty one. Raises ServiceError."""
+    if not text:
+        return {}
+    try:
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        if not _is_shallow(value, _MAX_DEPTH):
+            raise ValueError(f"nested more than {_MAX_DEPTH} deep")
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:  # also UnicodeEncodeError: half a surrogate pair
+        raise invalid(field, f"is no JSON that can be used: {str(error)[:200]}") from error
+    if not isinstance(value, dict):
+        raise invalid(field, "must be a JSON object")
+    return value
+
+
+def _is_shallow(value: object, depth: int) -> bool:
+    match value:
+        case dict():
+            return depth > 0 and all(_is_shallow(item, depth - 1) for item in value.values())
+        case list():
+            return depth > 0 and all(_is_shallow(item, depth - 1) for item in value)
+    return True
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:32]} is too large")
+    return value

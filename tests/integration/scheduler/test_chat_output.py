@@ -1,0 +1,193 @@
+"""Tools and reasoning end to end: demanded calls, reasoning before them, and streams that are resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
+
+from executor_service.backends.byte_tokenizer import byte_tokenizer
+from tests.support.doctored_executor import doctored_stack
+from tests.support.stack import Stack
+from tests.unit.scheduler_shell.tool_styles import QWEN
+
+MARKERS = {0xF5: "<think>", 0xF6: "</think>", 0xF7: "<tool_call>", 0xF8: "</tool_call>"}
+"""In the place of bytes that no text has."""
+THINK_END = 0xF6
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 6}, "days": {"enum": [1, 2]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    pb.Tool(name="weather", parameters=json.dumps(PARAMETERS)),
+    pb.Tool(name="now", parameters='{"properties": {}, "additionalProperties": false}'),
+]
+
+
+def tokenizer() -> str:
+    """The oracle's, with markers."""
+    files = json.loads(byte_tokenizer().tokenizer_json)
+    vocabulary = {id_: piece for piece, id_ in files["model"]["vocab"].items()} | MARKERS
+    files["model"]["vocab"] = {piece: id_ for id_, piece in vocabulary.items()}
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    files["added_tokens"] += [{"id": id_, "content": text, **plain} for id_, text in MARKERS.items()]
+    return json.dumps(files)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    directory = tmp_path_factory.mktemp("stack")
+    with doctored_stack(directory, chat_template=QWEN, tokenizer_json=tokenizer()) as stack:
+        yield stack
+        assert "Traceback" not in stack.scheduler.log
+
+
+@pytest.fixture
+async def stub(stack: Stack) -> AsyncIterator[rpc.SchedulerServiceAsyncStub]:
+    async with grpc.aio.insecure_channel(stack.scheduler.address) as channel:
+        yield rpc.SchedulerServiceStub(channel)
+
+
+def request(name: str = "", *, thinks: bool = True, **fields: Any) -> pb.GenerateRequest:
+    choice = pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED, name=name)
+    messages = pb.Messages(
+        messages=[pb.Message(role="user", content="hello")], tools=TOOLS, tool_choice=choice
+    )
+    messages.template_arguments["enable_thinking"] = thinks
+    sampling = pb.SamplingParams(temperature=1.0, seed=3, logit_bias={THINK_END: 2.0})
+    given = {"messages": messages, "sampling": sampling, "stop": pb.StopConditions(max_tokens=400)}
+    return pb.GenerateRequest(**(given | fields))
+
+
+class Joined:
+    """The output of one completion, joined from its deltas."""
+
+    def __init__(self) -> None:
+        self.one = pb.Completion()
+        self.started = pb.Started()
+
+    def add(self, message: pb.GenerateResponse) -> None:
+        if message.HasField("started"):
+            self.started = message.started
+        if message.HasField("finished"):
+            self.one.finished.CopyFrom(message.finished)
+        self.one.token_ids.extend(message.delta.token_ids)
+        self.one.text += message.delta.text
+        self.one.reasoning += message.delta.reasoning
+        for call in message.delta.tool_calls:
+            if call.id:
+                assert call.index == len(self.one.tool_calls)
+                self.one.tool_calls.add(id=call.id, name=call.name)
+            self.one.tool_calls[call.index].arguments += call.arguments
+
+
+async def generate(stub: rpc.SchedulerServiceAsyncStub, message: pb.GenerateRequest) -> Joined:
+    joined = Joined()
+    async for response in stub.Generate(message):
+        joined.add(response)
+    return joined
+
+
+async def test_the_model_says_what_it_can(stub: rpc.SchedulerServiceAsyncStub) -> None:
+    info = await stub.GetModelInfo(pb.GetModelInfoRequest())
+    assert (info.tool_format, info.limits.max_tools) == ("hermes", 128)
+    assert {pb.CAPABILITY_TOOLS, pb.CAPABILITY_REASONING} <= set(info.capabilities)
+
+
+async def test_demanded_calls_come_behind_the_reasoning_and_match_their_schemas(
+    stub: rpc.SchedulerServiceAsyncStub,
+) -> None:
+    got = (await generate(stub, request("weather"))).one
+    assert got.reasoning
+    assert got.text == ""
+    (call,) = got.tool_calls
+    arguments = json.loads(call.arguments)
+    assert call.arguments == json.dumps(arguments, ensure_ascii=False)
+    assert call.name == "weather"
+    assert arguments.keys() == {"city", "days"}
+    assert len(arguments["city"]) <= 6
+    assert arguments["days"] in (1, 2)
+    assert got.finished.eos_token_id == 256
+    ids = list(got.token_ids)
+    assert got.finished.usage.reasoning_tokens == ids.index(THINK_END) + 1
+    without = (await generate(stub, request("weather", thinks=False))).one
+    assert (without.reasoning, without.finished.usage.reasoning_tokens) == ("", 0)
+    assert len(without.tool_calls) == 1
+
+
+async def test_several_completions_and_unary_answers_have_the_same_calls(
+    stub: rpc.SchedulerServiceAsyncStub,
+) -> None:
+    message = request(request_id="same", n=2)
+    joined = [Joined(), Joined()]
+    async for response in stub.Generate(message):
+        joined[response.index].add(response)
+    answer = await stub.GenerateUnary(pb.GenerateUnaryRequest(request=message))
+    for index, completion in enumerate(answer.completions):
+        assert completion.tool_calls
+        for name in ("token_ids", "text", "reasoning", "tool_calls"):
+            assert getattr(completion, name) == getattr(joined[index].one, name)
+    assert len({call.id for completion in answer.completions for call in completion.tool_calls}) >= 2
+
+
+async def test_a_stream_is_resumed_behind_any_token_with_exactly_the_rest(
+    stub: rpc.SchedulerServiceAsyncStub,
+) -> None:
+    message = request("weather", request_id="resumed", sampling=request().sampling)
+    whole = await generate(stub, message)
+    received = Joined()
+    cuts: list[tuple[pb.ContinuedCompletion, Joined]] = []
+    async for response in stub.Generate(message):
+        received.add(response)
+        cut = Joined()
+        cut.one.CopyFrom(received.one)
+        one = pb.ContinuedCompletion(
+            token_ids=cut.one.token_ids,
+            text_bytes=len(cut.one.text.encode()),
+            reasoning_bytes=len(cut.one.reasoning.encode()),
+            argument_bytes=[len(call.arguments.encode()) for call in cut.one.tool_calls],
+        )
+        cuts.append((one, cut))
+    for one, cut in cuts[1 : -1 : max(1, len(cuts) // 8)]:
+        resumed = pb.GenerateRequest()
+        resumed.CopyFrom(message)
+        resumed.sampling.CopyFrom(whole.started.sampling)
+        resumed.continuation.completions.append(one)
+        resumed.continuation.prompt_digest = whole.started.prompt_digest
+        resumed.continuation.model_fingerprint = whole.started.model_fingerprint
+        resumed.continuation.sampler = whole.started.sampler
+        async for response in stub.Generate(resumed):
+            cut.add(response)
+        for name in ("token_ids", "text", "reasoning", "tool_calls"):
+            assert getattr(cut.one, name) == getattr(whole.one, name), name
+        assert cut.one.finished.usage.reasoning_tokens == whole.one.finished.usage.reasoning_tokens
+
+
+async def test_a_grammar_of_the_requests_own_begins_behind_the_reasoning_too(
+    stub: rpc.SchedulerServiceAsyncStub,
+) -> None:
+    message = request(grammar=pb.Grammar(regex="[ab]{3}"))
+    del message.messages.tools[:]
+    message.messages.ClearField("tool_choice")
+    got = (await generate(stub, message)).one
+    assert got.reasoning
+    assert len(got.text) == 3
+    assert set(got.text) <= set("ab")
+
+
+async def test_a_tool_that_can_not_be_demanded_is_refused_before_the_queue(
+    stub: rpc.SchedulerServiceAsyncStub,
+) -> None:
+    message = request()
+    message.messages.tools[0].parameters = '{"not": {}}'
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(stub, message)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (caught.value.details() or "").startswith("messages.tools: ")
