@@ -76,7 +76,8 @@ class ForwardRow:
     launch, which has one output, samples it. `tokens` and the last item of `history` are then placeholders.
 
     With `masks`, which only rows have that sample, each output is a token that its mask allows; every mask
-    allows at least one.
+    allows at least one. A row that is `masked_later` follows another, and gets its mask from
+    `PendingForward.constrain`, when that row's token is known.
     """
 
     start: int
@@ -91,6 +92,7 @@ class ForwardRow:
     salt: bytes = b""
     follows: int = -1
     masks: Masks | None = None  # [outputs, bytes]
+    masked_later: bool = False
 
 
 @dataclass(slots=True)
@@ -124,6 +126,12 @@ class PendingForward(Protocol):
     def wait(self) -> None:
         """Block until the forward is computed. May be called from any thread, unlike all other methods."""
 
+    def constrain(self, masks: Mapping[int, Masks | None]) -> None:
+        """Bring the masks [1, bytes] of the rows that are `masked_later`, by their indices; None: any token.
+
+        Called once where there are such rows: before the next launch, and before `wait` and `outputs`.
+        """
+
     def outputs(self) -> list[RowOutput]:
         """Block until computed; one result per row, in the rows' order. Called once, in launch order."""
 
@@ -136,6 +144,10 @@ class ComputedForward:
 
     def wait(self) -> None:
         """Return at once."""
+
+    def constrain(self, masks: Mapping[int, Masks | None]) -> None:
+        """Raise RuntimeError: what is computed has had its masks."""
+        raise RuntimeError("masks came after the tokens")
 
     def outputs(self) -> list[RowOutput]:
         return self.results
@@ -151,7 +163,7 @@ class Backend(Protocol):
     info: ModelDescription  # readable once `load` has returned
     max_piece_tokens: int  # default bound of a forward's tokens: between forwards a step can be cancelled
     # Number of launches whose outputs may be pending at once; valid after `allocate`. Above 1, rows may set
-    # `follows`.
+    # `follows` and `masked_later`.
     max_pending_forwards: int
 
     def load(self, progress: Progress) -> None:

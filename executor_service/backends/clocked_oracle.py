@@ -6,13 +6,14 @@ that the host does not know yet are taken from the previous launch. Host work ov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 from executor_service.backends.base import ForwardOutput, ForwardRow, PendingForward, RowOutput
 from executor_service.backends.oracle import OracleBackend
 from executor_service.backends.oracle_settings import OracleSettings
+from executor_service.contract.masks import Masks
 from executor_service.contract.plan import TokenIds
 
 _NO_TOKEN = 0  # input of a row that follows a non-finite one
@@ -23,6 +24,10 @@ class _OnDevice:
     """A launch in the device thread's queue."""
 
     future: Future[list[RowOutput]]
+    masks: Future[Mapping[int, Masks | None]]
+
+    def constrain(self, masks: Mapping[int, Masks | None]) -> None:
+        self.masks.set_result(masks)
 
     def wait(self) -> None:
         wait([self.future])
@@ -40,11 +45,13 @@ class ClockedOracle(OracleBackend):
         super().__init__(config)
         self._device = ThreadPoolExecutor(1, thread_name_prefix="oracle")
         self._sampled: list[RowOutput] = []  # results of the last launch; used by the device thread only
+        self._masks: Future[Mapping[int, Masks | None]] | None = None  # of the launch that is computed
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         # The host may change the arrays after this returns: copy them.
         mine = [replace(row, history=row.history.copy(), block_table=row.block_table.copy()) for row in rows]
-        return _OnDevice(self._device.submit(self._compute, mine))
+        masks: Future[Mapping[int, Masks | None]] = Future()
+        return _OnDevice(self._device.submit(self._compute, mine, masks), masks)
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
         return self.launch(rows).outputs()
@@ -59,7 +66,8 @@ class ClockedOracle(OracleBackend):
         self._device.shutdown()
         super().close()
 
-    def _compute(self, rows: list[ForwardRow]) -> list[RowOutput]:
+    def _compute(self, rows: list[ForwardRow], masks: Future[Mapping[int, Masks | None]]) -> list[RowOutput]:
+        self._masks = masks
         for row in rows:
             if row.follows >= 0:
                 sampled = self._sampled[row.follows].tokens
@@ -67,6 +75,11 @@ class ClockedOracle(OracleBackend):
             row.tokens = row.history[row.start :]
         self._sampled = super().forward(rows)
         return self._sampled
+
+    def _take_masks(self, rows: Sequence[ForwardRow]) -> None:
+        assert self._masks is not None
+        for index, mask in self._masks.result().items():
+            rows[index].masks = mask
 
 
 def oracle_of(config: OracleSettings) -> OracleBackend:

@@ -114,9 +114,18 @@ class OracleBackend(Synchronous):
         self._write(batch, rows)
         logits = self._logits(self._read(batch))
         self._inject_nan(logits, rows)
+        masked_later = any(row.masked_later for row in rows)
+        if masked_later:
+            self._pass_time(began, len(batch.tokens))
+            self._take_masks(rows)
         outputs = sample_rows(logits, rows)
-        self._pass_time(began, len(batch.tokens))
+        if not masked_later:
+            self._pass_time(began, len(batch.tokens))
         return outputs
+
+    def _take_masks(self, rows: Sequence[ForwardRow]) -> None:
+        """Set the masks that come later, while nothing but sampling is left to do."""
+        raise RuntimeError("steps do not overlap here")
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page's states."""

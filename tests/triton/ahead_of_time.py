@@ -20,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from executor_service.backends.torch_backend.cuda.attention import attention_launches
+from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.cuda.pick import PickRows, pick_launches
 from executor_service.backends.torch_backend.cuda.pointwise import norm_launch, swiglu_launch
@@ -90,6 +91,8 @@ def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     logits, shares = torch.empty(8, shape.vocabulary, device="meta"), torch.empty(8, device="meta")
     picks = PickRows(shares, numbers, numbers, numbers, shares, shares)
     yield from zip(("survey", "pick"), pick_launches(logits, picks, numbers, numbers), strict=True)
+    words = torch.zeros(8, -(-shape.vocabulary // 32), dtype=torch.int32, device="meta")
+    yield "exclude", exclude_launch(logits, words)
     for form in (Int8(), Fp8()) if architecture >= 89 else (Int8(),):
         rounded = torch.empty(out.shape, dtype=form.dtype, device="meta")
         yield f"round, {type(form).__name__.lower()}", round_launch(out, rounded, shares, form)

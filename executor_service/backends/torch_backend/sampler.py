@@ -54,7 +54,10 @@ class _Position:
 
 
 def is_plain(row: ForwardRow) -> bool:
-    """Whether the row needs only tokens (or no output), without penalties, bias, any mask or logprobs."""
+    """Whether the row needs only tokens (or no output), without penalties, bias or logprobs; perhaps masked.
+
+    A mask of stop ids is none of these: it gives way to other masks.
+    """
     s = row.sampling
     return row.output == OutputMode.NONE or (
         row.output == OutputMode.SAMPLE
@@ -62,13 +65,13 @@ def is_plain(row: ForwardRow) -> bool:
         and not _penalizes(s)
         and not s.logit_bias
         and not (s.stop_token_ids and s.min_tokens > 0)
-        and row.masks is None
     )
 
 
 def is_greedy(row: ForwardRow) -> bool:
     """Whether the row needs only the argmax of its unmodified logits at each position."""
-    return row.output == OutputMode.SAMPLE and row.sampling.temperature == 0 and is_plain(row)
+    greedy = row.output == OutputMode.SAMPLE and row.sampling.temperature == 0
+    return greedy and is_plain(row) and row.masks is None
 
 
 def finite_rows(logits: torch.Tensor) -> torch.Tensor:

@@ -125,6 +125,7 @@ def same(ours: Sequence[RowOutput], theirs: Sequence[RowOutput]) -> None:
 
 
 def masked(plain: ForwardRow, *allowed: range) -> ForwardRow:
+    """The row with a mask for each output; the vocabulary has 320 tokens."""
     bits = np.zeros((len(allowed), 320), np.uint8)
     for position, tokens in enumerate(allowed):
         bits[position, tokens] = 1
@@ -177,6 +178,33 @@ def test_a_step_that_is_launched_before_the_last_one_is_read_goes_on_with_its_to
     ]
     assert b == 5
     same(ahead, runner.launch(rows).outputs())
+
+
+@pytest.mark.parametrize("sampling", [DRAWN, replace(DRAWN, logprobs=2)], ids=["drawn", "logprobs"])
+def test_a_mask_that_comes_behind_the_launch_counts_and_the_next_step_goes_on_with_its_token(
+    either: DeviceRunner, sampling: Sampling
+) -> None:
+    """For a row that the device picks, and for one that the sampler does; None allows anything."""
+    runner = either
+    fill(runner, a=3, b=5, c=2)
+    first = runner.launch([row("a", 3, 1), row("b", 5, 1), row("c", 2, 1)])
+    later = replace(following("a", 4, 0, sampling), masked_later=True)
+    unmasked = replace(following("c", 3, 2), masked_later=True)
+    second = runner.launch([following("b", 6, 1), later, unmasked])
+    a, b, c = (int(out.tokens[0]) for out in first.outputs() if out.tokens is not None)
+    only = masked(row("a", 4, 1), range(300, 303)).masks
+    second.constrain({1: only, 2: None})
+    third = runner.launch([following("a", 5, 1), following("b", 7, 0)])
+    ahead = second.outputs(), third.outputs()
+    found = [int(out.tokens[0]) for out in ahead[0] if out.tokens is not None]
+    assert 300 <= found[1] < 303
+
+    def known(name: str, start: int, token: int, sampling: Sampling = DRAWN) -> ForwardRow:
+        return replace(row(name, start, 1, sampling=sampling), tokens=np.full(1, token, np.int32))
+
+    rows = [known("b", 6, b), replace(known("a", 4, a, sampling), masks=only), known("c", 3, c)]
+    same(ahead[0], runner.launch(rows).outputs())
+    same(ahead[1], runner.launch([known("a", 5, found[1]), known("b", 7, found[0])]).outputs())
 
 
 def test_a_row_that_is_not_finite_harms_nobody_and_nobody_who_follows(capturing: DeviceRunner) -> None:
@@ -243,7 +271,7 @@ def test_an_engine_with_two_steps_under_way_answers_like_one_that_waits_for_each
 def test_a_sequence_with_a_grammar_is_sampled_as_where_steps_wait_for_each_other(
     backend: TorchBackend, capturing: DeviceRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its steps wait for its last token; its neighbour's tokens are those of a run without it."""
+    """Its masks come later; its neighbour's tokens are those of a run without it."""
     limits = Limits(320, 128, PAGE, PAGES - 1, max_sequences=4, max_rows=4, max_step_tokens=64)
     constrained = replace(DRAWN, grammar=loops(end=257, vocabulary=320))
     openings = [

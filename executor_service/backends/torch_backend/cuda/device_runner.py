@@ -1,31 +1,40 @@
 """`DeviceRunner`: steps on a device that computes by itself while the host goes on.
 
-    launch   rows ─► HostStep ─► one copy ─► look up tokens, layers, logits, pick ─► one copy back
-    outputs  wait for the copy
+    launch     rows ─► HostStep ─► one copy ─► look up tokens, layers, logits, pick ─► one copy back
+    constrain  masks of rows that follow others ─► one copy ─► their logits, pick again ─► one copy back
+    outputs    wait for the copy back
 
 The host reads nothing back between the two copies, so it can launch the next step before this one is
 computed. The tokens that the next step continues from are then looked up on the device, in `_sampled`.
 
+The tokens of masked rows are picked once more, from the step's hidden states, behind everything else of the
+step. So a mask may come while the step is computed, and rows without one take no longer.
+
 Rows that need more of their logits than a drawn token (penalties, biases, logprobs, the logits themselves)
-are an exception: `sampler` picks their tokens, and the launch waits for it.
+are an exception: `sampler` picks their tokens, and the launch (or the call that brings their masks) waits for
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow, PendingForward, Progress, RowOutput
 from executor_service.backends.torch_backend import sampler
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS, parts
+from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, shapes_of
 from executor_service.backends.torch_backend.cuda.pick import pick
 from executor_service.backends.torch_backend.cuda.rows import Tiling
 from executor_service.backends.torch_backend.cuda.step_buffer import HostStep, StepBuffer, numbers_of
 from executor_service.backends.torch_backend.kernels import LayerCache
 from executor_service.backends.torch_backend.model import Model
+from executor_service.contract.masks import Masks
 
 _MAX_ROWS = 1 << 16  # of a step
 
@@ -62,11 +71,25 @@ class DeviceRunner:
             if found:
                 self._graphs.buffer[:used].copy_(host[:used], non_blocking=True)
                 found[1].replay()
-                picked = found[1].picked
+                buffer, picked = StepBuffer(self._graphs.buffer, shape), found[1].picked
             else:
-                buffer = host.to(self._device, non_blocking=True)
-                picked = self._compute(StepBuffer(buffer, shape))
-            return LaunchedStep(rows, picked.picks, self._by_sampler(rows, picked.hidden))
+                buffer = StepBuffer(host.to(self._device, non_blocking=True), shape)
+                picked = self._compute(buffer)
+            return LaunchedStep(self, rows, buffer, picked)
+
+    def answer(
+        self, rows: Sequence[ForwardRow], indices: Sequence[int], step: StepBuffer, picked: Picked
+    ) -> dict[int, RowOutput]:
+        """Pick the tokens of some rows that a launch could not, before the next launch.
+
+        Masked rows get theirs on the device; returned are the outputs of those that the sampler picks.
+        """
+        with torch.inference_mode():
+            wanted = [index for index in indices if rows[index].outputs]
+            masked = [i for i in wanted if sampler.is_plain(rows[i]) and rows[i].masks is not None]
+            if masked:
+                self._pick_masked(rows, masked, step, picked)
+            return self._by_sampler(rows, [i for i in wanted if not sampler.is_plain(rows[i])], picked.hidden)
 
     def _compute(self, step: StepBuffer) -> Picked:
         """Everything that the device does in a step. Nothing is read back, so that it can be captured."""
@@ -80,15 +103,35 @@ class DeviceRunner:
             self._sampled[: len(step.last_outputs)] = picks[0][step.last_outputs]
         return Picked(hidden, picks)
 
-    def _by_sampler(self, rows: Sequence[ForwardRow], hidden: torch.Tensor) -> dict[int, RowOutput]:
+    def _pick_masked(
+        self, rows: Sequence[ForwardRow], masked: list[int], step: StepBuffer, picked: Picked
+    ) -> None:
+        """Pick the tokens of masked rows; enqueued, with nothing read back."""
+        places, last = _places(rows, masked), np.cumsum([rows[i].outputs for i in masked]) - 1
+        masks = np.concatenate([rows[i].masks for i in masked])
+        words = np.ascontiguousarray(masks).view(np.int32)
+        numbers = np.concatenate([words.ravel(), places, last, masked]).astype(np.int32)
+        host = torch.empty(len(numbers), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        host.numpy()[:] = numbers
+        sizes = [words.size, len(places), len(last), len(masked)]
+        bits, at, ends, targets = torch.split(host.to(self._device, non_blocking=True), sizes)
+        at = at.long()
+        logits = self._model.logits(picked.hidden[at])
+        exclude_launch(logits, bits.view(words.shape)).run()
+        found = torch.empty(2, len(places), dtype=torch.int32, device=self._device)
+        pick(logits, step.pick(at), found[0], found[1])
+        picked.picks[0, at] = found[0]  # whether they are finite was seen in the raw logits
+        self._sampled[targets.long()] = found[0][ends.long()]
+
+    def _by_sampler(
+        self, rows: Sequence[ForwardRow], special: list[int], hidden: torch.Tensor
+    ) -> dict[int, RowOutput]:
         """The outputs of the rows that need more than `pick` gives, by their indices in the step."""
-        special = [index for index, row in enumerate(rows) if row.outputs and not sampler.is_plain(row)]
         answered: dict[int, RowOutput] = {}
-        ends = np.cumsum([row.outputs for row in rows]).tolist()
         for part in parts([rows[index] for index in special]):
             mine = special[len(answered) : len(answered) + len(part)]
-            places = np.concatenate([np.arange(ends[i] - rows[i].outputs, ends[i]) for i in mine])
-            logits = self._model.logits(hidden[torch.from_numpy(places).to(self._device)])
+            places = torch.from_numpy(_places(rows, mine)).to(self._device)
+            logits = self._model.logits(hidden[places])
             answered |= zip(mine, sampler.sample(logits, part, self._model.kernels), strict=True)
         for index, output in answered.items():
             if output.finite and output.tokens is not None:
@@ -96,16 +139,36 @@ class DeviceRunner:
         return answered
 
 
+def _places(rows: Sequence[ForwardRow], indices: Sequence[int]) -> NDArray[np.int64]:
+    """Where the outputs of some rows are among those of all rows."""
+    ends = np.cumsum([row.outputs for row in rows]).tolist()
+    return np.concatenate([np.arange(ends[i] - rows[i].outputs, ends[i]) for i in indices])
+
+
 class LaunchedStep:
     """A step that the device is computing: the `PendingForward` of a `DeviceRunner`."""
 
     def __init__(
-        self, rows: Sequence[ForwardRow], picks: torch.Tensor, answered: dict[int, RowOutput]
+        self, runner: DeviceRunner, rows: Sequence[ForwardRow], step: StepBuffer, picked: Picked
     ) -> None:
-        self._rows, self._answered, self._device = rows, answered, picks.device
-        cuda = picks.device.type == "cuda"
-        self._picks = torch.empty(picks.shape, dtype=torch.int32, pin_memory=cuda)
-        self._picks.copy_(picks, non_blocking=True)
+        self._runner, self._rows, self._step, self._picked = runner, rows, step, picked
+        self._device = picked.picks.device
+        self._done: torch.cuda.Event | None = None
+        now = [index for index, row in enumerate(rows) if not row.masked_later]
+        self._answered = runner.answer(rows, now, step, picked)
+        if len(now) == len(rows):
+            self._read_back()
+
+    def constrain(self, masks: Mapping[int, Masks | None]) -> None:
+        rows = [replace(row, masks=masks.get(i, row.masks)) for i, row in enumerate(self._rows)]
+        self._answered |= self._runner.answer(rows, list(masks), self._step, self._picked)
+        self._read_back()
+
+    def _read_back(self) -> None:
+        """Enqueue the copy of the tokens to the host."""
+        cuda = self._device.type == "cuda"
+        self._picks = torch.empty(self._picked.picks.shape, dtype=torch.int32, pin_memory=cuda)
+        self._picks.copy_(self._picked.picks, non_blocking=True)
         # Blocking: a thread that waits sleeps, and leaves its core to the thread that launches the next step.
         self._done = torch.cuda.Event(blocking=True) if cuda else None  # type: ignore[no-untyped-call]
         if self._done is not None:

@@ -164,6 +164,6 @@ class StepBuffer:
             buffer[place] = _PADDING.get(name, 0)
         return cls(buffer, shape)
 
-    def pick(self, part: slice) -> PickRows:
-        """The sampling parameters of some of the outputs."""
+    def pick(self, part: slice | torch.Tensor) -> PickRows:
+        """The sampling parameters of some of the outputs: consecutive ones, or those with these numbers."""
         return PickRows(**{name: tensor[part] for name, tensor in self._pick.items()})
