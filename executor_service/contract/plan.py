@@ -64,12 +64,9 @@ class Sampling:
 
     @property
     def looks_back(self) -> bool:
-        """Whether a penalty or a grammar makes the choice of a token depend on the tokens before it."""
+        """Whether a penalty makes the choice of a token depend on the tokens before it."""
         return bool(
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or self.grammar is not None
+            self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         )
 
 

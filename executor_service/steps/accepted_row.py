@@ -12,8 +12,9 @@ class AcceptedRow:
     """A row whose pages are reserved. Its sequence's length and known tokens change only at the commit."""
 
     __slots__ = (
-        "computed", "drafts", "end", "fed", "follows", "hit", "in_prompt", "index", "known", "left", "masks",
-        "opened", "output", "outputs", "overwritten", "parts", "sequence", "start", "tokens", "top_k",
+        "computed", "drafts", "end", "fed", "follows", "hit", "in_prompt", "index", "known", "left",
+        "masked_later", "masks", "opened", "output", "outputs", "overwritten", "parts", "sequence", "start",
+        "tokens", "top_k",
     )  # fmt: skip
 
     def __init__(
@@ -38,6 +39,7 @@ class AcceptedRow:
         self.outputs = 0  # output positions
         self.drafts = NO_TOKENS
         self.masks: Masks | None = None  # [outputs, bytes], where it samples under masks
+        self.masked_later = False  # its mask follows from the token of the row that it follows
         self.left = 1  # tokens still to sample
         self.tokens: list[int] = []  # sampled so far
         self.parts: list[RowOutput] = []  # one for each forward but the last, where the row has several

@@ -71,6 +71,7 @@ def _forward_row(row: AcceptedRow, count: int) -> ForwardRow:
         sequence.salt,
         row.follows,
         row.masks if is_last else None,
+        row.masked_later,
     )
 
 

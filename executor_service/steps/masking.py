@@ -6,11 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from executor_service.backends.base import PendingForward
 from executor_service.cache.sequence import CachedSequence
+from executor_service.cache.sequence_store import SequenceStore
 from executor_service.contract.grammar import GrammarStuck
 from executor_service.contract.masks import Masks
 from executor_service.contract.plan import Opening, OutputMode, Reason, Refusal, Row, TokenIds
 from executor_service.grammar.automaton import Automaton
+from executor_service.steps.step_rows import StepRows
 
 
 class Constrained(NamedTuple):
@@ -74,6 +77,30 @@ def prepare_mask(sequence: CachedSequence) -> None:
     """Compute the mask behind a sequence's known tokens, for its next row."""
     if sequence.automaton is not None and sequence.table.count:
         masks_behind(sequence, sequence.known)
+
+
+def bring_masks(rows: StepRows, forward: PendingForward, store: SequenceStore) -> None:
+    """Bring the masks of a step in flight, now that the rows are committed that its rows follow.
+
+    A row behind which its grammar allows nothing is refused, as it would have been at its reservation.
+    """
+    masks: dict[int, Masks | None] = {}
+    for place, row in enumerate(rows.accepted):
+        if not row.masked_later:
+            continue
+        masks[place] = None
+        if row in rows.mispredicted:
+            continue
+        sequence = row.sequence
+        assert sequence.automaton is not None
+        try:
+            sequence.automaton.follow(sequence.ids[sequence.prompt_length : sequence.known])
+            masks[place] = sequence.automaton.mask()[None]
+        except GrammarStuck as error:
+            refusal = Refusal(Reason.GRAMMAR, f"rows.cache_ids[{row.index}]: {error}")
+            rows.refuse_late(row, refusal, store)
+    if masks:
+        forward.constrain(masks)
 
 
 def masks_behind(sequence: CachedSequence, end: int) -> Masks | None:

@@ -1,6 +1,7 @@
 """Whether a step can be begun while the one before it is in flight.
 
-Its rows then start at predicted lengths, and from tokens that only the device knows yet. The answers must be
+Its rows then start at predicted lengths, and from tokens that only the device knows yet. Where a grammar says
+what may follow such a token, its mask is brought later (`masking.bring_masks`). The answers must be
 those of one step after another: wherever the outcome of the step in flight could change an op, a row, a
 prefix hit or an answer, the new step waits for it. Refused rows are not considered here: whatever the reason,
 the pipeline reserves such a step again after the one in flight, whose rows may give back pages or a sequence.
@@ -62,7 +63,13 @@ def _row_waits(row: Row | Refusal, session: ClientSession, ahead: StepRows) -> b
         return True
     if not former.outputs:
         return False
-    return former.outputs > 1 or former.output is not OutputMode.SAMPLE or former.sequence.sampling.looks_back
+    sampling = former.sequence.sampling
+    return (
+        former.outputs > 1
+        or former.output is not OutputMode.SAMPLE
+        or sampling.looks_back
+        or (sampling.grammar is not None and row.masks is not None)  # both must be known to be joined
+    )
 
 
 def _hits_wait(openings: tuple[Opening | Refusal, ...], ahead: StepRows, page_size: int) -> bool:

@@ -31,7 +31,7 @@ from executor_service.contract.plan import Abandoned, Forwards, StepPlan, StepRe
 from executor_service.steps.commit import StepCommit
 from executor_service.steps.counters import StepCounters
 from executor_service.steps.forwards import compute, launch
-from executor_service.steps.masking import prepare_mask
+from executor_service.steps.masking import bring_masks, prepare_mask
 from executor_service.steps.overlap import must_wait
 from executor_service.steps.pieces import may_take_several
 from executor_service.steps.reservation import RowReservation
@@ -194,7 +194,7 @@ class Pipeline:
         return RowReservation(session, plan, self._store, self._backend, now_s, ahead).reserve()
 
     def _commit(self, step: StepInFlight, outputs: list[RowOutput]) -> StepCommit:
-        """Commit a step's rows, and refuse the rows behind them whose predicted start turned out wrong."""
+        """Commit a step's rows. Rows behind them get their masks, or are refused where mispredicted."""
         pages = self._store.pages
         free, cached = pages.free, pages.cached
         commit = StepCommit(step.rows, self._store)
@@ -203,6 +203,9 @@ class Pipeline:
             self._unprepared = deque(commit.constrained)
         for behind in self._in_flight:
             behind.rows.refuse_followers(commit.undone)
+            held = pages.free
+            bring_masks(behind.rows, behind.forward, self._store)
+            commit.freed_behind += pages.free - held
         self._free_by_commits += pages.free - free
         self._cached_by_commits += pages.cached - cached
         self._renew_leases_of(step)

@@ -134,7 +134,8 @@ class RowReservation:
             if not pending:
                 return _invalid(f"rows.tokens[{index}]: required, nothing is pending")
         feeds, to_verify, masks = pending, row.drafts, None
-        if sequence.automaton is not None or row.masks is not None:
+        masked_later = follows >= 0 and sequence.automaton is not None and row.output is OutputMode.SAMPLE
+        if (sequence.automaton is not None or row.masks is not None) and not masked_later:
             samples = not 0 < row.limit < pending
             constrained = constrain_row(index, row, sequence, start + pending, samples=samples)
             if isinstance(constrained, Refusal):
@@ -168,7 +169,7 @@ class RowReservation:
         if steps > self._rows.steps:
             self._rows.steps = steps
         accepted = AcceptedRow(index, sequence, start, fed, end, start + pending, row.output, row.top_k)
-        accepted.follows = follows
+        accepted.follows, accepted.masked_later = follows, masked_later
         sequence.make_room(start + pending + drafts + steps)
         if given:
             if sequence.sampled:

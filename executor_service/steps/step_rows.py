@@ -25,7 +25,7 @@ class StepRows:
     results: list[RowResult]
     tokens: int = 0  # upper bound of the tokens to compute
     steps: int = 1  # maximum over the rows
-    mispredicted: set[AcceptedRow] = field(default_factory=set)  # refused: the rows they continue were undone
+    mispredicted: set[AcceptedRow] = field(default_factory=set)  # refused in flight, by what they follow
     _index_of: dict[CachedSequence, int] | None = field(default=None, repr=False)
 
     @property
@@ -73,6 +73,12 @@ class StepRows:
             else:
                 refusal = unexpected_length(row.index, request, former.sequence.length)
             self.results[row.index] = RowResult(refusal=refusal)
+
+    def refuse_late(self, row: AcceptedRow, refusal: Refusal, store: SequenceStore) -> None:
+        """Refuse a row in flight, now that the one that it follows is committed; its output is dropped."""
+        self.mispredicted.add(row)
+        self.results[row.index] = RowResult(refusal=refusal)
+        undo_row(row, row.begin, self.session, store)
 
 
 def undo_row(row: AcceptedRow, length: int, session: ClientSession, store: SequenceStore) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from executor_service.backends.base import ForwardRow, RowOutput
+from executor_service.contract.masks import Masks
 from executor_service.contract.plan import OutputMode
 from tests.unit.executor.fakes import FakeBackend
 
@@ -20,15 +21,25 @@ class DeferredForward:
     ) -> None:
         self._backend, self.rows, self._before = backend, rows, before
         self.results: list[RowOutput] | None = None
+        self.lacks = {index for index, row in enumerate(rows) if row.masked_later}
 
     def wait(self) -> None:
         """It computes when it is asked."""
+
+    def constrain(self, masks: Mapping[int, Masks | None]) -> None:
+        assert self.lacks
+        assert self.lacks == masks.keys()
+        assert self.results is None
+        for index, mask in masks.items():
+            self.rows[index].masks = mask
+        self.lacks = set()
 
     def outputs(self) -> list[RowOutput]:
         return self._backend.finish(self)
 
     def compute(self) -> None:
         """What its rows follow is known by now: the order of the launches is the device's."""
+        assert not self.lacks, "some masks have not come"
         before = self._before
         self.results = self._backend.compute([self._resolved(row, before) for row in self.rows])
         self._before = None
@@ -54,6 +65,7 @@ class DeferredBackend(FakeBackend):
         super().__init__(context_length)
         self.launches = 0
         self.followed = 0  # rows that followed another
+        self.masked_later = 0  # of these, rows whose mask came behind their launch
         self.unanswered: deque[DeferredForward] = deque()
         self._stream: deque[DeferredForward | partial[None]] = deque()  # launches and copies, in their order
         self._last: DeferredForward | None = None
@@ -61,6 +73,7 @@ class DeferredBackend(FakeBackend):
     def launch(self, rows: Sequence[ForwardRow]) -> DeferredForward:
         assert rows
         assert len(self.unanswered) < self.max_pending_forwards, "too many launches are unanswered"
+        assert not any(forward.lacks for forward in self.unanswered), "some masks have not come"
         for row in rows:
             assert len(row.history) == row.start + len(row.tokens)
             if row.follows >= 0:
@@ -87,7 +100,9 @@ class DeferredBackend(FakeBackend):
         assert (len(row.tokens), row.start) == (1, ahead.start + len(ahead.tokens))
         assert row.sampling is ahead.sampling
         assert not row.sampling.looks_back, "the host does not know the history"
+        assert row.masked_later == (row.sampling.grammar is not None and row.output is OutputMode.SAMPLE)
         self.followed += 1
+        self.masked_later += row.masked_later
 
     def finish(self, forward: DeferredForward) -> list[RowOutput]:
         assert forward is self.unanswered.popleft(), "answers are asked for out of order"

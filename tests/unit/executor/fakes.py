@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from executor_service.backends.base import (
     ForwardOutput,
@@ -16,6 +17,7 @@ from executor_service.backends.base import (
     TokenizerBundle,
 )
 from executor_service.contract.limits import Limits
+from executor_service.contract.masks import allowed_tokens
 from executor_service.contract.plan import OutputMode, TokenIds
 
 VOCAB = 97
@@ -40,6 +42,11 @@ def continuation(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
     for _ in range(count):
         history.append(next_token(history, seed))
     return history[len(prompt) :]
+
+
+def nearest(token: int, allowed: NDArray[np.bool_]) -> int:
+    """The first allowed token from this one on, around the end of the vocabulary."""
+    return int((token + np.roll(allowed, -token).argmax()) % VOCAB)
 
 
 class FakeBackend(Synchronous):
@@ -98,6 +105,9 @@ class FakeBackend(Synchronous):
         seed = row.sampling.seed
         history = row.history.tolist()
         tokens = ids(*(next_token(history[:p], seed) for p in range(end - row.outputs + 1, end + 1)))
+        if row.masks is not None:
+            allowed = allowed_tokens(row.masks, VOCAB)
+            tokens = ids(*(nearest(token, one) for token, one in zip(tokens, allowed, strict=True)))
         if row.output is OutputMode.SAMPLE:
             logprobs = None if row.sampling.logprobs is None else -tokens.astype(np.float32)
             return RowOutput(tokens=tokens, logprobs=logprobs)

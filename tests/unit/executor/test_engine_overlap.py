@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from executor_service.backends.base import ForwardRow, RowOutput
+from executor_service.contract.masks import mask_bytes
 from executor_service.contract.plan import (
     Opening,
     OutputMode,
@@ -21,9 +23,9 @@ from executor_service.contract.plan import (
 )
 from tests.support.engine_steps import BegunStep, begin, execute, run
 from tests.unit.executor.deferred import DeferredBackend
-from tests.unit.executor.fakes import continuation, limits
+from tests.unit.executor.fakes import VOCAB, continuation, limits
 from tests.unit.executor.harness import Harness, Release, Truncate, fork, opening, plan, row
-from tests.unit.executor.table_grammar import loops
+from tests.unit.executor.table_grammar import TableGrammar, loops
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 PENALTY = Sampling(frequency_penalty=0.5)
@@ -49,15 +51,56 @@ def refusal_of(step: BegunStep, index: int = 0) -> Refusal:
     return refusal
 
 
-def test_a_row_behind_one_with_a_grammar_waits_for_its_token(h: Harness, device: DeferredBackend) -> None:
-    """Its mask is that of a token which only the device knows."""
-    constrained = replace(opening(1, PROMPT), sampling=Sampling(grammar=loops()))
-    h.begin(constrained)
-    first = h.begin(row(1, 6))
-    assert device.followed == 0
-    h.begin(row(1, 7))
+def test_a_row_with_a_grammar_is_launched_before_its_mask_is_known(
+    h: Harness, device: DeferredBackend
+) -> None:
+    """Neither it nor its neighbours wait for the step ahead; the mask comes when that one is finished."""
+    grammar = loops(end=0, vocabulary=VOCAB)
+    constrained = replace(opening(1, PROMPT), sampling=Sampling(grammar=grammar))
+    steps = [h.begin(constrained, opening(2, [1, 2]))]
+    for n in range(7):
+        steps.append(h.begin(row(2, 2 + n), row(1, 6 + n)))
+        assert [step.result is None for step in steps[-2:]] == [True, True]
+        assert [forward.lacks for forward in device.unanswered] == [set(), {1}]
+    assert device.followed == 14
+    answers = [tokens_of(step) for step in steps]
+    output = [answers[0][0][0], *(rows[1][0] for rows in answers[1:])]
+    assert all(token in grammar.allowed(output[:i]) for i, token in enumerate(output))
+    assert [answers[0][1], *(rows[0] for rows in answers[1:])] == [[t] for t in continuation([1, 2], 8)]
+
+
+def test_a_row_with_a_mask_of_its_own_beside_its_grammars_waits(h: Harness, device: DeferredBackend) -> None:
+    grammar = loops(end=0, vocabulary=VOCAB)
+    first = h.begin(replace(opening(1, PROMPT), sampling=Sampling(grammar=grammar)))
+    bits = np.zeros((1, 8 * mask_bytes(VOCAB)), np.uint8)
+    bits[0, 10:16] = 1
+    second = h.begin(replace(row(1, 6), masks=np.packbits(bits, axis=-1, bitorder="little")))
     assert first.result is not None
+    ((token,),) = tokens_of(second)
+    assert 10 <= token < 16
     assert device.followed == 0
+
+
+def test_a_row_behind_a_token_after_which_nothing_is_allowed_is_refused_in_flight(
+    h: Harness, device: DeferredBackend
+) -> None:
+    dead = TableGrammar({0: {10: 1}, 1: {11: 2}}, ends=set(), vocabulary=VOCAB)
+    constrained = replace(opening(1, PROMPT[:3]), sampling=Sampling(grammar=dead))
+    h.begin(constrained, opening(2, [1, 2])).finish()
+    last = h.begin(row(1, 3), row(2, 2))
+    behind = h.begin(row(1, 4), row(2, 3))
+    after = h.begin(row(2, 4))
+    assert tokens_of(last) == [[11], continuation([1, 2], 2)[1:]]
+    assert last.finish().free_pages == 62
+    refusal = refusal_of(behind)
+    assert (refusal.reason, refusal.message) == (
+        Reason.GRAMMAR,
+        "rows.cache_ids[0]: the grammar allows no token here",
+    )
+    assert behind.finish().rows[1].tokens == continuation([1, 2], 3)[2:]
+    assert behind.finish().free_pages == 62
+    assert tokens_of(after) == [continuation([1, 2], 4)[3:]]
+    h.engine.store.check()
 
 
 def test_rows_continue_from_tokens_that_the_host_does_not_know(h: Harness, device: DeferredBackend) -> None:

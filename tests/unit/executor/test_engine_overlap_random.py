@@ -32,10 +32,17 @@ from executor_service.contract.plan import (
 )
 from tests.support.engine_steps import BegunStep, begin, execute
 from tests.unit.executor.deferred import DeferredBackend
-from tests.unit.executor.fakes import EMPTY, FakeBackend, continuation, ids, limits
+from tests.unit.executor.fakes import EMPTY, VOCAB, FakeBackend, continuation, ids, limits
 from tests.unit.executor.harness import Harness
+from tests.unit.executor.table_grammar import TableGrammar, loops
 
-SAMPLINGS = (Sampling(), Sampling(logprobs=0), Sampling(seed=3))
+# One grammar has ends and one has a place where nothing is allowed.
+WORDS = loops(end=0, vocabulary=VOCAB)
+STUCK = TableGrammar({0: {10: 0, 11: 0, 12: 1}, 1: {13: 2}}, ends=set(), vocabulary=VOCAB)
+SAMPLINGS = (
+    Sampling(), Sampling(logprobs=0), Sampling(seed=3),
+    Sampling(grammar=WORDS), Sampling(seed=1, grammar=STUCK),
+)  # fmt: skip
 PREFIXES = ([1] * 8, [1] * 4 + [2] * 9, [3] * 13, [4, 5])
 POISON = frozenset(range(0, 90, 15))  # one in fifteen of what is sampled
 
@@ -251,7 +258,7 @@ def test_so_they_do_on_the_oracle_and_a_device_that_is_one(seed: int, steps: int
 
 
 def test_rows_do_follow_others_in_these_plans() -> None:
-    followed = launches = 0
+    followed = launches = masked_later = 0
     for seed in range(20):
         ways = TwoWays(seed, limits(total_pages=600, context_length=48))
         ways.run(25)
@@ -259,4 +266,6 @@ def test_rows_do_follow_others_in_these_plans() -> None:
         assert isinstance(device, DeferredBackend)
         assert not device.unanswered
         followed, launches = followed + device.followed, launches + device.launches
+        masked_later += device.masked_later
     assert followed > launches / 2
+    assert masked_later > launches / 8
