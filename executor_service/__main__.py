@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+import threading
 
 from paceline.service import logs
 from paceline.service.process import limit_collections, new_event_loop
@@ -18,6 +19,9 @@ from executor_service.server import EXIT_PORT, ServerStartError, run
 
 _SWITCH_S = 0.0005  # seconds after which the device thread hands the interpreter lock to the event loop
 _YOUNG_OBJECTS = 50_000  # between two garbage collections: a step makes thousands, without cycles
+# Of each thread; only what is used takes memory. A grammar of 64 KiB can be 9,000 rules deep, and the library
+# that compiles it has a frame or two for each; beyond the stack there is a segmentation fault.
+_STACK_BYTES = 64 << 20
 
 log = logs.Log("executor_service")
 
@@ -27,6 +31,7 @@ def main() -> int:
     config = ExecutorConfig.from_command_line(sys.argv[1:], "python -m executor_service")
     logs.configure(config.log_format, config.log_level)
     sys.setswitchinterval(_SWITCH_S)
+    threading.stack_size(_STACK_BYTES)
     limit_collections(_YOUNG_OBJECTS)
     try:
         if (rank := follower_rank(config)) is not None:

@@ -19,6 +19,7 @@ from executor_service.contract.grammar import GrammarStuck
 from executor_service.contract.masks import Masks, mask_bytes
 from executor_service.grammar.escapes import OUTSIDE, Escapes
 from executor_service.grammar.json_schema import engine_schema, engine_schema_text
+from executor_service.grammar.lark import engine_lark
 from executor_service.grammar.source import GrammarInvalid, GrammarSource, choices_regex, tagged_parts
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class GrammarEngine:
             case "choices":
                 return LLMatcher.grammar_from_regex(choices_regex(source.choices))
             case "lark":
-                return LLMatcher.grammar_from_lark(source.text)
+                return LLMatcher.grammar_from_lark(engine_lark(source.text))
             case "structural_tag":
                 return self._structural_tag(source.text)
 
@@ -150,7 +151,9 @@ class GrammarEngine:
             StructTag(
                 trigger=part.trigger,
                 begin=part.begin,
-                grammar=part.grammar if isinstance(part.grammar, str) else engine_schema(part.grammar),
+                grammar=engine_lark(part.grammar)
+                if isinstance(part.grammar, str)
+                else engine_schema(part.grammar),
                 end=part.end,
             )
             for part in parts

@@ -233,6 +233,43 @@ def test_dates_are_those_of_the_calendar(rest: dict[str, object], place: Callabl
             assert not matches(grammar, f'"{day}{time}"'), day
 
 
+BIG = (
+    st.integers(2**53 - 3, 2**53 + 9) | st.integers(2**60, 2**60 + 999) | st.integers(2**63 - 2999, 2**63 - 1)
+)
+BIG |= BIG.map(lambda number: -number) | st.integers(-9, 9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(lower=BIG, span=st.integers(0, 4000) | st.none(), off=st.integers(-3, 3), exclusive=st.booleans())
+def test_integers_are_within_bounds_that_doubles_would_round(
+    lower: int, span: int | None, off: int, exclusive: bool
+) -> None:
+    value: dict[str, object] = {"type": "integer", "exclusiveMinimum" if exclusive else "minimum": lower}
+    if span is not None:
+        value["maximum"] = lower + span
+    try:
+        grammar = schema(value)
+    except GrammarInvalid:
+        return
+    for number in (lower + off, lower + (span or 0) + off, lower + (span or 0) + 1000 * off):
+        within = lower + exclusive <= number <= (lower + span if span is not None else number)
+        assert within or not matches(grammar, str(number)), number
+
+
+@pytest.mark.parametrize("number", [2**53, -(2**53), 2**53 + 2, 2**60, 10**18, -(10**18)])
+def test_large_integers_that_are_doubles_can_be_demanded(number: int) -> None:
+    for value in ({"const": number}, {"enum": ["a", [number]]}):
+        grammar = schema(value)
+        assert matches(grammar, json.dumps([number] if "enum" in value else number))
+        assert not matches(grammar, json.dumps([number + 1] if "enum" in value else number + 1))
+
+
+def test_schemas_inside_of_lark_grammars_are_checked_as_others_are() -> None:
+    grammar = of("lark", 'start: "<" %json {"type": "string", "format": "date"} ">"')
+    assert matches(grammar, '<"2024-02-29">')
+    assert not matches(grammar, '<"2023-02-29">')
+
+
 def test_what_is_no_schema_is_no_date() -> None:
     value = {"format": "date", "x": 1}
     assert matches(schema({"const": value}), json.dumps(value))
@@ -318,6 +355,37 @@ BAD = {
         '{"properties": {"x": {"type": "object", "minProperties": 2}}}',
         "minProperties: 2: at most one more than the required ones",
     ),
+    "no double": (
+        "json_schema",
+        '{"enum": [1, {"x": 9007199254740993}]}',
+        "enum: 9007199254740993: this integer",
+    ),
+    "the least integer": ("json_schema", '{"const": -9223372036854775808}', "beyond 64 bits"),
+    "rounded to it": ("json_schema", '{"items": {"const": -9223372036854775807}}', "beyond 64 bits"),
+    "at most the least integer": (
+        "json_schema",
+        '{"type": "integer", "minimum": -9223372036854775808, "maximum": -9223372036854775808}',
+        "maximum: -9223372036854775808: beyond 64 bits",
+    ),
+    "at least beyond": (
+        "json_schema",
+        '{"type": "integer", "minimum": 1e300, "maximum": 2e300}',
+        "beyond 64 bits",
+    ),
+    "the least integer, in lark": ("lark", 'start: %json\n{"const": -9223372036854775808}', "beyond 64 bits"),
+    "no json, in lark": ("lark", 'start: %json "x', "%json: no JSON behind it"),
+    "the least integer, in a tag": (
+        "structural_tag",
+        '{"structures": [{"begin": "<", "schema": {"const": -9223372036854775808}}], "triggers": ["<"]}',
+        "beyond 64 bits",
+    ),
+    "parameters without end": ("lark", 'start: a::0x0\na::_: "a" | a::incr(_) "b"', "rules with parameters"),
+    "less than it says": (
+        "json_schema",
+        '{"uniqueItems": true, "x-guidance": {"lenient": true}}',
+        "x-guidance",
+    ),
+    "no json in the end": ("json_schema", '{"x-guidance": {"item_separator": ";"}}', "x-guidance"),
     "itself": ("json_schema", '{"$ref": "#"}', ""),
     "without end": (
         "json_schema",
