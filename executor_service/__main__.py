@@ -15,14 +15,11 @@ from executor_service.backends.base import ModelError
 from executor_service.backends.torch_factory import follow, follower_rank
 from executor_service.config import ExecutorConfig
 from executor_service.fatal import EXIT_MODEL
+from executor_service.grammar.source import STACK_BYTES
 from executor_service.server import EXIT_PORT, ServerStartError, run
 
 _SWITCH_S = 0.0005  # seconds after which the device thread hands the interpreter lock to the event loop
 _YOUNG_OBJECTS = 50_000  # between two garbage collections: a step makes thousands, without cycles
-# Of each thread; only what is used takes memory. A grammar of 64 KiB can be 9,000 rules deep, and the library
-# that compiles it has a frame or two for each; beyond the stack there is a segmentation fault.
-_STACK_BYTES = 64 << 20
-
 log = logs.Log("executor_service")
 
 
@@ -31,7 +28,7 @@ def main() -> int:
     config = ExecutorConfig.from_command_line(sys.argv[1:], "python -m executor_service")
     logs.configure(config.log_format, config.log_level)
     sys.setswitchinterval(_SWITCH_S)
-    threading.stack_size(_STACK_BYTES)
+    threading.stack_size(STACK_BYTES)  # what is not used takes no memory
     limit_collections(_YOUNG_OBJECTS)
     try:
         if (rank := follower_rank(config)) is not None:

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+STACK_BYTES = 64 << 20
+"""Of threads that compile. 64 KiB of grammar can be 9,000 rules deep, which takes the library half of it."""
+
 GrammarKind = Literal["json_schema", "regex", "choices", "lark", "structural_tag"]
 
 

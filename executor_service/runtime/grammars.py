@@ -17,7 +17,7 @@ from executor_service.grammar.late import LateGrammar
 from executor_service.grammar.source import GrammarInvalid, GrammarSource
 
 if TYPE_CHECKING:
-    from executor_service.grammar.engine import GrammarEngine
+    from executor_service.grammar.tried_engine import TriedEngine
 
 log = Log(__name__)
 
@@ -31,7 +31,7 @@ _KEPT = 64  # compiled grammars, some kB each, at worst 20 MB; and refusals
 class GrammarCompiler:
     """One for each loaded model. All methods: the event loop's thread."""
 
-    def __init__(self, engine: GrammarEngine, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, engine: TriedEngine, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self._engine = engine
         self._vocab_size, self._ends = vocab_size, frozenset(eos_token_ids)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
@@ -68,8 +68,9 @@ class GrammarCompiler:
         return LateGrammar(compiled, begins_after, self._vocab_size, self._ends)
 
     def close(self) -> None:
-        """End the threads; what they compile is done first."""
-        self._threads.shutdown(wait=False)
+        """End the threads; what they compile is not wanted any more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._engine.close()
 
     def _compile(self, source: GrammarSource) -> Grammar | str:
         try:
@@ -84,12 +85,19 @@ def grammar_compiler(tokenizer: TokenizerBundle | None, info: ModelDescription) 
         return None
     # Only here: what needs no grammars does not load the library.
     from executor_service.grammar.engine import GrammarEngine, TokenizerUnsupported
+    from executor_service.grammar.tried_engine import TriedEngine
 
+    ends = tuple(info.eos_token_ids)
     try:
-        engine = GrammarEngine(
-            tokenizer.tokenizer_json, info.vocab_size, info.eos_token_ids, COMPILE_FUEL, STEP_FUEL
-        )
+        engine = GrammarEngine(tokenizer.tokenizer_json, info.vocab_size, ends, COMPILE_FUEL, STEP_FUEL)
     except TokenizerUnsupported as error:
         log.warning("no grammars for this tokenizer", why=str(error))
         return None
-    return GrammarCompiler(engine, info.vocab_size, info.eos_token_ids)
+    settings = {
+        "tokenizer_json": tokenizer.tokenizer_json.decode(),
+        "vocab_size": info.vocab_size,
+        "eos_token_ids": ends,
+        "compile_fuel": COMPILE_FUEL,
+        "step_fuel": STEP_FUEL,
+    }
+    return GrammarCompiler(TriedEngine(engine, settings, _THREADS), info.vocab_size, ends)

@@ -43,6 +43,9 @@ class SlowEngine:
             raise GrammarInvalid("it is bad")
         return loops()
 
+    def close(self) -> None:
+        self.closed = True
+
 
 @pytest.fixture
 def engine() -> SlowEngine:
@@ -158,7 +161,9 @@ def test_a_bad_grammar_refuses_its_row(grammar: pb.Grammar, reason: Reason, text
 def test_a_model_without_a_tokenizer_or_an_end_has_no_grammars() -> None:
     info = OracleBackend().info
     assert grammar_compiler(None, info) is None
-    assert grammar_compiler(byte_tokenizer(), info) is not None
+    compiler = grammar_compiler(byte_tokenizer(), info)
+    assert compiler is not None
+    compiler.close()
     endless = ModelDescription(
         **{name: getattr(info, name) for name in ModelDescription.__slots__} | {"eos_token_ids": ()}
     )
