@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor_service.contract.masks import allowed_tokens
@@ -35,6 +35,7 @@ turns = st.lists(
 )
 
 
+@settings(max_examples=40)
 @given(turns, st.integers(0, 40))
 def test_the_state_is_a_function_of_the_output_however_it_was_reached(
     walk: list[tuple[int, list[int]]], stuck_after: int
@@ -57,6 +58,7 @@ def test_the_state_is_a_function_of_the_output_however_it_was_reached(
         assert BEGIN in output or not automaton.forced()
 
 
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 255), max_size=6), st.integers(0, 256))
 def test_it_stops_before_an_end_that_comes_too_early_and_before_what_the_grammar_does_not_allow(
     output: list[int], wrong: int

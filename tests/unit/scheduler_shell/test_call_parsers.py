@@ -103,7 +103,7 @@ def written(name: str, given_: list[tuple[str, dict[str, Any]]], dump: Callable[
 
 
 @formats
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(given_=calls, dump=dumps, cuts=st.sets(st.integers(0, 400), max_size=12))
 def test_calls_are_read_as_they_were_written_however_the_text_came(
     name: str, given_: list[tuple[str, dict[str, Any]]], dump: Callable[[Any], str], cuts: set[int]
@@ -158,14 +158,14 @@ garbage = st.lists(fragments, max_size=9).map("".join)
 
 
 @formats
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(text=garbage, cuts=st.sets(st.integers(0, 200), max_size=20))
 def test_any_split_of_any_text_gives_the_same_events(name: str, text: str, cuts: set[int]) -> None:
     assert parse(name, text, cuts) == parse(name, text) == parse(name, text, range(len(text)))
 
 
 @formats
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(text=garbage)
 def test_nothing_disappears_but_the_frames_of_calls(name: str, text: str) -> None:
     """Every character comes out, except white space and what frames of calls consist of."""
@@ -285,6 +285,7 @@ def test_what_models_write_in_pythons_syntax(case: str) -> None:
     assert parse("pythonic", text) == (expected or [text])
 
 
+@settings(max_examples=40)
 @given(values, st.sampled_from([repr, json.dumps]))
 def test_a_literal_of_python_or_of_json_is_read(value: Any, write: Callable[[Any], str]) -> None:
     assert json.loads(literal_as_json(write(value))) == value
@@ -316,6 +317,7 @@ def test_half_a_surrogate_pair_stays_an_escape() -> None:
     assert json.loads(literal_as_json(r"'\ud83d\ude00\x41\n\q'")) == "\N{GRINNING FACE}A\n\\q"
 
 
+@settings(max_examples=30)
 @given(values.filter(lambda value: isinstance(value, str | list | dict)), dumps, st.text(max_size=3))
 def test_the_scanner_finds_the_end_of_a_value(value: Any, dump: Callable[[Any], str], behind: str) -> None:
     text = dump(value)

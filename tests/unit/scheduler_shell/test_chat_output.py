@@ -191,7 +191,7 @@ parts = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(parts=parts, thinking=st.sampled_from(Thinking), sizes=st.lists(st.integers(1, 9), max_size=9))
 def test_any_split_of_the_tokens_gives_the_same_output(
     parts: list[str], thinking: Thinking, sizes: list[int]
@@ -211,7 +211,7 @@ def test_any_split_of_the_tokens_gives_the_same_output(
     assert got == one_by_one
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(parts=parts, thinking=st.sampled_from(Thinking))
 def test_a_stream_cut_behind_any_token_is_continued_with_exactly_the_rest(
     parts: list[str], thinking: Thinking

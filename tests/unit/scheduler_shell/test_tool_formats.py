@@ -140,7 +140,7 @@ def test_whatever_its_grammar_allows_is_calls_that_match_the_schemas(name: str, 
     style = format_named(TOOL_STYLES[name])
     grammar = style.grammar(TOOLS, single=single)
     several = 0
-    for seed in range(12):
+    for seed in range(6):
         events = parsed(name, style, walk(name, grammar, seed))
         assert {type(event) for event in events} <= {CallBegins, Arguments}
         found = calls_of(events)

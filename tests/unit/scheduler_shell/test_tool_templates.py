@@ -70,7 +70,7 @@ def hostile(draw: st.DrawFn, style: Style) -> str:
 
 
 @names
-@settings(max_examples=25)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_no_part_of_a_tool_or_a_call_can_forge_a_control_token(name: str, data: st.DataObject) -> None:
     style = TOOL_STYLES[name]
