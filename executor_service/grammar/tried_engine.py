@@ -24,7 +24,7 @@ from executor_service.contract.grammar import Grammar
 from executor_service.grammar.engine import GrammarEngine
 from executor_service.grammar.source import GrammarInvalid, GrammarSource
 
-CPU_S = 1.0
+CPU_S = 0.5
 """CPU time to compile a grammar in; what is not hostile takes milliseconds."""
 
 log = Log(__name__)
