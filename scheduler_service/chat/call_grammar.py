@@ -15,6 +15,8 @@ LarkRules = dict[str, str]
 """Rules by name; the rule of one call is `call`."""
 
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_VALUES = frozenset({"const", "enum", "default", "examples"})
+_REMARKS = frozenset({"$comment", "description", "title"})
 _PYTHONIC = frozenset(
     {
         *("$defs", "$schema", "additionalProperties", "definitions", "description", "properties", "required"),
@@ -93,7 +95,24 @@ def _keyword_arguments(index: int, tool: OfferedTool) -> LarkRules:
 
 
 def _json(schema: Mapping[str, object]) -> str:
-    return f"%json {json.dumps({'x-guidance': _SEPARATORS, **schema})}"
+    """A schema in a grammar. Its strings must not look like Lark's syntax to whoever searches the text."""
+    text = json.dumps({"x-guidance": _SEPARATORS, **_without_remarks(schema)})
+    return "%json " + text.replace("::", r":\u003a").replace("%", r"\u0025")
+
+
+def _without_remarks(schema: Mapping[str, object]) -> dict[str, object]:
+    """The schema without descriptions and titles, which may be longer than all the rest."""
+    return {
+        key: item if key in _VALUES else _part_without_remarks(item)
+        for key, item in schema.items()
+        if key not in _REMARKS or not isinstance(item, str)
+    }
+
+
+def _part_without_remarks(part: object) -> object:
+    if isinstance(part, Mapping):
+        return _without_remarks(part)
+    return [_part_without_remarks(item) for item in part] if isinstance(part, list) else part
 
 
 def _text(text: str) -> str:

@@ -44,7 +44,7 @@ TOOLS = (
             },
             "required": ["days"],
             "additionalProperties": False,
-            "$defs": {"place": {"enum": ["in", 'o"ut', None, [1]]}},
+            "$defs": {"place": {"enum": ["in", '::"%json:::', None, [1]]}},
         },
     ),
     OfferedTool("now", "", {"type": "object", "properties": {}, "additionalProperties": False}),
@@ -98,7 +98,7 @@ def matches_its_schema(tool: str, arguments: dict[str, Any]) -> bool:
         arguments.keys() <= {"city", "days", "where", "flag"}
         and (isinstance(city, str) and len(city) <= 5)
         and (isinstance(flag, bool) and isinstance(days, int) and 0 <= days <= 99)
-        and arguments.get("where", "in") in ["in", 'o"ut', None, [1]]
+        and arguments.get("where", "in") in ["in", '::"%json:::', None, [1]]
     )
 
 
@@ -154,6 +154,24 @@ def test_whatever_its_grammar_allows_is_calls_that_match_the_schemas(name: str, 
             text == json.dumps(json.loads(text), ensure_ascii=False) for text in texts if "\\u" not in text
         )
     assert single or name == "Llama 3" or several
+
+
+def test_remarks_of_a_schema_are_no_part_of_the_grammar_and_everything_else_is() -> None:
+    properties = {
+        "title": {"const": {"title": "kept"}, "description": "left out"},
+        "description": {"enum": ["kept", {"description": "kept"}], "title": "left out"},
+    }
+    parameters = {
+        "properties": properties,
+        "anyOf": [{"$comment": "left out"}],
+        "title": 1,
+        "description": "left out",
+    }
+    grammar = format_named(TOOL_STYLES["Qwen3"]).grammar((OfferedTool("f", "", parameters),), single=True)
+    assert grammar.count("kept") == 3
+    assert "left out" not in grammar
+    assert grammar.count('"description"') == 2
+    assert '"title": 1' in grammar
 
 
 def test_what_keyword_arguments_can_not_promise_is_told() -> None:
