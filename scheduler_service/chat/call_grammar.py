@@ -15,6 +15,13 @@ LarkRules = dict[str, str]
 """Rules by name; the rule of one call is `call`."""
 
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_COMBINING = frozenset(
+    {
+        *("$ref", "allOf", "anyOf", "dependentSchemas", "if", "minProperties", "not", "oneOf"),
+        *("patternProperties", "unevaluatedProperties"),
+    }
+)
+"""Keywords with which a schema's own properties may not be all that it takes."""
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 _REMARKS = frozenset({"$comment", "description", "title"})
 _PYTHONIC = frozenset(
@@ -96,8 +103,27 @@ def _keyword_arguments(index: int, tool: OfferedTool) -> LarkRules:
 
 def _json(schema: Mapping[str, object]) -> str:
     """A schema in a grammar. Its strings must not look like Lark's syntax to whoever searches the text."""
-    text = json.dumps({"x-guidance": _SEPARATORS, **_without_remarks(schema)})
+    text = json.dumps({"x-guidance": _SEPARATORS, **_without_remarks(_closed(schema))})
     return "%json " + text.replace("::", r":\u003a").replace("%", r"\u0025")
+
+
+def _closed(schema: Mapping[str, object]) -> dict[str, object]:
+    """The schema with no properties but those that it names, wherever it does not say that others may be.
+
+    Models invent others; and a key that is not named may be written so that it equals one that is.
+    """
+    closed = dict(schema)
+    if isinstance(items := schema.get("items"), Mapping):
+        closed["items"] = _closed(items)
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(required, list) or schema.keys() & _COMBINING:
+        return closed
+    closed["properties"] = {
+        name: _closed(value) if isinstance(value, Mapping) else value for name, value in properties.items()
+    }
+    if all(name in properties for name in required):
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def _without_remarks(schema: Mapping[str, object]) -> dict[str, object]:

@@ -174,6 +174,23 @@ def test_remarks_of_a_schema_are_no_part_of_the_grammar_and_everything_else_is()
     assert '"title": 1' in grammar
 
 
+def test_demanded_arguments_have_no_properties_that_the_schema_does_not_name_unless_it_says_so() -> None:
+    inner = {"type": "object", "properties": {"additionalProperties": {}, "properties": {"properties": {}}}}
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({"properties": {}}, 1),
+        ({"properties": {"a": inner, "b": {"type": "array", "items": inner}}}, 5),
+        ({"properties": {"a": inner}, "additionalProperties": True}, 2),
+        ({"type": "object"}, 0),
+        ({"properties": {"a": {}}, "required": ["b"]}, 0),
+        ({"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}]}, 0),
+    ]
+    style = format_named(TOOL_STYLES["Qwen3"])
+    for parameters, closed in cases:
+        grammar = style.grammar((OfferedTool("f", "", parameters),), single=True)
+        assert grammar.count('"additionalProperties": false') == closed, parameters
+        engine("Qwen3").compile(GrammarSource("lark", grammar))
+
+
 def test_what_keyword_arguments_can_not_promise_is_told() -> None:
     style = format_named(TOOL_STYLES["Llama 3 pythonic"])
     for parameters, problem in (
