@@ -3,8 +3,8 @@
     paceline serve --model ~/models/Qwen3-8B &
     python examples/tool_loop.py 127.0.0.1:50051 "Which is larger, 17 * 23 or 19 * 21?"
 
-Functions with type hints are tools; pydantic derives the schema of their arguments. Arguments that the model
-gets wrong are an answer too: it may try again.
+Functions with type hints are tools; pydantic derives the schema of their arguments. The model is told what was
+wrong with a call, and may try again; one that max_tokens cut off ends the conversation with InvalidOutput.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from paceline import Client, Completion, Delta, Message, ToolCall
-from paceline.errors import InvalidOutput
 from pydantic import ValidationError, validate_call
 
 
@@ -32,12 +31,13 @@ def calculate(left: float, operation: Literal["+", "-", "*", "/"], right: float)
 
 
 def result_of(call: ToolCall, tools: dict[str, Callable[..., Any]]) -> object:
-    """What the called function returns, or what was wrong with the call."""
+    """What the called function returns, or what was wrong with the call. Raises InvalidOutput."""
     if call.name not in tools:
         return {"error": f"there is no tool {call.name}"}
+    arguments = call.parsed
     try:
-        return validate_call(tools[call.name])(**call.parsed)
-    except (InvalidOutput, ValidationError, ArithmeticError) as error:
+        return validate_call(tools[call.name])(**arguments)
+    except (ValidationError, ArithmeticError) as error:
         return {"error": str(error)}
 
 

@@ -12,7 +12,7 @@ import paceline
 import pytest
 from paceline import conversations, requests, responses
 from paceline.chat import Message, Tool, ToolCall, ToolCallDelta
-from paceline.errors import InvalidRequest
+from paceline.errors import InvalidOutput, InvalidRequest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import Completion, Delta
 from pydantic import BaseModel
@@ -236,7 +236,6 @@ async def test_reasoning_and_calls_come_beside_the_text_streamed_or_not(run: Run
     [
         ('{"left": 17, "operation": "*", "right": 23}', "391.0"),
         ('{"left": 1, "operation": "/", "right": 0}', '{"error": "float division by zero"}'),
-        ('{"left": ', '"error": "the arguments of \'calculate\' are incomplete'),
         ('{"left": 17}', '"error": "2 validation errors'),
     ],
 )
@@ -254,6 +253,16 @@ async def test_the_example_gives_each_result_back_to_the_model(
     first, second = served.fake.requests
     assert list(second.messages.messages)[:1] == list(first.messages.messages)
     assert second.messages.messages[1].tool_calls[0].arguments == question
+
+
+async def test_the_example_ends_with_a_call_that_was_cut_off(served: Served) -> None:
+    def use() -> None:
+        with paceline.Client(served.address) as client:
+            tool_loop.converse(client, '{"left": ', [tool_loop.calculate])
+
+    with pytest.raises(InvalidOutput, match="the arguments of 'calculate' are incomplete"):
+        await asyncio.to_thread(use)
+    assert len(served.fake.requests) == 1
 
 
 async def test_deltas_have_the_parts_of_calls_as_they_came() -> None:
