@@ -3,8 +3,8 @@
     paceline serve --model ~/models/Qwen3-8B &
     python examples/tool_loop.py 127.0.0.1:50051 "Which is larger, 17 * 23 or 19 * 21?"
 
-Functions with type hints are tools; pydantic derives the schema of their arguments. The model is told what was
-wrong with a call, and may try again; one that max_tokens cut off ends the conversation with InvalidOutput.
+Functions with type hints are tools; pydantic derives the schema of their arguments. The model is told what
+was wrong with a call, and may try again. One that max_tokens cut off ends the conversation: InvalidOutput.
 """
 
 from __future__ import annotations

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import grpc
 import pytest
+from paceline.chat import Message
+from paceline.collector import Collector
+from paceline.requests import generate_request
+from paceline.resume import ResumableStream, identified
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
+from paceline.types import Completion, Delta
+from pydantic import BaseModel, Field
 
 from executor_service.backends.byte_tokenizer import byte_tokenizer
 from tests.support.doctored_executor import doctored_stack
@@ -191,3 +197,73 @@ async def test_a_tool_that_can_not_be_demanded_is_refused_before_the_queue(
         await generate(stub, message)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert (caught.value.details() or "").startswith("messages.tools: ")
+
+
+HELLO = [Message("user", "hello")]
+SAMPLED: dict[str, Any] = {
+    "temperature": 1.0,
+    "seed": 3,
+    "logit_bias": {THINK_END: 2.0},
+    "max_tokens": 400,
+    "request_id": "same",  # the ids of calls follow from it
+}
+
+
+class City(BaseModel):
+    name: Annotated[str, Field(max_length=6)]
+
+
+def weather(city: Annotated[str, Field(max_length=6)], unit: Literal["C", "F"]) -> str:
+    """Today's weather in a city."""
+    return f"20 {unit} in {city}"
+
+
+async def test_a_function_is_called_through_the_sdk_and_its_result_goes_back(stack: Stack) -> None:
+    async with stack.client() as client:
+        generation = client.generate(messages=HELLO, tools=[weather], tool_choice="weather", **SAMPLED)
+        deltas = [event async for event in generation if isinstance(event, Delta)]
+        [streamed] = await generation.collect()
+        answer = await client.chat(HELLO, tools=[weather], tool_choice="weather", **SAMPLED)
+        assert without_usage(answer) == without_usage(streamed)
+        assert answer.reasoning
+        [call] = answer.tool_calls
+        assert sum(bool(delta.tool_calls) for delta in deltas) > 1
+        turns = [*HELLO, answer.message(), call.answer(weather(**call.parsed))]
+        await client.chat(turns, tools=[weather], tool_choice="none", max_tokens=5)
+
+
+async def test_an_instance_of_a_model_is_what_comes_behind_the_reasoning(stack: Stack) -> None:
+    async with stack.client() as client:
+        for thinks in (True, False):
+            arguments = {"enable_thinking": thinks}
+            answer = await client.chat(HELLO, schema=City, template_arguments=arguments, **SAMPLED)
+            assert isinstance(answer.parsed, City)
+            assert bool(answer.reasoning) == thinks
+
+
+@pytest.mark.parametrize("quarters", [1, 2, 3])
+async def test_the_sdk_continues_reasoning_and_calls(
+    stack: Stack, stub: rpc.SchedulerServiceAsyncStub, quarters: int
+) -> None:
+    """Of the first attempt it has seen so much, and at least the first delta, when the connection is lost."""
+    options = {"tools": [weather], "tool_choice": "weather", **SAMPLED}
+    async with stack.client() as client:
+        whole = await client.chat(HELLO, **options)
+    stream = ResumableStream(identified(generate_request(None, HELLO, None, options)))
+    collector = Collector()
+    for attempt in range(2):
+        messages = [message async for message in stub.Generate(stream.attempt(float(attempt)))]
+        for message in messages if attempt else messages[: max(2, len(messages) * quarters // 4)]:
+            if (event := stream.see(message)) is not None:
+                collector.add(event)
+    stream.check_end()
+    [got] = collector.completions()
+    assert stream.resumptions == 1
+    assert without_usage(got) == without_usage(whole)
+
+
+def without_usage(completion: Completion) -> tuple[object, ...]:
+    assert completion.finished is not None
+    usage, one = completion.finished.usage, completion
+    counts = usage.completion_tokens, usage.reasoning_tokens
+    return one.text, one.reasoning, one.tool_calls, one.token_ids, counts
