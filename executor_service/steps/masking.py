@@ -84,6 +84,8 @@ def bring_masks(rows: StepRows, forward: PendingForward, store: SequenceStore) -
 
     A row behind which its grammar allows nothing is refused, as it would have been at its reservation.
     """
+    if not rows.masked_later:
+        return
     masks: dict[int, Masks | None] = {}
     for place, row in enumerate(rows.accepted):
         if not row.masked_later:
@@ -99,8 +101,7 @@ def bring_masks(rows: StepRows, forward: PendingForward, store: SequenceStore) -
         except GrammarStuck as error:
             refusal = Refusal(Reason.GRAMMAR, f"rows.cache_ids[{row.index}]: {error}")
             rows.refuse_late(row, refusal, store)
-    if masks:
-        forward.constrain(masks)
+    forward.constrain(masks)
 
 
 def masks_behind(sequence: CachedSequence, end: int) -> Masks | None:

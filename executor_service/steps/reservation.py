@@ -170,6 +170,7 @@ class RowReservation:
             self._rows.steps = steps
         accepted = AcceptedRow(index, sequence, start, fed, end, start + pending, row.output, row.top_k)
         accepted.follows, accepted.masked_later = follows, masked_later
+        self._rows.masked_later |= masked_later
         sequence.make_room(start + pending + drafts + steps)
         if given:
             if sequence.sampled:

@@ -25,6 +25,7 @@ class StepRows:
     results: list[RowResult]
     tokens: int = 0  # upper bound of the tokens to compute
     steps: int = 1  # maximum over the rows
+    masked_later: bool = False  # some row gets its mask when the step ahead is finished
     mispredicted: set[AcceptedRow] = field(default_factory=set)  # refused in flight, by what they follow
     _index_of: dict[CachedSequence, int] | None = field(default=None, repr=False)
 

@@ -16,12 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.torch_backend import drawing
 from executor_service.backends.torch_backend.cuda import pick as triton_pick
+from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.gumbel_noise import gumbel_noise
 from executor_service.backends.torch_backend.cuda.pick import PickRows, pick
 from executor_service.backends.torch_backend.kernels import PlainKernels
 from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE, sample
 from executor_service.contract import noise
+from executor_service.contract.masks import mask_bytes
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.unit.executor.rows import make_row
 
@@ -148,6 +151,19 @@ def test_masked_tokens_are_never_picked() -> None:
     tokens, _ = picked(logits, packed(samplings))
     logits[:, ::2] = -1e30
     assert tokens == expected(logits, samplings)
+
+
+@pytest.mark.parametrize("vocabulary", [31, 97, 1056, 2100])
+def test_masks_exclude_what_they_exclude_on_the_host(vocabulary: int) -> None:
+    rng = np.random.default_rng(vocabulary)
+    masks = rng.integers(0, 256, (3, mask_bytes(vocabulary)), np.uint8)
+    wide = torch.from_numpy(rng.standard_normal((3, vocabulary + 5)).astype(np.float32))
+    logits, behind = wide[:, :vocabulary], wide[:, vocabulary:].clone()
+    host = logits.clone()
+    drawing.exclude(host, np.arange(3), masks)
+    exclude_launch(logits, torch.from_numpy(masks.view(np.int32))).run()
+    assert torch.equal(logits, host)
+    assert torch.equal(wide[:, vocabulary:], behind)
 
 
 def test_parameters_that_are_rubbish_give_some_token_and_harm_no_other_row() -> None:

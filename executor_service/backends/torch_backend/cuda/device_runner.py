@@ -17,8 +17,9 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -59,6 +60,9 @@ class DeviceRunner:
         spec, page_size = self._model.spec, self._page_size
         shapes = shapes_of(rows, tokens, pages, page_size, spec.context_length, self._tiling)
         with torch.inference_mode():
+            logits = torch.zeros(1, spec.vocab_size, device=self._device)
+            words = torch.zeros(1, -(-spec.vocab_size // 32), dtype=torch.int32, device=self._device)
+            exclude_launch(logits, words).run()  # compiled here, and not in the first step with a mask
             self._graphs.capture(self._compute, shapes, progress)
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
@@ -71,25 +75,29 @@ class DeviceRunner:
             if found:
                 self._graphs.buffer[:used].copy_(host[:used], non_blocking=True)
                 found[1].replay()
-                buffer, picked = StepBuffer(self._graphs.buffer, shape), found[1].picked
+                buffer, picked = self._graphs.buffer, found[1].picked
             else:
-                buffer = StepBuffer(host.to(self._device, non_blocking=True), shape)
-                picked = self._compute(buffer)
-            return LaunchedStep(self, rows, buffer, picked)
+                buffer = host.to(self._device, non_blocking=True)
+                picked = self._compute(StepBuffer(buffer, shape))
+            return LaunchedStep(self, rows, picked, partial(StepBuffer, buffer, shape))
 
     def answer(
-        self, rows: Sequence[ForwardRow], indices: Sequence[int], step: StepBuffer, picked: Picked
+        self,
+        rows: Sequence[ForwardRow],
+        indices: Sequence[int],
+        picked: Picked,
+        step: Callable[[], StepBuffer],
     ) -> dict[int, RowOutput]:
         """Pick the tokens of some rows that a launch could not, before the next launch.
 
         Masked rows get theirs on the device; returned are the outputs of those that the sampler picks.
         """
         with torch.inference_mode():
-            wanted = [index for index in indices if rows[index].outputs]
-            masked = [i for i in wanted if sampler.is_plain(rows[i]) and rows[i].masks is not None]
+            special = [i for i in indices if rows[i].outputs and not sampler.is_plain(rows[i])]
+            masked = [i for i in indices if rows[i].masks is not None and sampler.is_plain(rows[i])]
             if masked:
-                self._pick_masked(rows, masked, step, picked)
-            return self._by_sampler(rows, [i for i in wanted if not sampler.is_plain(rows[i])], picked.hidden)
+                self._pick_masked(rows, masked, picked, step())
+            return self._by_sampler(rows, special, picked.hidden)
 
     def _compute(self, step: StepBuffer) -> Picked:
         """Everything that the device does in a step. Nothing is read back, so that it can be captured."""
@@ -104,7 +112,7 @@ class DeviceRunner:
         return Picked(hidden, picks)
 
     def _pick_masked(
-        self, rows: Sequence[ForwardRow], masked: list[int], step: StepBuffer, picked: Picked
+        self, rows: Sequence[ForwardRow], masked: list[int], picked: Picked, step: StepBuffer
     ) -> None:
         """Pick the tokens of masked rows; enqueued, with nothing read back."""
         places, last = _places(rows, masked), np.cumsum([rows[i].outputs for i in masked]) - 1
@@ -149,19 +157,23 @@ class LaunchedStep:
     """A step that the device is computing: the `PendingForward` of a `DeviceRunner`."""
 
     def __init__(
-        self, runner: DeviceRunner, rows: Sequence[ForwardRow], step: StepBuffer, picked: Picked
+        self,
+        runner: DeviceRunner,
+        rows: Sequence[ForwardRow],
+        picked: Picked,
+        step: Callable[[], StepBuffer],
     ) -> None:
-        self._runner, self._rows, self._step, self._picked = runner, rows, step, picked
+        self._runner, self._rows, self._picked, self._step = runner, rows, picked, step
         self._device = picked.picks.device
         self._done: torch.cuda.Event | None = None
         now = [index for index, row in enumerate(rows) if not row.masked_later]
-        self._answered = runner.answer(rows, now, step, picked)
+        self._answered = runner.answer(rows, now, picked, step)
         if len(now) == len(rows):
             self._read_back()
 
     def constrain(self, masks: Mapping[int, Masks | None]) -> None:
         rows = [replace(row, masks=masks.get(i, row.masks)) for i, row in enumerate(self._rows)]
-        self._answered |= self._runner.answer(rows, list(masks), self._step, self._picked)
+        self._answered |= self._runner.answer(rows, list(masks), self._picked, self._step)
         self._read_back()
 
     def _read_back(self) -> None:
