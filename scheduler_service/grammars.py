@@ -16,7 +16,7 @@ from scheduler_service.link.executor import ExecutorLink
 MAX_CHECKS = 2
 """Grammars of one identity that are checked at once; further ones wait. Each takes a second at most."""
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 30.0  # on a busy machine the process that compiles it may have to start first
 
 
 class GrammarChecks:
