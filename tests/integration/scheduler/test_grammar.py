@@ -15,6 +15,8 @@ import pytest
 from paceline import aio, errors, types
 from pydantic import BaseModel, Field
 
+from tests.grammars.corpus import CorpusGrammar, all_larks, all_regexes, made_schemas
+from tests.grammars.judges import complaint
 from tests.support.stack import HEAL_S, Stack, eventually, oracle_stack
 
 PROMPT = "Once upon a time"
@@ -112,6 +114,36 @@ async def test_usual_pydantic_models_are_taken_and_come_back_as_instances(client
             with pytest.raises(errors.InvalidOutput, match="max_tokens"):
                 completion.parsed  # noqa: B018
     assert ended > 3
+
+
+OPTIONS = {"json_schema": "schema", "regex": "regex", "lark": "grammar"}
+
+
+@pytest.mark.parametrize("some", [made_schemas(24)[::3], all_regexes()[::13], all_larks()[::6]])
+async def test_judges_that_know_nothing_of_the_engine_agree(
+    client: aio.Client, some: list[CorpusGrammar]
+) -> None:
+    runs = [
+        client.complete(
+            PROMPT,
+            seed=seed,
+            temperature=1.0,
+            max_tokens=150,
+            **{OPTIONS[one.source.kind]: one.source.text},  # type: ignore[arg-type]
+        )
+        for seed, one in enumerate(some)
+    ]
+    answers = await asyncio.gather(*runs, return_exceptions=True)
+    ended = 0
+    for one, answer in zip(some, answers, strict=True):
+        if isinstance(answer, errors.InvalidRequest):
+            assert "Unimplemented keys" in answer.message
+            continue
+        assert isinstance(answer, list)
+        if reason_of(answer[0]) is types.FinishReason.STOP:
+            ended += 1
+            assert complaint(one.source, answer[0].text) == "", answer[0].text
+    assert ended >= 4
 
 
 async def test_what_is_cut_off_is_a_beginning(client: aio.Client) -> None:
