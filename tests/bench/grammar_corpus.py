@@ -49,6 +49,7 @@ from tests.support.stack import oracle_stack
 
 ORIGINS = ("messages", "store", "made", "regex", "lark")
 MIN_ENDED, MIN_COMPILED = 80.0, 85.0  # percent
+MAX_LARK_TOKENS = 80  # of an ambiguous text `lark` keeps every reading: longer ones take gigabytes
 CLOSING_TRIES, CLOSING_TOKENS = 20, 400
 _OPTIONS = {"json_schema": "schema", "regex": "regex", "lark": "grammar"}
 _ASK = {
@@ -110,7 +111,7 @@ async def ask(client: aio.Client, grammar: CorpusGrammar, max_tokens: int, seed:
     try:
         [done] = await client.generate(
             messages=[Message(role="user", content=_ASK[kind].format(grammar.name))],
-            max_tokens=max_tokens,
+            max_tokens=min(max_tokens, MAX_LARK_TOKENS) if kind == "lark" else max_tokens,
             temperature=1.0,
             seed=seed,
             **options,
