@@ -71,7 +71,7 @@ def complaint(source: GrammarSource, text: str) -> str:
 
 def _json_complaint(schema: str, text: str) -> str:
     try:
-        value = json.loads(text, parse_float=_number, object_pairs_hook=_without_duplicates)
+        value = json.loads(text, parse_float=_number)  # of a key that comes twice, the last value
     except ValueError as error:
         return f"json: {error}"
     with localcontext(prec=400):
@@ -85,13 +85,6 @@ def _number(text: str) -> Decimal | float:
         return Decimal(text)
     except InvalidOperation:  # an exponent beyond all bounds
         return float(text)
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError(f"a key occurs twice in {[key for key, _ in pairs]}")
-    return value
 
 
 @lru_cache(16)
