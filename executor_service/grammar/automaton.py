@@ -21,8 +21,9 @@ class Automaton:
     takes back what differs, and goes on from there. So nothing has to be undone where a sequence is
     truncated, a draft rejected or a step given up.
 
-    A matcher that is stuck is replaced by one that replays the output, which decides: what the old one has
-    computed along its way counts against its limits, too.
+    A matcher that is stuck is replaced by one that replays the output: what the old one has computed along its
+    way counts against its limits, too. The new one may share them with matchers of other sequences. So if it is
+    stuck, too, another one decides, which shares them with none.
 
     The mask behind the output is kept until the output is another one, so that it can be computed early.
     """
@@ -49,11 +50,10 @@ class Automaton:
                 return self._consume(matcher, output)
             except GrammarStuck:
                 self._matcher = None
-        self._count, self._mask = 0, None
-        matcher = self._grammar.matcher()
-        taken = self._consume(matcher, output)
-        self._matcher = matcher
-        return taken
+        try:
+            return self._replay(output)
+        except GrammarStuck:
+            return self._replay(output)
 
     def why_not(self, output: TokenIds) -> str:
         """Go to behind `output`, and say why it can't be one; "": it can, as far as it goes."""
@@ -87,12 +87,28 @@ class Automaton:
                 return question(matcher)
             except GrammarStuck:
                 self._matcher = None
-        self.follow(self._output[: self._count].copy())
+        output = self._output[: self._count].copy()
+        try:
+            return self._ask_anew(question, output)
+        except GrammarStuck:
+            return self._ask_anew(question, output)
+
+    def _ask_anew(self, question: Callable[[Matcher], T], output: TokenIds) -> T:
+        """The answer of a new matcher behind `output`. Raises GrammarStuck."""
+        self._replay(output)
         matcher, self._matcher = self._matcher, None
         assert matcher is not None
         answer = question(matcher)
         self._matcher = matcher
         return answer
+
+    def _replay(self, output: TokenIds) -> int:
+        """As `follow`, by a new matcher. Raises GrammarStuck."""
+        self._count, self._mask = 0, None
+        matcher = self._grammar.matcher()
+        taken = self._consume(matcher, output)
+        self._matcher = matcher
+        return taken
 
     def _common(self, output: TokenIds) -> int:
         """How many tokens `output` begins with that were consumed."""

@@ -220,10 +220,11 @@ class TokenMatcher:
             run = ids[count:stop]
             if self._escapes is not None:
                 states = self._escapes.follow(self._states[-1], run)
-                taken = self._ask(self._matcher.try_consume_tokens, run[: len(states)])
+                run = run[: len(states)]
+                taken = self._try_consume(run)
                 self._states += states[:taken]
             else:
-                taken = self._ask(self._matcher.try_consume_tokens, run)
+                taken = self._try_consume(run)
             count += taken
             if count < stop:
                 break
@@ -264,6 +265,14 @@ class TokenMatcher:
             tokens = tokens[: len(self._escapes.follow(self._states[-1], tokens))]
         return tokens[: self._ask(self._matcher.validate_tokens, tokens)] if tokens else []
 
+    def _try_consume(self, tokens: list[int]) -> int:
+        """How many of these tokens were allowed, and consumed. Raises GrammarStuck."""
+        taken = self._ask(self._matcher.try_consume_tokens, tokens)
+        if taken < len(tokens):
+            # An exhausted lexer allows no token, and only what computes a mask tells that this is an error.
+            self._ask(self._matcher.compute_bitmask)
+        return taken
+
     def _consumable(self, mask: Masks) -> bool:
         """Whether what a mask of one byte allows is allowed."""
         at = int(mask.argmax())  # looking at every bit would take longer than the mask
@@ -280,6 +289,7 @@ class TokenMatcher:
         tokens = self._engine.spelled(self._ask(self._matcher.compute_ff_bytes))
         ids = [token for token in tokens if self._ask(self._matcher.validate_tokens, [token])]
         if not ids:
+            self._lexer.exhausted = True  # which may be why none is
             raise GrammarStuck(_NO_TOKEN)
         bits = np.zeros(8 * size, np.uint8)
         bits[ids] = 1

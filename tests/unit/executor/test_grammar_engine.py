@@ -492,3 +492,14 @@ def test_a_matcher_that_is_stuck_takes_nothing_from_those_beside_it() -> None:
         assert automaton.follow(text) == len(text)
         assert allows(automaton.mask()) == {ord("t"), ord("T")}
     assert beside.follow(np.append(text, ids("t"))) == len(text) + 1
+
+
+def test_a_replay_is_refused_no_token_because_others_have_exhausted_the_lexer() -> None:
+    """The lexer of this grammar is exhausted behind each mask."""
+    shared = of("json_schema", '{"type": "string", "pattern": "^(a|b|ab)*c(a?){500}(a){500}$"}')
+    masks, output = set(), ids('"caaa')
+    for _ in range(4):
+        replaying = Automaton(shared)
+        assert replaying.follow(output) == len(output)
+        masks.add(replaying.mask().tobytes())
+    assert len(masks) == 1
