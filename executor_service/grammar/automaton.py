@@ -21,9 +21,9 @@ class Automaton:
     takes back what differs, and goes on from there. So nothing has to be undone where a sequence is
     truncated, a draft rejected or a step given up.
 
-    A matcher that is stuck is replaced by one that replays the output: what the old one has computed along its
-    way counts against its limits, too. The new one may share them with matchers of other sequences. So if it is
-    stuck, too, another one decides, which shares them with none.
+    A matcher that is stuck is replaced by one that replays the output: what the old one has computed along
+    its way counts against its limits, too. The new one may share them with matchers of other sequences. So if
+    it is stuck, too, another one decides, which shares them with none.
 
     The mask behind the output is kept until the output is another one, so that it can be computed early.
     """
