@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scheduler_service.chat.events import CallPiece
 from scheduler_service.core.events import CompletionEnded, Tokens
@@ -40,6 +41,7 @@ class CompletionBuffer:
         self._output = output
         self._ids: list[int] = []
         self._logprobs: list[TopLogprobs] = []
+        self._count = 0  # of output tokens, continued ones included; those behind a stop string are none
 
     @property
     def stop_string(self) -> str | None:
@@ -55,19 +57,33 @@ class CompletionBuffer:
     def push(self, event: Tokens, terminators: frozenset[int]) -> str | None:
         """Append new tokens; returns the stop string that their text completes, or None.
 
-        `terminators`: ids of end and stop tokens, which have no text.
+        Tokens behind the one that completes it are dropped: a step may bring several. `terminators`: ids of
+        end and stop tokens, which have no text.
         """
+        count = len(event.ids) if self._output is None else self._push_text(self._output, event, terminators)
+        self._count += count
         if self._options.ids:
-            self._ids += event.ids
+            self._ids += event.ids[:count]
             if event.logprobs:
-                self._logprobs += event.logprobs
-        if self._output is None:
-            return None
-        # Text is made even if the client wants none, to find stop strings. A terminator ends the completion,
-        # so only the last id can be one.
+                self._logprobs += event.logprobs[:count]
+        return self.stop_string
+
+    def _push_text(self, output: PlainOutput, event: Tokens, terminators: frozenset[int]) -> int:
+        """Append the text of new tokens; returns how many there are up to the end of a stop string.
+
+        Text is made even if the client wants none, to find stop strings.
+        """
         ids = event.ids
-        self._output.push(ids[:-1] if ids[-1] in terminators else ids)
-        return self._output.stop_string
+        # A terminator ends the completion, so only the last id can be one.
+        spoken = ids[:-1] if ids[-1] in terminators else ids
+        if not output.has_stop_strings:
+            output.push(spoken)
+            return len(ids)
+        for count, id_ in enumerate(spoken, start=1):
+            output.push((id_,))
+            if output.stop_string is not None:
+                return count
+        return len(ids)
 
     def continue_after(
         self, ids: tuple[int, ...], received: ReceivedText, terminators: frozenset[int]
@@ -80,6 +96,7 @@ class CompletionBuffer:
         output = self._output
         if output is None:
             return None
+        self._count = len(ids)
         if ids:
             output.push(ids[:-1] if ids[-1] in terminators else ids)
         try:
@@ -90,9 +107,11 @@ class CompletionBuffer:
 
     def finish(self, event: CompletionEnded) -> None:
         """The completion has ended: no tokens follow."""
-        self.finished = event
         if self._output is not None:
             self._output.flush()
+        if self.stop_string is not None:  # the core may have counted tokens behind it
+            event = replace(event, usage=replace(event.usage, completion_tokens=self._count))
+        self.finished = event
 
     def take(self, arrival: float) -> list[Output]:
         """Remove and return the output, with the end last if the completion has ended.

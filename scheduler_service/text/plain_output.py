@@ -27,6 +27,11 @@ class PlainOutput:
         self._matcher = matcher
         self._shows_stop_string = include_stop_string
 
+    @property
+    def has_stop_strings(self) -> bool:
+        """The text may end it."""
+        return self._matcher is not None
+
     def push(self, ids: Iterable[int]) -> None:
         """Append the text of `ids` that can't be part of a stop string any more."""
         text = self._detokenizer.push(ids)

@@ -14,7 +14,7 @@ from paceline.types import Drafter, Speculation
 
 from tests.grammars.pairs import all_pairs
 from tests.model.default_model import default_model
-from tests.support.stack import Stack, oracle_stack
+from tests.support.stack import Stack, eventually, oracle_stack
 
 SCHEMA = {
     "type": "object",
@@ -101,18 +101,22 @@ async def ask(client: aio.Client, seed: int, row: dict[str, str], **other: Any) 
 
 
 def seen(completions: list[types.Completion]) -> list[tuple[object, ...]]:
-    """Text and end; and tokens, unless a stop string ended them: all of its step's tokens are sent."""
+    """What does not depend on time and neighbours."""
     found: list[tuple[object, ...]] = []
     for one in completions:
         assert one.finished is not None
         end = one.finished.reason, one.finished.eos_token_id, one.finished.stop_string
-        whole = end[2] is None
-        found.append((one.text, end, one.token_ids if whole else (), one.logprobs if whole else ()))
+        found.append((one.text, end, one.token_ids, one.logprobs, one.finished.usage.completion_tokens))
     return found
+
+
+async def has_drafter(client: aio.Client) -> bool:
+    return any(one.draft and one.connected for one in await client.executors())
 
 
 async def test_each_request_among_the_others_is_what_it_is_alone_and_plain(stack: Stack) -> None:
     async with stack.client() as client:
+        await eventually(lambda: has_drafter(client), "the draft executor is not taken")
         alone = [seen(await ask(client, i, row, speculation="off")) for i, row in enumerate(ROWS)]
         together = await asyncio.gather(*(ask(client, i, row) for i, row in enumerate(ROWS)))
     drafted: dict[str, int] = {}

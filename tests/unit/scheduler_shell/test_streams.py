@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
+from scheduler_service.core.events import Tokens
 from scheduler_service.core.step import TopLogprobs
 from scheduler_service.errors import ErrorReason
 from scheduler_service.rpc.codec.output import output_message
@@ -127,6 +128,23 @@ def test_a_stop_string_ends_the_text_before_it_however_it_is_read(ids: list[int]
         harness.core.check_integrity()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("sizes", [(5,), (1, 4), (2, 3), (4, 1), (1, 1, 1, 1, 1)])
+async def test_tokens_that_a_step_brings_behind_a_stop_string_are_dropped(sizes: tuple[int, ...]) -> None:
+    harness = StreamHarness()
+    stream = harness.admit(text=True, strings=["bc"], max_tokens=9)
+    a, b, c = LETTERS
+    ids = [a, b, c, a, b]
+    for size in sizes:
+        brought, ids = ids[:size], ids[size:]
+        harness.streams.post([Tokens(stream.core_id, 0, tuple(brought))])
+    harness.streams.deliver()
+    messages = await read(stream)
+    assert text_of(messages) == "a"
+    assert [id_ for message in messages for id_ in message.delta.token_ids] == [a, b, c]
+    finished = messages[-1].finished
+    assert (finished.stop_string, finished.usage.completion_tokens) == ("bc", 3)
 
 
 async def test_the_token_that_ends_a_completion_is_reported_and_has_no_text() -> None:
