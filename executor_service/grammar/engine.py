@@ -43,6 +43,7 @@ _MAX_SYMBOLS, _MAX_ITEMS, _MAX_STATES = 20_000, 50_000, 20_000
 _MAX_MESSAGE = 300  # characters
 _MAX_SPELLED = 64  # bytes
 _NO_TOKEN = "the grammar allows no token here"
+_NO_EXTENSION = "NoExtensionBias"  # how the library says so
 _PANIC = "PanicException"  # of Rust code; its class can't be imported, and is no Exception
 
 
@@ -315,4 +316,4 @@ class TokenMatcher:
 def _message(matcher: LLMatcher) -> str:
     """Why a matcher is in error, in one line."""
     text = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
-    return text[:_MAX_MESSAGE] or _NO_TOKEN
+    return _NO_TOKEN if text in ("", _NO_EXTENSION) else text[:_MAX_MESSAGE]

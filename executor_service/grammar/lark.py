@@ -13,6 +13,8 @@ _DECODER = json.JSONDecoder()
 
 def engine_lark(text: str) -> str:
     """A grammar that the engine reads as the given one was meant. Raises GrammarInvalid."""
+    if text.lstrip().startswith("{"):  # the library would read it as grammars in a JSON format of its own
+        raise GrammarInvalid("JSON, and no Lark grammar")
     if "::" in text:  # they can be made to expand without end, and no limit counts that
         raise GrammarInvalid('rules with parameters (::) are not offered; in a text, write ":" ":"')
     head, *rest = text.split(_JSON)

@@ -401,6 +401,12 @@ BAD = {
     "no start": ("lark", 'begin: "a"', "start"),
     "unknown rule": ("lark", "start: x", "x"),
     "without end, lark": ("lark", 'start: "a" x\nx: "b" x', ""),
+    "no lark, but what the library reads instead": (
+        "lark",
+        ' {"grammars": [{"json_schema": {"not": {}, "x-guidance": {"lenient": true}}}]}',
+        "JSON, and no Lark",
+    ),
+    "nothing but itself": ("json_schema", '{"$ref": "#"}', "allows no token"),
     "an end inside": ("lark", 'start: <|eos|> "a"', "allows no token"),
     "unknown special token": ("lark", "start: <|nope|>", "nope"),
     "tag without json": ("structural_tag", "x", "no JSON"),
