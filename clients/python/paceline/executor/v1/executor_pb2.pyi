@@ -568,7 +568,7 @@ Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 class Grammar(_message.Message):
     """What the output of a sequence must match, as a whole. One field is set, and is not empty. At most
     max_grammar_bytes bytes as a serialized message; UTF-8. What can't be compiled, or not with
-    max_grammar_compile_fuel, is ERROR_REASON_GRAMMAR.
+    max_grammar_compile_fuel and half a second of CPU time, is ERROR_REASON_GRAMMAR.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -582,9 +582,9 @@ class Grammar(_message.Message):
     json_schema: _builtins.str
     """A JSON schema as JSON. The output is one value; between tokens of JSON there is no whitespace
     but one space after each ',' and ':'. Keywords that are not understood are refused by name, so is
-    a `$ref` to anything outside: nothing is ever fetched. "x-guidance" of the schema's root may
-    ask for other separators or free whitespace (item_separator, key_separator,
-    whitespace_flexible).
+    a `$ref` to anything outside: nothing is ever fetched. So is an integer constant that a double
+    can't hold. "x-guidance" of the schema's root may ask for other separators or free whitespace
+    (item_separator, key_separator, whitespace_flexible), and for nothing else.
     """
     regex: _builtins.str
     """A regular expression for all of the output, in the syntax of Rust's `regex` crate. '.' matches
@@ -592,7 +592,7 @@ class Grammar(_message.Message):
     """
     lark: _builtins.str
     """A context-free grammar in the syntax of llguidance, which is close to Lark's; its start rule is
-    `start`.
+    `start`. No rules with parameters (`::`).
     """
     structural_tag: _builtins.str
     """Free text in which tagged parts must match, as JSON: {"structures": [{"begin": "<f>", "schema":

@@ -469,7 +469,7 @@ class Tool(_message.Message):
     name: _builtins.str
     description: _builtins.str
     parameters: _builtins.str
-    """a JSON schema"""
+    """a JSON schema of an object; empty: no arguments"""
     def __init__(
         self,
         *,
@@ -531,9 +531,12 @@ class Messages(_message.Message):
 
     @_builtins.property
     def tool_choice(self) -> Global___ToolChoice:
-        """REQUIRED, alone or with a name, constrains the output to calls of these tools whose arguments
-        match their schemas; GenerateRequest.grammar must not be set beside it. With AUTO the model is
-        free, and what it writes is a call if it is well-formed, else text.
+        """REQUIRED constrains the output to one or more calls of these tools, with a name to exactly one of
+        that tool; arguments match the tool's schema, and an object that names its properties gets no
+        others unless additionalProperties says so. With AUTO the model is free: what it writes is a call
+        from its name and the beginning of its arguments on, else text; arguments that turn out to be no
+        JSON end before the character at fault, and text follows. GenerateRequest.grammar must not be set
+        beside either.
         """
 
     @_builtins.property
@@ -1149,7 +1152,7 @@ class Delta(_message.Message):
     elapsed_us: _builtins.int
     """from the request's arrival to its last token here"""
     reasoning: _builtins.str
-    """What the model writes before its answer, without the markers around it. Only for `messages`, and
+    """What the model writes before its answer, without the markers around it and their line breaks. Only for `messages`, and
     with CAPABILITY_REASONING; stop strings and GenerateRequest.grammar do not apply to it.
     """
     @_builtins.property
@@ -1304,7 +1307,7 @@ class Usage(_message.Message):
     drafted_tokens: _builtins.int
     """sent to be verified"""
     accepted_tokens: _builtins.int
-    """of these: each is a token of the completion"""
+    """of these; a stop string may have ended the completion before some"""
     preemptions: _builtins.int
     queue_ms: _builtins.int
     """arrival to first step"""
