@@ -105,7 +105,6 @@ _FAILURES: Mapping[Failure, ErrorReason] = {
     Failure.POISON: ErrorReason.EXECUTORS_LOST,
     Failure.NOT_FINITE: ErrorReason.NOT_FINITE,
     Failure.REFUSED: ErrorReason.EXECUTOR_REFUSED,
-    Failure.GRAMMAR: ErrorReason.INVALID_REQUEST,
 }
 
 
@@ -131,6 +130,8 @@ def of_admission(error: core_errors.AdmissionError) -> ServiceError:
 
 def of_failure(failed: Failed) -> ServiceError:
     """The client's error for a request that the core has ended."""
+    if failed.failure is Failure.GRAMMAR:
+        return invalid("grammar", failed.message)
     may_retry = failed.failure is Failure.NO_EXECUTOR and not failed.emitted
     retry_after_s = RETRY_AFTER_S if may_retry else None
     return ServiceError(_FAILURES[failed.failure], failed.message, retry_after_s=retry_after_s)

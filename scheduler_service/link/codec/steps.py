@@ -7,6 +7,7 @@ an array that holds nothing but defaults is left out.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from paceline.executor.v1 import executor_pb2 as pb
@@ -162,11 +163,18 @@ def _forks(plan: PlannedStep, message: pb.StepResult) -> list[RowAnswer]:
     return forks
 
 
+_STEP_FIELD = re.compile(r"[a-z_.\d[\]]+: ")
+"""How refusals begin: with the field of the step, of which a client of the scheduler knows nothing."""
+
+
 def _refuse(refused: RowAnswer, error: pb.Error) -> None:
     if not error.code:
         raise ValueError(f"row or op {error.index} has the error OK")
     refused.code, refused.message = _code(error.code), brief(error.message)
     refused.by_grammar = error.reason == pb.ERROR_REASON_GRAMMAR
+    if refused.by_grammar:
+        field = _STEP_FIELD.match(refused.message)
+        refused.message = refused.message[field.end() if field else 0 :]
 
 
 def _check_openings(

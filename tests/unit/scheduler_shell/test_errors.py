@@ -73,8 +73,9 @@ def test_every_failure_has_its_status_and_none_is_retryable_after_tokens(
     failure: Failure, emitted: bool
 ) -> None:
     mapped = errors.of_failure(Failed("r", failure, "why", emitted))
-    _, delay = details(mapped)
-    assert mapped.message == "why"
+    info, delay = details(mapped)
+    assert mapped.message == ("grammar: why" if failure is Failure.GRAMMAR else "why")
+    assert dict(info.metadata) == ({"field": "grammar"} if failure is Failure.GRAMMAR else {})
     assert (delay is not None) == (CODES[mapped.reason] in RETRYABLE and not emitted)
 
 

@@ -130,6 +130,17 @@ def test_a_draft_executors_step_truncates_and_samples_several_tokens_in_a_row() 
     assert [(fork.kv_length, fork.code) for fork in result.forks] == [(2, Code.RESOURCE_EXHAUSTED)]
 
 
+def test_what_a_grammar_does_not_allow_is_told_without_the_fields_of_steps() -> None:
+    plan = PlannedStep(1, rows=(CacheRow(10, 7), CacheRow(11, 4), CacheRow(12, 4)))
+    message = pb.StepResult(step_id=1, rows=pb.RowResults(kv_lengths=[0] * 3, token_counts=[0] * 3))
+    grammar = pb.ERROR_REASON_GRAMMAR
+    message.rows.errors.add(index=0, code=3, reason=grammar, message="rows.cache_ids[7]: no: token")
+    message.rows.errors.add(index=1, code=3, reason=grammar, message="lexer error: too many")
+    message.rows.errors.add(index=2, code=3, message="rows.drafts[2]: too many")
+    told = [row.message for row in decode_result(plan, message, BOUNDS).rows]
+    assert told == ["no: token", "lexer error: too many", "rows.drafts[2]: too many"]
+
+
 def test_plain_decode_rows_carry_ids_and_lengths_alone() -> None:
     step = encode_step(PlannedStep(1, rows=(CacheRow(10, 7), CacheRow(11, 4))), HEADER)
     assert {field.name for field, _ in step.rows.ListFields()} == {"cache_ids", "kv_lengths"}
