@@ -227,7 +227,8 @@ class Admission:
             return Start.NOW
         pace_s = forecast.pace_s(len(self._pool.running) + 1)
         deadline = live.request.deadline
-        if deadline is not None and not live.emitted:
+        # A request of which another completion has a cache goes on: this step may have a row of that one.
+        if deadline is not None and not (live.emitted or any(one.cache_id for one in live.sequences)):
             late = now + self._prompt_s(len(sequence.tokens), limits)
             length = forecast.length(live.account, live.request.max_tokens)
             if length is not None and not live.is_trial and self.requests > 1:

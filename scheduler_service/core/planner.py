@@ -162,12 +162,15 @@ class StepBuilder:
             self.reserve -= pages
 
     def _make_room(self) -> None:
-        """Preempt for stalled sequences; the next answer of the executor counts the pages that came free."""
+        """Preempt for stalled sequences; the next answer of the executor counts the pages that came free.
+
+        Not those that this step opens: it may have started some before a prompt stalled (`_feed_in_turn`).
+        """
         ordered = self._pool.queue.in_turn(self._pool.running)
         needy = self.stalled[0]
         if self._pool.queue.contested:
             needy = next(sequence for sequence in ordered if sequence in self.stalled)
-            ordered = [sequence for sequence in ordered if not self.schedule.opens_or_copies(sequence)]
+        ordered = [sequence for sequence in ordered if not self.schedule.opens_or_copies(sequence)]
         self._preempt(list(victims(ordered, needy, len(self.stalled), self._limits)))
 
     def _make_way(self, account: Account, pages: int = 0) -> bool:

@@ -8,10 +8,11 @@ import pytest
 
 from executor_service.contract import noise
 from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.request import Continued
 from scheduler_service.core.seeds import index_seed
 from scheduler_service.core.step import Code
 from tests.unit.scheduler.fake_executor import FakeExecutor, next_token
-from tests.unit.scheduler.harness import CAPACITY, Harness, make_request
+from tests.unit.scheduler.harness import CAPACITY, STEP_S, Harness, make_request
 
 
 def alone(prompt: list[int], seed: int, count: int) -> list[int]:
@@ -124,3 +125,15 @@ def test_cancelling_before_the_fork_ends_those_that_were_held() -> None:
     harness.answer()
     harness.run()
     assert harness.core.snapshot().counters.cancelled == 1
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+def test_a_completion_that_would_be_late_ends_none_that_has_a_cache(steps: int) -> None:
+    harness = Harness(FakeExecutor(CAPACITY))
+    harness.add(make_request("before", range(8), max_tokens=30))  # teaches how long a step takes
+    harness.run()
+    deadline = harness.now + steps * STEP_S
+    continued = (Continued(0, (7,), True),)  # so the other two prompts are computed each for itself
+    harness.add(make_request("a", range(40), n=3, max_tokens=80, continued=continued, deadline=deadline))
+    harness.run()  # checks that no step has a row of a cache that it releases
+    assert "a" in harness.failed
