@@ -15,17 +15,26 @@ def engine_lark(text: str) -> str:
     """A grammar that the engine reads as the given one was meant. Raises GrammarInvalid."""
     if text.lstrip().startswith("{"):  # the library would read it as grammars in a JSON format of its own
         raise GrammarInvalid("JSON, and no Lark grammar")
-    if "::" in text:  # they can be made to expand without end, and no limit counts that
+    parts, at = [], 0
+    while (found := text.find(_JSON, at)) >= 0:
+        schema, end = _schema(text, found + len(_JSON))
+        parts += [text[at:found], _JSON, " ", schema]
+        at = end
+    read = "".join([*parts, text[at:]])
+    if "::" in read:  # they can be made to expand without end, and no limit counts that
         raise GrammarInvalid('rules with parameters (::) are not offered; in a text, write ":" ":"')
-    head, *rest = text.split(_JSON)
-    return head + "".join(_JSON + _checked(part) for part in rest)
+    return read
 
 
-def _checked(part: str) -> str:
-    """What stands behind %json, with its schema checked."""
-    begin = len(part) - len(part.lstrip(" \t\r\n"))
+def _schema(text: str, at: int) -> tuple[str, int]:
+    """The schema that stands there, checked, and where it ends.
+
+    What is looked for in Lark is escaped in the schema's strings, so that it is found in Lark alone.
+    """
+    begin = len(text) - len(text[at:].lstrip(" \t\r\n"))
     try:
-        schema, end = _DECODER.raw_decode(part, begin)
-        return " " + json.dumps(engine_schema(schema)) + part[end:]
+        schema, end = _DECODER.raw_decode(text, begin)
+        checked = json.dumps(engine_schema(schema))
     except (ValueError, RecursionError):
         raise GrammarInvalid(f"{_JSON}: no JSON behind it") from None
+    return checked.replace("::", r":\u003a").replace(_JSON, r"\u0025json"), end

@@ -433,6 +433,22 @@ BAD = {
 }
 
 
+def test_a_schema_in_a_grammar_may_say_what_means_something_in_lark() -> None:
+    value = {"std::string %json {": "::1"}
+    schema = {"description": "::", "enum": [value, "%json"]}
+    parts = [{"begin": "<f>", "schema": schema, "end": "</f>"}]
+    tag = json.dumps({"structures": parts, "triggers": ["<f>"]})
+    text = json.dumps(value)
+    for grammar, before in (
+        (of("lark", f"start: %json {json.dumps(schema)}"), ""),
+        (of("structural_tag", tag), "<f>"),
+    ):
+        automaton, output = Automaton(grammar), ids(before + text)
+        assert automaton.follow(output) == len(output)
+        assert automaton.follow(ids(before + '"%json"')) == len(before) + 7
+        assert automaton.follow(ids(before + '":')) == len(before) + 1
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_compiled_is_told_why_in_a_line(name: str) -> None:
     kind, text, told = BAD[name]
