@@ -17,6 +17,11 @@ class GrammarStuck(Exception):
     The matcher that raised it can't be used any more.
     """
 
+    def __init__(self, why: str, *, by_others: bool = False) -> None:
+        """`by_others`: what other matchers of the grammar have computed may be the reason."""
+        super().__init__(why)
+        self.by_others = by_others
+
 
 class Matcher(Protocol):
     """Where one output stands in a grammar. One thread at a time."""

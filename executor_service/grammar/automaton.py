@@ -23,7 +23,7 @@ class Automaton:
 
     A matcher that is stuck is replaced by one that replays the output: what the old one has computed along
     its way counts against its limits, too. The new one may share them with matchers of other sequences. So if
-    it is stuck, too, another one decides, which shares them with none.
+    it is stuck because of them, another one decides, which shares them with none.
 
     The mask behind the output is kept until the output is another one, so that it can be computed early.
     """
@@ -52,7 +52,9 @@ class Automaton:
                 self._matcher = None
         try:
             return self._replay(output)
-        except GrammarStuck:
+        except GrammarStuck as error:
+            if not error.by_others:
+                raise
             return self._replay(output)
 
     def why_not(self, output: TokenIds) -> str:
@@ -90,7 +92,9 @@ class Automaton:
         output = self._output[: self._count].copy()
         try:
             return self._ask_anew(question, output)
-        except GrammarStuck:
+        except GrammarStuck as error:
+            if not error.by_others:
+                raise
             return self._ask_anew(question, output)
 
     def _ask_anew(self, question: Callable[[Matcher], T], output: TokenIds) -> T:

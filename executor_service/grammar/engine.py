@@ -174,11 +174,12 @@ class SharedLexer:
     states, the others would find tokens not allowed that are: none of them is asked again.
     """
 
-    __slots__ = ("exhausted", "start")
+    __slots__ = ("exhausted", "matchers", "start")
 
     def __init__(self, start: LLMatcher) -> None:
         self.start = start
         self.exhausted = False
+        self.matchers = 0  # how many were made
 
 
 class CompiledGrammar:
@@ -203,6 +204,7 @@ class TokenMatcher:
 
     def __init__(self, engine: GrammarEngine, lexer: SharedLexer, escapes: Escapes | None) -> None:
         self._engine, self._lexer, self._matcher = engine, lexer, lexer.start.deep_copy()
+        lexer.matchers += 1
         self._escapes = escapes
         self._states = [OUTSIDE]  # of the escapes, before the text and behind each token of it
         self._ended = 0  # tokens behind the text: only those that end a sequence
@@ -290,8 +292,7 @@ class TokenMatcher:
         tokens = self._engine.spelled(self._ask(self._matcher.compute_ff_bytes))
         ids = [token for token in tokens if self._ask(self._matcher.validate_tokens, [token])]
         if not ids:
-            self._lexer.exhausted = True  # which may be why none is
-            raise GrammarStuck(_NO_TOKEN)
+            raise self._stuck(_NO_TOKEN)
         bits = np.zeros(8 * size, np.uint8)
         bits[ids] = 1
         return np.packbits(bits, bitorder="little")
@@ -299,18 +300,21 @@ class TokenMatcher:
     def _ask(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a method of the library's matcher. Raises GrammarStuck where that ends in an error."""
         if self._lexer.exhausted:
-            raise GrammarStuck("a matcher beside this one was stuck")
+            raise self._stuck("a matcher beside this one was stuck")
         try:
             answer = method(*args, **kwargs)
         except BaseException as error:
             if type(error).__name__ != _PANIC:
                 raise
-            self._lexer.exhausted = True
-            raise GrammarStuck("the grammar engine failed on this grammar") from None
+            raise self._stuck("the grammar engine failed on this grammar") from None
         if self._matcher.is_error():
-            self._lexer.exhausted = True
-            raise GrammarStuck(_message(self._matcher))
+            raise self._stuck(_message(self._matcher))
         return answer
+
+    def _stuck(self, why: str) -> GrammarStuck:
+        """The error to raise: its lexer may be exhausted, and is for no other matcher."""
+        self._lexer.exhausted = True
+        return GrammarStuck(why, by_others=self._lexer.matchers > 1)
 
 
 def _message(matcher: LLMatcher) -> str:

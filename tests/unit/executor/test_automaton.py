@@ -93,3 +93,12 @@ def test_what_is_stuck_after_a_replay_too_is_told_and_the_next_try_begins_anew()
             automaton.mask()
     assert automaton.follow(ids()) == 0
     assert allows(automaton) == {10}
+
+
+def test_a_replay_that_nobody_else_has_disturbed_is_not_repeated() -> None:
+    """It may be long, and the device waits for it."""
+    grammar = loops()
+    grammar.stuck_after = 10
+    with pytest.raises(GrammarStuck):
+        Automaton(grammar).follow(ids(*[11] * 40))
+    assert grammar.matchers == 1
