@@ -40,6 +40,9 @@ _JSON_DEFAULTS: JsonCompileOptions = {
 
 # Beside the fuel. With more symbols, compiling takes seconds; a state takes 1 to 2 kB.
 _MAX_SYMBOLS, _MAX_ITEMS, _MAX_STATES = 20_000, 50_000, 20_000
+# Of the parser, behind one terminal. In an ambiguous grammar they grow with the text, and the work for a
+# token with their square: 40 ms at this bound, 250 at the library's. JSON has 4 for an optional property.
+_MAX_ROW_ITEMS = 1000
 _MAX_MESSAGE = 300  # characters
 _MAX_SPELLED = 64  # bytes
 _NO_TOKEN = "the grammar allows no token here"
@@ -81,6 +84,7 @@ class GrammarEngine:
         self._limits = LLParserLimits(
             initial_lexer_fuel=compile_fuel,
             step_lexer_fuel=step_fuel,
+            max_items_in_row=_MAX_ROW_ITEMS,
             step_max_items=_MAX_ITEMS,
             max_lexer_states=_MAX_STATES,
             max_grammar_size=_MAX_SYMBOLS,

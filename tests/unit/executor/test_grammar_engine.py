@@ -406,6 +406,11 @@ BAD = {
         ' {"grammars": [{"json_schema": {"not": {}, "x-guidance": {"lenient": true}}}]}',
         "JSON, and no Lark",
     ),
+    "more that may come next than is bearable": (
+        "json_schema",
+        json.dumps({"type": "object", "properties": {f"p{number}": {} for number in range(300)}}),
+        "max is 1000",
+    ),
     "nothing but itself": ("json_schema", '{"$ref": "#"}', "allows no token"),
     "an end inside": ("lark", 'start: <|eos|> "a"', "allows no token"),
     "unknown special token": ("lark", "start: <|nope|>", "nope"),
