@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
@@ -22,21 +22,11 @@ from executor_service.grammar.json_schema import engine_schema, engine_schema_te
 from executor_service.grammar.lark import engine_lark
 from executor_service.grammar.source import GrammarInvalid, GrammarSource, choices_regex, tagged_parts
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _REVISION = 2
 """Of this file; raised whenever the same grammar would allow other tokens."""
-
-# Between tokens of JSON there is no whitespace but this, unless the schema asks for it in "x-guidance".
-_JSON_DEFAULTS: JsonCompileOptions = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
 
 # Beside the fuel. With more symbols, compiling takes seconds; a state takes 1 to 2 kB.
 _MAX_SYMBOLS, _MAX_ITEMS, _MAX_STATES = 20_000, 50_000, 20_000
@@ -130,9 +120,7 @@ class GrammarEngine:
         match source.kind:
             case "json_schema":
                 try:
-                    return LLMatcher.grammar_from_json_schema(
-                        engine_schema_text(source.text), defaults=_JSON_DEFAULTS
-                    )
+                    return LLMatcher.grammar_from_json_schema(engine_schema_text(source.text))
                 except ValueError as error:
                     raise GrammarInvalid(f"no JSON schema: {error}") from None
             case "regex":

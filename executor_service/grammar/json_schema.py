@@ -25,6 +25,8 @@ _VALUES = frozenset({"const", "enum", "default", "examples"})
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _MAX_INTEGER = 2.0**63
 _BELOW_MAX = int(math.nextafter(_MAX_INTEGER, 0))
+_SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""Between tokens of JSON there is no whitespace but this, unless the schema asks for it in "x-guidance"."""
 _WAYS: dict[str, Callable[[Any], object]] = {
     "item_separator": lambda value: isinstance(value, str) and re.fullmatch(r"[ \t\n\r]*,[ \t\n\r]*", value),
     "key_separator": lambda value: isinstance(value, str) and re.fullmatch(r"[ \t\n\r]*:[ \t\n\r]*", value),
@@ -34,26 +36,30 @@ _WAYS: dict[str, Callable[[Any], object]] = {
 
 
 def engine_schema(schema: Any) -> Any:
-    """A schema that the engine reads as the given one was meant; changed in place. Raises GrammarInvalid."""
+    """A schema that the engine reads as the given one was meant, wherever it stands. Raises GrammarInvalid.
+
+    It says how its JSON is written. The given one may be changed in place.
+    """
     try:
         for part in _schemas(schema):
             _narrow(part)
     except RecursionError:
         raise GrammarInvalid("no JSON schema: recursion limit") from None
+    if schema is True:
+        schema = {}
+    if isinstance(schema, dict):
+        schema["x-guidance"] = {**_SEPARATORS, **schema.get("x-guidance", {})}
     return schema
 
 
 def engine_schema_text(text: str) -> str:
     """As `engine_schema`, of JSON. Raises GrammarInvalid."""
     try:
-        schema = json.loads(text)
-        before = json.dumps(schema)
-        after = json.dumps(engine_schema(schema))
+        return json.dumps(engine_schema(json.loads(text)))
     except ValueError as error:
         raise GrammarInvalid(f"no JSON schema: {error}") from None
     except RecursionError:
         raise GrammarInvalid("no JSON schema: recursion limit") from None
-    return text if before == after else after
 
 
 def _narrow(schema: dict[str, Any]) -> None:

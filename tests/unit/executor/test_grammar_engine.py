@@ -270,6 +270,21 @@ def test_schemas_inside_of_lark_grammars_are_checked_as_others_are() -> None:
     assert not matches(grammar, '<"2023-02-29">')
 
 
+@pytest.mark.parametrize("ways", [{}, {"x-guidance": {"item_separator": ","}}])
+def test_json_has_fixed_separators_wherever_its_schema_stands(ways: dict[str, object]) -> None:
+    value = {"type": "array", "items": {"const": 1}, **ways}
+    tag = {"structures": [{"begin": "<f>", "schema": value, "end": "</f>"}], "triggers": ["<f"]}
+    good, bad = ("[1,1]", "[1, 1]") if ways else ("[1, 1]", "[1,1]")
+    for grammar, around in (
+        (schema(value), "{}"),
+        (of("lark", f"start: %json {json.dumps(value)}"), "{}"),
+        (of("structural_tag", json.dumps(tag)), "<f>{}</f>"),
+    ):
+        assert matches(grammar, around.format(good))
+        for text in (bad, "[ 1]", "[1 ]", "[\n1]"):
+            assert not matches(grammar, around.format(text))
+
+
 def test_what_is_no_schema_is_no_date() -> None:
     value = {"format": "date", "x": 1}
     assert matches(schema({"const": value}), json.dumps(value))
