@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,43 +16,18 @@ from executor_service.contract.masks import allowed_tokens, mask_bytes
 from executor_service.grammar.automaton import Automaton
 from executor_service.grammar.engine import GrammarEngine, TokenizerUnsupported
 from executor_service.grammar.source import GrammarInvalid, GrammarSource
+from tests.unit.executor.grammar_readings import (
+    COMPILE_FUEL,
+    ENGINE,
+    OBJECT,
+    STEP_FUEL,
+    allows,
+    ids,
+    matches,
+    of,
+    schema,
+)
 
-COMPILE_FUEL, STEP_FUEL = 1_000_000, 50_000
-ENGINE = GrammarEngine(byte_tokenizer().tokenizer_json, VOCAB_SIZE, (EOS_ID,), COMPILE_FUEL, STEP_FUEL)
-
-
-def ids(text: str | bytes) -> np.ndarray:
-    return np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8).astype(np.int32)
-
-
-def matches(grammar: Grammar, text: str) -> bool:
-    """Whether a text is one of the grammar: it may be written, and end there."""
-    matcher = grammar.matcher()
-    return matcher.consume(ids(text)) == len(ids(text)) and EOS_ID in allows(matcher.mask())
-
-
-def allows(mask: np.ndarray) -> set[int]:
-    return set(np.flatnonzero(allowed_tokens(mask, VOCAB_SIZE)).tolist())
-
-
-def of(kind: str, text: str) -> Grammar:
-    return ENGINE.compile(GrammarSource(kind, text))  # type: ignore[arg-type]
-
-
-def schema(value: object) -> Grammar:
-    return of("json_schema", json.dumps(value))
-
-
-OBJECT = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 4},
-        "age": {"type": "integer", "minimum": 0, "maximum": 40},
-        "tags": {"type": "array", "items": {"enum": ["a", "bc", None]}, "maxItems": 3},
-    },
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
 TAG = {
     "structures": [
         {"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"},
@@ -152,145 +126,6 @@ def test_every_token_that_ends_a_sequence_is_allowed_at_the_end() -> None:
     assert matcher.consume(np.array([EOS_ID, 0], np.int32)) == 2
 
 
-@pytest.mark.parametrize(
-    ("value", "good", "bad"),
-    [
-        (
-            OBJECT,
-            ['{"name": "Ann", "age": 33}', '{"name": "", "age": 0, "tags": ["a", null]}'],
-            ['{"name": "Ann"}'],
-        ),
-        (
-            {"type": "array", "items": {"type": "boolean"}},
-            ["[]", "[true, false]"],
-            ["[true,false]", "[ ]", "true"],
-        ),
-        ({"type": "string", "pattern": "^[0-9]{3}$"}, ['"123"'], ['"1234"', "123"]),
-        ({"$ref": "#/$defs/x", "$defs": {"x": {"enum": [1, "a"]}}}, ["1", '"a"'], ["2"]),
-        (
-            {"type": "array", "items": {"type": "integer"}, "x-guidance": {"item_separator": ","}},
-            ["[1,2]"],
-            ["[1, 2]"],
-        ),
-    ],
-)
-def test_json_schemas_with_fixed_separators(value: object, good: list[str], bad: list[str]) -> None:
-    grammar = schema(value)
-    assert [matches(grammar, text) for text in good] == [True] * len(good)
-    assert [matches(grammar, text) for text in bad] == [False] * len(bad)
-
-
-@pytest.mark.parametrize(
-    ("name", "spelled", "others"),
-    [
-        ("a", "a", [r"\u0061"]),
-        ("é", "é", [r"\u00e9", r"\u00E9"]),
-        ("a/b", "a/b", [r"a\/b", r"a\u002fb"]),
-        ('"', r"\"", [r"\u0022"]),
-        ("\\", r"\\", [r"\u005c", r"\u005C"]),
-        ("\b", r"\b", [r"\u0008"]),
-        ("\n", r"\n", [r"\u000a", r"\u000A"]),
-        ("\x1f", r"\u001f", [r"\u001F"]),
-        ("😀", "😀", [r"\ud83d\ude00"]),
-    ],
-)
-def test_a_key_has_one_spelling_and_so_one_schema(name: str, spelled: str, others: list[str]) -> None:
-    """A key in other letters would be one that the schema does not name, and could be anything."""
-    grammar = schema(
-        {
-            "type": "object",
-            "properties": {name: {"type": "integer"}},
-            "additionalProperties": {"type": "string"},
-        }
-    )
-    assert matches(grammar, f'{{"{spelled}": 1}}')
-    assert matches(grammar, '{"other": "x"}')
-    for key in (spelled, *others):
-        assert json.loads(f'"{key}"') == name
-        assert not matches(grammar, f'{{"{key}": "x"}}'), key
-
-
-def test_control_characters_can_be_written_and_backslashes_are_no_escapes_of_what_follows() -> None:
-    grammar = schema({"type": "string"})
-    every = "".join(map(chr, range(0x20))) + '\x7f"\\u0061'
-    assert matches(grammar, json.dumps(every, ensure_ascii=False).replace("\x7f", r"\u007f"))
-    assert matches(schema({"const": every}), json.dumps(every, ensure_ascii=False).replace("\x7f", r"\u007f"))
-    assert not matches(grammar, r'"\u0061"')
-
-
-@pytest.mark.parametrize(
-    "rest", [{}, {"pattern": "^[12]"}, {"pattern": "^[12]", "allOf": [{"minLength": 1}]}]
-)
-@pytest.mark.parametrize(
-    "place", [lambda s: s, lambda s: {"$ref": "#/$defs/default", "$defs": {"default": s}}]
-)
-def test_dates_are_those_of_the_calendar(rest: dict[str, object], place: Callable[[object], object]) -> None:
-    for form, time in (("date", ""), ("date-time", "T00:00:00Z")):
-        grammar = schema(place({"type": "string", "format": form, **rest}))
-        for day in ("2024-02-29", "2000-02-29", "2023-02-28", "1999-12-31", "2023-03-29"):
-            assert matches(grammar, f'"{day}{time}"'), day
-        for day in ("2023-02-29", "1900-02-29", "2024-02-30", "2023-04-31", "2023-13-01", "2023-00-10"):
-            assert not matches(grammar, f'"{day}{time}"'), day
-
-
-BIG = (
-    st.integers(2**53 - 3, 2**53 + 9) | st.integers(2**60, 2**60 + 999) | st.integers(2**63 - 2999, 2**63 - 1)
-)
-BIG |= BIG.map(lambda number: -number) | st.integers(-9, 9)
-
-
-@settings(max_examples=200, deadline=None)
-@given(lower=BIG, span=st.integers(0, 4000) | st.none(), off=st.integers(-3, 3), exclusive=st.booleans())
-def test_integers_are_within_bounds_that_doubles_would_round(
-    lower: int, span: int | None, off: int, exclusive: bool
-) -> None:
-    value: dict[str, object] = {"type": "integer", "exclusiveMinimum" if exclusive else "minimum": lower}
-    if span is not None:
-        value["maximum"] = lower + span
-    try:
-        grammar = schema(value)
-    except GrammarInvalid:
-        return
-    for number in (lower + off, lower + (span or 0) + off, lower + (span or 0) + 1000 * off):
-        within = lower + exclusive <= number <= (lower + span if span is not None else number)
-        assert within or not matches(grammar, str(number)), number
-
-
-@pytest.mark.parametrize("number", [2**53, -(2**53), 2**53 + 2, 2**60, 10**18, -(10**18)])
-def test_large_integers_that_are_doubles_can_be_demanded(number: int) -> None:
-    for value in ({"const": number}, {"enum": ["a", [number]]}):
-        grammar = schema(value)
-        assert matches(grammar, json.dumps([number] if "enum" in value else number))
-        assert not matches(grammar, json.dumps([number + 1] if "enum" in value else number + 1))
-
-
-def test_schemas_inside_of_lark_grammars_are_checked_as_others_are() -> None:
-    grammar = of("lark", 'start: "<" %json {"type": "string", "format": "date"} ">"')
-    assert matches(grammar, '<"2024-02-29">')
-    assert not matches(grammar, '<"2023-02-29">')
-
-
-@pytest.mark.parametrize("ways", [{}, {"x-guidance": {"item_separator": ","}}])
-def test_json_has_fixed_separators_wherever_its_schema_stands(ways: dict[str, object]) -> None:
-    value = {"type": "array", "items": {"const": 1}, **ways}
-    tag = {"structures": [{"begin": "<f>", "schema": value, "end": "</f>"}], "triggers": ["<f"]}
-    good, bad = ("[1,1]", "[1, 1]") if ways else ("[1, 1]", "[1,1]")
-    for grammar, around in (
-        (schema(value), "{}"),
-        (of("lark", f"start: %json {json.dumps(value)}"), "{}"),
-        (of("structural_tag", json.dumps(tag)), "<f>{}</f>"),
-    ):
-        assert matches(grammar, around.format(good))
-        for text in (bad, "[ 1]", "[1 ]", "[\n1]"):
-            assert not matches(grammar, around.format(text))
-
-
-def test_what_is_no_schema_is_no_date() -> None:
-    value = {"format": "date", "x": 1}
-    assert matches(schema({"const": value}), json.dumps(value))
-    assert matches(schema({"enum": [1, value]}), json.dumps(value))
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=6), st.text(max_size=12))
 def test_choices_are_texts_and_no_patterns(choices: list[str], other: str) -> None:
@@ -346,138 +181,6 @@ def test_text_that_spells_a_special_token_is_text(source: GrammarSource) -> None
         output = np.append(output, np.int32(following[0]))
         assert automaton.follow(output) == len(output)
     assert bytes(output[:-1].tolist()) == b"a<|eos|>b"
-
-
-BAD = {
-    "no json": ("json_schema", "{", "no JSON schema"),
-    "no schema": ("json_schema", "3", ""),
-    "deep": ("json_schema", '{"items":' * 3000 + "{}" + "}" * 3000, "no JSON schema: recursion limit"),
-    "contradiction": (
-        "json_schema",
-        '{"type": "integer", "minimum": 5, "maximum": 1}',
-        "Unsatisfiable schema",
-    ),
-    "network": ("json_schema", '{"$ref": "https://example.com/x.json"}', "https://example.com/x.json"),
-    "file": ("json_schema", '{"$ref": "file:///etc/passwd"}', "file:///etc/passwd"),
-    "unique": (
-        "json_schema",
-        '{"type": "array", "uniqueItems": true}',
-        'Unimplemented keys: ["uniqueItems"]',
-    ),
-    "not": ("json_schema", '{"not": {"type": "string"}}', 'Unimplemented keys: ["not"]'),
-    "two keys that may be one": (
-        "json_schema",
-        '{"properties": {"x": {"type": "object", "minProperties": 2}}}',
-        "minProperties: 2: at most one more than the required ones",
-    ),
-    "no double": (
-        "json_schema",
-        '{"enum": [1, {"x": 9007199254740993}]}',
-        "enum: 9007199254740993: this integer",
-    ),
-    "the least integer": ("json_schema", '{"const": -9223372036854775808}', "beyond 64 bits"),
-    "rounded to it": ("json_schema", '{"items": {"const": -9223372036854775807}}', "beyond 64 bits"),
-    "at most the least integer": (
-        "json_schema",
-        '{"type": "integer", "minimum": -9223372036854775808, "maximum": -9223372036854775808}',
-        "maximum: -9223372036854775808: beyond 64 bits",
-    ),
-    "at least beyond": (
-        "json_schema",
-        '{"type": "integer", "minimum": 1e300, "maximum": 2e300}',
-        "beyond 64 bits",
-    ),
-    "the least integer, in lark": ("lark", 'start: %json\n{"const": -9223372036854775808}', "beyond 64 bits"),
-    "no json, in lark": ("lark", 'start: %json "x', "%json: no JSON behind it"),
-    "the least integer, in a tag": (
-        "structural_tag",
-        '{"structures": [{"begin": "<", "schema": {"const": -9223372036854775808}}], "triggers": ["<"]}',
-        "beyond 64 bits",
-    ),
-    "parameters without end": ("lark", 'start: a::0x0\na::_: "a" | a::incr(_) "b"', "rules with parameters"),
-    "less than it says": (
-        "json_schema",
-        '{"uniqueItems": true, "x-guidance": {"lenient": true}}',
-        "x-guidance",
-    ),
-    "no json in the end": ("json_schema", '{"x-guidance": {"item_separator": ";"}}', "x-guidance"),
-    "itself": ("json_schema", '{"$ref": "#"}', ""),
-    "without end": (
-        "json_schema",
-        '{"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}},'
-        ' "required": ["x"], "additionalProperties": false}}}',
-        "",
-    ),
-    "open group": ("regex", "(a|", "unclosed group"),
-    "look-ahead": ("regex", "(?=a)b", "look-around"),
-    "back-reference": ("regex", r"(a)\1", "backreferences"),
-    "explosion": ("regex", "((a{100}){100}){100}", ""),
-    "no lark": ("lark", "start: ]", ""),
-    "no start": ("lark", 'begin: "a"', "start"),
-    "unknown rule": ("lark", "start: x", "x"),
-    "without end, lark": ("lark", 'start: "a" x\nx: "b" x', ""),
-    "no lark, but what the library reads instead": (
-        "lark",
-        ' {"grammars": [{"json_schema": {"not": {}, "x-guidance": {"lenient": true}}}]}',
-        "JSON, and no Lark",
-    ),
-    "more that may come next than is bearable": (
-        "json_schema",
-        json.dumps({"type": "object", "properties": {f"p{number}": {} for number in range(300)}}),
-        "max is 1000",
-    ),
-    "nothing but itself": ("json_schema", '{"$ref": "#"}', "allows no token"),
-    "an end inside": ("lark", 'start: <|eos|> "a"', "allows no token"),
-    "unknown special token": ("lark", "start: <|nope|>", "nope"),
-    "tag without json": ("structural_tag", "x", "no JSON"),
-    "tag without triggers": (
-        "structural_tag",
-        '{"structures": [{"begin": "<f>", "schema": {}}]}',
-        "triggers",
-    ),
-    "tag with a stray begin": (
-        "structural_tag",
-        '{"structures": [{"begin": "f", "schema": {}}], "triggers": ["<"]}',
-        "structures[0].begin: starts with none of the triggers",
-    ),
-    "tag with two bodies": (
-        "structural_tag",
-        '{"structures": [{"begin": "<", "schema": {}, "lark": ""}], "triggers": ["<"]}',
-        "structures[0]: either schema",
-    ),
-    "tag with an unknown key": (
-        "structural_tag",
-        '{"structures": [{"begin": "<", "schema": {}, "x": 1}], "triggers": ["<"]}',
-        "structures[0]: an object with",
-    ),
-}
-
-
-def test_a_schema_in_a_grammar_may_say_what_means_something_in_lark() -> None:
-    value = {"std::string %json {": "::1"}
-    schema = {"description": "::", "enum": [value, "%json"]}
-    parts = [{"begin": "<f>", "schema": schema, "end": "</f>"}]
-    tag = json.dumps({"structures": parts, "triggers": ["<f>"]})
-    text = json.dumps(value)
-    for grammar, before in (
-        (of("lark", f"start: %json {json.dumps(schema)}"), ""),
-        (of("structural_tag", tag), "<f>"),
-    ):
-        automaton, output = Automaton(grammar), ids(before + text)
-        assert automaton.follow(output) == len(output)
-        assert automaton.follow(ids(before + '"%json"')) == len(before) + 7
-        assert automaton.follow(ids(before + '":')) == len(before) + 1
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_compiled_is_told_why_in_a_line(name: str) -> None:
-    kind, text, told = BAD[name]
-    with pytest.raises(GrammarInvalid) as caught:
-        of(kind, text)
-    message = str(caught.value)
-    assert told in message
-    assert 0 < len(message) <= 400
-    assert "\n" not in message
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,144 @@
+"""Grammars that can't be compiled are refused with the reason."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from executor_service.grammar.automaton import Automaton
+from executor_service.grammar.source import GrammarInvalid
+from tests.unit.executor.grammar_readings import (
+    ids,
+    of,
+)
+
+BAD = {
+    "no json": ("json_schema", "{", "no JSON schema"),
+    "no schema": ("json_schema", "3", ""),
+    "deep": ("json_schema", '{"items":' * 3000 + "{}" + "}" * 3000, "no JSON schema: recursion limit"),
+    "contradiction": (
+        "json_schema",
+        '{"type": "integer", "minimum": 5, "maximum": 1}',
+        "Unsatisfiable schema",
+    ),
+    "network": ("json_schema", '{"$ref": "https://example.com/x.json"}', "https://example.com/x.json"),
+    "file": ("json_schema", '{"$ref": "file:///etc/passwd"}', "file:///etc/passwd"),
+    "unique": (
+        "json_schema",
+        '{"type": "array", "uniqueItems": true}',
+        'Unimplemented keys: ["uniqueItems"]',
+    ),
+    "not": ("json_schema", '{"not": {"type": "string"}}', 'Unimplemented keys: ["not"]'),
+    "two keys that may be one": (
+        "json_schema",
+        '{"properties": {"x": {"type": "object", "minProperties": 2}}}',
+        "minProperties: 2: at most one more than the required ones",
+    ),
+    "no double": (
+        "json_schema",
+        '{"enum": [1, {"x": 9007199254740993}]}',
+        "enum: 9007199254740993: this integer",
+    ),
+    "the least integer": ("json_schema", '{"const": -9223372036854775808}', "beyond 64 bits"),
+    "rounded to it": ("json_schema", '{"items": {"const": -9223372036854775807}}', "beyond 64 bits"),
+    "at most the least integer": (
+        "json_schema",
+        '{"type": "integer", "minimum": -9223372036854775808, "maximum": -9223372036854775808}',
+        "maximum: -9223372036854775808: beyond 64 bits",
+    ),
+    "at least beyond": (
+        "json_schema",
+        '{"type": "integer", "minimum": 1e300, "maximum": 2e300}',
+        "beyond 64 bits",
+    ),
+    "the least integer, in lark": ("lark", 'start: %json\n{"const": -9223372036854775808}', "beyond 64 bits"),
+    "no json, in lark": ("lark", 'start: %json "x', "%json: no JSON behind it"),
+    "the least integer, in a tag": (
+        "structural_tag",
+        '{"structures": [{"begin": "<", "schema": {"const": -9223372036854775808}}], "triggers": ["<"]}',
+        "beyond 64 bits",
+    ),
+    "parameters without end": ("lark", 'start: a::0x0\na::_: "a" | a::incr(_) "b"', "rules with parameters"),
+    "less than it says": (
+        "json_schema",
+        '{"uniqueItems": true, "x-guidance": {"lenient": true}}',
+        "x-guidance",
+    ),
+    "no json in the end": ("json_schema", '{"x-guidance": {"item_separator": ";"}}', "x-guidance"),
+    "without end": (
+        "json_schema",
+        '{"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}},'
+        ' "required": ["x"], "additionalProperties": false}}}',
+        "",
+    ),
+    "open group": ("regex", "(a|", "unclosed group"),
+    "look-ahead": ("regex", "(?=a)b", "look-around"),
+    "back-reference": ("regex", r"(a)\1", "backreferences"),
+    "explosion": ("regex", "((a{100}){100}){100}", ""),
+    "no lark": ("lark", "start: ]", ""),
+    "no start": ("lark", 'begin: "a"', "start"),
+    "unknown rule": ("lark", "start: x", "x"),
+    "without end, lark": ("lark", 'start: "a" x\nx: "b" x', ""),
+    "no lark, but what the library reads instead": (
+        "lark",
+        ' {"grammars": [{"json_schema": {"not": {}, "x-guidance": {"lenient": true}}}]}',
+        "JSON, and no Lark",
+    ),
+    "more that may come next than is bearable": (
+        "json_schema",
+        json.dumps({"type": "object", "properties": {f"p{number}": {} for number in range(300)}}),
+        "max is 1000",
+    ),
+    "nothing but itself": ("json_schema", '{"$ref": "#"}', "allows no token"),
+    "an end inside": ("lark", 'start: <|eos|> "a"', "allows no token"),
+    "unknown special token": ("lark", "start: <|nope|>", "nope"),
+    "tag without json": ("structural_tag", "x", "no JSON"),
+    "tag without triggers": (
+        "structural_tag",
+        '{"structures": [{"begin": "<f>", "schema": {}}]}',
+        "triggers",
+    ),
+    "tag with a stray begin": (
+        "structural_tag",
+        '{"structures": [{"begin": "f", "schema": {}}], "triggers": ["<"]}',
+        "structures[0].begin: starts with none of the triggers",
+    ),
+    "tag with two bodies": (
+        "structural_tag",
+        '{"structures": [{"begin": "<", "schema": {}, "lark": ""}], "triggers": ["<"]}',
+        "structures[0]: either schema",
+    ),
+    "tag with an unknown key": (
+        "structural_tag",
+        '{"structures": [{"begin": "<", "schema": {}, "x": 1}], "triggers": ["<"]}',
+        "structures[0]: an object with",
+    ),
+}
+
+
+def test_a_schema_in_a_grammar_may_say_what_means_something_in_lark() -> None:
+    value = {"std::string %json {": "::1"}
+    schema = {"description": "::", "enum": [value, "%json"]}
+    parts = [{"begin": "<f>", "schema": schema, "end": "</f>"}]
+    tag = json.dumps({"structures": parts, "triggers": ["<f>"]})
+    text = json.dumps(value)
+    for grammar, before in (
+        (of("lark", f"start: %json {json.dumps(schema)}"), ""),
+        (of("structural_tag", tag), "<f>"),
+    ):
+        automaton, output = Automaton(grammar), ids(before + text)
+        assert automaton.follow(output) == len(output)
+        assert automaton.follow(ids(before + '"%json"')) == len(before) + 7
+        assert automaton.follow(ids(before + '":')) == len(before) + 1
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_compiled_is_told_why_in_a_line(name: str) -> None:
+    kind, text, told = BAD[name]
+    with pytest.raises(GrammarInvalid) as caught:
+        of(kind, text)
+    message = str(caught.value)
+    assert told in message
+    assert 0 < len(message) <= 400
+    assert "\n" not in message
