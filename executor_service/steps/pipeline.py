@@ -52,9 +52,8 @@ class Pipeline:
         self._depth = min(backend.max_pending_forwards, MAX_STEPS_IN_FLIGHT)
         self._in_flight: deque[StepInFlight] = deque()
         self._finished: list[FinishedStep] = []
-        self._unprepared: deque[CachedSequence] = (
-            deque()
-        )  # of the last commit that had any: with a grammar and new tokens
+        # Sequences with a grammar and new tokens, of the last commit that had any.
+        self._unprepared: deque[CachedSequence] = deque()
         self._finished_s = 0.0  # when the last step was finished, by `time.perf_counter`
         self._free_by_commits = self._cached_by_commits = 0  # net change of these pages by all commits so far
 

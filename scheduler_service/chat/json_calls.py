@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from scheduler_service.chat.json_scanner import WHITE_SPACE
 from scheduler_service.chat.markers import MarkerFinder
 
 
-class JsonCallParser:
+class JsonCallParser(ABC):
     """Implements `CallParser`, with the places of a format: `text`, `object`, and those that a subclass adds.
 
     A subclass says what white space, an object and markers mean in its places.
@@ -100,6 +101,6 @@ class JsonCallParser:
         if text:
             yield text
 
+    @abstractmethod
     def _marked(self, marker: str) -> Iterator[Event]:
         """Take a marker outside of objects."""
-        raise NotImplementedError
