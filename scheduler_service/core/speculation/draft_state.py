@@ -84,12 +84,12 @@ class DraftState:
         """The last decision gave no drafts: decode plainly for a while before the next one.
 
         With p tokens decoded since the last promising decision (or since the input's end), the rest is
-        (p - FREE_TOKENS) / 2, at least `least` and at most `most` tokens. So a text that starts to repeat
+        p - FREE_TOKENS, at least `least` and at most `most` tokens. So a text that starts to repeat
         after p such tokens is decided about at most that much later than without rests.
         phase: shortens a rest by up to a quarter, so that sequences that began together do not stay together.
         Returns the tokens of the rest.
         """
-        rest = (self.decided_at - self.promising_at - FREE_TOKENS) // 2
+        rest = self.decided_at - self.promising_at - FREE_TOKENS
         if rest > most:
             rest = most
         if rest > 3:

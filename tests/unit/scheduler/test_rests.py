@@ -71,7 +71,7 @@ def late(count: int, at: int, source: int) -> list[int]:
 @pytest.mark.parametrize("count", [1, 16, 256])
 def test_a_text_that_repeats_late_is_noticed_within_a_rest(count: int, source: int) -> None:
     plain = 200
-    bound = min(MAX_REST, count // FRUITLESS_DECISIONS, (plain - FREE_TOKENS) // 2)
+    bound = min(MAX_REST, count // FRUITLESS_DECISIONS)
     assert max(late(count, PROMPT + plain, source)) <= DETECTED + bound
 
 
