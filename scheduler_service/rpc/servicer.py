@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -13,6 +14,7 @@ from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer
 from paceline.service.credentials import Credentials
 from paceline.service.identity import Identity
 
+from scheduler_service.core.request import OutputGrammar
 from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError, invalid
 from scheduler_service.link.pool import Served
 from scheduler_service.rpc.arrivals import ArrivalQueue, RefusalPace
@@ -30,6 +32,7 @@ from scheduler_service.rpc.codec.responses import (
     tokenize_response,
     tokenizer_pieces,
 )
+from scheduler_service.rpc.codec.tools import grammar_of_demand, required_format
 from scheduler_service.service import SchedulerService
 from scheduler_service.streams.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from scheduler_service.streams.stream import RequestStream
@@ -194,8 +197,12 @@ class SchedulerServicer(SchedulerServiceServicer):
             check_priority(checked.priority, caller)
             min_tokens = len(checked.prompt.ids) if isinstance(checked.prompt, TokenPrompt) else 1
             self._service.streams.check(caller, checked, min_tokens, deadline)  # before tokenizing
+            if isinstance(checked.prompt, ChatPrompt) and checked.prompt.demanded:
+                checked = checked.with_grammar(await _grammar_of_demand(checked.prompt, served, caller))
+                field = "messages.tools"
+            else:
+                field = "grammar"
             if checked.sampling.grammar is not None:
-                field = "messages.tools" if _has_tools(checked.prompt) else "grammar"
                 await self._service.grammars.check(checked.sampling.grammar, caller, deadline, field)
             ids = await _token_ids(checked.prompt, served, caller)
             return self._service.streams.admit(
@@ -223,9 +230,32 @@ def _deadline(context: _Context) -> float | None:
     return None if remaining is None else time.monotonic() + remaining
 
 
-def _has_tools(prompt: Prompt) -> bool:
-    """Whether the model may call tools; a grammar is that of the calls then."""
-    return isinstance(prompt, ChatPrompt) and bool(prompt.tools)
+async def _grammar_of_demand(prompt: ChatPrompt, served: Served, caller: Identity) -> OutputGrammar:
+    """The grammar of the calls that the output must be. Raises ServiceError."""
+    style = required_format("messages.tools", served.model)
+    if served.text is None:
+        raise invalid("messages", "the model has no tokenizer: send token_ids")
+    with _text_errors("messages.tools"):
+        text = await served.text.grammar_of_calls(
+            [(index, prompt.tools[index]) for index in prompt.demanded],
+            style.name,
+            single=prompt.single_call,
+            caller=caller.name,
+        )
+    return grammar_of_demand(text, served.model)
+
+
+@contextmanager
+def _text_errors(field: str) -> Iterator[None]:
+    """Errors of the tokenizer processes as ServiceError. `field`: what is at fault if they don't say."""
+    try:
+        yield
+    except PromptError as error:
+        raise invalid(error.field or field, str(error)) from error
+    except BusyError as error:
+        raise ServiceError(ErrorReason.QUEUE_FULL, str(error), retry_after_s=RETRY_AFTER_S) from error
+    except StuckError as error:
+        raise ServiceError(ErrorReason.INTERNAL, str(error)) from error
 
 
 async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequence[int]:
@@ -236,7 +266,7 @@ async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequen
     model_text = served.text
     if model_text is None:
         raise invalid(field, "the model has no tokenizer: send token_ids")
-    try:
+    with _text_errors(field):
         if isinstance(prompt, TextPrompt):
             ids = await model_text.encode_text(prompt.text, caller.name)
         else:
@@ -244,16 +274,10 @@ async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequen
                 prompt.messages,
                 served.model.limits.max_prompt_bytes,
                 arguments=prompt.arguments,
-                tools=[tool.for_template() for tool in prompt.tools],
+                tools=prompt.tools,
                 continues=prompt.continues,
                 caller=caller.name,
             )
-    except PromptError as error:
-        raise invalid(error.field or field, str(error)) from error
-    except BusyError as error:
-        raise ServiceError(ErrorReason.QUEUE_FULL, str(error), retry_after_s=RETRY_AFTER_S) from error
-    except StuckError as error:
-        raise ServiceError(ErrorReason.INTERNAL, str(error)) from error
     if not ids:
         raise invalid(field, "has no tokens")
     return ids

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.service.identity import Identity
 
-from scheduler_service.chat.tools import OfferedTool
-from scheduler_service.core.request import DraftingWish, Request, SamplingSettings
+from scheduler_service.chat.tools import SentTool
+from scheduler_service.core.request import DraftingWish, OutputGrammar, Request, SamplingSettings
 from scheduler_service.streams.continuation import Continuation
 
 
@@ -34,7 +34,9 @@ class ChatPrompt:
     messages: tuple[Mapping[str, object], ...]  # each with its role and content
     arguments: Mapping[str, object] = field(default_factory=dict)  # further variables of the template
     continues: bool = False  # the completion continues the last message, instead of beginning a new one
-    tools: tuple[OfferedTool, ...] = ()  # that the model may call
+    tools: tuple[SentTool, ...] = ()  # that the model may call
+    demanded: tuple[int, ...] = ()  # indices of tools: the output must be calls of these, if there are any
+    single_call: bool = False  # exactly one call is demanded
 
 
 Prompt = TextPrompt | ChatPrompt | TokenPrompt
@@ -73,6 +75,10 @@ class CheckedRequest:
     def terminators(self) -> frozenset[int]:
         """The token ids that end a completion."""
         return self.eos_token_ids | self.stop_token_ids
+
+    def with_grammar(self, grammar: OutputGrammar) -> CheckedRequest:
+        """The request with this grammar of its output."""
+        return replace(self, sampling=replace(self.sampling, grammar=grammar))
 
     def to_core(
         self, prompt: Sequence[int], caller: Identity, *, arrival: float, deadline: float | None

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from scheduler_service.chat import formats, reasoning
+from scheduler_service.chat.tools import SentTool
 from scheduler_service.model import TokenizerSource
 from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.errors import PromptError
@@ -78,12 +79,13 @@ class ModelText:
         max_bytes: int,
         *,
         arguments: Mapping[str, object] = MappingProxyType({}),
-        tools: Sequence[Mapping[str, object]] = (),
+        tools: Sequence[SentTool] = (),
         continues: bool = False,
         caller: str = "",
     ) -> array[int]:
         """Token ids of messages, rendered by the chat template; BOS is added by the template alone.
 
+        Arguments of calls in messages are JSON; the template gets text for those that are no object.
         Text in a message that spells a control token is tokenized as plain text. `max_bytes` limits the
         rendered text, `arguments` are further variables of the template, `tools` what the model may call, and
         with `continues` the prompt ends with the last message's content. `caller` and errors are those of
@@ -99,3 +101,16 @@ class ModelText:
         }
         payload = json.dumps(chat, ensure_ascii=False).encode()
         return unpack_ints(await self._pool.submit({"op": "chat", "max_bytes": max_bytes}, payload, caller))
+
+    async def grammar_of_calls(
+        self, tools: Sequence[tuple[int, SentTool]], style: str, *, single: bool, caller: str = ""
+    ) -> str:
+        """A Lark grammar of calls of these tools, each with its index in the request.
+
+        `style`: the name of the format; `single`: of exactly one call. `caller` and errors are those of
+        `encode_text`; PromptError if the tools can't be demanded.
+        """
+        header = {"op": "calls", "style": style, "single": single}
+        return (
+            await self._pool.submit(header, json.dumps(tools, ensure_ascii=False).encode(), caller)
+        ).decode()

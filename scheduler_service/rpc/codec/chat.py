@@ -12,7 +12,14 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from scheduler_service.errors import invalid
 from scheduler_service.model import ServedModel
 from scheduler_service.rpc.codec.checks import check_size
-from scheduler_service.rpc.codec.tools import call_bytes, check_call_id, check_calls, check_tools, tool_bytes
+from scheduler_service.rpc.codec.tools import (
+    call_bytes,
+    check_call_id,
+    check_calls,
+    check_tools,
+    demanded_tools,
+    tool_bytes,
+)
 from scheduler_service.streams.request import ChatPrompt
 
 MAX_MESSAGES = 1024
@@ -47,7 +54,10 @@ def check_chat(chat: pb.Messages, model: ServedModel) -> ChatPrompt:
     messages = _messages(chat.messages, tool_bytes(chat), model)
     if chat.continue_final_message and not str(messages[-1]["content"]).strip():
         raise invalid("messages.continue_final_message", "the last message has no content to go on")
-    return ChatPrompt(messages, arguments, chat.continue_final_message, tools)
+    demanded = demanded_tools(chat.tool_choice, tools)
+    return ChatPrompt(
+        messages, arguments, chat.continue_final_message, tools, demanded, bool(chat.tool_choice.name)
+    )
 
 
 def _arguments(struct: Struct) -> dict[str, object]:

@@ -25,10 +25,9 @@ from scheduler_service.rpc.codec.chat import check_chat
 from scheduler_service.rpc.codec.checks import check_range, check_size
 from scheduler_service.rpc.codec.continuation import check_continuation
 from scheduler_service.rpc.codec.grammar import check_grammar
-from scheduler_service.rpc.codec.tools import demanded_calls
+from scheduler_service.rpc.codec.tools import check_demand
 from scheduler_service.streams.continuation import Continuation
 from scheduler_service.streams.request import (
-    ChatPrompt,
     CheckedRequest,
     Prompt,
     StreamOptions,
@@ -66,7 +65,7 @@ def check_priority(priority: int, caller: Identity) -> None:
 def check_request(message: pb.GenerateRequest, model: ServedModel, drafting: DraftingOffer) -> CheckedRequest:
     """The checked request. A missing request_id and a missing seed are drawn at random.
 
-    Raises ServiceError.
+    It has no grammar of demanded calls yet. Raises ServiceError.
     """
     _refuse_unsupported(message)
     if message.model not in ("", model.name):
@@ -82,12 +81,11 @@ def check_request(message: pb.GenerateRequest, model: ServedModel, drafting: Dra
     salt = message.cache_salt.encode()
     check_size("cache_salt", len(salt), MAX_SALT_BYTES, "bytes")
     prompt = check_prompt(message, model)
-    tools = prompt.tools if isinstance(prompt, ChatPrompt) else ()
-    grammar = demanded_calls(message, tools, model) or check_grammar(message, model)
+    check_demand(message, prompt, model)
     return CheckedRequest(
         id=_request_id(message.request_id),
         prompt=prompt,
-        sampling=replace(_sampling(message.sampling, model), grammar=grammar),
+        sampling=replace(_sampling(message.sampling, model), grammar=check_grammar(message, model)),
         max_tokens=max_tokens,
         min_tokens=stop.min_tokens,
         eos_token_ids=frozenset() if stop.ignore_eos else model.eos_token_ids,

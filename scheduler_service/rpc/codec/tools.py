@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Sequence
-from typing import NoReturn
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.chat.call_grammar import ToolGrammarError
 from scheduler_service.chat.formats import ToolFormat
-from scheduler_service.chat.tools import OfferedTool
+from scheduler_service.chat.tools import SentTool
 from scheduler_service.core.request import OutputGrammar
 from scheduler_service.errors import invalid, unsupported
 from scheduler_service.model import ServedModel
 from scheduler_service.rpc.codec.checks import check_size
+from scheduler_service.streams.request import ChatPrompt, Prompt
 
 MAX_TOOLS = 128
 MAX_CALL_ID_BYTES = 128
-_MAX_DEPTH = 64  # of JSON
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_NO_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[^][{}"]+')
-_NO_PARAMETERS = {"type": "object", "properties": {}}
 _MODES = frozenset(pb.ToolChoiceMode.values())
 
 
@@ -38,8 +32,11 @@ def required_format(field: str, model: ServedModel) -> ToolFormat:
     return model.tool_format
 
 
-def check_tools(chat: pb.Messages, model: ServedModel) -> tuple[OfferedTool, ...]:
-    """The tools that the model may call: none of them if tool_choice says so. Raises ServiceError."""
+def check_tools(chat: pb.Messages, model: ServedModel) -> tuple[SentTool, ...]:
+    """The tools that the model may call: none of them if tool_choice says so. Raises ServiceError.
+
+    Their parameters are parsed elsewhere, when the prompt is tokenized.
+    """
     if chat.tools or chat.HasField("tool_choice"):
         required_format("messages.tools" if chat.tools else "messages.tool_choice", model)
     check_size("messages.tools", len(chat.tools), MAX_TOOLS, "tools")
@@ -52,10 +49,7 @@ def check_tools(chat: pb.Messages, model: ServedModel) -> tuple[OfferedTool, ...
         if tool.name in names:
             raise invalid(f"{field}.name", f"{tool.name} is there twice")
         names.add(tool.name)
-        parameters = parse_object(f"{field}.parameters", tool.parameters) or _NO_PARAMETERS
-        if parameters.get("type", "object") != "object":
-            raise invalid(f"{field}.parameters", "must be the JSON schema of an object")
-        tools.append(OfferedTool(tool.name, tool.description, parameters))
+        tools.append(SentTool(tool.name, tool.description, tool.parameters))
     _check_choice(chat.tool_choice, names)
     return () if chat.tool_choice.mode == pb.TOOL_CHOICE_MODE_NONE else tuple(tools)
 
@@ -78,31 +72,38 @@ def _check_choice(choice: pb.ToolChoice, names: set[str]) -> None:
         raise invalid("messages.tool_choice.name", f"{choice.name[:64]!r} is none of the tools")
 
 
-def demanded_calls(
-    message: pb.GenerateRequest, tools: Sequence[OfferedTool], model: ServedModel
-) -> OutputGrammar | None:
-    """The grammar of an output that must be calls; None: it need not be. Raises ServiceError."""
-    if tools and message.HasField("grammar"):
+def demanded_tools(choice: pb.ToolChoice, tools: Sequence[SentTool]) -> tuple[int, ...]:
+    """Indices of the tools of which the output must be calls; empty: it need not be calls."""
+    if choice.mode != pb.TOOL_CHOICE_MODE_REQUIRED:
+        return ()
+    return tuple(index for index, tool in enumerate(tools) if choice.name in ("", tool.name))
+
+
+def check_demand(message: pb.GenerateRequest, prompt: Prompt, model: ServedModel) -> None:
+    """Raises ServiceError if tools, or demanded calls, don't fit what the request has beside them."""
+    if not isinstance(prompt, ChatPrompt) or not prompt.tools:
+        return
+    if message.HasField("grammar"):
         raise invalid("grammar", "not with tools that may be called; set tool_choice to NONE")
-    choice = message.messages.tool_choice
-    if not tools or choice.mode != pb.TOOL_CHOICE_MODE_REQUIRED:
-        return None
+    if not prompt.demanded:
+        return
     if not model.max_grammar_bytes:
         raise unsupported("messages.tool_choice", "the executor has no grammars, which demanded calls need")
     if message.stop.ignore_eos:
         raise invalid("stop.ignore_eos", "not with demanded calls: the output ends behind them")
-    at = [index for index, tool in enumerate(tools) if choice.name in ("", tool.name)]
-    style = required_format("messages.tools", model)
-    try:
-        text = style.grammar([tools[index] for index in at], single=bool(choice.name))
-    except ToolGrammarError as error:
-        raise invalid(f"messages.tools[{at[error.index]}].parameters", str(error)) from error
+
+
+def grammar_of_demand(text: str, model: ServedModel) -> OutputGrammar:
+    """The grammar that was made of demanded calls. Raises ServiceError if it is too large."""
     check_size("messages.tools", len(text.encode()), model.max_grammar_bytes, "bytes as a grammar")
     return OutputGrammar("lark", text)
 
 
 def check_calls(field: str, turn: pb.Message, model: ServedModel) -> list[dict[str, object]]:
-    """The calls in a message, as chat templates read them. Raises ServiceError."""
+    """The calls in a message as chat templates read them, but for their arguments, which are not parsed yet.
+
+    Raises ServiceError.
+    """
     if not turn.tool_calls:
         return []
     required_format(f"{field}.tool_calls", model)
@@ -112,7 +113,7 @@ def check_calls(field: str, turn: pb.Message, model: ServedModel) -> list[dict[s
         at = f"{field}.tool_calls[{index}]"
         check_size(f"{at}.id", len(call.id.encode()), MAX_CALL_ID_BYTES, "bytes")
         check_name(f"{at}.name", call.name)
-        function = {"name": call.name, "arguments": parse_object(f"{at}.arguments", call.arguments)}
+        function = {"name": call.name, "arguments": call.arguments}
         calls.append({"id": call.id, "type": "function", "function": function})
     return calls
 
@@ -133,39 +134,3 @@ def check_name(field: str, name: str) -> None:
     """Raises ServiceError unless a tool can have this name."""
     if not _NAME.fullmatch(name):
         raise invalid(field, "must be 1 to 64 letters, digits, - and _")
-
-
-def parse_object(field: str, text: str) -> dict[str, object]:
-    """A JSON object; of an empty text the empty one. Raises ServiceError."""
-    if not text:
-        return {}
-    try:
-        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
-        if not _is_shallow(text):
-            raise ValueError(f"nested more than {_MAX_DEPTH} deep")
-        if "\\ud" in text.lower():
-            json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:  # also UnicodeEncodeError: half a surrogate pair
-        raise invalid(field, f"is no JSON that can be used: {str(error)[:200]}") from error
-    if not isinstance(value, dict):
-        raise invalid(field, "must be a JSON object")
-    return value
-
-
-def _is_shallow(text: str) -> bool:
-    """Whether no value in valid JSON is nested more than _MAX_DEPTH deep; a megabyte takes milliseconds."""
-    brackets = _NO_BRACKETS.sub("", text)
-    for _ in range(_MAX_DEPTH):
-        brackets = brackets.replace("{}", "").replace("[]", "")
-    return not brackets
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:32]} is too large")
-    return value

@@ -7,6 +7,7 @@ process exits when the scheduler closes its end.
     {op: load, lane, chat_template, ...} + tokenizer.json  ->  {lane, chat, strip, ...} + lengths + pieces
     {op: text, lane} + text                                ->  {lane} + token ids
     {op: chat, lane, max_bytes} + a chat as JSON           ->  {lane} + token ids
+    {op: calls, lane, style, single} + tools as JSON       ->  {lane} + a grammar of calls
     any of them that fails                                 ->  {lane, error, field}
 
 Lane 0 is for small prompts and lane 1 for large ones, each with its own thread, so that a small prompt never
@@ -20,7 +21,6 @@ much. Any other failure of a thread ends the process too, so that no job is left
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -32,6 +32,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NoReturn
 
+from scheduler_service.chat.formats import MARKERS
 from scheduler_service.text.frames import (
     EXIT_MEMORY,
     LANES,
@@ -46,6 +47,7 @@ from scheduler_service.text.frames import (
 from scheduler_service.text.worker import limits
 from scheduler_service.text.worker.chat_template import ChatTemplateError, RenderedTooLargeError
 from scheduler_service.text.worker.encoder import Encoder, Files
+from scheduler_service.text.worker.sent_json import SentJsonError, grammar_of_calls, parse_chat
 
 SWITCH_INTERVAL_S = 0.0005
 """Seconds for which one lane's thread may hold the interpreter lock while the other wants it."""
@@ -131,23 +133,20 @@ class Worker:
         try:
             if job["op"] == "load":
                 return self._load(job, payload)
-            assert self._encoder is not None
-            if job["op"] == "text":
-                return {}, _packed(self._encoder.encode_text(payload.decode()))
-            chat = json.loads(payload)
-            ids = self._encoder.encode_messages(
-                chat["messages"],
-                job["max_bytes"],
-                arguments=chat["arguments"],
-                tools=chat["tools"],
-                continues=chat["continues"],
-            )
-            return {}, _packed(ids)
+            encoder = self._encoder
+            assert encoder is not None
+            match job["op"]:
+                case "text":
+                    return {}, _packed(encoder.encode_text(payload.decode()))
+                case "calls":
+                    added = encoder.added_tokens(MARKERS)
+                    return {}, grammar_of_calls(payload, job["style"], added, single=job["single"]).encode()
+            return {}, _packed(chat_ids(encoder, payload, job["max_bytes"]))
         except RenderedTooLargeError:
             why, field = f"the template makes more than {job['max_bytes']} bytes of them", "messages"
         except TooManyTokensError:
             why, field = f"has more than {MAX_IDS} tokens", ""
-        except ChatTemplateError as error:
+        except (ChatTemplateError, SentJsonError) as error:
             why, field = str(error), error.field
         except MemoryError:
             raise
@@ -167,6 +166,23 @@ class Worker:
             "added": encoder.added_tokens(job["markers"]),
         }
         return header, pack_ints(pieces.lengths) + pieces.data
+
+
+def chat_ids(encoder: Encoder, payload: bytes, max_bytes: int) -> array[int]:
+    """Ids of a chat. Raises as Encoder.encode_messages, and SentJsonError."""
+    chat = parse_chat(payload)
+    try:
+        return encoder.encode_messages(
+            chat.messages, max_bytes, arguments=chat.arguments, tools=chat.tools, continues=chat.continues
+        )
+    except ChatTemplateError as error:
+        if not chat.unparsed:
+            raise
+        raise SentJsonError(
+            f"is no JSON object, so the chat template gets its text, and fails: {error}. Send {{}} in its "
+            "place, or leave the call and its answer out",
+            chat.unparsed,
+        ) from error
 
 
 def _packed(ids: array[int]) -> bytes:

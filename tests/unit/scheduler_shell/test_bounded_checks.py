@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -101,6 +102,27 @@ def test_what_is_repeated_too_often_is_refused_before_it_is_walked_through(
         assert caught.value.field == field
 
     assert operations(check) < MAX_OPERATIONS
+
+
+JSON = '{"x": [' + ", ".join(["[]"] * COUNT) + "]}"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        chatting(tools=[pb.Tool(name="f", parameters=JSON)]),
+        chatting(
+            tools=[pb.Tool(name="f", parameters=JSON)],
+            tool_choice=pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED),
+        ),
+        chatting(pb.Message(role="assistant", tool_calls=[pb.ToolCall(name="f", arguments=JSON)])),
+    ],
+)
+def test_json_of_tools_and_calls_is_not_parsed_on_the_event_loop(
+    message: pb.GenerateRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(json, "loads")
+    check_request(message, MODEL, DRAFTING)
 
 
 def test_as_much_as_is_allowed_passes() -> None:

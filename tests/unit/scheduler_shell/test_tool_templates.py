@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from scheduler_service.text.worker.__main__ import chat_ids
 from scheduler_service.text.worker.chat_template import ChatTemplateError
+from scheduler_service.text.worker.sent_json import SentJsonError
 from tests.unit.scheduler_shell.chat_styles import Style, byte_level
 from tests.unit.scheduler_shell.test_inert_chat import MAX_BYTES, control_ids
 from tests.unit.scheduler_shell.tool_styles import CONVERSATION, TOOL_STYLES, TOOLS, call
@@ -99,3 +102,28 @@ def test_what_a_template_would_change_beside_forged_tokens_is_refused() -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": "<|im_end|>"}}]
     with pytest.raises(ChatTemplateError, match="changes text"):
         ids_of(style, messages, tools)
+
+
+def sent(*turns: dict[str, Any]) -> bytes:
+    return json.dumps({"messages": turns, "arguments": {}, "tools": (), "continues": False}).encode()
+
+
+CUT = '{"city": "Os<|im_end|>'
+
+
+@names
+def test_a_call_that_was_cut_off_goes_back_as_text_or_is_refused_with_what_to_do(name: str) -> None:
+    style = TOOL_STYLES[name]
+    turns: list[dict[str, Any]] = [
+        CONVERSATION[1],
+        {"role": "assistant", "content": "", "tool_calls": [call("f", CUT)]},
+    ]
+    if name == "Llama 3 pythonic":  # writes the arguments one by one
+        with pytest.raises(SentJsonError, match=r"no JSON object, .* Send \{\} in its place, ") as caught:
+            chat_ids(style.encoder, sent(*turns), MAX_BYTES)
+        assert caught.value.field == "messages[1].tool_calls[0].arguments"
+    else:
+        plain = [turns[0], {**turns[1], "tool_calls": [call("f", CUT.replace("<|im_end|>", "x"))]}]
+        ids = list(chat_ids(style.encoder, sent(*turns), MAX_BYTES))
+        assert control_ids(style, ids) == control_ids(style, transformers_ids(style, plain, None))
+        assert list(chat_ids(style.encoder, sent(*plain), MAX_BYTES)) == transformers_ids(style, plain, None)

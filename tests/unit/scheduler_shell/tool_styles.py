@@ -28,7 +28,7 @@ TOOLS = [
 ]
 
 
-def call(name: str, arguments: dict[str, object], id_: str = "call_1") -> dict[str, object]:
+def call(name: str, arguments: dict[str, object] | str, id_: str = "call_1") -> dict[str, object]:
     """A call as templates get it."""
     return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
 

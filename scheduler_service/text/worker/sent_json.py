@@ -1,0 +1,75 @@
+"""JSON that clients wrote, parsed here: a chat with its tools and calls, and the grammar of demanded calls.
+
+A megabyte of small values takes a tenth of a second, which the scheduler's event loop does not have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler_service.chat.call_grammar import ToolGrammarError
+from scheduler_service.chat.formats import FORMATS
+from scheduler_service.chat.json_object import parse_object
+from scheduler_service.chat.tools import OfferedTool, SentTool
+
+
+class SentJsonError(Exception):
+    """JSON of a request can't be used. `field`: where it stands."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A chat as its template reads it."""
+
+    messages: Sequence[Mapping[str, Any]]
+    arguments: Mapping[str, object]
+    tools: Sequence[Mapping[str, object]]
+    continues: bool
+    unparsed: str
+    """Field of the first call whose arguments are no JSON object: the template gets their text. "": none."""
+
+
+def parse_chat(payload: bytes) -> Chat:
+    """The chat in the payload of a job. Raises SentJsonError for a tool's parameters."""
+    sent = json.loads(payload)
+    unparsed = ""
+    for at, message in enumerate(sent["messages"]):
+        for index, call in enumerate(message.get("tool_calls", ())):
+            function = call["function"]
+            try:
+                function["arguments"] = parse_object(function["arguments"])
+            except ValueError:
+                unparsed = unparsed or f"messages[{at}].tool_calls[{index}].arguments"
+    tools = [_parsed(index, SentTool(*tool)).for_template() for index, tool in enumerate(sent["tools"])]
+    return Chat(sent["messages"], sent["arguments"], tools, sent["continues"], unparsed)
+
+
+def grammar_of_calls(payload: bytes, style: str, added: Mapping[str, int], *, single: bool) -> str:
+    """A Lark grammar of calls of the tools in the payload of a job, each with its index in the request.
+
+    `style`: the format's name; `added`: the ids of its markers. Raises SentJsonError.
+    """
+    numbered = [(index, SentTool(*tool)) for index, tool in json.loads(payload)]
+    tools = [_parsed(index, tool) for index, tool in numbered]
+    try:
+        return FORMATS[style](added).grammar(tools, single=single)
+    except ToolGrammarError as error:
+        raise SentJsonError(str(error), _parameters(numbered[error.index][0])) from error
+
+
+def _parsed(index: int, tool: SentTool) -> OfferedTool:
+    try:
+        return tool.parsed()
+    except ValueError as error:
+        raise SentJsonError(str(error), _parameters(index)) from error
+
+
+def _parameters(index: int) -> str:
+    return f"messages.tools[{index}].parameters"
