@@ -26,7 +26,7 @@ def test_a_queued_prompt_takes_four_bytes_a_token(n: int) -> None:
         core.add(Request(str(i), prompt, SamplingSettings(), max_tokens=4, n=n, speculation=wish), 0.0)
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert held < 5 * PROMPT * REQUESTS
+    assert held < 6 * PROMPT * REQUESTS  # two bytes a token for all else; a second copy would be four more
 
 
 def test_a_prompt_is_not_changed_by_what_follows_it() -> None:
