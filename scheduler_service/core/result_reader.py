@@ -90,7 +90,7 @@ class ResultReader:
         )
         if not live.emitted:
             live.emitted = True
-            news.cached_tokens = sequence.cached or 0
+            news.cached_tokens = live.cached or 0
         events.append(news)
         if answer.forced and end is None:
             self._speculator.force(sequence, answer.forced)
@@ -140,8 +140,8 @@ class ResultReader:
     def _note_hit(self, sequence: LiveSequence, answer: RowAnswer) -> None:
         if sequence.state is not SequenceState.OPENING:
             return
-        # A fork's row has no prefix hit; the tokens that were copied count instead.
-        self._counters.cached_tokens += sequence.note_prefix_hit(answer.cached_length or sequence.kv)
+        # A fork's row has no prefix hit: its cache began with the tokens that were copied.
+        self._counters.cached_tokens += sequence.note_cache(answer.cached_length or sequence.kv)
 
     def _refused(self, sequence: LiveSequence, answer: RowAnswer, events: list[Event], now: float) -> bool:
         """Requeue the sequence or fail its request, by the code of the answer.

@@ -25,6 +25,7 @@ class LiveRequest:
     __slots__ = (
         "account",
         "added_at",
+        "cached",
         "emitted",
         "is_trial",
         "predicted_wait_s",
@@ -43,6 +44,7 @@ class LiveRequest:
         self.added_at = now
         self.started = False  # one of its sequences was in a step: it no longer counts as queued
         self.emitted = False  # tokens were emitted
+        self.cached: int | None = None  # prompt tokens found in the prefix cache; None: nothing opened yet
         self.is_trial = False  # taken although its end was predicted to be late
         self.predicted_wait_s = 0.0  # from its adding to its start, as predicted at its adding
         self.stops = request.eos_token_ids | request.stop_token_ids
@@ -126,9 +128,9 @@ class LiveSequence:
         self.lost_at = 0  # known tokens at the last of these losses
         self.refusals = 0  # answers in a row by which its cache is not as recorded here
         self.charged = 0  # virtual tokens charged to its account
+        self.cached: int | None = None  # tokens that its first cache began with: not charged
         # for its usage
         self.evictions = 0
-        self.cached: int | None = None
         self.started_at: float | None = None
         self.first_token_at: float | None = None
 
@@ -200,13 +202,19 @@ class LiveSequence:
                 return ending
         return None
 
-    def note_prefix_hit(self, tokens: int) -> int:
-        """Note the prefix hit of a new cache; returns the hit if it is the sequence's first cache, else 0."""
+    def note_cache(self, tokens: int) -> int:
+        """Note the tokens that a new cache began with, by a prefix hit or as a fork.
+
+        Returns how many of the prompt were in the prefix cache, if this is the request's first cache, else
+        0: a request's prompt counts once, however many completions share it.
+        """
         self.shared_tokens = tokens
-        if self.cached is not None:
+        if self.cached is None:
+            self.cached = tokens
+        if self.live.cached is not None:
             return 0
-        self.cached = tokens
-        return tokens
+        self.live.cached = min(tokens, self.prompt_length)
+        return self.live.cached
 
     def drop_cache(self) -> None:
         """Forget its cache, and what was true of that cache alone."""
@@ -285,7 +293,7 @@ class LiveSequence:
         accepted = drafts.accepted_by_position if drafts else ()
         return CompletionUsage(
             prompt_tokens=self.prompt_length,
-            cached_tokens=self.cached or 0,
+            cached_tokens=self.live.cached or 0,
             completion_tokens=self.generated,
             drafted_tokens=sum(drafted),
             accepted_tokens=sum(accepted),

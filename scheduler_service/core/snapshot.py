@@ -19,7 +19,7 @@ class Totals:
     steps: int = 0  # answered
     rows: int = 0  # answered, openings included
     prompt_tokens: int = 0  # of requests that were taken
-    cached_tokens: int = 0  # of prompts, found in the prefix cache at the first opening
+    cached_tokens: int = 0  # of these, found in the prefix cache at the first opening of the request
     prefilled_tokens: int = 0  # known tokens that were computed by openings and chunks
     completion_tokens: int = 0
     drafted_tokens: int = 0

@@ -11,6 +11,7 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import Continued
 from scheduler_service.core.seeds import index_seed
 from scheduler_service.core.step import Code
+from tests.unit.scheduler.engine_executor import EngineExecutor
 from tests.unit.scheduler.fake_executor import FakeExecutor, next_token
 from tests.unit.scheduler.harness import CAPACITY, STEP_S, Harness, make_request
 
@@ -137,3 +138,26 @@ def test_a_completion_that_would_be_late_ends_none_that_has_a_cache(steps: int) 
     harness.add(make_request("a", range(40), n=3, max_tokens=80, continued=continued, deadline=deadline))
     harness.run()  # checks that no step has a row of a cache that it releases
     assert "a" in harness.failed
+
+
+@pytest.mark.parametrize("max_tokens", [1, 7])  # with 1 the siblings open by themselves
+def test_a_prompt_counts_once_however_many_completions_share_it(max_tokens: int) -> None:
+    harness = Harness(EngineExecutor(CAPACITY))
+    for name, cached in (("a", 0), ("b", 8)):  # two whole pages
+        harness.add(make_request(name, range(10), n=3, max_tokens=max_tokens))
+        harness.run()
+        usages = [harness.finished[name, index].usage for index in range(3)]
+        assert [usage.cached_tokens for usage in usages] == [cached] * 3
+    counters = harness.core.snapshot().counters
+    assert (counters.prompt_tokens, counters.cached_tokens) == (20, 8)
+
+
+def test_output_that_was_produced_elsewhere_is_no_prompt_that_was_cached() -> None:
+    harness = Harness(EngineExecutor(CAPACITY))
+    first = make_request("a", range(10), max_tokens=20)
+    harness.add(first)
+    harness.run()
+    output = tuple(harness.tokens["a", 0][:12])
+    harness.add(replace(first, id="b", continued=(Continued(0, output, False),)))
+    harness.run()
+    assert harness.finished["b", 0].usage.cached_tokens == 10
