@@ -109,6 +109,29 @@ def served_model(facts: ExecutorFacts, tokenizer: TokenizerSource, own: RequestA
     )
 
 
+def shortcomings(facts: ExecutorFacts, model: ServedModel) -> list[str]:
+    """What requests to the served model may ask for, and this executor has not, or has less of.
+
+    Speed is left out: an executor without drafts, or with fewer pages or rows, gives the same tokens.
+    """
+    limits = model.limits
+    promises = {
+        "context_length": (facts.capacity.context_length, model.context_length),
+        "forks": (facts.can_fork, limits.max_n > 1),
+        "max_stop_token_ids": (
+            facts.max_stop_token_ids,
+            limits.max_stop_token_ids + len(model.eos_token_ids),
+        ),
+        "max_logit_bias": (facts.max_logit_bias, limits.max_logit_bias),
+        "max_logprobs": (facts.max_logprobs, limits.max_logprobs),
+        "max_grammar_bytes": (facts.max_grammar_bytes, model.max_grammar_bytes),
+        "grammars that begin behind a token": (facts.grammars_begin, model.grammars_begin),
+    }
+    return [
+        f"{name}: {int(has)}, not {int(wanted)}" for name, (has, wanted) in promises.items() if has < wanted
+    ]
+
+
 def _end_tokens(facts: ExecutorFacts, tokenizer: TokenizerSource) -> frozenset[int]:
     """The model's end tokens without those outside of the vocabulary, for which executors refuse a step."""
     given = facts.eos_token_ids | tokenizer.eos_token_ids

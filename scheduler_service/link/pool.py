@@ -17,7 +17,7 @@ from paceline.service.logs import Log
 from scheduler_service.chat import formats
 from scheduler_service.chat.reasoning import reasoning_markers
 from scheduler_service.link.executor import ExecutorLink, Timing
-from scheduler_service.link.facts import ExecutorFacts, served_model
+from scheduler_service.link.facts import ExecutorFacts, served_model, shortcomings
 from scheduler_service.link.handshake import RefusedExecutorError
 from scheduler_service.model import RequestAllowance, ServedModel, TokenizerSource
 from scheduler_service.text.errors import UnusableTokenizerError
@@ -113,7 +113,8 @@ class ExecutorPool(LinkPool):
     def check(self, facts: ExecutorFacts) -> bool:
         """Whether the executor's tokenizer is needed: until a model is served.
 
-        Raises RefusedExecutorError if the executor has not the served model, vocabulary and sampling rules.
+        Raises RefusedExecutorError if the executor has not the served model, vocabulary and sampling rules,
+        or can't do what is offered to clients.
         """
         if self.served is None:
             return True
@@ -132,6 +133,8 @@ class ExecutorPool(LinkPool):
             )
         if facts.vocabulary != model.vocabulary:
             raise RefusedExecutorError(f"another vocabulary ({facts.vocabulary}, not {model.vocabulary})")
+        if lacking := shortcomings(facts, model):
+            raise RefusedExecutorError(f"it can't do what the service offers ({'; '.join(lacking)})")
         return False
 
     async def learn(self, facts: ExecutorFacts, tokenizer: TokenizerSource) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from paceline.executor.v1 import executor_pb2 as executor_pb
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.link.codec.handshake import decode_facts, decode_tokenizer
-from scheduler_service.link.facts import served_model
-from scheduler_service.model import ServedModel
+from scheduler_service.link.facts import ExecutorFacts, served_model, shortcomings
+from scheduler_service.link.handshake import RefusedExecutorError
+from scheduler_service.link.pool import ExecutorPool, Served
+from scheduler_service.model import RequestAllowance, ServedModel, TokenizerSource
 from scheduler_service.rpc.codec.requests import check_request
 from tests.unit.scheduler_shell.models_made_here import DRAFTING, LIMITS
 
@@ -74,3 +78,60 @@ def test_end_tokens_outside_of_the_vocabulary_are_ignored_with_a_warning(
         assert model_of(ends=(5, 100, 2**32 - 1)).eos_token_ids == {5}
     [record] = caplog.records
     assert record.fields["ids"] == [100, 2**32 - 1]  # type: ignore[attr-defined]
+
+
+FULL = {"max_stop_token_ids": 8, "max_logprobs": 5, "max_logit_bias": 4, "max_grammar_bytes": 100}
+ALL = (executor_pb.CAPABILITY_FORK, executor_pb.CAPABILITY_GRAMMAR, executor_pb.CAPABILITY_GRAMMAR_BEGIN)
+
+
+def facts_of(capabilities: Sequence[Any] = ALL, context: int = 64, **limits: int) -> ExecutorFacts:
+    info = executor_pb.GetInfoResponse(
+        model=executor_pb.ModelInfo(vocab_size=100, context_length=context, eos_token_ids=[0]),
+        limits=executor_pb.Limits(**{**HOLDS, **FULL, **limits}),
+        capabilities=capabilities,
+    )
+    return decode_facts(info)
+
+
+@pytest.mark.parametrize(
+    ("facts", "lacking"),
+    [
+        (facts_of(), ""),
+        (facts_of(context=65, max_logprobs=6), ""),
+        (facts_of(max_sequences=1, total_pages=4, max_drafts=0), ""),
+        (facts_of(ALL[:2]), "grammars that begin behind a token: 0, not 1"),
+        (facts_of((*ALL[:1], ALL[2])), "max_grammar_bytes: 0, not 100"),
+        (facts_of(ALL[1:]), "forks: 0, not 1"),
+        (facts_of(context=63), "context_length: 63, not 64"),
+        (facts_of(max_grammar_bytes=99), "max_grammar_bytes: 99, not 100"),
+        (facts_of(max_stop_token_ids=4), "max_stop_token_ids: 4, not 5"),
+        (facts_of(max_logit_bias=3), "max_logit_bias: 3, not 4"),
+        (facts_of(max_logprobs=4), "max_logprobs: 4, not 5"),
+    ],
+)
+def test_a_standby_executor_that_can_not_do_what_is_offered_is_refused_at_the_handshake(
+    facts: ExecutorFacts, lacking: str
+) -> None:
+    nothing: Any = None
+    pool = ExecutorPool([], nothing, nothing, LIMITS, nothing, lambda: None)
+    model = served_model(facts_of(), TokenizerSource(), LIMITS)
+    pool.served = Served(model, None, None)
+    if not lacking:
+        assert not pool.check(facts)
+        return
+    with pytest.raises(RefusedExecutorError) as caught:
+        pool.check(facts)
+    assert str(caught.value) == f"it can't do what the service offers ({lacking})"
+
+
+def test_every_limit_that_clients_are_told_is_asked_of_a_standby_executor() -> None:
+    """A field that is added to what is offered belongs into `shortcomings`, or here."""
+    speed = {"max_n", "max_draft_tokens"}  # completions that have no place wait; drafts change no token
+    own = {"max_stop_strings", "max_stop_string_bytes", "max_prompt_bytes"}  # the scheduler's
+    offered = {field.name for field in fields(RequestAllowance)}
+    offered |= {field.name for field in fields(ServedModel) if field.type in ("int", "bool")}
+    model = served_model(facts_of(), TokenizerSource(), LIMITS)
+    least = facts_of((), context=1, **dict.fromkeys(FULL, 0))
+    lacking = {line.split(":")[0] for line in shortcomings(least, model)}
+    named = {"forks": "max_n", "grammars that begin behind a token": "grammars_begin"}
+    assert {named.get(name, name) for name in lacking} | speed | own == offered - {"vocab_size"}
