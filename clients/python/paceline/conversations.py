@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from paceline.chat import NO_PARAMETERS, Message, MessageLike, Tool, ToolCall, ToolLike
 from paceline.errors import InvalidRequest
-from paceline.fields import set_field
+from paceline.fields import refuse, set_field
 from paceline.functions import tool_of
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
@@ -28,6 +28,8 @@ def chat_messages(messages: Sequence[MessageLike]) -> pb.Messages:
 
     Raises InvalidRequest, naming the message's index and field; TypeError for a wrong type.
     """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        refuse("messages", "a sequence of messages", messages)
     wire = pb.Messages()
     for index, message in enumerate(messages):
         _set_message(wire.messages.add(), message, f"messages[{index}]")
@@ -40,12 +42,14 @@ def set_chat_option(chat: pb.Messages, name: str, value: Any) -> None:
         set_field(chat, name, value, name)
     elif name == "tools":
         if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
-            raise TypeError(f"tools: must be a sequence of tools, got {type(value).__name__}")
+            refuse("tools", "a sequence of tools", value)
         for index, tool in enumerate(value):
             _set_tool(chat.tools.add(), tool, f"tools[{index}]")
     elif name == "tool_choice":
         _set_tool_choice(chat.tool_choice, value)
     else:
+        if not isinstance(value, Mapping):
+            refuse(name, "a mapping", value)
         try:
             chat.template_arguments.update(value)
         except (ValueError, TypeError) as error:
@@ -61,7 +65,10 @@ def _set_message(wire: pb.Message, message: MessageLike, name: str) -> None:
     for field, value in given.items():
         if field != "tool_calls":
             set_field(wire, field, value, f"{name}.{field}")
-    for index, call in enumerate(given.get("tool_calls", ())):
+    calls = given.get("tool_calls", ())
+    if isinstance(calls, str | bytes | Mapping) or not isinstance(calls, Iterable):
+        refuse(f"{name}.tool_calls", "a sequence of calls", calls)
+    for index, call in enumerate(calls):
         place = f"{name}.tool_calls[{index}]"
         values = _fields(call, ToolCall, place)
         if isinstance(values.get("arguments"), Mapping):

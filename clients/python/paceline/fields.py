@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
+
+from google.protobuf.descriptor import FieldDescriptor
 
 from paceline.errors import InvalidRequest
+
+_KINDS = {
+    FieldDescriptor.CPPTYPE_STRING: ("a string", "strings"),
+    FieldDescriptor.CPPTYPE_BOOL: ("a bool", "bools"),
+    FieldDescriptor.CPPTYPE_FLOAT: ("a number", "numbers"),
+}
 
 
 def set_field(message: Any, field: str, value: Any, name: str) -> None:
@@ -14,17 +22,33 @@ def set_field(message: Any, field: str, value: Any, name: str) -> None:
     Raises InvalidRequest for a value that the field's protobuf type can't hold, TypeError for a wrong
     Python type; both begin with `name`.
     """
-    repeated = message.DESCRIPTOR.fields_by_name[field].is_repeated
-    if repeated and isinstance(value, str):
-        raise TypeError(f"{name} must be a sequence, not a string")
+    described = message.DESCRIPTOR.fields_by_name[field]
+    one, several = _KINDS.get(described.cpp_type, ("an integer", "integers"))
+    is_map = described.message_type is not None  # of token ids to numbers
+    wanted = "a mapping of integers to numbers" if is_map else f"a sequence of {several}"
+    if not described.is_repeated:
+        wanted = one
+    if isinstance(value, bytes) or (described.is_repeated and isinstance(value, str)):
+        refuse(name, wanted, value)
+    if is_map and not isinstance(value, Mapping):
+        refuse(name, wanted, value)
     try:
-        if isinstance(value, Mapping):
+        if is_map:
             getattr(message, field).update(value)
-        elif repeated:
+        elif described.is_repeated:
             getattr(message, field).extend(value)
         else:
             setattr(message, field, value)
     except (ValueError, OverflowError) as error:  # outside the integer's range, or a lone surrogate
         raise InvalidRequest(f"{name}: {error}") from None
-    except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
+    except TypeError:
+        refuse(name, wanted, value)
+
+
+def refuse(name: str, wanted: str, value: object) -> NoReturn:
+    """Raises TypeError: this argument is none of what is wanted."""
+    got = type(value).__name__
+    if isinstance(value, list | tuple):
+        inner = sorted({type(item).__name__ for item in value})[:4]
+        got = f"{got} of {', '.join(inner)}" if inner else got
+    raise TypeError(f"{name} must be {wanted}, got {got}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import InvalidRequest
+from paceline.fields import refuse, set_field
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.schemas import json_schema
 
@@ -18,19 +19,24 @@ def set_grammar(request: pb.GenerateRequest, name: str, value: Any) -> None:
     """Set the grammar of a request from one of the options. Raises InvalidRequest, TypeError."""
     if request.HasField("grammar"):
         raise InvalidRequest(f"{name}: only one of {', '.join(sorted(GRAMMARS))}")
+    if name == "choices":
+        request.grammar.choices.SetInParent()
+        set_field(request.grammar.choices, "choices", value, name)
+        return
+    field = {"schema": "json_schema", "grammar": "lark"}.get(name, name)
+    if name in ("schema", "structural_tag"):
+        value = _text(name, value)
+    set_field(request.grammar, field, value, name)
+
+
+def _text(name: str, value: Any) -> str:
+    if name == "structural_tag" and not isinstance(value, str | Mapping):
+        refuse(name, "a mapping or JSON", value)
     try:
         if name == "schema":
-            request.grammar.json_schema = json_schema(value)
-        elif name == "choices":
-            if isinstance(value, str) or not isinstance(value, Sequence):
-                raise TypeError("must be a sequence of strings")
-            request.grammar.choices.SetInParent()
-            request.grammar.choices.choices.extend(value)
-        elif name == "structural_tag":
-            request.grammar.structural_tag = value if isinstance(value, str) else json.dumps(value)
-        else:
-            setattr(request.grammar, "lark" if name == "grammar" else name, value)
-    except ValueError as error:  # a lone surrogate, or no JSON
+            return json_schema(value)
+        return value if isinstance(value, str) else json.dumps(value)
+    except ValueError as error:  # circular, or no JSON
         raise InvalidRequest(f"{name}: {error}") from None
     except TypeError as error:
         raise TypeError(f"{name}: {error}") from None

@@ -98,7 +98,7 @@ def generate_request(
         elif name in _REQUEST:
             set_field(request, name, value, name)
         elif name == "returns":
-            if value not in _RETURNS:
+            if not isinstance(value, str) or value not in _RETURNS:
                 raise InvalidRequest(f"returns: expected one of {', '.join(_RETURNS)}, got {value!r}")
             request.returns = _RETURNS[value]
         elif name in CHAT_OPTIONS:
@@ -130,13 +130,13 @@ _MODES = {
 def speculation(given: Speculation | str | int | None) -> pb.Speculation:
     """The protobuf form of a Speculation or of its mode. Raises InvalidRequest, naming the field."""
     chosen = given if isinstance(given, Speculation) else Speculation(given)  # type: ignore[arg-type]
-    if chosen.drafter not in _DRAFTERS:
+    if not isinstance(chosen.drafter, Drafter | None):
         raise InvalidRequest(f"speculation.drafter: expected a Drafter, got {chosen.drafter!r}")
     wire = pb.Speculation(drafter=_DRAFTERS[chosen.drafter])
     if isinstance(chosen.mode, int) and not isinstance(chosen.mode, bool):
         wire.mode = pb.SPECULATION_MODE_FIXED
         set_field(wire, "draft_tokens", chosen.mode, "speculation.mode")
-    elif chosen.mode in _MODES:
+    elif isinstance(chosen.mode, str | None) and chosen.mode in _MODES:
         wire.mode = _MODES[chosen.mode]
     else:
         raise InvalidRequest(f"speculation.mode: expected off, auto or a number, got {chosen.mode!r}")

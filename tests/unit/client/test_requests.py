@@ -212,3 +212,61 @@ def test_a_grammar_is_one_of_several_options(options: dict[str, Any], expected: 
 def test_a_grammar_of_a_wrong_type_is_named(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error, match=next(reversed(options))):
         requests.generate_request("x", None, None, options)
+
+
+HELLO = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("regex", 5, "regex must be a string, got int"),
+        ("grammar", None, "grammar must be a string, got NoneType"),
+        ("choices", "abc", "choices must be a sequence of strings, got str"),
+        ("choices", [1, "a"], "choices must be a sequence of strings, got list of int, str"),
+        ("schema", 5, "schema: expected a mapping, JSON or a pydantic model, got int"),
+        ("structural_tag", 5, "structural_tag must be a mapping or JSON, got int"),
+        ("stop", 5, "stop must be a sequence of strings, got int"),
+        ("stop_token_ids", b"ab", "stop_token_ids must be a sequence of integers, got bytes"),
+        ("max_tokens", "5", "max_tokens must be an integer, got str"),
+        ("max_tokens", 5.0, "max_tokens must be an integer, got float"),
+        ("n", True, "n must be an integer, got bool"),
+        ("ignore_eos", "yes", "ignore_eos must be a bool, got str"),
+        ("temperature", "1", "temperature must be a number, got str"),
+        ("logit_bias", 5, "logit_bias must be a mapping of integers to numbers, got int"),
+        ("logit_bias", {"a": 1}, "logit_bias must be a mapping of integers to numbers, got dict"),
+        ("cache_salt", b"x", "cache_salt must be a string, got bytes"),
+        ("tools", {}, "tools must be a sequence of tools, got dict"),
+        ("template_arguments", [1], "template_arguments must be a mapping, got list of int"),
+    ],
+)
+def test_an_option_of_the_wrong_type_is_refused_with_what_is_wanted(name: str, value: Any, said: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        requests.generate_request(None, HELLO, None, {name: value})
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ("hi", "messages must be a sequence of messages, got str"),
+        (HELLO[0], "messages must be a sequence of messages, got dict"),
+        (5, "messages must be a sequence of messages, got int"),
+        (["hi"], "messages[0] must be a Message or a mapping, got str"),
+        ([{"role": "user", "content": 5}], "messages[0].content must be a string, got int"),
+        (
+            [{"role": "assistant", "tool_calls": {"a": 1}}],
+            "messages[0].tool_calls must be a sequence of calls, got dict",
+        ),
+    ],
+)
+def test_messages_of_the_wrong_type_are_refused_with_what_is_wanted(messages: Any, said: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        requests.tokenize_request(None, messages)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(("name", "value"), [("returns", []), ("speculation", []), ("speculation", {})])
+def test_an_option_that_is_none_of_its_words_is_refused_by_its_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{name}"):
+        requests.generate_request("x", None, None, {name: value})

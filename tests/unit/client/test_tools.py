@@ -115,7 +115,7 @@ def positional(*things: int) -> None: ...
 @pytest.mark.parametrize(
     ("options", "kind", "said"),
     [
-        ({"tools": weather}, TypeError, "^tools: must be a sequence"),
+        ({"tools": weather}, TypeError, "^tools must be a sequence"),
         ({"tools": [weather, 3]}, TypeError, r"^tools\[1\] must be a Tool or a mapping, got int"),
         ({"tools": [untyped]}, TypeError, r"^tools\[0\]: untyped\(\)"),
         ({"tools": [partial(weather)]}, TypeError, r"^tools\[0\]: partial has no name"),
