@@ -128,10 +128,10 @@ def of_admission(error: core_errors.AdmissionError) -> ServiceError:
     return ServiceError(ErrorReason.INTERNAL, "the request could not be admitted")
 
 
-def of_failure(failed: Failed) -> ServiceError:
-    """The client's error for a request that the core has ended."""
+def of_failure(failed: Failed, grammar_field: str = "grammar") -> ServiceError:
+    """The client's error for a request that the core has ended. `grammar_field`: of which its grammar is."""
     if failed.failure is Failure.GRAMMAR:
-        return invalid("grammar", failed.message)
+        return invalid(grammar_field, failed.message)
     may_retry = failed.failure is Failure.NO_EXECUTOR and not failed.emitted
     retry_after_s = RETRY_AFTER_S if may_retry else None
     return ServiceError(_FAILURES[failed.failure], failed.message, retry_after_s=retry_after_s)

@@ -199,11 +199,8 @@ class SchedulerServicer(SchedulerServiceServicer):
             self._service.streams.check(caller, checked, min_tokens, deadline)  # before tokenizing
             if isinstance(checked.prompt, ChatPrompt) and checked.prompt.demanded:
                 checked = checked.with_grammar(await _grammar_of_demand(checked.prompt, served, caller))
-                field = "messages.tools"
-            else:
-                field = "grammar"
-            if checked.sampling.grammar is not None:
-                await self._service.grammars.check(checked.sampling.grammar, caller, deadline, field)
+            if (grammar := checked.sampling.grammar) is not None:
+                await self._service.grammars.check(grammar, caller, deadline, checked.grammar_field)
             ids = await _token_ids(checked.prompt, served, caller)
             return self._service.streams.admit(
                 checked,

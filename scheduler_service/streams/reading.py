@@ -48,7 +48,8 @@ def behind_reasoning(checked: CheckedRequest, reading: ChatReading, model: Serve
         return checked
     if not model.grammars_begin:
         raise unsupported(
-            "grammar", "the executor has no grammars that begin behind the reasoning; turn the reasoning off"
+            checked.grammar_field,
+            "the executor has no grammars that begin behind the reasoning; turn the reasoning off",
         )
     late = replace(grammar, begins_after=reading.reasoning.end)
     return replace(checked, sampling=replace(checked.sampling, grammar=late))

@@ -155,7 +155,7 @@ class StreamRegistry:
                 case CompletionEnded():
                     self._finish(stream, event)
                 case Failed():
-                    self._end(stream, of_failure(event))
+                    self._end(stream, of_failure(event, stream.grammar_field))
         for gap, times in gaps.items():
             self._metrics.inter_token_s.add(gap, times)
 

@@ -72,6 +72,12 @@ class CheckedRequest:
     digest: bytes  # of the request's bytes; empty with a random id, under which no resend can come
 
     @property
+    def grammar_field(self) -> str:
+        """The field of the request that its grammar is, or was made of."""
+        is_demand = isinstance(self.prompt, ChatPrompt) and self.prompt.demanded
+        return "messages.tools" if is_demand else "grammar"
+
+    @property
     def terminators(self) -> frozenset[int]:
         """The token ids that end a completion."""
         return self.eos_token_ids | self.stop_token_ids

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.core.events import Tokens
+from scheduler_service.chat.tools import SentTool
+from scheduler_service.core.events import Failed, Failure, Tokens
 from scheduler_service.core.step import TopLogprobs
 from scheduler_service.errors import ErrorReason
+from scheduler_service.link.pool import Served
 from scheduler_service.rpc.codec.output import output_message
 from scheduler_service.streams.completion import MAX_DELTA_TOKENS
 from scheduler_service.streams.continuation import prompt_digest
 from scheduler_service.streams.output import OutputStart
+from scheduler_service.streams.request import ChatPrompt, Prompt, TokenPrompt
 from tests.support.untyped import present
 from tests.unit.scheduler_shell import tokenizers_made_here as made
 from tests.unit.scheduler_shell.bad_ends import raises
 from tests.unit.scheduler_shell.stream_harness import (
+    CALLER,
     LETTERS,
+    MODEL,
     StreamHarness,
+    checked,
     read,
     take,
     text_of,
@@ -221,3 +229,28 @@ async def test_a_stream_begins_with_what_is_needed_to_continue_it() -> None:
     assert resolved >= {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"}
     harness.step([12])
     assert not any(isinstance(one, OutputStart) for one in await stream.take())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        (TokenPrompt(array("I", [1, 2])), "grammar"),
+        (ChatPrompt(({"role": "user", "content": "x"},), tools=(SentTool("f", "", ""),)), "grammar"),
+        (
+            ChatPrompt(({"role": "user", "content": "x"},), tools=(SentTool("f", "", ""),), demanded=(0,)),
+            "messages.tools",
+        ),
+    ],
+)
+def test_a_grammar_that_fails_in_mid_stream_is_named_by_the_field_that_it_was_made_of(
+    prompt: Prompt, field: str
+) -> None:
+    harness = StreamHarness()
+    request = replace(checked("r"), prompt=prompt)
+    stream = harness.streams.admit(
+        request, [1, 2], CALLER, arrival=0.0, deadline=None, served=Served(MODEL, None)
+    )
+    harness.streams.post([Failed(stream.core_id, Failure.GRAMMAR, "it is stuck", emitted=True)])
+    harness.streams.deliver()
+    assert stream.error is not None
+    assert (stream.error.field, stream.error.message) == (field, f"{field}: it is stuck")
