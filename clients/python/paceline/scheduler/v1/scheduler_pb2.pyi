@@ -388,11 +388,11 @@ class Message(_message.Message):
     """a tool's answer: the call that it answers"""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
-        """in place of `content`; joined"""
+        """in place of `content`; joined; at most 1024 in a chat"""
 
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
-        """an assistant's"""
+        """an assistant's; at most 128 in a message and 1024 in a chat"""
 
     def __init__(
         self,
@@ -443,7 +443,9 @@ class ToolCall(_message.Message):
     id: _builtins.str
     name: _builtins.str
     arguments: _builtins.str
-    """JSON"""
+    """JSON. In a request also any other text, such as that of a call that was cut off: the chat template gets
+    it as it is.
+    """
     def __init__(
         self,
         *,
@@ -541,7 +543,7 @@ class Messages(_message.Message):
 
     @_builtins.property
     def template_arguments(self) -> _struct_pb2.Struct:
-        """what the template calls them: enable_thinking, ..."""
+        """What the template calls them: enable_thinking, ... At most 4096 values, inner ones included."""
 
     def __init__(
         self,
@@ -1840,7 +1842,9 @@ class GetStatusResponse(_message.Message):
     refused: _builtins.int
     preemptions: _builtins.int
     prompt_tokens: _builtins.int
+    """of the requests taken, once each"""
     cached_tokens: _builtins.int
+    """of these, found in the prefix cache"""
     completion_tokens: _builtins.int
     steps: _builtins.int
     step_ms: _builtins.float
