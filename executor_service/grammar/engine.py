@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from executor_service.contract.grammar import GrammarStuck
 from executor_service.contract.masks import Masks, mask_bytes
+from executor_service.grammar.ambiguity import RuleCounts, rules_of
 from executor_service.grammar.escapes import OUTSIDE, Escapes
 from executor_service.grammar.json_schema import engine_schema, engine_schema_text
 from executor_service.grammar.lark import engine_lark
@@ -25,16 +26,23 @@ from executor_service.grammar.source import GrammarInvalid, GrammarSource, choic
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_REVISION = 2
+_REVISION = 3
 """Of this file; raised whenever the same grammar would allow other tokens."""
 
 # Beside the fuel. With more symbols, compiling takes seconds; a state takes 1 to 2 kB.
-_MAX_SYMBOLS, _MAX_ITEMS, _MAX_STATES = 20_000, 50_000, 20_000
-# Of the parser, behind one terminal. In an ambiguous grammar they grow with the text, and the work for a
-# token with their square: 40 ms at this bound, 250 at the library's. JSON has 4 for an optional property.
-_MAX_ROW_ITEMS = 1000
+_MAX_SYMBOLS, _MAX_ITEMS, _MAX_STATES = 20_000, 15_000, 20_000
+# Of the parser, behind one terminal. In JSON they are bounded by the schema: 4 for an optional property.
+# In an ambiguous grammar of rules they grow with the text, and the work for a token with their cube.
+_MAX_ROW_ITEMS, _MAX_AMBIGUOUS_ITEMS = 1000, 250
+# Of a mask: items times `RuleCounts.row_work`, down to a third of the items.
+_MAX_WORK = 3_000_000
+# Items are counted for each mask, but not along a token that is consumed. In grammars of rules the mask comes
+# first, as it does where an output is sampled, before a token of more bytes than this (a line of 64 "=").
+_MAX_UNCOUNTED_BYTES = 8
+_RUN = 16  # tokens
 _MAX_MESSAGE = 300  # characters
 _MAX_SPELLED = 64  # bytes
+NOTHING: frozenset[int] = frozenset()
 _NO_TOKEN = "the grammar allows no token here"
 _NO_EXTENSION = "NoExtensionBias"  # how the library says so
 _PANIC = "PanicException"  # of Rust code; its class can't be imported, and is no Exception
@@ -71,15 +79,10 @@ class GrammarEngine:
         self.end_mask: Masks = np.packbits(bits, bitorder="little")
         tokens = [self._tokenizer.decode_bytes([token]) for token in range(vocab_size)]
         self.escapes = Escapes(tokens, mask_bytes(vocab_size))
-        self._limits = LLParserLimits(
-            initial_lexer_fuel=compile_fuel,
-            step_lexer_fuel=step_fuel,
-            max_items_in_row=_MAX_ROW_ITEMS,
-            step_max_items=_MAX_ITEMS,
-            max_lexer_states=_MAX_STATES,
-            max_grammar_size=_MAX_SYMBOLS,
-            verbose_errors=False,
+        self.long_tokens = frozenset(
+            token for token, text in enumerate(tokens) if len(text) > _MAX_UNCOUNTED_BYTES
         )
+        self._compile_fuel, self._step_fuel = compile_fuel, step_fuel
 
     @property
     def fingerprint(self) -> str:
@@ -90,18 +93,43 @@ class GrammarEngine:
         """Compile a grammar, and look what it allows first. Raises GrammarInvalid; takes a second at most."""
         try:
             escapes = self.escapes if source.kind == "json_schema" else None
-            compiled = CompiledGrammar(self, self._text(source), escapes)
+            compiled = CompiledGrammar(self, self._text(source), escapes, rules_of(source))
             probe = compiled.matcher()
             probe.consume(np.flatnonzero(np.unpackbits(probe.mask(), bitorder="little"))[:1].astype(np.int32))
             probe.forced()  # here a grammar is found out that forces a text without end
+            self._try_second(probe)
         except GrammarStuck as error:
             raise GrammarInvalid(str(error)) from None
         return compiled
 
-    def start(self, text: str) -> LLMatcher:
-        """The library's matcher of the empty text. Raises GrammarStuck."""
+    def _try_second(self, probe: TokenMatcher) -> None:
+        """Find out what exceeds the limits behind its first token. Raises GrammarStuck."""
         try:
-            matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+            probe.mask()
+        except GrammarStuck as error:
+            if str(error) != _NO_TOKEN:  # other first tokens may lead on
+                raise
+
+    def start(self, text: str, rules: RuleCounts | None) -> LLMatcher:
+        """The library's matcher of the empty text. `rules`: by which it may be ambiguous.
+
+        Raises GrammarStuck.
+        """
+        max_row_items, max_items = _MAX_ROW_ITEMS, _MAX_ITEMS
+        if rules is not None:
+            max_row_items = min(max_row_items, _MAX_AMBIGUOUS_ITEMS + 2 * rules.alternatives)
+            max_items = min(max_items, max(_MAX_WORK // max(rules.row_work, 1), _MAX_ITEMS // 3))
+        limits = LLParserLimits(
+            initial_lexer_fuel=self._compile_fuel,
+            step_lexer_fuel=self._step_fuel,
+            max_items_in_row=max_row_items,
+            step_max_items=max_items,
+            max_lexer_states=_MAX_STATES,
+            max_grammar_size=_MAX_SYMBOLS,
+            verbose_errors=False,
+        )
+        try:
+            matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         except BaseException as error:
             if type(error).__name__ != _PANIC:
                 raise
@@ -177,27 +205,38 @@ class SharedLexer:
 class CompiledGrammar:
     """Implements `Grammar`. After it was compiled: the device thread."""
 
-    def __init__(self, engine: GrammarEngine, text: str, escapes: Escapes | None) -> None:
-        """`escapes`: of texts that are JSON as a whole. Raises GrammarStuck."""
-        self._engine, self._text, self._escapes = engine, text, escapes
-        self._lexer = SharedLexer(engine.start(text))
+    def __init__(
+        self, engine: GrammarEngine, text: str, escapes: Escapes | None, rules: RuleCounts | None
+    ) -> None:
+        """`escapes`: of texts that are JSON as a whole; `rules`: as for `start`. Raises GrammarStuck."""
+        self._engine, self._text, self._escapes, self._rules = engine, text, escapes, rules
+        self._lexer = SharedLexer(engine.start(text, rules))
 
     def matcher(self) -> TokenMatcher:
         """As `Grammar.matcher`; with a lexer of its own, if that of the others is exhausted."""
         if self._lexer.exhausted:
-            self._lexer = SharedLexer(self._engine.start(self._text))
-        return TokenMatcher(self._engine, self._lexer, self._escapes)
+            self._lexer = SharedLexer(self._engine.start(self._text, self._rules))
+        masked_first = NOTHING if self._rules is None else self._engine.long_tokens
+        return TokenMatcher(self._engine, self._lexer, self._escapes, masked_first)
 
 
 class TokenMatcher:
     """Implements `Matcher`."""
 
-    __slots__ = ("_ended", "_engine", "_escapes", "_lexer", "_matcher", "_states")
+    __slots__ = ("_ended", "_engine", "_escapes", "_lexer", "_masked_first", "_matcher", "_states")
 
-    def __init__(self, engine: GrammarEngine, lexer: SharedLexer, escapes: Escapes | None) -> None:
+    def __init__(
+        self,
+        engine: GrammarEngine,
+        lexer: SharedLexer,
+        escapes: Escapes | None,
+        masked_first: frozenset[int] = NOTHING,
+    ) -> None:
+        """`masked_first`: tokens before which the mask is computed, as that counts the work for them."""
         self._engine, self._lexer, self._matcher = engine, lexer, lexer.start.deep_copy()
         lexer.matchers += 1
         self._escapes = escapes
+        self._masked_first = masked_first
         self._states = [OUTSIDE]  # of the escapes, before the text and behind each token of it
         self._ended = 0  # tokens behind the text: only those that end a sequence
 
@@ -262,11 +301,24 @@ class TokenMatcher:
 
     def _try_consume(self, tokens: list[int]) -> int:
         """How many of these tokens were allowed, and consumed. Raises GrammarStuck."""
-        taken = self._ask(self._matcher.try_consume_tokens, tokens)
-        if taken < len(tokens):
-            # An exhausted lexer allows no token, and only what computes a mask tells that this is an error.
-            self._ask(self._matcher.compute_bitmask)
+        taken = 0
+        while taken < len(tokens):
+            if tokens[taken] in self._masked_first:
+                self._ask(self._matcher.compute_bitmask)
+            run = self._run(tokens, taken)
+            count = self._ask(self._matcher.try_consume_tokens, run)
+            taken += count
+            if count < len(run):
+                # An exhausted lexer allows no token, and only what computes a mask tells that it is an error.
+                self._ask(self._matcher.compute_bitmask)
+                break
         return taken
+
+    def _run(self, tokens: list[int], start: int) -> list[int]:
+        """Tokens to consume at once, up to one that is masked first. No other thread runs meanwhile."""
+        run = tokens[start : start + _RUN]
+        end = next((i for i in range(1, len(run)) if run[i] in self._masked_first), len(run))
+        return run[:end]
 
     def _consumable(self, mask: Masks) -> bool:
         """Whether what a mask of one byte allows is allowed."""

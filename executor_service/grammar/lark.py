@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+from executor_service.grammar.ambiguity import count_rules
 from executor_service.grammar.json_schema import engine_schema
 from executor_service.grammar.source import GrammarInvalid
 
 _JSON = "%json"
 _DECODER = json.JSONDecoder()
+_MAX_ROW_WORK = 2000
+"""One rule "e" with 20 alternatives "e op e" has 860; of 50 grammars of the corpus none has 30."""
 
 
 def engine_lark(text: str) -> str:
@@ -23,6 +26,11 @@ def engine_lark(text: str) -> str:
     read = "".join([*parts, text[at:]])
     if "::" in read:  # they can be made to expand without end, and no limit counts that
         raise GrammarInvalid('rules with parameters (::) are not offered; in a text, write ":" ":"')
+    if (work := count_rules(read).row_work) > _MAX_ROW_WORK:
+        raise GrammarInvalid(
+            "for each rule its alternatives times the places where it stands: at most "
+            f"{_MAX_ROW_WORK} in all, has {work}"
+        )
     return read
 
 

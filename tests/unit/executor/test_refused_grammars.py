@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from executor_service.contract.grammar import GrammarStuck
+from executor_service.grammar.ambiguity import count_rules
 from executor_service.grammar.automaton import Automaton
+from executor_service.grammar.engine import SharedLexer, TokenMatcher
 from executor_service.grammar.source import GrammarInvalid
 from tests.unit.executor.grammar_readings import (
+    ENGINE,
     ids,
+    matches,
     of,
 )
 
@@ -142,3 +149,55 @@ def test_what_cannot_be_compiled_is_told_why_in_a_line(name: str) -> None:
     assert told in message
     assert 0 < len(message) <= 400
     assert "\n" not in message
+
+
+def test_rules_that_make_rows_of_items_explode_are_refused() -> None:
+    many = " | ".join(["e e"] * 100)
+    with pytest.raises(GrammarInvalid, match="at most 2000 in all, has 20502"):
+        of("lark", f'start: /[a-d]/ /[a-d]/ e\ne: {many} | "=" |')
+
+
+def test_an_ambiguous_output_is_refused_once_its_rows_have_grown() -> None:
+    matcher = of("lark", 'start: e\ne: e e e | e e | "a" |').matcher()
+    with pytest.raises(GrammarStuck, match="items; max is 260"):
+        matcher.consume(ids("a" * 60))
+
+
+def test_alternatives_of_a_rule_have_room_in_a_row() -> None:
+    words = " | ".join(f'"w{number:03}"' for number in range(400))
+    grammar = of("lark", f'start: word (" " word)*\nword: {words}')
+    assert matches(grammar, "w001 w399 w200")
+
+
+def test_what_exceeds_the_limits_behind_the_first_token_is_refused_when_it_is_compiled() -> None:
+    with pytest.raises(GrammarInvalid, match="too many expressions"):
+        of("regex", "a*" * 3000)
+
+
+def test_a_long_token_of_a_grammar_of_rules_is_consumed_only_after_its_mask() -> None:
+    asked: list[str] = []
+
+    class Recorder(TokenMatcher):
+        def _ask(self, method: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+            asked.append(method.__name__)
+            return super()._ask(method, *args, **kwargs)
+
+    lexer = SharedLexer(ENGINE.start('start: "a" "b" "a" "a"', None))
+    matcher = Recorder(ENGINE, lexer, None, masked_first=frozenset(ids("a").tolist()))
+    assert matcher.consume(ids("abaa")) == 4
+    assert asked == ["compute_bitmask", "try_consume_tokens"] * 3
+
+
+@pytest.mark.parametrize(
+    ("lark", "alternatives", "row_work"),
+    [
+        ('start: e\ne: e e | X\nX: /a|b/ | "|"', 3, 6 + 0),
+        ('?start: e // e: e | e\ne[max_tokens=3, capture="x]:"]: ( "a" | e )', 3, 4),
+        ('start: %json {"start": true} e\ne.2 : "e: e"', 2, 1),
+        ("_a: _a _a", 1, 2),
+    ],
+)
+def test_alternatives_and_places_are_counted_where_lark_has_them(
+    lark: str, alternatives: int, row_work: int
+) -> None:
+    assert count_rules(lark) == (alternatives, row_work)
