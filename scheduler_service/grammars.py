@@ -16,20 +16,25 @@ from scheduler_service.link.executor import ExecutorLink
 MAX_CHECKS = 2
 """Grammars of one identity that are checked at once; further ones wait. Each takes a second at most."""
 
+MAX_WAIT_S = 1.0
+"""For a turn; what is not hostile takes milliseconds."""
+
 _TIMEOUT_S = 30.0  # on a busy machine the process that compiles it may have to start first
 
 
 class GrammarChecks:
     """Asks the active executor, which keeps what it has compiled for the opening that follows."""
 
-    def __init__(self, active: Callable[[], ExecutorLink | None]) -> None:
-        self._active = active
+    def __init__(self, active: Callable[[], ExecutorLink | None], max_wait_s: float = MAX_WAIT_S) -> None:
+        self._active, self._max_wait_s = active, max_wait_s
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def check(
         self, grammar: OutputGrammar, caller: Identity, deadline: float | None, field: str = "grammar"
     ) -> None:
-        """Raises ServiceError if the grammar can't be compiled. `deadline`: of the call, by time.monotonic.
+        """Raises ServiceError if the grammar can't be compiled, or if the caller has too many in check.
+
+        `deadline`: of the call, by time.monotonic.
 
         `field`: that of the request which the grammar was made of.
 
@@ -38,7 +43,16 @@ class GrammarChecks:
         turns = self._turns.get(caller.name)
         if turns is None:
             turns = self._turns[caller.name] = asyncio.Semaphore(MAX_CHECKS)
-        async with turns:
+        try:
+            async with asyncio.timeout(self._max_wait_s):
+                await turns.acquire()
+        except TimeoutError:
+            raise ServiceError(
+                ErrorReason.QUOTA,
+                f"{caller.name}: {MAX_CHECKS} grammars are checked at once, and these take long",
+                retry_after_s=RETRY_AFTER_S,
+            ) from None
+        try:
             link = self._active()
             if link is None:
                 return
@@ -51,6 +65,8 @@ class GrammarChecks:
                     "the grammar could not be checked in time",
                     retry_after_s=RETRY_AFTER_S,
                 ) from None
+        finally:
+            turns.release()
         if why:
             found, _, problem = why.partition(": ")
             if field != "grammar" or not problem:

@@ -3,8 +3,11 @@
 usage: python -m tests.bench.hostile_grammars [--count 10000] [--at-once 4] [--seed 5] [--json FILE]
 
 Grammars are drawn as in tests/fuzz/hostile_grammars.py, and now and then one of those that once ended or
-stopped an executor. A call must end with a completion or with INVALID_ARGUMENT that names the field. Beside
-them runs one request, again and again: its tokens must stay those of the first time. Prints the codes, the
+stopped an executor, or held it up. A call must end with a completion, with INVALID_ARGUMENT that names the
+field, or, as all calls have one identity, with RESOURCE_EXHAUSTED and a time to retry after. The client has
+`--at-once` calls open on one connection, and their times include waiting for a turn; before, each of those
+known is sent alone, which tells what it costs without waiting. Beside them
+runs one request, again and again: its tokens must stay those of the first time. Prints the codes, the
 distribution of the calls' times, the processes' memory after a fifth and at the end, and a verdict; exit
 status 1 if a figure is beyond its bound.
 """
@@ -27,6 +30,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import grpc.aio
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
 
@@ -39,6 +44,7 @@ MAX_CALL_S, MAX_GROWTH_MB = 2.0, 100.0
 TOKENS, CANARY_TOKENS = 12, 200
 KNOWN_EVERY = 500
 _CHAIN = "".join(f"T{i}: T{i + 1}\n" for i in range(5500))
+_PREFIX = "/[a-d]/ " * 4  # beyond what is tried when a grammar is compiled
 KNOWN = [
     GrammarSource("json_schema", '{"const": -9223372036854775808}'),
     GrammarSource("lark", 'start: %json {"const": -9223372036854775807}'),
@@ -53,6 +59,13 @@ KNOWN = [
     GrammarSource("lark", 'start: e\ne: e e e | e e | "a" | '),
     GrammarSource("json_schema", json.dumps({"$ref": "http://127.0.0.1:1/x"})),
     GrammarSource("choices", choices=tuple(f"{i:04d}" for i in range(9000))),
+    GrammarSource("regex", "a*" * 3000),
+    GrammarSource("regex", '[^"]*' * 500),
+    *(
+        GrammarSource("lark", f"start: {_PREFIX} e\ne: {rule}")
+        for rule in ('e e e | e e | "a" |', "e e | " * 30 + '"a" |', "e e | " * 300 + '"a" |')
+    ),
+    GrammarSource("lark", f'start: {_PREFIX} (e ";")*\ne: e e e | e e | "a"'),
 ]
 
 
@@ -84,12 +97,24 @@ async def call(stub: rpc.SchedulerServiceAsyncStub, source: GrammarSource, seed:
         code = "OK"
     except grpc.aio.AioRpcError as error:
         code = error.code().name
-        if code != "INVALID_ARGUMENT" or "grammar" not in (error.details() or ""):
+        named = code == "INVALID_ARGUMENT" and "grammar" in (error.details() or "")
+        if not named and not (code == "RESOURCE_EXHAUSTED" and retry_after_s(error)):
             tally.odd.append(f"{code} {error.details()}: {source.kind} {source.text[:100]!r}")
     seconds = time.perf_counter() - began
     tally.codes[code] += 1
     tally.seconds.append(seconds)
     tally.slowest = max(tally.slowest, (seconds, f"{source.kind} {source.text[:60]!r}"))
+
+
+def retry_after_s(error: grpc.aio.AioRpcError) -> float:
+    """What the details of a status say; 0: they say nothing."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            for detail in Status.FromString(value).details:
+                info = RetryInfo()
+                if detail.Unpack(info):
+                    return float(info.retry_delay.ToTimedelta().total_seconds())
+    return 0.0
 
 
 async def canary(stub: rpc.SchedulerServiceAsyncStub) -> list[int]:
@@ -121,6 +146,9 @@ async def measure(stack: Stack, count: int, at_once: int, seed: int) -> list[Lin
     async with grpc.aio.insecure_channel(stack.scheduler.address) as channel:
         stub = rpc.SchedulerServiceStub(channel)
         undisturbed = await canary(stub)
+        alone = Tally()
+        for number, source in enumerate(KNOWN):
+            await call(stub, source, number, alone)
         done = asyncio.Event()
 
         async def attack() -> None:
@@ -141,17 +169,20 @@ async def measure(stack: Stack, count: int, at_once: int, seed: int) -> list[Lin
         await watching
     grown = {name: resident_mb(pid) - early[name] for name, pid in pids.items()}
     cuts = statistics.quantiles(tally.seconds, n=1000)
-    print(f"{len(tally.seconds)} calls: {dict(tally.codes)}; {rounds} canary requests")
+    print(f"{len(KNOWN)} known ones alone: {dict(alone.codes)}, ", end="")
+    print(f"slowest {alone.slowest[0]:.2f} s: {alone.slowest[1]}")
+    print(f"{len(tally.seconds)} calls, {at_once} at once: {dict(tally.codes)}; {rounds} canary requests")
     times = ", ".join(f"{name} {cuts[at] * 1e3:.0f} ms" for name, at in (("p50", 499), ("p90", 899)))
     print(f"calls took: {times}, p99 {cuts[989] * 1e3:.0f} ms, p99.9 {cuts[998] * 1e3:.0f} ms, ", end="")
     print(f"slowest {tally.slowest[0]:.2f} s: {tally.slowest[1]}")
     print("memory:", ", ".join(f"{name} {early[name]:.0f} MB {mb:+.0f}" for name, mb in grown.items()))
-    print(*tally.odd[:20], sep="\n")
+    print(*(alone.odd + tally.odd)[:20], sep="\n")
     restarts = sum(not stack.executor(address).running for address in stack.addresses)
     return [
-        Line("hostile grammars", "calls with any other code", len(tally.odd), most=0),
+        Line("hostile grammars", "calls with any other code", len(tally.odd) + len(alone.odd), most=0),
         Line("hostile grammars", "executors that ended", restarts, most=0),
         Line("hostile grammars", "canary requests with other tokens", changed, most=0),
+        Line("hostile grammars", "slowest call alone, s", alone.slowest[0], most=MAX_CALL_S),
         Line("hostile grammars", "slowest call, s", tally.slowest[0], most=MAX_CALL_S),
         *(
             Line("hostile grammars", f"growth of the {name}, MB", mb, most=MAX_GROWTH_MB)

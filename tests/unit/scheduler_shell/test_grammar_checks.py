@@ -70,6 +70,20 @@ async def test_an_identity_has_few_checks_at_once_and_holds_up_nobody_else() -> 
     assert link.asked == MAX_CHECKS + 4
 
 
+async def test_a_check_that_gets_no_turn_is_refused_and_may_be_retried() -> None:
+    link: Any = Link()
+    checker = GrammarChecks(lambda: link, max_wait_s=0.0)
+    held = [asyncio.create_task(checker.check(GRAMMAR, ALICE, None)) for _ in range(MAX_CHECKS)]
+    await turns()
+    with raises(ErrorReason.QUOTA) as caught:
+        await checker.check(GRAMMAR, ALICE, None)
+    assert caught.value.retry_after_s
+    assert link.asked == MAX_CHECKS
+    link.go.set()
+    await asyncio.gather(*held)
+    await checker.check(GRAMMAR, ALICE, None)
+
+
 async def test_a_check_takes_no_longer_than_its_call() -> None:
     link = Link()
     link.late = True
