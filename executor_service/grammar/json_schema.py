@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from executor_service.grammar.references import check_references
 from executor_service.grammar.source import GrammarInvalid
 
 # 29 February only in leap years; the library's `date` and `date-time` have it in each.
@@ -45,6 +46,7 @@ def engine_schema(schema: Any) -> Any:
             _narrow(part)
     except RecursionError:
         raise GrammarInvalid("no JSON schema: recursion limit") from None
+    check_references(schema)
     if schema is True:
         schema = {}
     if isinstance(schema, dict):

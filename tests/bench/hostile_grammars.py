@@ -45,6 +45,7 @@ TOKENS, CANARY_TOKENS = 12, 200
 KNOWN_EVERY = 500
 _CHAIN = "".join(f"T{i}: T{i + 1}\n" for i in range(5500))
 _PREFIX = "/[a-d]/ " * 4  # beyond what is tried when a grammar is compiled
+_ARRAYS = [{"type": "array", "items": {"$ref": "#/$defs/x"}, "minItems": i % 7} for i in range(900)]
 KNOWN = [
     GrammarSource("json_schema", '{"const": -9223372036854775808}'),
     GrammarSource("lark", 'start: %json {"const": -9223372036854775807}'),
@@ -59,6 +60,7 @@ KNOWN = [
     GrammarSource("lark", 'start: e\ne: e e e | e e | "a" | '),
     GrammarSource("json_schema", json.dumps({"$ref": "http://127.0.0.1:1/x"})),
     GrammarSource("choices", choices=tuple(f"{i:04d}" for i in range(9000))),
+    GrammarSource("json_schema", json.dumps({"$defs": {"x": {"anyOf": _ARRAYS}}, "$ref": "#/$defs/x"})),
     GrammarSource("regex", "a*" * 3000),
     GrammarSource("regex", '[^"]*' * 500),
     *(

@@ -201,3 +201,13 @@ def test_alternatives_and_places_are_counted_where_lark_has_them(
     lark: str, alternatives: int, row_work: int
 ) -> None:
     assert count_rules(lark) == (alternatives, row_work)
+
+
+def test_a_schema_whose_references_lead_to_too_many_alternatives_is_refused() -> None:
+    def arrays(count: int) -> str:
+        members = [{"type": "array", "items": {"$ref": "#/$defs/x"}, "minItems": i % 7} for i in range(count)]
+        return json.dumps({"$defs": {"x": {"anyOf": members}}, "$ref": "#/$defs/x"})
+
+    with pytest.raises(GrammarInvalid, match="at most 60000 in all, has 90601"):
+        of("json_schema", arrays(300))
+    of("json_schema", arrays(30))
