@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from scheduler_service.core.request import DraftSource
-from scheduler_service.core.schedule import ScheduledRow
-from scheduler_service.core.step import CacheRow, PlannedStep, StepAnswer
+from scheduler_service.core.schedule import ScheduledFork, ScheduledOpening, ScheduledRow
+from scheduler_service.core.step import CacheFork, CacheOpening, CacheRow, PlannedStep, StepAnswer
 from tests.unit.scheduler.harness import Harness, parts
 
 PLAIN = (
@@ -39,18 +39,19 @@ class GrammarConditions:
         self._harness = harness
         self._caches: set[int] = set()  # of sequences with a grammar; ids are never used twice
         self._draft_caches: set[int] = set()  # the same on the draft executor
+        self._opened: set[tuple[str, int]] = set()  # sequences that had a cache since the last loss
         self._sources: dict[tuple[int, int], DraftSource] = {}  # by step and cache, of the drafts in flight
 
     def sent(self, plan: PlannedStep, unanswered: Iterable[PlannedStep]) -> None:
         """A step goes out behind those that are not answered yet."""
         for opening in plan.openings:
             if opening.sampling.grammar is not None:
-                self._caches.add(opening.cache_id)
+                self._open(opening)
                 self.counts["prompts in chunks"] += opening.limit < opening.prompt_length
                 self.counts["outputs replayed"] += len(opening.tokens) > opening.prompt_length
         for fork in plan.forks:
             if fork.sampling.grammar is not None:
-                self._caches.add(fork.cache_id)
+                self._open(fork)
                 self.counts["forks"] += 1
         ahead = {part.cache_id for step in unanswered for part in parts(step)}
         for row in plan.rows:
@@ -58,6 +59,13 @@ class GrammarConditions:
                 self.counts[AHEAD] += row.cache_id in ahead
                 if row.drafts:
                     self._sources[plan.number, row.cache_id] = _source(row)
+
+    def _open(self, cache: CacheOpening | CacheFork) -> None:
+        assert isinstance(cache, ScheduledOpening | ScheduledFork)
+        self._caches.add(cache.cache_id)
+        key = cache.sequence.live.request.id, cache.sequence.index
+        self.counts["preempted"] += key in self._opened
+        self._opened.add(key)
 
     def answered(self, plan: PlannedStep, answer: StepAnswer) -> None:
         """The oldest step is answered."""
@@ -78,13 +86,13 @@ class GrammarConditions:
         for sequence in self._harness.core._pool.running:
             has_output = len(sequence.tokens) > sequence.prompt_length
             self.counts["lost amid the output"] += has_output and sequence.cache_id in self._caches
+        self._opened.clear()
 
     def ended(self) -> None:
         """The run has ended."""
-        for (request_id, _), end in self._harness.finished.items():
-            if self._harness.requests[request_id].sampling.grammar is not None:
-                self.counts["completions"] += 1
-                self.counts["preempted"] += end.usage.preemptions
+        for request_id, _ in self._harness.finished:
+            constrained = self._harness.requests[request_id].sampling.grammar is not None
+            self.counts["completions"] += constrained
 
 
 def _source(row: CacheRow) -> DraftSource:
