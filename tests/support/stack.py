@@ -48,9 +48,9 @@ class Stack:
         serving = executors or [address for address in self._executors if address not in self.drafts]
         flags = [flag for address in serving for flag in ("--executor", address)]
         flags += [flag for address in self.drafts for flag in ("--draft-executor", address)]
-        self.scheduler = ServiceProcess(
-            "scheduler_service", [*flags, *arguments], self._directory / "scheduler"
-        )
+        self._starts += 1
+        directory = self._directory / f"scheduler{self._starts}"
+        self.scheduler = ServiceProcess("scheduler_service", [*flags, *arguments], directory)
 
     def executor(self, address: str) -> ServiceProcess:
         """The process that is, or was, at this address."""
