@@ -1,4 +1,4 @@
-"""A gRPC proxy between a scheduler and an executor that alters the executor's replies."""
+"""A gRPC proxy between a scheduler and an executor that watches steps and alters the executor's replies."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from tests.support.untyped import raw
 Alteration = Callable[[str, bytes], list[bytes]]
 """From an RPC's name and a reply's bytes to the replies to pass on instead; a unary RPC gets the first."""
 
+Watch = Callable[[bytes], None]
+"""Called with each StreamUnifiedDecodeRequest before it is passed on."""
+
 
 def unaltered(rpc: str, reply: bytes) -> list[bytes]:
     """The reply as it is."""
@@ -22,10 +25,11 @@ def unaltered(rpc: str, reply: bytes) -> list[bytes]:
 
 
 class AlteringProxy(grpc.GenericRpcHandler):
-    """The proxy of one executor. `alteration` may be changed at any time."""
+    """The proxy of one executor. `alteration` and `watch` may be changed at any time."""
 
     def __init__(self, executor: grpc.aio.Channel) -> None:
         self.alteration: Alteration = unaltered
+        self.watch: Watch = lambda request: None
         self.address = ""
         self._executor = raw(executor)
 
@@ -42,9 +46,14 @@ class AlteringProxy(grpc.GenericRpcHandler):
             return self.alteration(rpc, reply)[0]
 
         async def stream(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-            async for reply in self._executor.stream_stream(method)(requests):
+            async for reply in self._executor.stream_stream(method)(watched(requests)):
                 for passed_on in self.alteration(rpc, reply):
                     yield passed_on
+
+        async def watched(requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+            async for request in requests:
+                self.watch(request)
+                yield request
 
         async def pieces(request: bytes, context: Any) -> AsyncIterator[bytes]:
             async for reply in self._executor.unary_stream(method)(request):
