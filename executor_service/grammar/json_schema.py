@@ -1,5 +1,7 @@
 """JSON schemas as the grammar engine reads them: what it would take too widely is narrowed or refused.
 
+Some keywords that it does not know are said in others first (`equivalents`).
+
 It computes with doubles and 64-bit integers: a number that it would round is refused where it must be met
 exactly, and some (-2**63) would end the process.
 """
@@ -12,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from executor_service.grammar.equivalents import demand, replace_keywords
 from executor_service.grammar.references import check_references
 from executor_service.grammar.source import GrammarInvalid
 
@@ -66,6 +69,7 @@ def engine_schema_text(text: str) -> str:
 
 def _narrow(schema: dict[str, Any]) -> None:
     """One schema without those in it; changed in place."""
+    replace_keywords(schema)
     _demand_distinct_keys(schema)
     _bound(schema)
     for keyword in ("const", "enum"):
@@ -129,8 +133,8 @@ def _demand_pattern(schema: dict[str, Any], pattern: str) -> None:
     """Demand another pattern of a schema's strings."""
     if "pattern" not in schema:
         schema["pattern"] = pattern
-    elif isinstance(schema.setdefault("allOf", []), list):
-        schema["allOf"].append({"pattern": pattern})
+    else:
+        demand(schema, {"pattern": pattern})
 
 
 def _check_ways(ways: Any) -> None:

@@ -36,7 +36,7 @@ BAD = {
         '{"type": "array", "uniqueItems": true}',
         'Unimplemented keys: ["uniqueItems"]',
     ),
-    "not": ("json_schema", '{"not": {"type": "string"}}', 'Unimplemented keys: ["not"]'),
+    "not": ("json_schema", '{"not": {"const": "a"}}', 'Unimplemented keys: ["not"]'),
     "two keys that may be one": (
         "json_schema",
         '{"properties": {"x": {"type": "object", "minProperties": 2}}}',
