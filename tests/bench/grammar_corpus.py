@@ -1,10 +1,11 @@
 """Output that must match, judged by others: 500 JSON schemas, 100 regular expressions, 50 Lark grammars.
 
-usage: python -m tests.bench.grammar_corpus [ADDRESS] [--dtype int8] [--streams 16] [--max-tokens 400]
+usage: python -m tests.bench.grammar_corpus [ADDRESS] [--dtype int8] [--streams 16] [--max-tokens 1000]
            [--kinds messages,store,made,regex,lark] [--every 1] [--seed 0] [--json FILE]
 
 Without ADDRESS it starts a stack of its own with the default model. Each grammar (tests/grammars/corpus.py;
-the schemas need the `corpus` extra) is asked once through Generate at temperature 1, `--streams` at once.
+the schemas need the `corpus` extra) is asked once through Generate at temperature 1, `--streams` at once,
+with examples of short answers before the question (tests/grammars/prompts.py).
 
 What ends by itself must be a text of the grammar, says a library that has nothing to do with the engine:
 jsonschema, with the formats that it can check; `re`; `lark`. What was cut off must be the beginning of one:
@@ -31,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline import aio, errors
-from paceline.chat import Message
 from paceline.types import FinishReason
 from tokenizers import Tokenizer
 
@@ -39,10 +39,12 @@ from executor_service.backends.torch_backend.tokenizer_files import tokenizer_fr
 from executor_service.backends.torch_backend.weights import GgufCheckpoint
 from executor_service.contract.grammar import GrammarStuck
 from executor_service.grammar.engine import GrammarEngine
+from executor_service.grammar.source import GrammarSource
 from executor_service.runtime.grammars import COMPILE_FUEL, STEP_FUEL
 from tests.bench.figures import Line
 from tests.grammars.corpus import CorpusGrammar, all_larks, all_regexes, all_schemas
 from tests.grammars.judges import complaint
+from tests.grammars.prompts import conversation
 from tests.grammars.walks import Walker
 from tests.model.default_model import default_model
 from tests.support.stack import oracle_stack
@@ -50,13 +52,9 @@ from tests.support.stack import oracle_stack
 ORIGINS = ("messages", "store", "made", "regex", "lark")
 MIN_ENDED, MIN_COMPILED = 80.0, 85.0  # percent
 MAX_LARK_TOKENS = 80  # of an ambiguous text `lark` keeps every reading: longer ones take gigabytes
-CLOSING_TRIES, CLOSING_TOKENS = 20, 400
+CLOSING_TRIES, CLOSING_TOKENS = 100, 400
+EXAMPLES, MAX_EXAMPLES, MAX_TAIL = 16, 3, 30
 _OPTIONS = {"json_schema": "schema", "regex": "regex", "lark": "grammar"}
-_ASK = {
-    "json_schema": "Make up a short example of this, as JSON: {}",
-    "regex": "Write one short line.",
-    "lark": "Write one short example.",
-}
 
 
 @dataclass
@@ -82,35 +80,76 @@ class Beginnings:
         self._engine = GrammarEngine(files.tokenizer_json, vocabulary, ends, COMPILE_FUEL, STEP_FUEL)
         self._walker = Walker(Tokenizer.from_str(files.tokenizer_json.decode()), vocabulary, ends)
 
-    def complaint(self, answer: Answer) -> str:
-        """Why what was cut off can't be shown to be a beginning; "": it is one."""
-        grammar, why = self._engine.compile(answer.grammar.source), "found no end"
-        for seed in range(CLOSING_TRIES):
+    def examples(self, source: GrammarSource) -> list[str]:
+        """The shortest of some texts of a grammar, in which no model had a say."""
+        grammar, texts = self._engine.compile(source), set[str]()
+        for seed in range(EXAMPLES):
             try:
                 output, ended = self._walker.walk(
                     grammar,
                     random.Random(seed),
-                    answer.token_ids,
+                    [],
+                    closing_after=seed % 4,
+                    max_tokens=CLOSING_TOKENS,
+                    hints=_hints(source) if seed % 2 else (),
+                )
+            except GrammarStuck:
+                continue
+            texts |= {self._walker.text(output)} - {""} if ended else set()
+        return sorted(texts, key=lambda text: (len(text), text))[:MAX_EXAMPLES]
+
+    def complaint(self, answer: Answer) -> str:
+        """Why what was cut off can't be shown to be a beginning; "": it is one."""
+        source = answer.grammar.source
+        grammar, why = self._engine.compile(source), "found no end"
+        hints, cut = _hints(source), list(answer.token_ids)
+        while (
+            self._walker.text(cut).endswith("\N{REPLACEMENT CHARACTER}")
+            and len(cut) < len(answer.token_ids) + 4
+        ):
+            cut, _ = self._walker.walk(  # to the end of a character
+                grammar, random.Random(0), cut, closing_after=len(cut) + 1, max_tokens=len(cut) + 1
+            )
+        tails = [text[-length:] for text in self.examples(source) for length in range(1, MAX_TAIL)]
+        for seed in range(-len(tails), CLOSING_TRIES):
+            begun = cut + (self._walker.tokens(tails[seed]) if seed < 0 else [])
+            try:
+                output, ended = self._walker.walk(
+                    grammar,
+                    random.Random(seed),
+                    begun,
                     closing_after=0,
-                    max_tokens=len(answer.token_ids) + CLOSING_TOKENS,
+                    max_tokens=len(begun) + (CLOSING_TOKENS if seed >= 0 else 1),
+                    hints=hints if seed % 2 else (),
                 )
             except (GrammarStuck, AssertionError) as error:
+                if seed < 0:
+                    continue  # what ends another text does not end this one
                 return str(error)
             if ended:
                 text = self._walker.text(output)
                 if not text.startswith(answer.text.rstrip("\N{REPLACEMENT CHARACTER}")):
                     return "its tokens are another text"
-                return complaint(answer.grammar.source, text)
+                return complaint(source, text)
         return why
 
 
-async def ask(client: aio.Client, grammar: CorpusGrammar, max_tokens: int, seed: int) -> Answer:
+def _hints(source: GrammarSource) -> list[str]:
+    """Characters and words that may lead to an end of the grammar's texts."""
+    if source.kind != "regex":
+        return list("@.a-")
+    return sorted({*source.text, *"aA0", *re.findall("[a-z]{2,}", source.text)})
+
+
+async def ask(
+    client: aio.Client, grammar: CorpusGrammar, examples: Sequence[str], max_tokens: int, seed: int
+) -> Answer:
     """One grammar, through Generate."""
     kind = grammar.source.kind
     options: dict[str, Any] = {_OPTIONS[kind]: grammar.source.text}
     try:
         [done] = await client.generate(
-            messages=[Message(role="user", content=_ASK[kind].format(grammar.name))],
+            messages=conversation(grammar.source, examples),
             max_tokens=min(max_tokens, MAX_LARK_TOKENS) if kind == "lark" else max_tokens,
             temperature=1.0,
             seed=seed,
@@ -131,10 +170,12 @@ async def ask_all(
 ) -> list[Answer]:
     """All of them, so many at once."""
     queue, answers = iter(enumerate(grammars)), list[Answer]()
+    beginnings = Beginnings()
 
     async def work(client: aio.Client) -> None:
         for number, grammar in queue:
-            answers.append(await ask(client, grammar, max_tokens, first_seed + number))
+            examples = beginnings.examples(grammar.source) if grammar.source.kind == "lark" else []
+            answers.append(await ask(client, grammar, examples, max_tokens, first_seed + number))
 
     async with aio.Client(address) as client, asyncio.TaskGroup() as group:
         for _ in range(streams):
@@ -225,7 +266,7 @@ def main() -> int:
     parser.add_argument("address", nargs="?")
     parser.add_argument("--dtype", default="int8")
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--max-tokens", type=int, default=400)
+    parser.add_argument("--max-tokens", type=int, default=1000)
     parser.add_argument("--kinds", default=",".join(ORIGINS))
     parser.add_argument("--every", type=int, default=1, help="take every so manieth grammar")
     parser.add_argument("--seed", type=int, default=0)
@@ -253,6 +294,7 @@ def main() -> int:
                 "refused": a.refused,
                 "stuck": a.stuck,
                 "ended": a.ended,
+                "tokens": len(a.token_ids),
                 "complaint": a.complaint,
                 "text": a.text,
             }

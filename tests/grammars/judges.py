@@ -87,9 +87,27 @@ def _number(text: str) -> Decimal | float:
         return float(text)
 
 
+_HYPHEN = re.compile(r"(\\[dDsSwW])-(?=[^\]])")
+"""That of `[\\w-_]`, a hyphen in ECMA 262 and Rust, and none in Python."""
+
+
+def _python_patterns(node: Any) -> Any:
+    """A schema whose patterns Python's `re` can read."""
+    if isinstance(node, list):
+        return [_python_patterns(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    read = {key: _python_patterns(value) for key, value in node.items()}
+    if isinstance(read.get("pattern"), str):
+        read["pattern"] = _HYPHEN.sub(r"\1\-", read["pattern"])
+    if isinstance(named := read.get("patternProperties"), dict):
+        read["patternProperties"] = {_HYPHEN.sub(r"\1\-", key): value for key, value in named.items()}
+    return read
+
+
 @lru_cache(16)
 def _validator(schema: str) -> Any:
-    parsed = json.loads(schema, parse_float=Decimal)
+    parsed = _python_patterns(json.loads(schema, parse_float=Decimal))
     return validator_for(parsed, default=jsonschema.Draft202012Validator)(parsed, format_checker=_FORMATS)
 
 

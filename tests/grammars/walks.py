@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -11,8 +12,8 @@ from executor_service.contract.grammar import Grammar, GrammarStuck
 from executor_service.contract.masks import allowed_tokens
 from executor_service.grammar.automaton import Automaton
 
-_CLOSING = b'"}]>)0;.'
-"""Bytes that often bring a text to its end, the most promising first."""
+_CLOSING = '"}]>)0;.'
+"""Characters that often bring a text to its end, the most promising first."""
 
 
 class Walker:
@@ -20,11 +21,7 @@ class Walker:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: tuple[int, ...]) -> None:
         self._tokenizer, self._vocab_size, self._ends = tokenizer, vocab_size, frozenset(ends)
-        self._closing = [
-            token
-            for byte in _CLOSING
-            if (token := tokenizer.token_to_id(chr(byte))) is not None and token < vocab_size
-        ]
+        self._closing = self._ids(_CLOSING)
 
     def text(self, tokens: list[int]) -> str:
         """Of some output, without what ends it."""
@@ -32,17 +29,35 @@ class Walker:
             self._tokenizer.decode([t for t in tokens if t not in self._ends], skip_special_tokens=False)
         )
 
+    def tokens(self, text: str) -> list[int]:
+        """As the tokenizer has a text."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _ids(self, characters: Iterable[str]) -> list[int]:
+        """The tokens that are one of these texts each."""
+        encoded = [self.tokens(one) for one in characters]
+        return [ids[0] for ids in encoded if len(ids) == 1 and ids[0] < self._vocab_size]
+
     def walk(
-        self, grammar: Grammar, rng: random.Random, output: list[int], *, closing_after: int, max_tokens: int
+        self,
+        grammar: Grammar,
+        rng: random.Random,
+        output: list[int],
+        *,
+        closing_after: int,
+        max_tokens: int,
+        hints: Iterable[str] = (),
     ) -> tuple[list[int], bool]:
         """Go on from an output, so many tokens at random, then towards the end; whether it got there.
 
+        `hints`: texts of one token that may lead there, beside those that often do.
         Raises AssertionError if the grammar does not allow the output, GrammarStuck as the engine does.
         """
         automaton, output = Automaton(grammar), list(output)
         assert automaton.follow(np.array(output, np.int32)) == len(output), (
             "the output is none of the grammar"
         )
+        hinting = self._ids(hints)
         while len(output) < max_tokens:
             allowed = allowed_tokens(automaton.mask(), self._vocab_size)
             ending = [token for token in self._ends if allowed[token]]
@@ -50,7 +65,10 @@ class Walker:
             if ending and (closing or rng.random() < 0.05):
                 return [*output, ending[0]], True
             token = None
-            if closing and rng.random() < 0.9:
+            hinted = [each for each in hinting if closing and allowed[each]]
+            if hinted and rng.random() < 0.7:
+                token = rng.choice(hinted)
+            elif closing and rng.random() < 0.9:
                 token = next((token for token in self._closing if allowed[token]), None)
             if token is None:
                 token = int(rng.choice(np.flatnonzero(allowed)))
