@@ -53,7 +53,7 @@ ORIGINS = ("messages", "store", "made", "regex", "lark")
 MIN_ENDED, MIN_COMPILED = 80.0, 85.0  # percent
 MAX_LARK_TOKENS = 80  # of an ambiguous text `lark` keeps every reading: longer ones take gigabytes
 CLOSING_TRIES, CLOSING_TOKENS = 100, 400
-EXAMPLES, MAX_EXAMPLES, MAX_TAIL = 16, 3, 30
+EXAMPLES, MAX_EXAMPLES, MAX_TAIL, MAX_NESTED = 16, 3, 30, 40
 _OPTIONS = {"json_schema": "schema", "regex": "regex", "lark": "grammar"}
 
 
@@ -110,7 +110,13 @@ class Beginnings:
             cut, _ = self._walker.walk(  # to the end of a character
                 grammar, random.Random(0), cut, closing_after=len(cut) + 1, max_tokens=len(cut) + 1
             )
-        tails = [text[-length:] for text in self.examples(source) for length in range(1, MAX_TAIL)]
+        examples, deepest = self.examples(source), MAX_NESTED if source.kind == "lark" else 1
+        tails = [
+            text[-length:] * times
+            for times in range(1, deepest + 1)
+            for text in examples
+            for length in range(1, min(len(text), MAX_TAIL) + 1)
+        ]
         for seed in range(-len(tails), CLOSING_TRIES):
             begun = cut + (self._walker.tokens(tails[seed]) if seed < 0 else [])
             try:
@@ -136,7 +142,7 @@ class Beginnings:
 
 def _hints(source: GrammarSource) -> list[str]:
     """Characters and words that may lead to an end of the grammar's texts."""
-    if source.kind != "regex":
+    if source.kind == "json_schema":
         return list("@.a-")
     return sorted({*source.text, *"aA0", *re.findall("[a-z]{2,}", source.text)})
 
@@ -156,7 +162,9 @@ async def ask(
             **options,
         ).collect()
     except errors.InvalidRequest as error:
-        if error.metadata.get("field", "").startswith("grammar"):
+        if error.metadata.get("field", "").startswith(
+            "grammar."
+        ):  # one of its fields; a grammar that is stuck is no field's fault
             return Answer(grammar, refused=error.message)
         return Answer(grammar, stuck=error.message)
     assert done.finished is not None
@@ -224,6 +232,7 @@ def report(answers: Sequence[Answer]) -> list[Line]:
         lines += [
             Line(what, "compiled, %", 100 * len(tried) / len(some), MIN_COMPILED),
             Line(what, "ended by themselves, %", 100 * len(ended) / len(tried), MIN_ENDED),
+            Line(what, "stuck: neither ended nor cut off", sum(bool(a.stuck) for a in tried), most=0),
             Line(what, "ended, and are none", sum(bool(a.complaint) for a in ended), most=0),
             Line(what, "cut off, and are no beginning", sum(bool(a.complaint) for a in cut), most=0),
         ]
