@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-STACK_BYTES = 64 << 20
-"""Of threads that compile. 64 KiB of grammar can be 9,000 rules deep, which takes the library half of it."""
+STACK_BYTES = 128 << 20
+"""Of threads that compile. 128 KiB of grammar can be 18,000 rules deep, which takes the library half."""
 
 GrammarKind = Literal["json_schema", "regex", "choices", "lark", "structural_tag"]
 

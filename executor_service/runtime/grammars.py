@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 
-MAX_GRAMMAR_BYTES = 64 << 10
+MAX_GRAMMAR_BYTES = 128 << 10
 COMPILE_FUEL, STEP_FUEL = 250_000, 50_000
 
 _THREADS = 2
-_KEPT = 64  # compiled grammars, some kB each, at worst 20 MB; and refusals
+_KEPT = 64  # compiled grammars, some kB each, at worst 40 MB; and refusals
 
 
 class GrammarCompiler:

@@ -14,7 +14,6 @@ from scheduler_service.chat.tools import OfferedTool
 LarkRules = dict[str, str]
 """Rules by name; the rule of one call is `call`."""
 
-_SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _COMBINING = frozenset(
     {
         *("$ref", "allOf", "anyOf", "dependentSchemas", "if", "minProperties", "not", "oneOf"),
@@ -103,7 +102,7 @@ def _keyword_arguments(index: int, tool: OfferedTool) -> LarkRules:
 
 def _json(schema: Mapping[str, object]) -> str:
     """A schema in a grammar. Its strings must not look like Lark's syntax to whoever searches the text."""
-    text = json.dumps({"x-guidance": _SEPARATORS, **_without_remarks(_closed(schema))})
+    text = json.dumps(_without_remarks(_closed(schema)), separators=(",", ":"))
     return "%json " + text.replace("::", r":\u003a").replace("%", r"\u0025")
 
 

@@ -171,7 +171,7 @@ def test_remarks_of_a_schema_are_no_part_of_the_grammar_and_everything_else_is()
     assert grammar.count("kept") == 3
     assert "left out" not in grammar
     assert grammar.count('"description"') == 2
-    assert '"title": 1' in grammar
+    assert '"title":1' in grammar
 
 
 def test_demanded_arguments_have_no_properties_that_the_schema_does_not_name_unless_it_says_so() -> None:
@@ -187,7 +187,7 @@ def test_demanded_arguments_have_no_properties_that_the_schema_does_not_name_unl
     style = format_named(TOOL_STYLES["Qwen3"])
     for parameters, closed in cases:
         grammar = style.grammar((OfferedTool("f", "", parameters),), single=True)
-        assert grammar.count('"additionalProperties": false') == closed, parameters
+        assert grammar.count('"additionalProperties":false') == closed, parameters
         engine("Qwen3").compile(GrammarSource("lark", grammar))
 
 
