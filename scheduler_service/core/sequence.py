@@ -293,7 +293,7 @@ class LiveSequence:
         accepted = drafts.accepted_by_position if drafts else ()
         return CompletionUsage(
             prompt_tokens=self.prompt_length,
-            cached_tokens=self.live.cached or 0,
+            cached_tokens=min(self.cached or 0, self.prompt_length),
             completion_tokens=self.generated,
             drafted_tokens=sum(drafted),
             accepted_tokens=sum(accepted),

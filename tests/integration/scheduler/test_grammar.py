@@ -177,7 +177,7 @@ async def test_drafts_completions_and_the_way_of_asking_change_nothing(client: a
         ({"grammar": "start: ]"}, "grammar.lark", ""),
         ({"choices": []}, "grammar.choices", "at least one"),
         ({"regex": ""}, "grammar.regex", "must not be empty"),
-        ({"regex": "a" * 100_000}, "grammar", "bytes"),
+        ({"regex": "a" * 200_000}, "grammar", "bytes"),
         ({"regex": "a", "ignore_eos": True}, "stop.ignore_eos", "not with a grammar"),
     ],
 )

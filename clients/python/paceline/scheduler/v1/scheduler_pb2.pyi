@@ -1304,7 +1304,7 @@ class Usage(_message.Message):
     GRAMMAR_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
-    """of the prompt, found in the prefix cache"""
+    """Of the prompt: found in the prefix cache or, by a further completion, copied from the first."""
     completion_tokens: _builtins.int
     drafted_tokens: _builtins.int
     """sent to be verified"""
