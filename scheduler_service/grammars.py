@@ -16,8 +16,8 @@ from scheduler_service.link.executor import ExecutorLink
 MAX_CHECKS = 2
 """Grammars of one identity that are checked at once; further ones wait. Each takes a second at most."""
 
-MAX_WAIT_S = 1.0
-"""For a turn; what is not hostile takes milliseconds."""
+MAX_WAIT_S = 10.0
+"""For a turn. What is not hostile takes milliseconds, but the process that compiles may have to start."""
 
 _TIMEOUT_S = 30.0  # on a busy machine the process that compiles it may have to start first
 
