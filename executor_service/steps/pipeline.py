@@ -10,7 +10,7 @@ queued behind it. A step is begun behind another only where the outcome of that 
 finished as soon as it is begun.
 
 The mask of a sequence with a grammar follows from its last token. Where nothing else is to be done it is
-computed when that token is known (`prepare_masks`), and not when the next step waits for it.
+computed when that token is known (`prepare_next_mask`), and not when the next step waits for it.
 
 A step that takes several forwards is computed while it is begun, with nothing else in flight. `begin` is
 suspended before each of these forwards, and resumed with whether a client still waits for the step. If none
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 
 from executor_service.backends.base import Backend, ComputedForward, PendingForward, RowOutput
 from executor_service.cache.sequence import CachedSequence
@@ -118,15 +117,15 @@ class Pipeline:
 
     @property
     def has_unprepared(self) -> bool:
-        """Whether `prepare_masks` has something to do."""
+        """Whether `prepare_next_mask` has something to do."""
         return bool(self._unprepared)
 
-    def prepare_masks(self, stop: Callable[[], bool]) -> None:
-        """Compute masks that the next steps are likely to need, until `stop`, which is asked before each.
+    def prepare_next_mask(self) -> None:
+        """Compute one mask that the next steps are likely to need, if there is one left.
 
         Nothing depends on it: a row asks its automaton for its mask, which then is there already.
         """
-        while self._unprepared and not stop():
+        if self._unprepared:
             prepare_mask(self._unprepared.popleft())
 
     def settle(self) -> None:

@@ -165,7 +165,8 @@ class DeviceWorker:
 
     def _prepare(self, engine: Engine) -> None:
         """Compute masks for the next steps until another thread has put a job, or the device is done."""
-        engine.pipeline.prepare_masks(lambda: self._jobs.has_news)
+        while engine.pipeline.has_unprepared and not self._jobs.has_news:
+            engine.pipeline.prepare_next_mask()
 
     def _expire(self, engine: Engine) -> None:
         """Release what has outlived its lease; sessions with queued jobs are renewed first."""

@@ -289,17 +289,20 @@ def test_the_mask_of_stop_ids_gives_way_and_the_grammar_never(h: Harness) -> Non
     assert h.row(row(2, 6)).tokens == [END]
 
 
+def prepare_masks(h: Harness) -> None:
+    """As the device thread does while it waits."""
+    while h.engine.pipeline.has_unprepared:
+        h.engine.pipeline.prepare_next_mask()
+
+
 def test_a_mask_that_was_computed_early_is_not_computed_for_its_row(h: Harness) -> None:
     grammar, pipeline = loops(), h.engine.pipeline
     h.step(*[constrained(i, PROMPT, grammar, seed=i) for i in (1, 2, 3)])
     assert pipeline.has_unprepared
-    pipeline.prepare_masks(lambda: True)
     assert grammar.masks == 3
-    asked = iter([False, True])
-    pipeline.prepare_masks(lambda: next(asked))
-    assert grammar.masks == 4
-    pipeline.prepare_masks(lambda: False)
-    assert grammar.masks == 6
+    for masks in (4, 5, 6, 6):
+        pipeline.prepare_next_mask()
+        assert grammar.masks == masks
     assert not pipeline.has_unprepared
     rows = h.step(*[row(i, 5) for i in (1, 2, 3)]).rows
     assert grammar.masks == 6
@@ -310,7 +313,7 @@ def test_no_mask_is_computed_early_for_what_was_released_or_has_no_grammar(h: Ha
     grammar = loops()
     h.step(constrained(1, PROMPT, grammar), constrained(2, PROMPT, grammar, seed=2))
     h.op(Release((1,)))
-    h.engine.pipeline.prepare_masks(lambda: False)
+    prepare_masks(h)
     assert grammar.masks == 3
     h.row(Opening(3, ids(*PROMPT), 5, 0, Sampling()))
     assert not h.engine.pipeline.has_unprepared
@@ -320,12 +323,12 @@ def test_a_mask_that_was_computed_early_for_another_place_is_computed_again(h: H
     expected = run(8)
     h.row(constrained(1, PROMPT, loops()))
     h.row(row(1, 5, steps=7))
-    h.engine.pipeline.prepare_masks(lambda: False)
+    prepare_masks(h)
     h.op(Truncate(1, 8))
     assert h.row(row(1, 8, tokens=[expected[3]])).tokens == [expected[4]]
-    h.engine.pipeline.prepare_masks(lambda: False)
+    prepare_masks(h)
     assert h.row(row(1, 9, drafts=expected[5:7])).tokens == expected[5:8]
-    h.engine.pipeline.prepare_masks(lambda: False)
+    prepare_masks(h)
     assert h.op(Fork(1, 2, 7, Sampling(temperature=1.0, grammar=loops()))).refusal is None
     assert h.row(row(2, 7, tokens=[expected[2]])).tokens == [expected[3]]
     assert h.row(row(1, 12)).tokens == [solo(PROMPT + expected, 0)]
