@@ -21,15 +21,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow, PendingForward, Progress, RowOutput
-from executor_service.backends.torch_backend import sampler
-from executor_service.backends.torch_backend.batch import LOGITS_ROWS, parts
+from executor_service.backends.torch_backend.batch import LOGITS_ROWS
 from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, shapes_of
+from executor_service.backends.torch_backend.cuda.late_picks import LatePicks
 from executor_service.backends.torch_backend.cuda.pick import pick
 from executor_service.backends.torch_backend.cuda.rows import Tiling
 from executor_service.backends.torch_backend.cuda.step_buffer import HostStep, StepBuffer, numbers_of
@@ -52,6 +50,7 @@ class DeviceRunner:
         self._graphs = Graphs(self._device)
         # The token that each row of the last step sampled last, by the row's index in that step.
         self._sampled = torch.zeros(_MAX_ROWS, dtype=torch.int32, device=self._device)
+        self._late = LatePicks(model, self._sampled)
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         if not self._model.capturable:
@@ -79,25 +78,7 @@ class DeviceRunner:
             else:
                 buffer = host.to(self._device, non_blocking=True)
                 picked = self._compute(StepBuffer(buffer, shape))
-            return LaunchedStep(self, rows, picked, partial(StepBuffer, buffer, shape))
-
-    def answer(
-        self,
-        rows: Sequence[ForwardRow],
-        indices: Sequence[int],
-        picked: Picked,
-        step: Callable[[], StepBuffer],
-    ) -> dict[int, RowOutput]:
-        """Pick the tokens of some rows that a launch could not, before the next launch.
-
-        Masked rows get theirs on the device; returned are the outputs of those that the sampler picks.
-        """
-        with torch.inference_mode():
-            special = [i for i in indices if rows[i].outputs and not sampler.is_plain(rows[i])]
-            masked = [i for i in indices if rows[i].masks is not None and sampler.is_plain(rows[i])]
-            if masked:
-                self._pick_masked(rows, masked, picked, step())
-            return self._by_sampler(rows, special, picked.hidden)
+            return LaunchedStep(self._late, rows, picked, partial(StepBuffer, buffer, shape))
 
     def _compute(self, step: StepBuffer) -> Picked:
         """Everything that the device does in a step. Nothing is read back, so that it can be captured."""
@@ -111,77 +92,36 @@ class DeviceRunner:
             self._sampled[: len(step.last_outputs)] = picks[0][step.last_outputs]
         return Picked(hidden, picks)
 
-    def _pick_masked(
-        self, rows: Sequence[ForwardRow], masked: list[int], picked: Picked, step: StepBuffer
-    ) -> None:
-        """Pick the tokens of masked rows; enqueued, with nothing read back."""
-        places, last = _places(rows, masked), np.cumsum([rows[i].outputs for i in masked]) - 1
-        masks = np.concatenate([rows[i].masks for i in masked])
-        words = np.ascontiguousarray(masks).view(np.int32)
-        numbers = np.concatenate([words.ravel(), places, last, masked]).astype(np.int32)
-        host = torch.empty(len(numbers), dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        host.numpy()[:] = numbers
-        sizes = [words.size, len(places), len(last), len(masked)]
-        bits, at, ends, targets = torch.split(host.to(self._device, non_blocking=True), sizes)
-        at = at.long()
-        logits = self._model.logits(picked.hidden[at])
-        exclude_launch(logits, bits.view(words.shape)).run()
-        found = torch.empty(2, len(places), dtype=torch.int32, device=self._device)
-        pick(logits, step.pick(at), found[0], found[1])
-        picked.picks[0, at] = found[0]  # whether they are finite was seen in the raw logits
-        self._sampled[targets.long()] = found[0][ends.long()]
-
-    def _by_sampler(
-        self, rows: Sequence[ForwardRow], special: list[int], hidden: torch.Tensor
-    ) -> dict[int, RowOutput]:
-        """The outputs of the rows that need more than `pick` gives, by their indices in the step."""
-        answered: dict[int, RowOutput] = {}
-        for part in parts([rows[index] for index in special]):
-            mine = special[len(answered) : len(answered) + len(part)]
-            places = torch.from_numpy(_places(rows, mine)).to(self._device)
-            logits = self._model.logits(hidden[places])
-            answered |= zip(mine, sampler.sample(logits, part, self._model.kernels), strict=True)
-        for index, output in answered.items():
-            if output.finite and output.tokens is not None:
-                self._sampled[index] = int(output.tokens[-1])
-        return answered
-
-
-def _places(rows: Sequence[ForwardRow], indices: Sequence[int]) -> NDArray[np.int64]:
-    """Where the outputs of some rows are among those of all rows."""
-    ends = np.cumsum([row.outputs for row in rows]).tolist()
-    return np.concatenate([np.arange(ends[i] - rows[i].outputs, ends[i]) for i in indices])
-
 
 class LaunchedStep:
     """A step that the device is computing: the `PendingForward` of a `DeviceRunner`."""
 
     def __init__(
         self,
-        runner: DeviceRunner,
+        late: LatePicks,
         rows: Sequence[ForwardRow],
         picked: Picked,
         step: Callable[[], StepBuffer],
     ) -> None:
-        self._runner, self._rows, self._picked, self._step = runner, rows, picked, step
+        self._late, self._rows, self._picked, self._step = late, rows, picked, step
         self._device = picked.picks.device
         self._done: torch.cuda.Event | None = None
         now = [index for index, row in enumerate(rows) if not row.masked_later]
-        self._answered = runner.answer(rows, now, picked, step)
+        self._answered = late.pick(rows, now, picked, step)
         if len(now) == len(rows):
             self._read_back()
 
     def constrain(self, masks: Mapping[int, Masks | None]) -> None:
         rows = [replace(row, masks=masks.get(i, row.masks)) for i, row in enumerate(self._rows)]
-        self._answered |= self._runner.answer(rows, list(masks), self._picked, self._step)
+        self._answered |= self._late.pick(rows, list(masks), self._picked, self._step)
         self._read_back()
 
     def _read_back(self) -> None:
-        """Enqueue the copy of the tokens to the host."""
+        """Enqueue the copy of the picks to the host, [2, outputs]: tokens, and 1 where logits are finite."""
         cuda = self._device.type == "cuda"
         self._picks = torch.empty(self._picked.picks.shape, dtype=torch.int32, pin_memory=cuda)
         self._picks.copy_(self._picked.picks, non_blocking=True)
-        # Blocking: a thread that waits sleeps, and leaves its core to the thread that launches the next step.
+        # blocking: wait() sleeps instead of polling, and leaves the core to the thread that launches steps
         self._done = torch.cuda.Event(blocking=True) if cuda else None  # type: ignore[no-untyped-call]
         if self._done is not None:
             self._done.record()
