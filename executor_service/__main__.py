@@ -13,6 +13,7 @@ from paceline.service.process import limit_collections, new_event_loop
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_factory import follow, follower_rank
+from executor_service.backends.torch_settings import TorchSettings
 from executor_service.config import ExecutorConfig
 from executor_service.fatal import EXIT_MODEL
 from executor_service.grammar.source import STACK_BYTES
@@ -31,9 +32,11 @@ def main() -> int:
     threading.stack_size(STACK_BYTES)  # what is not used takes no memory
     limit_collections(_YOUNG_OBJECTS)
     try:
-        if (rank := follower_rank(config)) is not None:
-            follow(config, rank)
-            return 0
+        if config.backend == "torch":
+            settings = TorchSettings.of(config)
+            if (rank := follower_rank(settings)) is not None:
+                follow(settings, rank, exit_with_stdin=config.exit_with_stdin)
+                return 0
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(run(config))
     except ModelError as error:

@@ -19,7 +19,6 @@ from executor_service.backends.base import Backend, ModelError
 from executor_service.backends.followers import Followers
 from executor_service.backends.ranks import Rank, RankLost, listen
 from executor_service.backends.torch_settings import TorchSettings
-from executor_service.config import ExecutorConfig
 from executor_service.fatal import EXIT_FAULT, EXIT_MODEL, die
 
 if TYPE_CHECKING:
@@ -51,26 +50,29 @@ def torch_backend(settings: TorchSettings, follower_flags: Sequence[str]) -> Bac
     return LeaderBackend(_torch_config(settings, rank), rank, settings.rank_timeout_s, followers, listener)
 
 
-def follower_rank(config: ExecutorConfig) -> Rank | None:
+def follower_rank(settings: TorchSettings) -> Rank | None:
     """This process's rank if it is a follower, None if it serves. Raises ModelError."""
-    rank = _launched(TorchSettings.of(config)) if config.backend == "torch" else None
+    rank = _launched(settings)
     return rank if rank is not None and rank.number > 0 else None
 
 
-def follow(config: ExecutorConfig, rank: Rank) -> None:
-    """Compute with rank 0 until it closes. Ends the process if a rank is lost or the model unusable."""
+def follow(settings: TorchSettings, rank: Rank, *, exit_with_stdin: bool) -> None:
+    """Compute with rank 0 until it closes. Ends the process if a rank is lost or the model unusable.
+
+    `exit_with_stdin`: end it as well when its standard input is closed, so when rank 0 has ended.
+    """
     for number in (
         signal.SIGTERM,
         signal.SIGINT,
         signal.SIGHUP,
     ):  # rank 0 handles them: draining needs all ranks
         signal.signal(number, signal.SIG_IGN)
-    if config.exit_with_stdin:
+    if exit_with_stdin:
         threading.Thread(target=_end_with_stdin, args=(rank,), name="parent", daemon=True).start()
     try:
         from executor_service.backends.torch_backend.parallel.follower import follow
 
-        follow(_torch_config(TorchSettings.of(config), rank), rank, config.rank_timeout_s)
+        follow(_torch_config(settings, rank), rank, settings.rank_timeout_s)
     except Exception as error:
         die(error)
 
