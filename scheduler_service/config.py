@@ -187,7 +187,7 @@ class SchedulerSettings(ServiceSettings):
         _ = self.executor_security
 
     def security_warnings(self) -> list[str]:
-        """Those of every service, and one for plaintext connections to executors on other machines."""
+        """As `ServiceSettings`, and one for plaintext connections to executors on other machines."""
         warnings = super().security_warnings()
         addresses = (*self.executor, *self.draft_executor)
         if self.executor_tls_ca is None and (far := [one for one in addresses if not is_loopback(one)]):
@@ -261,7 +261,8 @@ class SchedulerSettings(ServiceSettings):
     def executor_security(self) -> Security:
         """TLS files and token of the connections to executors.
 
-        Raises ValueError if the files do not fit together, or the token is given twice.
+        Raises ValueError if the token file is unreadable or empty, the token is given twice, or a TLS
+        certificate is given without its key.
         """
         token = read_token(self.executor_token_file)
         if secret := self._secrets.get("executor_token", ""):

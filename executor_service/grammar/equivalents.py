@@ -134,10 +134,10 @@ def _replace_property_names(schema: dict[str, Any]) -> None:
 
 
 def _replace_unevaluated(schema: dict[str, Any]) -> None:
-    """`unevaluatedProperties` beside parts that say which properties they know."""
+    """Replace `unevaluatedProperties` where all properties are named, here or in parts of `allOf`."""
     if "unevaluatedProperties" not in schema:
         return
-    if schema["unevaluatedProperties"] is True or "additionalProperties" in schema:  # none is left over
+    if schema["unevaluatedProperties"] is True or "additionalProperties" in schema:  # it excludes nothing
         del schema["unevaluatedProperties"]
         return
     plain = _ANNOTATIONS | {"type", "properties", "required", "minProperties", "maxProperties"}

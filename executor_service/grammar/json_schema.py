@@ -81,7 +81,7 @@ def _narrow(schema: dict[str, Any]) -> None:
 
 
 def _schemas(node: Any) -> Iterator[dict[str, Any]]:
-    """A schema and all in it, wherever a reference may find them."""
+    """A schema and all schemas in it, definitions too; what the caller adds to a yielded one comes next."""
     if isinstance(node, list):
         for each in node:
             yield from _schemas(each)

@@ -97,7 +97,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 lenient(handler.request_deserializer),
                 handler.response_serializer,
             )
-        if handler.unary_stream and method.startswith(_OURS):
+        if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(
                 self._guarded(method, handler.unary_stream),
                 lenient(handler.request_deserializer),
@@ -128,7 +128,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             caller = self._credentials.identify(context)
             self._audit.failed(caller.name, method, STATUS_OF[refusal.reason], refusal.reason.name)
             ending = end_call(context, status_of(refusal))
-            del request, context, refusal  # see end_call
+            del request, context, refusal  # otherwise each refused call is a cycle; see end_call
             return await ending
 
         return call

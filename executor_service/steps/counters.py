@@ -11,7 +11,7 @@ from executor_service.contract.plan import OpResult, Reason, RowResult
 
 
 class StepTally(NamedTuple):
-    """What one step computed. A prefill row computed prompt tokens; refused rows are in neither count."""
+    """What one step computed. A prefill row computed prompt tokens; a refused row is neither."""
 
     tokens_computed: int = 0
     tokens_sampled: int = 0
@@ -34,7 +34,7 @@ class StepCounters:
     drafts_accepted: int = 0
     compute_s: float = 0.0
     prefill_steps: int = 0  # steps with a row that computed prompt tokens
-    decode_steps: int = 0  # all others that had rows
+    decode_steps: int = 0  # of the others, those with a row that was not refused
     prefill_s: float = 0.0  # part of compute_s
     decode_s: float = 0.0
     prefill_rows: int = 0

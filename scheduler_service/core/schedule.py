@@ -91,7 +91,7 @@ class Schedule:
         self.add_row(row)
 
     def add_drafts(self, row: ScheduledRow, drafts: tuple[int, ...], pages: int) -> None:
-        """Add drafts to a scheduled row, and reserve `pages` more for them."""
+        """Give drafts to a scheduled row that has none, and reserve `pages` more for them."""
         row.drafts = drafts
         row.pages += pages
         self.tokens_left -= len(drafts)

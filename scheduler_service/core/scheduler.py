@@ -157,7 +157,7 @@ class StepScheduler:
 
     @contextmanager
     def _limits_for(self, identity: str) -> Iterator[JointLimits]:
-        """The limits that hold for a request of this identity; counts its refusal."""
+        """The executors' limits. An AdmissionError from here or from the `with` block counts as a refusal."""
         try:
             if self._target.limits is None:
                 raise NotReady("no executor has been seen yet")

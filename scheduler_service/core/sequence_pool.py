@@ -111,6 +111,10 @@ class SequencePool:
         self.held_tokens -= len(sequence.tokens)
 
     def _drop_cache(self, sequence: LiveSequence) -> None:
+        """Release a running sequence's cache with the next step, and charge its identity up to now.
+
+        Charging looks at running sequences alone, so this is the last time. The caller sets the state.
+        """
         self.queue.settle((sequence,))
         sequence.live.account.running -= 1
         self.running.remove(sequence)

@@ -131,7 +131,7 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: _Context
     ) -> pb.GetModelInfoResponse:
-        """The served model and the limits of a request."""
+        """The served model and the limits of a request: once an executor was ready, even while none is."""
         served, service = self._served(context), self._service
         return model_info(
             served.model,
@@ -215,6 +215,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             raise
 
     def _served(self, context: _Context) -> Served:
+        """The served model. Raises ServiceError before an executor was ready, for administrators with why."""
         return self._service.served(self._credentials.identify(context))
 
 

@@ -39,7 +39,7 @@ def chat_reading(
 
 
 def behind_reasoning(checked: CheckedRequest, reading: ChatReading, model: ServedModel) -> CheckedRequest:
-    """The request with a grammar that begins behind the reasoning, if it has both.
+    """The request, its grammar beginning behind the token that ends the reasoning; unchanged without either.
 
     Raises ServiceError if the executor can't do that.
     """

@@ -108,8 +108,9 @@ class Attempts:
     def failed(self, error: PacelineError, now: float) -> float:
         """Record that the current attempt failed, and set `address_index` to the next attempt's.
 
-        Returns the seconds to wait before that attempt. Raises the error for the caller if there is to be
-        none: `error`, or an earlier refusal.
+        Returns the seconds to wait before that attempt. If there is to be none, raises the error that
+        the caller gets: `error`, or an earlier refusal. An error that is neither a loss nor a refusal is the
+        caller's at once.
         """
         if isinstance(error, Unavailable):
             self._rotation.down(self.address_index, now)
@@ -128,14 +129,20 @@ class Attempts:
         return self._next_round(error, now)
 
     def _is_lost(self, error: PacelineError) -> bool:
-        """Whether the scheduler may have accepted the call before the attempt failed."""
+        """Whether the connection broke, or the scheduler ended, when it may have accepted the call.
+
+        Always an Unavailable: after a message, or made by gRPC on a connection that had been established.
+        """
         if not isinstance(error, Unavailable):
             return False
         by_grpc = not error.reason and error.retry_after_s is None
         return self._answered or (by_grpc and not any(text in error.message for text in _NEVER_REACHED))
 
     def _lose(self, error: PacelineError, now: float) -> None:
-        """Count a loss, and begin a new round with the other addresses. Raises `error` at MAX_LOSSES."""
+        """Count a loss. Raises `error` at MAX_LOSSES.
+
+        The first loss, and each after a message, begins a new round with the other addresses.
+        """
         self._losses = 1 if self._answered else self._losses + 1
         if self._losses >= MAX_LOSSES:
             raise error

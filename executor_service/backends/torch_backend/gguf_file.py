@@ -184,6 +184,7 @@ class GgufFile:
         return name, shape[::-1], kind, self._scalar("<Q", f"offset of tensor {name!r}")
 
     def _tensor_size(self, name: str, shape: tuple[int, ...], kind: int) -> int:
+        """Bytes of a tensor; `kind` is its GGML type. Raises ModelError."""
         import gguf
 
         try:
@@ -191,5 +192,8 @@ class GgufFile:
         except (ValueError, KeyError):
             raise self.fault(f"tensor {name!r} has the unknown type {kind}") from None
         if min(shape) < 1 or shape[-1] % block:
-            raise self.fault(f"tensor {name!r} has the shape {shape}, not in whole blocks of {block}")
+            raise self.fault(
+                f"tensor {name!r} has the shape {shape}: each dimension must be positive, and the last "
+                f"a multiple of {block}"
+            )
         return math.prod(shape) // block * block_bytes

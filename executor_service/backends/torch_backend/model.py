@@ -47,7 +47,10 @@ class Mlp:
 
 
 class MixtureMlp:
-    """A mixture of SwiGLU experts; a token's experts are summed in the order of their numbers."""
+    """A mixture of SwiGLU experts; a token's experts are summed in the order of their numbers.
+
+    A shard has the whole router (`gate.weight`), and a part of each expert's `gate`, `up` and `down`.
+    """
 
     def __init__(
         self, kernels: Kernels, checkpoint: Checkpoint, prefix: str, moe: MoeSpec, shard: Shard
@@ -63,11 +66,11 @@ class MixtureMlp:
         self.experts = experts(kernels, moe, checkpoint.spec.hidden_size, read)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> None:
-        """residual += sum of the weighted experts of each token."""
+        """residual += sum of the weighted experts of each token; both [tokens, hidden]."""
         shares, chosen = torch.softmax(self.router(x).float(), dim=-1).topk(self.moe.experts_per_token)
         if self.moe.norm_topk_prob:
             shares = shares / shares.sum(-1, keepdim=True)
-        # On a shard each expert gives a partial sum: one sum over ranks, after adding the experts, suffices.
+        # Each rank adds up its parts of the experts; then one sum over the ranks completes all of them.
         residual += self._shard.sum(self.experts(x, shares, chosen))
 
     def bytes(self) -> int:

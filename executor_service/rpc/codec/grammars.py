@@ -62,7 +62,11 @@ def sources_of(request: pb.Step | pb.Fork, limits: Limits) -> list[GrammarSource
 def compiled_grammar(
     field: str, grammar: pb.Grammar, limits: Limits, compiled: CompiledGrammars
 ) -> Grammar | Refusal:
-    """A grammar after those of its request were compiled."""
+    """The compiled grammar of a message, or its refusal.
+
+    `compiled` has an entry for each source that `sources_of` finds in the request; a text says why a source
+    could not be compiled.
+    """
     source = decode_grammar(field, grammar, limits)
     if isinstance(source, Refusal):
         return source

@@ -58,9 +58,8 @@ class DraftDecision:
         self._max_rest = max_rest
         self._may_ask = executor.responsive
         self._index_budget = INDEX_BUDGET
-        self._at_once: list[
-            tuple[LiveSequence, DraftState, Candidate]
-        ] = []  # have drafts, or can have n-gram ones
+        # Sequences that have drafts, or can have n-gram drafts.
+        self._at_once: list[tuple[LiveSequence, DraftState, Candidate]] = []
         self._to_ask: list[tuple[LiveSequence, DraftState, DraftCandidate]] = []  # the draft executor
         self.offered: set[LiveSequence] = set()  # have drafts for their next row
 
@@ -70,7 +69,7 @@ class DraftDecision:
         return bool(self._at_once or self._to_ask)
 
     def consider(self, sequences: Iterable[tuple[LiveSequence, DraftState]]) -> None:
-        """Look at awake sequences: each that could be in the next step and has new tokens is decided about.
+        """Find candidates of awake sequences that could be in the next step and have new tokens.
 
         A sequence without a cache is forgotten until it is opened again.
         """
@@ -84,7 +83,7 @@ class DraftDecision:
                     if known >= state.plain_until:
                         self._find_candidate(sequence, state, known)
                 elif state.drafts:
-                    self.offered.add(sequence)  # there was no row for it since
+                    self.offered.add(sequence)  # its drafts have not been sent yet
             elif not sequence.cache_id:
                 self._calendar.forget(sequence)
             elif state.ngram is not None and self._index_budget > 0:  # while the prompt is computed

@@ -100,9 +100,9 @@ def grammar_of_demand(text: str, model: ServedModel) -> OutputGrammar:
 
 
 def check_calls(field: str, turn: pb.Message, model: ServedModel) -> list[dict[str, object]]:
-    """The calls in a message as chat templates read them, but for their arguments, which are not parsed yet.
+    """The calls in a message in the form that chat templates read; their arguments are still JSON text.
 
-    Raises ServiceError.
+    Raises ServiceError if the model's format of calls is unknown, or a call is invalid.
     """
     if not turn.tool_calls:
         return []

@@ -67,6 +67,10 @@ def demo(
 
 
 async def _demo(config: StackConfig, max_tokens: int, temperature: float) -> None:
+    """Start a stack, show the answers to the demo's prompts as they come, and print what was measured.
+
+    The model's file is there already: its download is not part of the times.
+    """
     async with AsyncExitStack() as cleanup:
         began = time.perf_counter()
         with loading_bar() as loading:

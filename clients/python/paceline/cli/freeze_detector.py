@@ -34,12 +34,15 @@ class SilenceLimits:
 
 
 class FreezeDetector:
-    """Watches one run of one process. `now` is the reading of a RunningClock, in seconds."""
+    """Watches one run of one process. `now` is the reading of a RunningClock, in seconds.
+
+    That clock does not count the time in which this watching process was itself stopped.
+    """
 
     def __init__(self, now: float, limits: SilenceLimits | None = None) -> None:
         self._limits = limits or SilenceLimits()
         self._has_answered = False
-        self._silent_since = self._running_at = now
+        self._silent_since = self._running_at = now  # _running_at: when it was last seen not stopped
         self._misses = self._samples = self._idle_samples = 0
 
     def answered(self, now: float) -> None:
@@ -55,7 +58,8 @@ class FreezeDetector:
     def freeze_reason(self, now: float, activity: Activity) -> str | None:
         """The reason why the process counts as frozen; None: it does not.
 
-        `activity` is the process's at this moment. Call it at regular intervals: each call is one sample.
+        `activity`: what the process does at this moment. Call this at regular intervals: each call is one
+        sample.
         """
         if activity is Activity.TRACED:  # a process that a debugger holds must not be ended
             self._restart(now)

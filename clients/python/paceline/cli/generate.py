@@ -83,7 +83,7 @@ def speculation(mode: str | None, drafter: Drafter | None) -> Speculation | None
     return Speculation(int(mode), drafter)
 
 
-def read(path: Path, option: str) -> str:
+def _read(path: Path, option: str) -> str:
     """The text of a file. Exits with an error if it can't be read."""
     try:
         return path.read_text(encoding="utf-8")
@@ -91,11 +91,11 @@ def read(path: Path, option: str) -> str:
         fail(f"{option}: {path}: {error}", 2)
 
 
-def read_tools(path: Path) -> list[Any]:
-    """The tools in a JSON file. Exits with an error if it holds no list."""
+def _read_tools(path: Path) -> list[Any]:
+    """The tools in a JSON file. Exits with an error if it is unreadable, no JSON or no list."""
     try:
-        tools = json.loads(read(path, "--tools"))
-    except ValueError as error:
+        tools = json.loads(_read(path, "--tools"))
+    except (ValueError, RecursionError) as error:
         fail(f"--tools: {path}: {error}", 2)
     if not isinstance(tools, list):
         fail(f"--tools: {path}: expected a list of tools", 2)
@@ -161,11 +161,11 @@ def generate(
         seed=seed,
         stop=stop or None,
         n=n,
-        schema=read(schema, "--schema") if schema is not None else None,
+        schema=_read(schema, "--schema") if schema is not None else None,
         regex=regex,
         choices=choice or None,
-        grammar=read(grammar, "--grammar") if grammar is not None else None,
-        tools=read_tools(tools) if tools is not None else None,
+        grammar=_read(grammar, "--grammar") if grammar is not None else None,
+        tools=_read_tools(tools) if tools is not None else None,
         tool_choice=tool_choice,
         speculation=speculation(mode, drafter),
     )
@@ -187,7 +187,7 @@ def _show(generation: Generation, *, as_json: bool, streaming: bool) -> list[Fin
     answer = StreamedAnswer()
     for event in generation:
         if as_json:
-            write(as_line(event) + "\n")
+            write(_as_line(event) + "\n")
         elif streaming and isinstance(event, Delta):
             answer.add(event)
     completions = generation.collect()
@@ -200,7 +200,7 @@ def _show(generation: Generation, *, as_json: bool, streaming: bool) -> list[Fin
     return [one.finished for one in completions if one.finished is not None]
 
 
-def as_line(event: Event) -> str:
+def _as_line(event: Event) -> str:
     """An event as one line of JSON."""
     kind = "delta" if isinstance(event, Delta) else "finished"
     return json.dumps({"event": kind, **dataclasses.asdict(event)}, default=_plain)

@@ -204,7 +204,7 @@ class Child:
                 self._say(self.name, "serves again")
 
     def _kill_group(self) -> None:
-        """Kill the process and all processes of its group."""
+        """Kill what is left of the process's group; the process itself may have ended."""
         if self._group:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._group, signal.SIGKILL)

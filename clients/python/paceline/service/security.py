@@ -54,7 +54,7 @@ class ServerSecurity:
 
 
 def check_tls_files(security: Security | ServerSecurity) -> None:
-    """Raises ValueError, as checks of settings do, if one of the TLS files can't be used."""
+    """Raises ValueError, which checks of settings report, if one of the TLS files can't be used."""
     try:
         security.check_files()
     except OSError as error:

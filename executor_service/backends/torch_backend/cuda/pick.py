@@ -4,8 +4,8 @@ The first kernel surveys each row of logits in chunks, side by side: are all of 
 has the largest logit with noise (at temperature 0, without)? That token is the answer unless the row has
 filters. The second kernel, one program for each row, then applies them as `drawing.draw` describes: it counts
 and weighs the tokens that are likelier than the chosen one, and where those fill the kept prefix already, it
-chooses the noisiest among them instead. Where top-p applies to what top-k leaves, bounds close in on the k-th
-likeliest token. Nothing is sorted.
+chooses among them the one with the largest logit with noise instead. Where top-p applies to what top-k
+leaves, bounds close in on the k-th likeliest token. Nothing is sorted.
 
 **The token is the one that `drawing.draw` picks**, as far as arithmetic allows: hash, division by the
 temperature, order, ties and counts are the same to the bit, and no result depends on the other rows or their
