@@ -56,7 +56,7 @@ class SequenceStore:
             Quota(limits.max_default_pages, limits.max_default_sequences),
         )
         self.count = 0  # sequences of all sessions
-        self.draining = False  # no sequence is opened any more; set by any thread
+        self.draining = False  # True: no sequence is opened any more; set by any thread
 
     def check_epoch(self, epoch: int) -> None:
         """Raises RequestRefused when a request names another epoch than this executor's. Any thread."""

@@ -25,6 +25,8 @@ class Automaton:
     its way counts against its limits, too. The new one may share them with matchers of other sequences. So if
     it is stuck because of them, another one decides, which shares them with none.
 
+    After a GrammarStuck its place may be lost: call `follow` before the next question.
+
     The mask behind the output is kept until the output is another one, so that it can be computed early.
     """
 
@@ -68,7 +70,7 @@ class Automaton:
         return f"the grammar does not allow token {output[allowed]} as number {allowed + 1} of the output"
 
     def push(self, token: int) -> bool:
-        """Go on with one token, if it is allowed. Raises GrammarStuck."""
+        """Go on with one token, if it is allowed; returns whether it is. Raises GrammarStuck."""
         output = np.append(self._output[: self._count], np.int32(token))
         return self.follow(output) == len(output)
 

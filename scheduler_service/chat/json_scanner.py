@@ -42,7 +42,7 @@ class JsonScanner:
 
     @property
     def in_string(self) -> bool:
-        """Any text may follow: this is the inside of a string."""
+        """This is the inside of a string: any text may follow, but for control characters."""
         return self._state in ("string", "key string")
 
     def push(self, text: str, at: int = 0) -> int:

@@ -41,7 +41,10 @@ MAX_TEMPLATE_CHARS = 1 << 20
 MAX_PROCESSES = 4
 MAX_CRASHES = 2
 RESTART_S = 0.1
-"""Pause before a process that ended without loading a tokenizer is replaced; doubles up to RESTART_MAX_S."""
+"""Pause after a process that did not start, or ended without having loaded the accepted tokenizer.
+
+It doubles up to RESTART_MAX_S. Any other process that has ended is replaced at once.
+"""
 RESTART_MAX_S = 5.0
 SMALL, LARGE = range(LANES)
 

@@ -120,13 +120,15 @@ class Client:
         Raises if no scheduler answered.
         """
         ids = list(request_ids)
+        request = pb.AbortRequest(request_ids=ids)
+        calls = [
+            endpoint.scheduler.Abort.future(request, timeout=timeout_s, metadata=self._schedulers.metadata)
+            for endpoint in self._schedulers.endpoints
+        ]
         replies, failure = [], None
-        for endpoint in self._schedulers.endpoints:
+        for call in calls:
             try:
-                request = pb.AbortRequest(request_ids=ids)
-                replies.append(
-                    endpoint.scheduler.Abort(request, timeout=timeout_s, metadata=self._schedulers.metadata)
-                )
+                replies.append(call.result())
             except grpc.RpcError as error:
                 failure = errors.from_rpc(error)
         if failure is not None and not replies:

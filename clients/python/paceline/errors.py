@@ -214,7 +214,7 @@ def from_status(code: grpc.StatusCode, message: str, trailers: object = ()) -> P
     reason, metadata, retry_after_s = _details(trailers)
     if code is grpc.StatusCode.CANCELLED and not reason:
         # Paceline's services always send a reason. gRPC sends none when a server that stops cancels calls it
-        # has not begun, and when the channel is closed.
+        # has not begun, and when this client cancels the call or closes the channel.
         return Unavailable(message or "the connection was closed")
     return _make(code, message, reason, metadata, retry_after_s)
 

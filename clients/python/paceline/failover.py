@@ -74,7 +74,8 @@ class Attempts:
 
     A refused attempt (by the scheduler, or because it can't be reached) moves on to the next address; when
     all have refused, the error is the caller's. A lost attempt (the connection broke, or the scheduler ended
-    the call with UNAVAILABLE in mid-stream) is repeated for up to `failover_timeout_s`.
+    the call with UNAVAILABLE in mid-stream) is repeated at once on each other address, and then on all of
+    them for up to `failover_timeout_s`.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class ResumableStream:
 
     For each attempt, send the request that `attempt()` returns, then pass each message to `see()`; when
     the attempt is lost, begin another. The events of all attempts together equal those of a stream that was
-    never interrupted. Their times count from the first attempt, and `cached_tokens` is the first attempt's.
+    never interrupted. Times count from the attempt that brought the first event; `cached_tokens` is its own.
     Preemptions, drafts and queue_ms are the last attempt's alone: a scheduler reports them only at the end.
     """
 
@@ -105,9 +105,9 @@ class ResumableStream:
 
     @property
     def started(self) -> Started | None:
-        """The request with its defaults filled in, as the first attempt's scheduler reported it.
+        """The request with its defaults filled in, as reported to the attempt that brought the first event.
 
-        None before its first event.
+        Before that event: to the current attempt; None if it has not been reported yet.
         """
         return None if self._first is None else responses.started(self._first)
 

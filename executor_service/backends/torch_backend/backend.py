@@ -62,7 +62,10 @@ class TorchConfig:
 
     @property
     def max_piece_tokens(self) -> int:
-        """As in `Backend`: for most models at most a second's work, and enough to keep the device busy."""
+        """Maximum tokens of one forward: of prompts, decodes and drafts together.
+
+        For most models that is at most a second's work, and enough to keep the device busy.
+        """
         return 2048 if self.device.startswith("cuda") else 512
 
     def __post_init__(self) -> None:

@@ -155,7 +155,7 @@ class DirectoryCheckpoint:
         )
         self._store = SafetensorsDirectory(path)
         try:
-            self._check()
+            self._check()  # an OSError of reading comes as a ModelError
         except ModelError:
             self.close()
             raise

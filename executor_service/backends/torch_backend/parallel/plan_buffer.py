@@ -43,7 +43,10 @@ def pack_rows(rows: Sequence[ForwardRow]) -> Body:
 
 
 def unpack_rows(body: Body) -> list[ForwardRow]:
-    """The rows as the other ranks need them, without their histories and sampling parameters."""
+    """The rows as the other ranks need them: histories and sampling parameters are stand-ins.
+
+    The body is not checked, since rank 0 wrote it.
+    """
     count = int(body[0])
     heads = body[1 : 1 + 5 * count].reshape(count, 5)
     ends = 1 + 5 * count + np.cumsum(np.concatenate([heads[:, 1], heads[:, 4]]))
