@@ -1,13 +1,17 @@
-"""Verdicts of `paceline doctor` that no test server has to be started for."""
+"""Verdicts of `paceline doctor` for which no stack has to be started."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import grpc
 import pytest
 from paceline import errors
-from paceline.cli.diagnosis import Verdict, _verdict_on_silence
+from paceline.channel import Security
+from paceline.cli.diagnosis import Verdict, _verdict_on_silence, _verdict_without_scheduler
+from paceline.executor.v1 import executor_pb2_grpc
 
 
 @pytest.mark.parametrize(
@@ -26,3 +30,29 @@ def test_a_service_that_denies_its_status_is_not_called_frozen(
             raise error
 
     assert _verdict_on_silence(cast(Any, Unanswering()), 1.0) is verdict
+
+
+class Failing(executor_pb2_grpc.ExecutorServiceServicer):
+    """An executor that can't say how it is."""
+
+    def GetStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        context.abort(grpc.StatusCode.INTERNAL, "a bug")
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[grpc.Server, str]]:
+    server = grpc.server(ThreadPoolExecutor(1))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield server, address
+    server.stop(None).wait()
+
+
+def test_a_service_is_called_foreign_only_if_it_has_none_of_the_methods(
+    server: tuple[grpc.Server, str],
+) -> None:
+    started, address = server
+    assert _verdict_without_scheduler(address, Security(), 60.0).verdict is Verdict.NOT_PACELINE
+    executor_pb2_grpc.add_ExecutorServiceServicer_to_server(Failing(), started)
+    failed = _verdict_without_scheduler(address, Security(), 60.0)
+    assert (failed.verdict, failed.detail) == (Verdict.FAILED, "a bug")

@@ -197,6 +197,8 @@ def _verdict_without_scheduler(address: str, security: Security, timeout_s: floa
             error = errors.from_rpc(raised)
             if isinstance(error, errors.Unauthenticated):
                 return _token_problem(security, error)
+            if raised.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                return Diagnosis(Verdict.FAILED, error.message)
             return Diagnosis(Verdict.NOT_PACELINE, f"{address} has neither a scheduler nor an executor")
     states = {
         executor_pb2.EXECUTOR_STATE_LOADING: "loading",
