@@ -49,7 +49,7 @@ def tagged_parts(text: str) -> list[TaggedPart]:
     except (ValueError, RecursionError) as error:
         raise GrammarInvalid(f"no JSON: {error}") from None
     if not isinstance(tag, dict) or not tag.keys() <= {"structures", "triggers", "type"}:
-        raise GrammarInvalid("an object with structures and triggers, and nothing else")
+        raise GrammarInvalid("an object with structures, triggers and perhaps type, and nothing else")
     triggers, structures = tag.get("triggers"), tag.get("structures")
     if not isinstance(triggers, list) or not triggers or not all(isinstance(t, str) and t for t in triggers):
         raise GrammarInvalid("triggers: a list of texts that are not empty")
@@ -64,7 +64,8 @@ def _part(field: str, part: object, triggers: list[str]) -> TaggedPart:
     begin, end, schema, lark = part.get("begin"), part.get("end", ""), part.get("schema"), part.get("lark")
     if not isinstance(begin, str) or not isinstance(end, str):
         raise GrammarInvalid(f"{field}: begin and end must be texts")
-    if isinstance(schema, dict) == isinstance(lark, str):
+    by_schema, by_lark = isinstance(schema, dict) and lark is None, isinstance(lark, str) and schema is None
+    if not (by_schema or by_lark):
         raise GrammarInvalid(f"{field}: either schema, an object, or lark, a text")
     trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
     if trigger is None:

@@ -116,6 +116,11 @@ BAD = {
         '{"structures": [{"begin": "<", "schema": {}, "lark": ""}], "triggers": ["<"]}',
         "structures[0]: either schema",
     ),
+    "tag with a second body of another type": (
+        "structural_tag",
+        '{"structures": [{"begin": "<", "schema": {}, "lark": 5}], "triggers": ["<"]}',
+        "structures[0]: either schema",
+    ),
     "tag with an unknown key": (
         "structural_tag",
         '{"structures": [{"begin": "<", "schema": {}, "x": 1}], "triggers": ["<"]}',
