@@ -28,7 +28,7 @@ from scheduler_service.text.pool import TextPool
 log = Log(__name__)
 
 TICK_S = 0.5
-"""Seconds between two updates of health and metrics, and between two checks for stalled readers."""
+"""Maximum seconds between two updates of health and metrics, and between two checks for stalled readers."""
 STUCK_STEP_S = 30.0
 """Age of an unanswered step from which health is NOT_SERVING; its executor counts as lost only later."""
 

@@ -124,7 +124,7 @@ class OracleBackend(Synchronous):
         return outputs
 
     def _take_masks(self, rows: Sequence[ForwardRow]) -> None:
-        """Set the masks that come later, while nothing but sampling is left to do."""
+        """Set the masks that come later. Here none do; a subclass whose steps overlap overrides this."""
         raise RuntimeError("steps do not overlap here")
 
     def copy_page(self, source: int, target: int) -> None:

@@ -37,7 +37,7 @@ class LedgerError(AssertionError):
 
 
 class BlockTable:
-    """The pages of one sequence in order, and the hashes of its full pages that were published."""
+    """The pages of one sequence in order, and the hashes of its full pages as far as `publish` has come."""
 
     __slots__ = ("_buffer", "_view", "count", "hashes", "root")
 

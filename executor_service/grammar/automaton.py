@@ -22,8 +22,8 @@ class Automaton:
     truncated, a draft rejected or a step given up.
 
     A matcher that is stuck is replaced by one that replays the output: what the old one has computed along
-    its way counts against its limits, too. The new one may share them with matchers of other sequences. So if
-    it is stuck because of them, another one decides, which shares them with none.
+    its way counts against its limits, too. The new one may share its limits with matchers of other sequences.
+    If it is stuck because of those, a third one decides, whose limits are its own.
 
     After a GrammarStuck its place may be lost: call `follow` before the next question.
 
@@ -60,7 +60,7 @@ class Automaton:
             return self._replay(output)
 
     def why_not(self, output: TokenIds) -> str:
-        """Go to behind `output`, and say why it can't be one; "": it can, as far as it goes."""
+        """Go to behind `output`. Returns why the grammar does not allow it; "" if it does."""
         try:
             allowed = self.follow(output)
         except GrammarStuck as error:
@@ -117,7 +117,7 @@ class Automaton:
         return taken
 
     def _common(self, output: TokenIds) -> int:
-        """How many tokens `output` begins with that were consumed."""
+        """How many first tokens `output` (int32) has in common with those consumed."""
         shorter = min(self._count, len(output))
         mine, theirs = self._output[:shorter], output[:shorter]
         if mine.tobytes() == theirs.tobytes():  # as mostly; faster than comparing item by item

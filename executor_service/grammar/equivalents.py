@@ -17,7 +17,7 @@ _OF_OBJECTS = frozenset(
 """Keywords that every value meets that is no object."""
 _LENGTHS = frozenset({"minLength", "maxLength"})
 _MAX_EXCLUSIVE = 64
-"""Of properties of which one alone may be there; what says so grows with the square of their number."""
+"""Most properties of which only one may be there; the schema that says so grows with the square of them."""
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
 
 
@@ -29,7 +29,10 @@ def demand(schema: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def replace_keywords(schema: dict[str, Any]) -> None:
-    """One schema without those in it; changed in place. What it then has in it may need the same."""
+    """Replace the keywords of this schema in place, but not those of its subschemas.
+
+    Call it for these too, those that it adds included.
+    """
     _replace_unevaluated(schema)  # first: what is added below is not looked through
     _replace_one_of(schema)
     _replace_not(schema)

@@ -81,7 +81,7 @@ class Forecast:
         self._started_at = None
 
     def ended(self, sequence: LiveSequence, *, cut_off: bool) -> None:
-        """A completion ended, well or by its client; or it was cut off by its deadline.
+        """A completion ended or failed; `cut_off`: its deadline ended it.
 
         What it had then is only a lower bound: it counts as if half had been missing. A server on which
         all requests miss their deadlines thus finds out fast how long completions are, though it sees none.
@@ -96,7 +96,7 @@ class Forecast:
 
     def pace_s(self, rows: int) -> float:
         """Seconds per output token of a sequence among so many; 0 while nothing is known."""
-        if not self._rows:  # no request had a deadline yet
+        if not self._rows:  # no request had a deadline or drafts yet
             return self.step_s
         here = self._model.seconds(self._work(1.0))
         there = self._model.seconds(self._work(rows / self._rows))
@@ -166,5 +166,5 @@ class Forecast:
         return ahead
 
     def wait_s(self, ahead: float) -> float:
-        """Until a request is started behind so many that wait for each other; at once below 0."""
+        """Seconds until a request starts that has `ahead` requests before it; -1 or less: at once."""
         return max(0.0, ahead + 1) * self._interval_s()

@@ -19,8 +19,8 @@ from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.states import SequenceState
 
 LEAD = 1024
-"""Virtual tokens: an identity that was served so many more than another gives places to it, even if it runs
-no more sequences. So many, that two identities do not preempt each other in turn."""
+"""Virtual tokens: an identity that was served this many more than another gives places to it, even if it does
+not run more sequences than the other. Large enough that two identities do not preempt each other in turn."""
 
 
 class StepBuilder:
@@ -58,7 +58,7 @@ class StepBuilder:
     def fill(self) -> None:
         """Schedule the running sequences; then preempt if some lack pages, else start queued ones.
 
-        No sequence is preempted while steps in flight release pages.
+        No sequence is preempted for pages while steps in flight release some; for a place it may be.
         """
         pool = self._pool
         self._feed(pool.running)
@@ -177,8 +177,9 @@ class StepBuilder:
         """Preempt sequences of other identities, to free `pages` or one place for a sequence of `account`.
 
         Takes from an identity that keeps, by weight, at least as many running sequences as `account` gets,
-        and from one that was served much more (LEAD) and keeps at least one. The first running sequence is
-        never preempted, so that it ends whoever comes. Returns whether any sequence was preempted.
+        and from one that was served much more (LEAD) and keeps at least one. No identity gives way that was
+        served less than `account`. Spared are the first running sequence, so that it ends whoever comes,
+        isolated ones, and those that this step opens or copies. Returns whether any sequence was preempted.
         """
         queue, running = self._pool.queue, self._pool.running
         if not queue.contested:

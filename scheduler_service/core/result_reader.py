@@ -43,7 +43,7 @@ class ResultReader:
     def read(self, step: SentStep, result: StepAnswer, now: float) -> tuple[list[Event], bool]:
         """Apply the answer to `step`. Returns the events, and whether the executor was short of something.
 
-        The latter means pages or sequences: the caller should wait before it asks for more.
+        That is pages, sequences or that it drains: the caller should wait before it asks for more.
         """
         events: list[Event] = []
         short = starved = False
@@ -144,7 +144,10 @@ class ResultReader:
         self._counters.cached_tokens += sequence.note_cache(answer.cached_length or sequence.kv)
 
     def _refused(self, sequence: LiveSequence, answer: RowAnswer, events: list[Event], now: float) -> bool:
-        """Requeue the sequence or fail its request, by the code of the answer.
+        """Treat a refused row by the code of the answer.
+
+        An opening for which the executor has no room is queued again; a running sequence is left as it is. A
+        stale cache is opened again. Anything else fails the request.
 
         Returns whether the executor was short of something, which is no fault of the sequence.
         """

@@ -97,9 +97,9 @@ def started(message: pb.Started) -> Started:
 def completions(
     message: pb.GenerateUnaryResponse, n: int, schema: SchemaLike | None = None
 ) -> list[Completion]:
-    """All `n` completions of a GenerateUnary reply, ordered by index. `schema` is the request's.
+    """All `n` completions of a GenerateUnary reply. `schema` is the request's.
 
-    Raises InternalError if one is missing or unfinished.
+    Raises InternalError if one is missing or unfinished, or they are not in the order of their indexes.
     """
     indexes = [one.index for one in message.completions]
     if indexes != list(range(n)):

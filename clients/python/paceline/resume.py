@@ -83,7 +83,8 @@ class ResumableStream:
         self._began_at: float | None = None  # send time of the attempt that brought the first event
         self._sent_at = 0.0  # send time of the current attempt
         self._offset_us = 0  # from `_began_at` to the current attempt
-        self._first: pb.Started | None = None  # of that attempt
+        # Of the attempt that brought the first event; before that event, of the current attempt.
+        self._first: pb.Started | None = None
         self._attempt_started = False  # whether the current attempt brought a Started
         self._continued: int | None = None  # tokens in the current attempt's continuation
         self.resumptions = 0  # number of attempts with a continuation

@@ -88,10 +88,11 @@ class DraftCaches:
     def plan(
         self, wanting: Iterable[tuple[LiveSequence, int]], following: Iterable[LiveSequence], now: float
     ) -> PlannedStep | None:
-        """The next step; None while one is in flight or if none is needed.
+        """The next step; None without a draft executor, while a step is in flight, or if none is needed.
 
         It makes drafts for `wanting` (pairs of a sequence and a number of drafts, at most `most_drafts`), and
-        opens or fills caches of `following`, as far as places, tokens and pages go.
+        opens or fills caches of `following`, as far as places, tokens and pages go. A cache that
+        gets no room is released, and its sequence gets none for a while.
         """
         limits = self._limits
         if limits is None or self.step is not None:

@@ -71,7 +71,7 @@ class AsyncSchedulerConnections:
         timeout_s: float | None,
         failover_timeout_s: float = 0.0,
     ) -> _Reply:
-        """Make a unary call, on one scheduler after the other until one answers. Raises `paceline.errors`.
+        """Make a unary call, on one scheduler after the other until one takes it. Raises `paceline.errors`.
 
         `method` takes the call's method from an endpoint. `timeout_s` is the deadline of all attempts
         together; `failover_timeout_s` is the time in which a lost attempt is repeated.

@@ -25,7 +25,10 @@ def read_secrets(known: Collection[str]) -> Mapping[str, str]:
 
 
 def parse_secrets(line: bytes, known: Collection[str]) -> Mapping[str, str]:
-    """The secrets in a JSON object of strings. Raises ValueError for a name that is not in `known`."""
+    """The secrets in a JSON object of strings.
+
+    Raises ValueError if it is no such object, or has a name that is not in `known`.
+    """
     try:
         given = json.loads(line)
     except ValueError:

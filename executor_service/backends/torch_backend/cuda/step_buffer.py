@@ -1,8 +1,8 @@
 """`StepBuffer`: everything that the device has to know of a step, in one int32 array, copied at once.
 
 The host derives all of it, since it knows every length: page and slot of each token, the work of attention,
-the noise keys. It may not know a token that the step before this one samples. Such a token is written as -1 -
-r, where r is the index of the row that samples it, and the device looks it up.
+the noise keys. A token that the step before this one samples may not be known yet. It is written as `-1 - r`,
+r being the index of the row that samples it, and the device looks it up.
 
 Steps of one shape have their parts at the same offsets, padded, so that a CUDA graph captured with one of
 them can be replayed with another.

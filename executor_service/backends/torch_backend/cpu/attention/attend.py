@@ -1,11 +1,12 @@
 """Paged attention on CPU, in fp32, after `rotate` has written K and V into `pages`.
 
 Work is cut into items: up to 24 query vectors of one sequence, which are some positions times the query heads
-that share a KV head (one position, if that is more). An item goes over the keys in blocks of 8 tiles from
-position 0, with an online softmax (Milakov, Gimelshein 2018). Block borders depend on positions alone, and
-masked keys add exact zeros: **a query's result depends neither on other queries nor on how its sequence was
-cut into chunks**, as long as its keys and values are finite. If they are not, the results of queries that see
-them are NaN. Slots that were never written may hold NaN; they are not multiplied.
+that share a KV head; one position, if more than 24 heads share one. An item goes over the keys in blocks of 8
+tiles from position 0, with an online softmax (Milakov, Gimelshein 2018). Block borders depend on positions
+alone, and masked keys add exact zeros: **a query's result depends neither on other queries nor on how its
+sequence was cut into chunks**, as long as its keys and values are finite. If they are not, the results of
+queries that see them are NaN. Slots that were never written may hold NaN: their scores are overwritten, and
+their values are not multiplied.
 """
 
 from __future__ import annotations
@@ -94,7 +95,10 @@ def _largest(scores: Array) -> np.float32:
 
 @njit(nogil=True, fastmath=FLAGS)
 def _softmax_block(scores: Array, highest: Array, total: Array, acc: Array, rows: int) -> None:
-    """Turn scores [rows, _BLOCK] into weights, and rescale the running maximum, sum and result."""
+    """Turn scores [rows, _BLOCK] into weights exp(score - maximum), and add these to the running sum.
+
+    Raises the running maximum first, and rescales the running sum and result to it.
+    """
     for r in range(rows):
         top = max(highest[r], _largest(scores[r]))
         if top != highest[r]:
@@ -125,7 +129,10 @@ def _attend_item(
     highest: Array,
     total: Array,
 ) -> None:
-    """Attention of one item: `rows` query vectors, `group` per position from `position` on; adds to `acc`."""
+    """Attention of one item: `rows` query vectors, `group` per position from `position` on.
+
+    Overwrites `acc` with the weighted sums of values, not yet divided by `total`; sets `highest` and `total`.
+    """
     page_size, per_page = pages.page_size, page_tiles(pages)
     length = position + rows // group  # number of keys that the last query sees
     tiles = length // page_size * per_page + (length % page_size + LANES - 1) // LANES
@@ -187,7 +194,7 @@ def _compute_chunk(record: int, chunk: int) -> None:
     kv_heads, dim, max_queries = pages.kv_heads, pages.head_dim, items.max_queries
     qkv = matrix(call.qkv, rows, (group + 2) * kv_heads * dim)
     out = matrix(call.out, rows, group * kv_heads * dim)
-    # From the last item on, because the later items of a long chunk see more keys.
+    # From the last item on, because the later items of a long prompt see more keys.
     item, head = items.size - 1 - chunk // kv_heads, chunk % kv_heads
     first_token = ints(items.first_tokens, items.size)[item]
     position = ints(items.first_positions, items.size)[item]

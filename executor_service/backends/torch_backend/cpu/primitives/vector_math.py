@@ -1,4 +1,4 @@
-"""Scalar math that LLVM can vectorize: numba calls libm once per element, these it turns into AVX.
+"""Scalar math that LLVM can vectorize: numba calls libm once per element; LLVM turns these into AVX.
 
 `exp32` is Cephes' expf (Moshier): relative error below 2e-7. NaN stays NaN.
 """
