@@ -164,19 +164,23 @@ def _service_verdict(address: str, security: Security, timeout_s: float) -> Diag
             return _request_verdict(client, None, timeout_s)
         except errors.Unsupported:
             return _verdict_without_scheduler(address, security, timeout_s)
-        except errors.DeadlineExceeded:
-            return Diagnosis(
-                Verdict.FROZEN, f"its port answers, and the service says nothing for {timeout_s:g} s"
-            )
         except DecodeError as error:
             return Diagnosis(Verdict.VERSION, f"its status can't be read: {error}")
-        except errors.Unavailable as error:
-            return Diagnosis(Verdict.FAILED, error.message)
         except errors.PacelineError as error:
-            if "eserializ" in error.message or "parse" in error.message:
-                return Diagnosis(Verdict.VERSION, f"its status can't be read: {error.message}")
-            return Diagnosis(Verdict.FAILED, error.message)
+            return _status_problem(error, timeout_s)
         return _state_problem(client, status, timeout_s) or _request_verdict(client, status, timeout_s)
+
+
+def _status_problem(error: errors.PacelineError, timeout_s: float) -> Diagnosis:
+    """The diagnosis of a service of ours that answered the question for its status with `error`."""
+    if isinstance(error, errors.DeadlineExceeded):
+        return Diagnosis(
+            Verdict.FROZEN, f"its port answers, and the service says nothing for {timeout_s:g} s"
+        )
+    unreadable = "eserializ" in error.message or "parse" in error.message
+    if unreadable and not isinstance(error, errors.Unavailable):
+        return Diagnosis(Verdict.VERSION, f"its status can't be read: {error.message}")
+    return Diagnosis(Verdict.FAILED, error.message)
 
 
 def _token_problem(security: Security, error: errors.PacelineError) -> Diagnosis:
@@ -197,8 +201,8 @@ def _verdict_without_scheduler(address: str, security: Security, timeout_s: floa
             error = errors.from_rpc(raised)
             if isinstance(error, errors.Unauthenticated):
                 return _token_problem(security, error)
-            if raised.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                return Diagnosis(Verdict.FAILED, error.message)
+            if not isinstance(error, errors.Unsupported):
+                return _status_problem(error, timeout_s)
             return Diagnosis(Verdict.NOT_PACELINE, f"{address} has neither a scheduler nor an executor")
     states = {
         executor_pb2.EXECUTOR_STATE_LOADING: "loading",
