@@ -194,7 +194,7 @@ class Registry:
         return self._live.get(live.request.id) is live
 
     def next_deadline(self) -> float | None:
-        """The earliest deadline of a live request; None if none has one."""
+        """The earliest deadline of a live request; None if none has one. `deadlines` may become False."""
         heap = self._deadlines
         while heap and not self._is_live(heap[0][2]):
             heappop(heap)
@@ -202,7 +202,7 @@ class Registry:
 
     @property
     def deadlines(self) -> bool:
-        """Some live request may have a deadline."""
+        """Some live request may have a deadline. `next_deadline` drops those of requests that have ended."""
         return bool(self._deadlines)
 
     def past_deadline(self, now: float) -> Iterator[LiveRequest]:

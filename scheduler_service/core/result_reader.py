@@ -147,7 +147,7 @@ class ResultReader:
         """Treat a refused row by the code of the answer.
 
         An opening for which the executor has no room is queued again; a running sequence is left as it is. A
-        stale cache is opened again. Anything else fails the request.
+        stale cache is opened again, up to `max_refusals` times. Anything else fails the request.
 
         Returns whether the executor was short of something, which is no fault of the sequence.
         """

@@ -91,8 +91,9 @@ class DraftCaches:
         """The next step; None without a draft executor, while a step is in flight, or if none is needed.
 
         It makes drafts for `wanting` (pairs of a sequence and a number of drafts, at most `most_drafts`), and
-        opens or fills caches of `following`, as far as places, tokens and pages go. A cache that
-        gets no room is released, and its sequence gets none for a while.
+        opens or fills caches of `following`, as far as places, tokens and pages go. A cache whose
+        row lacks pages is released, and its sequence gets none for a while; one that finds the step full is
+        kept.
         """
         limits = self._limits
         if limits is None or self.step is not None:

@@ -4,9 +4,10 @@ Work is cut into items: up to 24 query vectors of one sequence, which are some p
 that share a KV head; one position, if more than 24 heads share one. An item goes over the keys in blocks of 8
 tiles from position 0, with an online softmax (Milakov, Gimelshein 2018). Block borders depend on positions
 alone, and masked keys add exact zeros: **a query's result depends neither on other queries nor on how its
-sequence was cut into chunks**, as long as its keys and values are finite. If they are not, the results of
-queries that see them are NaN. Slots that were never written may hold NaN: their scores are overwritten, and
-their values are not multiplied.
+sequence was cut into chunks**, as long as the keys and values that its item goes over are finite. A key that
+is not finite makes the results of the queries that see it NaN. A value that is not makes them NaN or infinite
+in its own dimension alone, and there also NaN in earlier queries of the item, which multiply it by 0. Slots
+that were never written may hold NaN: their scores are overwritten, and their values are not multiplied.
 """
 
 from __future__ import annotations
