@@ -46,7 +46,18 @@ def test_ten_starts_in_a_row_that_never_served_are_enough() -> None:
     assert "10 starts in a row never served" in restarts.after(failed).hopeless
 
 
-@pytest.mark.parametrize("status", [2, os.EX_CONFIG])
+wrong_settings = pytest.mark.parametrize("status", [2, os.EX_CONFIG])
+
+
+@wrong_settings
 def test_an_exit_status_that_means_wrong_settings_is_final(status: int) -> None:
     assert f"exit status {status}" in Restarts().after(ProcessRun(1.0, False, status)).hopeless
     assert not Restarts().after(ProcessRun(1.0, True, status)).hopeless
+
+
+@wrong_settings
+def test_after_it_has_served_a_file_may_have_been_read_half_written(status: int) -> None:
+    restarts, wrong = Restarts(), ProcessRun(1.0, False, status)
+    restarts.after(ProcessRun(60.0, True, KILLED))
+    assert not any(restarts.after(wrong).hopeless for _ in range(MAX_FAILED_STARTS - 1))
+    assert "10 starts in a row never served" in restarts.after(wrong).hopeless

@@ -12,7 +12,7 @@ MAX_FAILED_STARTS = 10
 """Number of runs in a row that never served after which the process is given up."""
 
 _USAGE = 2
-_FINAL = (_USAGE, os.EX_CONFIG)  # exit statuses of a service whose settings or model are wrong
+_WRONG_SETTINGS = (_USAGE, os.EX_CONFIG)  # exit statuses of a service whose settings or model are wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,9 @@ class Restarts:
     """Backoff between restarts, in seconds: from `first_s`, doubling up to `max_s`.
 
     It starts over after a good run: one that served and lasted at least `good_run_s`.
+
+    A process whose settings are wrong is given up if it has never served. If it has, one of its files may be
+    half written at the moment, so it is started again as after any other failed start.
     """
 
     def __init__(self, first_s: float = 0.1, max_s: float = 10.0, good_run_s: float = 30.0) -> None:
@@ -50,6 +53,7 @@ class Restarts:
         self._next_s = first_s
         self._deaths = self._failed_starts = 0
         self._within_s = 0.0
+        self._has_served = False
 
     def after(self, run: ProcessRun) -> Restart:
         """Record a run that ended unexpectedly; returns the decision."""
@@ -57,6 +61,7 @@ class Restarts:
             self._reset()
         self._deaths += 1
         self._failed_starts = 0 if run.served else self._failed_starts + 1
+        self._has_served |= run.served
         self._within_s += run.seconds
         restart = Restart(self._next_s, self._deaths, self._within_s, self._hopeless(run))
         self._within_s += self._next_s
@@ -66,7 +71,7 @@ class Restarts:
     def _hopeless(self, run: ProcessRun) -> str:
         if run.served:
             return ""
-        if run.status in _FINAL:
+        if run.status in _WRONG_SETTINGS and not self._has_served:
             return f"exit status {run.status} means that its settings or its model are wrong"
         if self._failed_starts >= MAX_FAILED_STARTS:
             return f"{self._failed_starts} starts in a row never served"
