@@ -36,8 +36,9 @@ class AnswerSender:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after it has sent what it was given."""
+        """Wait until the thread has sent what it was given, and has ended: the loop may be closed then."""
         self._handed_over.put(None)
+        self._thread.join()
 
     def add(self, future: asyncio.Future[Any], outcome: Any, *, is_error: bool = False) -> None:
         """Collect an answer for the next `send`; device thread."""
