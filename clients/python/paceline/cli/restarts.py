@@ -11,6 +11,9 @@ LOOP_DEATHS = 5
 MAX_FAILED_STARTS = 10
 """Number of runs in a row that never served after which the process is given up."""
 
+MAX_WRONG_STARTS = 5
+"""The same for a process that had served before, if the last of these runs ended for wrong settings."""
+
 _USAGE = 2
 _WRONG_SETTINGS = (_USAGE, os.EX_CONFIG)  # exit statuses of a service whose settings or model are wrong
 
@@ -45,7 +48,7 @@ class Restarts:
     It starts over after a good run: one that served and lasted at least `good_run_s`.
 
     A process whose settings are wrong is given up if it has never served. If it has, one of its files may be
-    half written at the moment, so it is started again as after any other failed start.
+    half written at the moment, so it is started again, up to MAX_WRONG_STARTS times.
     """
 
     def __init__(self, first_s: float = 0.1, max_s: float = 10.0, good_run_s: float = 30.0) -> None:
@@ -71,7 +74,8 @@ class Restarts:
     def _hopeless(self, run: ProcessRun) -> str:
         if run.served:
             return ""
-        if run.status in _WRONG_SETTINGS and not self._has_served:
+        allowed = MAX_WRONG_STARTS if self._has_served else 1
+        if run.status in _WRONG_SETTINGS and self._failed_starts >= allowed:
             return f"exit status {run.status} means that its settings or its model are wrong"
         if self._failed_starts >= MAX_FAILED_STARTS:
             return f"{self._failed_starts} starts in a row never served"
