@@ -35,7 +35,7 @@ DEADLINE_STEPS = 4
 FRUITLESS_DECISIONS = 4
 """Decisions per step, about, that give no drafts: the more sequences run, the longer each rests after one."""
 
-MAX_REST = 64
+MAX_REST = 128
 """Tokens that a sequence decodes plainly at most before it is decided about again."""
 
 SETTLED_STEPS, TIMED_STEPS = 64, 16
