@@ -13,7 +13,7 @@ from executor_service.backends.base import ModelError
 log = Log(__name__)
 
 EXIT_FAULT = os.EX_SOFTWARE  # 70: a device fault, a lost rank or a bug; a restart may help
-EXIT_MODEL = os.EX_CONFIG  # 78: the model can't be served with this configuration; a restart does not help
+EXIT_MODEL = os.EX_CONFIG  # 78: the model can't be served; a restart helps only if a file was half written
 
 
 def die(error: BaseException) -> NoReturn:

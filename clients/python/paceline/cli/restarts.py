@@ -12,7 +12,7 @@ MAX_FAILED_STARTS = 10
 """Number of runs in a row that never served after which the process is given up."""
 
 MAX_WRONG_STARTS = 5
-"""The same for a process that had served before, if the last of these runs ended for wrong settings."""
+"""Number of runs in a row that ended for wrong settings after which a process that had served is given up."""
 
 _USAGE = 2
 _WRONG_SETTINGS = (_USAGE, os.EX_CONFIG)  # exit statuses of a service whose settings or model are wrong
@@ -47,14 +47,14 @@ class Restarts:
 
     It starts over after a good run: one that served and lasted at least `good_run_s`.
 
-    A process whose settings are wrong is given up if it has never served. If it has, one of its files may be
-    half written at the moment, so it is started again, up to MAX_WRONG_STARTS times.
+    A process whose settings are wrong is given up at once if it has never served. If it has, one of its files
+    may be half written at the moment, so it is given up after MAX_WRONG_STARTS such ends in a row.
     """
 
     def __init__(self, first_s: float = 0.1, max_s: float = 10.0, good_run_s: float = 30.0) -> None:
         self._first_s, self._max_s, self._good_run_s = first_s, max_s, good_run_s
         self._next_s = first_s
-        self._deaths = self._failed_starts = 0
+        self._deaths = self._failed_starts = self._wrong_starts = 0
         self._within_s = 0.0
         self._has_served = False
 
@@ -64,6 +64,8 @@ class Restarts:
             self._reset()
         self._deaths += 1
         self._failed_starts = 0 if run.served else self._failed_starts + 1
+        wrong = not run.served and run.status in _WRONG_SETTINGS
+        self._wrong_starts = self._wrong_starts + 1 if wrong else 0
         self._has_served |= run.served
         self._within_s += run.seconds
         restart = Restart(self._next_s, self._deaths, self._within_s, self._hopeless(run))
@@ -72,10 +74,7 @@ class Restarts:
         return restart
 
     def _hopeless(self, run: ProcessRun) -> str:
-        if run.served:
-            return ""
-        allowed = MAX_WRONG_STARTS if self._has_served else 1
-        if run.status in _WRONG_SETTINGS and self._failed_starts >= allowed:
+        if self._wrong_starts >= (MAX_WRONG_STARTS if self._has_served else 1):
             return f"exit status {run.status} means that its settings or its model are wrong"
         if self._failed_starts >= MAX_FAILED_STARTS:
             return f"{self._failed_starts} starts in a row never served"
@@ -83,5 +82,5 @@ class Restarts:
 
     def _reset(self) -> None:
         self._next_s = self._first_s
-        self._deaths = self._failed_starts = 0
+        self._deaths = self._failed_starts = self._wrong_starts = 0
         self._within_s = 0.0
