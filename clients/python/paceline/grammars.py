@@ -35,7 +35,7 @@ def _text(name: str, value: Any) -> str:
     try:
         if name == "schema":
             return json_schema(value)
-        return value if isinstance(value, str) else json.dumps(value)
+        return value if isinstance(value, str) else json.dumps(value, allow_nan=False)
     except ValueError as error:  # circular, or no JSON
         raise InvalidRequest(f"{name}: {error}") from None
     except TypeError as error:

@@ -29,15 +29,16 @@ def json_schema(schema: SchemaLike) -> str:
     A pydantic model ignores unknown properties; the schema that pydantic generates allows them. Here it is
     closed, so that no tokens are spent on properties that are dropped.
 
-    Raises TypeError if it is no schema or has values that JSON lacks, ValueError if it contains itself.
+    Raises TypeError if it is no schema or has values that JSON lacks, ValueError if it contains itself, NaN
+    or infinity.
     """
     if isinstance(schema, str):
         return schema
     if isinstance(schema, Mapping):
-        return json.dumps(schema)
+        return json.dumps(schema, allow_nan=False)
     for method in ("model_json_schema", "json_schema"):
         if callable(generate := getattr(schema, method, None)):
-            return json.dumps(_closed(generate()))
+            return json.dumps(_closed(generate()), allow_nan=False)
     raise TypeError(f"expected a mapping, JSON or a pydantic model, got {type(schema).__name__}")
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 from paceline import errors
 from paceline.chat import ToolCall
+from paceline.grammars import set_grammar
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.schemas import json_schema
 from paceline.types import Completion, Finished, FinishReason, Usage
@@ -62,6 +63,14 @@ def test_a_schema_of_ones_own_is_sent_as_it_is() -> None:
     own = {"type": "object", "properties": {"a": {"uniqueItems": True}}}
     assert json.loads(json_schema(own)) == own
     assert json_schema('{"type":  "null"}') == '{"type":  "null"}'
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_json_lacks_is_refused_before_it_is_sent(value: float) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        json_schema({"const": value})
+    with pytest.raises(errors.InvalidRequest, match=r"schema: .* not JSON compliant"):
+        set_grammar(pb.GenerateRequest(), "schema", {"const": value})
 
 
 def test_an_open_model_stays_open() -> None:
