@@ -10,7 +10,7 @@ import grpc
 import pytest
 from paceline import errors
 from paceline.channel import Security
-from paceline.cli.diagnosis import Verdict, _verdict_on_silence, _verdict_without_scheduler
+from paceline.cli.diagnosis import Verdict, _status_problem, _verdict_on_silence, _verdict_without_scheduler
 from paceline.executor.v1 import executor_pb2_grpc
 
 
@@ -30,6 +30,20 @@ def test_a_service_that_denies_its_status_is_not_called_frozen(
             raise error
 
     assert _verdict_on_silence(cast(Any, Unanswering()), 1.0) is verdict
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (errors.DeadlineExceeded("late"), Verdict.FROZEN),
+        (errors.InternalError("Exception deserializing response!"), Verdict.VERSION),
+        (errors.Unavailable("failed to parse the address"), Verdict.FAILED),
+        (errors.InternalError("a bug"), Verdict.FAILED),
+    ],
+    ids=["late", "unreadable", "unavailable", "failed"],
+)
+def test_an_error_in_place_of_the_status_is_told_apart(error: errors.PacelineError, verdict: Verdict) -> None:
+    assert _status_problem(error, 1.0).verdict is verdict
 
 
 class Failing(executor_pb2_grpc.ExecutorServiceServicer):

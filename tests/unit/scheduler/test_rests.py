@@ -93,6 +93,14 @@ def test_sequences_without_drafts_are_decided_about_rarely(text: Text) -> None:
     assert len(at_once) > count // FRUITLESS_DECISIONS // 3  # their rests do not end together
 
 
+def test_no_rest_is_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_service.core.drafting.speculator.MAX_REST", 8)
+    decode = Decode(64, NEVER)
+    for _ in range(60):
+        decode.step()
+    assert max(state.plain_until - state.decided_at for state in decode.states) == 8
+
+
 def test_a_fixed_length_never_rests() -> None:
     decode = Decode(64, NEVER, length=4)
     for _ in range(60):
