@@ -14,10 +14,11 @@ from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError, i
 from scheduler_service.link.executor import ExecutorLink
 
 MAX_CHECKS = 2
-"""Grammars of one identity that are checked at once; further ones wait. Each takes a second at most."""
+"""Grammars of one identity that are checked at once; others wait. One takes at most 0.5 s of CPU time."""
 
 MAX_WAIT_S = 10.0
-"""For a turn. What is not hostile takes milliseconds, but the process that compiles may have to start."""
+"""Maximum seconds to wait for a turn. Grammars that are not hostile take milliseconds, but the process that
+compiles them may have to start."""
 
 _TIMEOUT_S = 30.0  # on a busy machine the process that compiles it may have to start first
 

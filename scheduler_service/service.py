@@ -72,7 +72,8 @@ class SchedulerService:
     async def run(self, show_health: Callable[[bool], Awaitable[None]]) -> None:
         """Serve until cancelled, or until a bug raises an exception; then end all live requests.
 
-        `show_health` is called with `healthy` every TICK_S, and when an executor's state has changed.
+        `show_health` is called with `healthy` at least every TICK_S: also at each heartbeat of an executor,
+        and when one is ready or lost.
         """
         try:
             async with asyncio.TaskGroup() as group:

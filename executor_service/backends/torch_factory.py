@@ -59,7 +59,7 @@ def follower_rank(settings: TorchSettings) -> Rank | None:
 def follow(settings: TorchSettings, rank: Rank, *, exit_with_stdin: bool) -> None:
     """Compute with rank 0 until it closes. Ends the process if a rank is lost or the model unusable.
 
-    `exit_with_stdin`: end it as well when its standard input is closed, so when rank 0 has ended.
+    `exit_with_stdin`: also end the process when its standard input closes, as it does when rank 0 ends.
     """
     for number in (
         signal.SIGTERM,

@@ -137,7 +137,10 @@ def _replace_property_names(schema: dict[str, Any]) -> None:
 
 
 def _replace_unevaluated(schema: dict[str, Any]) -> None:
-    """Replace `unevaluatedProperties` where all properties are named, here or in parts of `allOf`."""
+    """Replace `unevaluatedProperties` by `additionalProperties`.
+
+    Only where this schema and the `properties` of parts of `allOf` say which properties are evaluated.
+    """
     if "unevaluatedProperties" not in schema:
         return
     if schema["unevaluatedProperties"] is True or "additionalProperties" in schema:  # it excludes nothing

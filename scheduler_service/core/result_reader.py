@@ -43,7 +43,8 @@ class ResultReader:
     def read(self, step: SentStep, result: StepAnswer, now: float) -> tuple[list[Event], bool]:
         """Apply the answer to `step`. Returns the events, and whether the executor was short of something.
 
-        That is pages, sequences or that it drains: the caller should wait before it asks for more.
+        Short means out of pages or of places for sequences, or draining: the caller should wait before it
+        asks for more.
         """
         events: list[Event] = []
         short = starved = False
@@ -147,7 +148,7 @@ class ResultReader:
         """Treat a refused row by the code of the answer.
 
         An opening for which the executor has no room is queued again; a running sequence is left as it is. A
-        stale cache is opened again, up to `max_refusals` times. Anything else fails the request.
+        stale cache is opened again, up to `max_refusals` times in a row. Anything else fails the request.
 
         Returns whether the executor was short of something, which is no fault of the sequence.
         """

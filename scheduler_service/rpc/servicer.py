@@ -215,7 +215,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             raise
 
     def _served(self, context: _Context) -> Served:
-        """The served model. Raises ServiceError before an executor was ready, for administrators with why."""
+        """The served model. Raises ServiceError before an executor was ready; administrators are told why."""
         return self._service.served(self._credentials.identify(context))
 
 

@@ -110,8 +110,9 @@ class Attempts:
         """Record that the current attempt failed, and set `address_index` to the next attempt's.
 
         Returns the seconds to wait before that attempt. If there is to be none, raises the error that
-        the caller gets: `error`, or an earlier refusal. An error that is neither a loss nor a refusal is the
-        caller's at once.
+        the caller gets: `error`, or an earlier refusal. Any other error is the caller's at
+        once, as is a refusal after a message; but a DuplicateRequest after a loss means that the lost attempt
+        still runs, and counts as a loss.
         """
         if isinstance(error, Unavailable):
             self._rotation.down(self.address_index, now)

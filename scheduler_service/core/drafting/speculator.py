@@ -36,7 +36,8 @@ FRUITLESS_DECISIONS = 4
 """Decisions per step, about, that give no drafts: the more sequences run, the longer each rests after one."""
 
 MAX_REST = 128
-"""Tokens that a sequence decodes plainly at most before it is decided about again."""
+"""Maximum tokens that a sequence decodes plainly before it is decided about again. Fewer than
+MAX_REST * FRUITLESS_DECISIONS running sequences rest less, as FRUITLESS_DECISIONS says."""
 
 SETTLED_STEPS, TIMED_STEPS = 64, 16
 """After SETTLED_STEPS target steps without a draft, one in TIMED_STEPS is counted and learned from."""

@@ -172,7 +172,7 @@ def _service_verdict(address: str, security: Security, timeout_s: float) -> Diag
 
 
 def _status_problem(error: errors.PacelineError, timeout_s: float) -> Diagnosis:
-    """The diagnosis of a service of ours that answered the question for its status with `error`."""
+    """The diagnosis of a service that answered GetStatus with `error`, which is not about a token."""
     if isinstance(error, errors.DeadlineExceeded):
         return Diagnosis(
             Verdict.FROZEN, f"its port answers, and the service says nothing for {timeout_s:g} s"

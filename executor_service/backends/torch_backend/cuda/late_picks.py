@@ -1,7 +1,7 @@
 """`LatePicks`: the tokens of a step that its launch could not pick.
 
-Those are the tokens of masked rows, picked once more from the step's hidden states, and of rows that need
-more of their logits than a drawn token, which `sampler` picks.
+Those are the tokens of masked rows, picked once more from the step's hidden states, and of rows with
+penalties, biases or logprobs, which `sampler` picks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from executor_service.backends.torch_backend.model import Model
 
 
 class LatePicks:
-    """Picks tokens from the hidden states of launched steps; the caller's thread is the runner's."""
+    """Picks tokens from the hidden states of launched steps; call it from the runner's thread."""
 
     def __init__(self, model: Model, sampled: torch.Tensor) -> None:
         """`sampled`: the token that each row of the last step sampled last, int32 on the device."""
