@@ -52,6 +52,11 @@ class CachedSequence:
         self.automaton = automaton  # of the sampling's grammar, wherever in the output it was needed last
         self.renewed_s = renewed_s  # last use, by the lease clock; session 0 has a lease for each sequence
 
+    @property
+    def output(self) -> TokenIds:
+        """The known tokens behind the prompt; a view."""
+        return self.ids[self.prompt_length : self.known]
+
     def make_room(self, tokens: int) -> None:
         """Let `ids` hold at least this number of tokens."""
         if tokens > len(self.ids):

@@ -11,6 +11,7 @@ from paceline.service.clock import RunningClock
 from executor_service.cache.kv_cache import KvCache
 from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.session import ClientSession, Leases, Quota, Sessions
+from executor_service.contract.grammar import ReplayUnfinished
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import (
     CacheView,
@@ -23,7 +24,7 @@ from executor_service.contract.plan import (
     RequestRefused,
     Truncate,
 )
-from executor_service.grammar.automaton import Automaton
+from executor_service.grammar.replays import Replays
 
 
 class Expired(NamedTuple):
@@ -43,11 +44,14 @@ class SequenceStore:
         epoch: int,
         leases: Leases | None = None,
         clock: Callable[[], float] | None = None,
+        replay_clock: Callable[[], float] | None = None,
     ) -> None:
+        """`replay_clock`: by which replays of outputs are limited, as of `ReplayBudget`."""
         self.limits, self.epoch = limits, epoch
         self.leases = leases or Leases()
         self.clock = clock or RunningClock(time.monotonic)
         self.pages = KvCache(limits.total_pages, limits.page_size)
+        self.replays = Replays(replay_clock, self.clock)
         self.sessions = Sessions(
             self.leases.default_s,
             limits.max_sessions,
@@ -67,11 +71,15 @@ class SequenceStore:
         """Add a sequence. Its id is unused, and there are fewer than `limits.max_sequences` (not checked)."""
         session.caches[cache_id] = sequence
         self.count += 1
+        if sequence.automaton is not None:
+            self.replays.taken(sequence.automaton)
 
     def take_back(self, session: ClientSession, cache_id: int) -> None:
         """Undo `add`, so that the id can be used again. The sequence's pages have been released."""
-        del session.caches[cache_id]
+        sequence = session.caches.pop(cache_id)
         self.count -= 1
+        if sequence.automaton is not None:
+            self.replays.keep(session, sequence.automaton, sequence.output.copy())
 
     def apply(self, session: ClientSession, op: Op | Refusal, now_s: float) -> OpResult:
         """Carry out one op. An op that is refused changes nothing."""
@@ -89,11 +97,13 @@ class SequenceStore:
         No step of the session is in flight. `fence`: refuse its later steps as FENCED.
         """
         released = sum(self._release(session, cache_id) for cache_id in tuple(session.caches))
+        self.replays.forget(session)
         self.sessions.remove(session, fence=fence)
         return released
 
     def expire(self) -> Expired:
         """Release sessions, and sequences of session 0, whose leases have run out."""
+        self.replays.expire()
         now_s = self.clock()
         sessions = owned = shared = 0
         for session in self.sessions:
@@ -167,9 +177,13 @@ class SequenceStore:
             return _refused(Reason.QUOTA, f"fork: {quota.no_cache()}")
         automaton = None
         if op.sampling.grammar is not None:
-            automaton = Automaton(op.sampling.grammar)
-            if why := automaton.why_not(source.ids[source.prompt_length : op.length]):
-                return _refused(Reason.GRAMMAR, f"fork.sampling.grammar: {why}")
+            output = source.ids[source.prompt_length : op.length].copy()
+            automaton = self.replays.automaton(session, op.sampling.grammar, output)
+            try:
+                if why := automaton.why_not(output):
+                    return _refused(Reason.GRAMMAR, f"fork.sampling.grammar: {why}")
+            except ReplayUnfinished as error:
+                return _refused(Reason.GRAMMAR_BEHIND, f"fork.sampling.grammar: {error}")
         source.renewed_s = now_s
         fork = CachedSequence(
             self.pages.fork(source.table, op.length),

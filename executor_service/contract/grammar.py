@@ -23,6 +23,13 @@ class GrammarStuck(Exception):
         self.by_others = by_others
 
 
+class ReplayUnfinished(Exception):
+    """To replay an output takes more time than a step may spend on it. What was done is kept."""
+
+    def __init__(self) -> None:
+        super().__init__("the grammar has not read all of the output yet; try again")
+
+
 class Matcher(Protocol):
     """Where one output stands in a grammar. One thread at a time."""
 
@@ -48,5 +55,8 @@ class Matcher(Protocol):
 class Grammar(Protocol):
     """A compiled grammar; shared by sequences and threads."""
 
-    def matcher(self) -> Matcher:
-        """A matcher of the empty output."""
+    def matcher(self, *, alone: bool = False) -> Matcher:
+        """A matcher of the empty output; `alone`: one that shares its limits with no other, now or later.
+
+        Raises GrammarStuck.
+        """

@@ -170,6 +170,7 @@ class Reason(enum.Enum):
     PERMISSION = "permission"
     INTERNAL = "internal"  # a bug
     GRAMMAR = "grammar"  # can't be compiled, does not allow a given token, or allows no token at all
+    GRAMMAR_BEHIND = "grammar_behind"  # it has not read all of the output yet: try again
 
 
 @dataclass(frozen=True, slots=True)

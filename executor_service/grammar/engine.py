@@ -212,12 +212,15 @@ class CompiledGrammar:
         self._engine, self._text, self._escapes, self._rules = engine, text, escapes, rules
         self._lexer = SharedLexer(engine.start(text, rules))
 
-    def matcher(self) -> TokenMatcher:
-        """As `Grammar.matcher`; with a lexer of its own, if that of the others is exhausted."""
-        if self._lexer.exhausted:
-            self._lexer = SharedLexer(self._engine.start(self._text, self._rules))
+    def matcher(self, *, alone: bool = False) -> TokenMatcher:
+        """As `Grammar.matcher`; with another lexer than the others', if theirs is exhausted."""
+        lexer = self._lexer
+        if alone or lexer.exhausted:
+            lexer = SharedLexer(self._engine.start(self._text, self._rules))
+            if not alone:
+                self._lexer = lexer
         masked_first = NOTHING if self._rules is None else self._engine.long_tokens
-        return TokenMatcher(self._engine, self._lexer, self._escapes, masked_first)
+        return TokenMatcher(self._engine, lexer, self._escapes, masked_first)
 
 
 class TokenMatcher:

@@ -26,18 +26,27 @@ class LateGrammar:
         self.free_mask: Masks = np.packbits(bits, bitorder="little")
         """The mask of every position up to that token's."""
 
-    def matcher(self) -> LateMatcher:
+    def matcher(self, *, alone: bool = False) -> LateMatcher:
         """As `Grammar.matcher`."""
-        return LateMatcher(self)
+        return LateMatcher(self, alone=alone)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same grammar, compiled once, behind the same token."""
+        if not isinstance(other, LateGrammar):
+            return NotImplemented
+        return self.grammar is other.grammar and self.begins_after == other.begins_after
+
+    def __hash__(self) -> int:
+        return hash((self.grammar, self.begins_after))
 
 
 class LateMatcher:
     """Implements `Matcher`: counts the tokens before the grammar's, and has a matcher of it from there on."""
 
-    __slots__ = ("_behind", "_free", "_late", "_matcher")
+    __slots__ = ("_alone", "_behind", "_free", "_late", "_matcher")
 
-    def __init__(self, late: LateGrammar) -> None:
-        self._late = late
+    def __init__(self, late: LateGrammar, *, alone: bool) -> None:
+        self._late, self._alone = late, alone
         self._free = 0  # tokens consumed up to the first `begins_after`, with it
         self._matcher: Matcher | None = None  # of the tokens behind it; None: it has not come
         self._behind = 0  # tokens that the matcher has consumed
@@ -80,5 +89,5 @@ class LateMatcher:
         first = int(stops[0])
         if tokens[first] != late.begins_after:
             return first
-        self._matcher = late.grammar.matcher()
+        self._matcher = late.grammar.matcher(alone=self._alone)
         return first + 1

@@ -38,6 +38,7 @@ STATUS_OF: dict[Reason, grpc.StatusCode] = {
     Reason.SESSIONS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.QUEUE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.GRAMMAR_BEHIND: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.LOADING: grpc.StatusCode.UNAVAILABLE,
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,

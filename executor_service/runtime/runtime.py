@@ -183,7 +183,8 @@ class Runtime:
         self._progress("KV pages", 1.0)
         backend.allocate(pages + 1, config.page_size)  # page 0 is scratch
         backend.capture(config.max_rows, config.max_step_tokens, self._progress)
-        engine = Engine(backend, limits, self.epoch, Leases(default_s=config.lease_ms / 1000))
+        leases = Leases(default_s=config.lease_ms / 1000)
+        engine = Engine(backend, limits, self.epoch, leases, replay_clock=time.thread_time)
         self._memory_bytes = backend.memory_bytes()
         vocabulary = vocabulary_fingerprint(tokenizer.tokenizer_json) if tokenizer else b""
         self._loaded = Loaded(engine, info, limits, tokenizer, vocabulary, grammars)

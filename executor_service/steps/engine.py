@@ -28,9 +28,11 @@ class Engine:
         epoch: int,
         leases: Leases | None = None,
         clock: Callable[[], float] | None = None,
+        replay_clock: Callable[[], float] | None = None,
     ) -> None:
+        """`clock`: of leases. `replay_clock`: by which replays are limited; None: they are not."""
         self.limits, self._backend = limits, backend
-        self.store = SequenceStore(limits, epoch, leases, clock)
+        self.store = SequenceStore(limits, epoch, leases, clock, replay_clock)
         self.counters = StepCounters()
         self.pipeline = Pipeline(self.store, backend, self.counters)
 

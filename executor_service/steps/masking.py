@@ -9,7 +9,7 @@ import numpy as np
 from executor_service.backends.base import PendingForward
 from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
-from executor_service.contract.grammar import GrammarStuck
+from executor_service.contract.grammar import GrammarStuck, ReplayUnfinished
 from executor_service.contract.masks import Masks
 from executor_service.contract.plan import Opening, OutputMode, Reason, Refusal, Row, TokenIds
 from executor_service.grammar.automaton import Automaton
@@ -33,14 +33,13 @@ def constrain_row(
     automaton, drafts, masks = sequence.automaton, row.drafts, row.masks
     samples = samples and row.output is OutputMode.SAMPLE
     if automaton is not None and (samples or len(row.tokens)):
-        output = _output_behind(row, sequence, end)
-        if why := automaton.why_not(output):
-            return Refusal(Reason.GRAMMAR, f"rows.tokens[{index}]: {why}")
-        if samples:
-            try:
-                own = _masks_along(automaton, drafts)
-            except GrammarStuck as error:
-                return Refusal(Reason.GRAMMAR, f"rows.cache_ids[{index}]: {error}")
+        try:
+            if why := automaton.why_not(_output_behind(row, sequence, end)):
+                return Refusal(Reason.GRAMMAR, f"rows.tokens[{index}]: {why}")
+            own = _masks_along(automaton, drafts) if samples else None
+        except (GrammarStuck, ReplayUnfinished) as error:
+            return _refusal(f"rows.cache_ids[{index}]", error)
+        if own is not None:
             drafts = drafts[: len(own) - 1]
             masks = own if masks is None else own & masks[: len(own)]
     if masks is None or not samples:
@@ -55,18 +54,18 @@ def constrain_row(
 def constrain_opening(
     index: int, opening: Opening, automaton: Automaton | None, *, samples: bool
 ) -> Masks | Refusal | None:
-    """The masks [1, bytes] of an opening, or its refusal; `automaton`: a new one of its grammar."""
+    """The masks [1, bytes] of an opening, or its refusal; `automaton`: one of its grammar."""
     masks = opening.mask if samples else None
     if automaton is None:
         return masks
-    if why := automaton.why_not(opening.tokens[opening.prompt_length :]):
-        return Refusal(Reason.GRAMMAR, f"openings[{index}].tokens: {why}")
-    if not samples:
-        return None
     try:
+        if why := automaton.why_not(opening.tokens[opening.prompt_length :]):
+            return Refusal(Reason.GRAMMAR, f"openings[{index}].tokens: {why}")
+        if not samples:
+            return None
         own = automaton.mask()[None]
-    except GrammarStuck as error:
-        return Refusal(Reason.GRAMMAR, f"openings[{index}].sampling.grammar: {error}")
+    except (GrammarStuck, ReplayUnfinished) as error:
+        return _refusal(f"openings[{index}].sampling.grammar", error)
     masks = own if masks is None else own & masks
     if not masks.any():
         return Refusal(Reason.GRAMMAR, f"openings[{index}].mask: it and the grammar have no token in common")
@@ -98,19 +97,21 @@ def bring_masks(rows: StepRows, forward: PendingForward, store: SequenceStore) -
         try:
             sequence.automaton.follow(sequence.ids[sequence.prompt_length : sequence.known])
             masks[place] = sequence.automaton.mask()[None]
-        except GrammarStuck as error:
-            refusal = Refusal(Reason.GRAMMAR, f"rows.cache_ids[{row.index}]: {error}")
-            rows.refuse_late(row, refusal, store)
+        except (GrammarStuck, ReplayUnfinished) as error:
+            rows.refuse_late(row, _refusal(f"rows.cache_ids[{row.index}]", error), store)
     forward.constrain(masks)
 
 
 def masks_behind(sequence: CachedSequence, end: int) -> Masks | None:
-    """The mask [1, bytes] behind `end` tokens of a sequence with a grammar; None: nothing is allowed."""
+    """The mask [1, bytes] behind `end` tokens of a sequence with a grammar.
+
+    None: nothing is allowed, or finding out takes a replay that is unfinished.
+    """
     assert sequence.automaton is not None
     try:
         sequence.automaton.follow(sequence.ids[sequence.prompt_length : end])
         return sequence.automaton.mask()[None]
-    except GrammarStuck:
+    except (GrammarStuck, ReplayUnfinished):
         return None
 
 
@@ -120,8 +121,13 @@ def forced_behind(sequence: CachedSequence, max_tokens: int) -> list[int]:
     try:
         sequence.automaton.follow(sequence.ids[sequence.prompt_length : sequence.known])
         return sequence.automaton.forced()[:max_tokens]
-    except GrammarStuck:
+    except (GrammarStuck, ReplayUnfinished):
         return []
+
+
+def _refusal(field: str, error: GrammarStuck | ReplayUnfinished) -> Refusal:
+    behind = isinstance(error, ReplayUnfinished)
+    return Refusal(Reason.GRAMMAR_BEHIND if behind else Reason.GRAMMAR, f"{field}: {error}")
 
 
 def _output_behind(row: Row, sequence: CachedSequence, end: int) -> TokenIds:
@@ -135,7 +141,7 @@ def _output_behind(row: Row, sequence: CachedSequence, end: int) -> TokenIds:
 def _masks_along(automaton: Automaton, drafts: TokenIds) -> Masks:
     """The mask here and behind each draft, as far as these are allowed and something is behind them.
 
-    Raises GrammarStuck if nothing is allowed here.
+    Raises GrammarStuck if nothing is allowed here, and ReplayUnfinished.
     """
     masks = [automaton.mask()]
     if not len(drafts):
@@ -147,7 +153,7 @@ def _masks_along(automaton: Automaton, drafts: TokenIds) -> Masks:
             if not automaton.push(draft):
                 break
             masks.append(automaton.mask())
-        except GrammarStuck:
+        except (GrammarStuck, ReplayUnfinished):
             break
     return np.stack(masks)
 

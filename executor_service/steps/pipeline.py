@@ -86,6 +86,7 @@ class Pipeline:
             self._finished.append(FinishedStep(request, stored))
             return
         began_s, now_s = time.perf_counter(), session.renewed_s
+        store.replays.begin_step()
         savepoint = Savepoint(session, plan, store) if undoable else None
         ops = [store.apply(session, op, now_s) for op in plan.ops]
         try:
@@ -120,6 +121,11 @@ class Pipeline:
         """Whether `prepare_next_mask` has something to do."""
         return bool(self._unprepared)
 
+    @property
+    def has_replays(self) -> bool:
+        """Whether `go_on_replaying` has something to do."""
+        return self._store.replays.unfinished
+
     def prepare_next_mask(self) -> None:
         """Compute one mask that the next steps are likely to need, if there is one left.
 
@@ -127,6 +133,13 @@ class Pipeline:
         """
         if self._unprepared:
             prepare_mask(self._unprepared.popleft())
+
+    def go_on_replaying(self) -> float:
+        """Replay a little of an output whose opening or fork was refused, and is likely to be tried again.
+
+        Returns the seconds that it took.
+        """
+        return self._store.replays.go_on()
 
     def settle(self) -> None:
         """Finish all steps in flight."""

@@ -20,7 +20,6 @@ from executor_service.contract.plan import (
     RowResult,
     StepPlan,
 )
-from executor_service.grammar.automaton import Automaton
 from executor_service.steps.accepted_row import AcceptedRow
 from executor_service.steps.masking import constrain_opening, constrain_row
 from executor_service.steps.step_rows import StepRows, unexpected_length, unknown_cache
@@ -198,7 +197,10 @@ class RowReservation:
         pending = total - hit
         fed = min(opening.limit, pending) if opening.limit else pending
         grammar = opening.sampling.grammar
-        automaton = None if grammar is None else Automaton(grammar)
+        automaton = None
+        if grammar is not None:
+            output = opening.tokens[opening.prompt_length :]
+            automaton = self._store.replays.automaton(session, grammar, output)
         samples = fed == pending and opening.output is OutputMode.SAMPLE
         constrained = constrain_opening(index, opening, automaton, samples=samples)
         refusal: Refusal | None = None

@@ -31,8 +31,11 @@ class StepRows:
 
     @property
     def has_refusals(self) -> bool:
-        """Whether any row was refused."""
-        return len(self.accepted) < len(self.results)
+        """Whether any row was refused for what a step in flight may change."""
+        if len(self.accepted) == len(self.results):
+            return False
+        refusals = (result.refusal for result in self.results)
+        return any(r is not None and r.reason is not Reason.GRAMMAR_BEHIND for r in refusals)
 
     @property
     def lacks_memory(self) -> bool:

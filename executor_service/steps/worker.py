@@ -4,7 +4,8 @@ The event loop submits and awaits; it never waits for the device. Each turn of t
 queued, renews the leases of all sessions that have jobs queued, lets leases expire, and does one thing: begin
 the next step, run another job, or finish the oldest step in flight. With one step in flight it waits for the
 next job or the device, whichever comes first. Where there is nothing to do it computes masks that the next
-steps are likely to need. Jobs that are not steps run with nothing in flight.
+steps are likely to need, and goes on with replays of outputs that these are likely to bring again. Jobs that
+are not steps run with nothing in flight.
 
 A job whose future was cancelled is dropped when its turn comes. A job of several forwards is suspended before
 each of them: the thread sends the answers that are ready, reads what was queued, and resumes the job with
@@ -38,6 +39,9 @@ from executor_service.steps.step_in_flight import StepRequest
 log = Log(__name__)
 
 T = TypeVar("T")
+
+# Between two parts of a replay: they keep the interpreter from the event loop.
+_PAUSE, _MIN_PAUSE_S = 4, 0.0005  # times what the part took; seconds at least
 
 
 class DeviceWorker:
@@ -141,7 +145,7 @@ class DeviceWorker:
         pipeline, forward = engine.pipeline, engine.pipeline.oldest_forward
         if job is not None and (forward is None or (job.is_step and not pipeline.is_full)):
             self._do(self._jobs.take())
-        elif forward is None and not pipeline.has_unprepared:
+        elif forward is None and not (pipeline.has_unprepared or pipeline.has_replays):
             self._check(engine)
         elif forward is None:
             self._prepare(engine)
@@ -161,12 +165,18 @@ class DeviceWorker:
             return False
         pipeline = self._engine.pipeline
         forward = pipeline.oldest_forward
-        return pipeline.has_unprepared or (forward is not None and not self._watcher.is_waiting_for(forward))
+        if pipeline.has_unprepared or pipeline.has_replays:
+            return True
+        return forward is not None and not self._watcher.is_waiting_for(forward)
 
     def _prepare(self, engine: Engine) -> None:
-        """Compute masks for the next steps until another thread has put a job, or the device is done."""
-        while engine.pipeline.has_unprepared and not self._jobs.has_news:
-            engine.pipeline.prepare_next_mask()
+        """Prepare the next steps until another thread has put a job, or the device is done."""
+        pipeline = engine.pipeline
+        while pipeline.has_unprepared and not self._jobs.has_news:
+            pipeline.prepare_next_mask()
+        if pipeline.has_replays and not self._jobs.has_news:
+            spent_s = pipeline.go_on_replaying()
+            self._jobs.read(max(_MIN_PAUSE_S, _PAUSE * spent_s))
 
     def _expire(self, engine: Engine) -> None:
         """Release what has outlived its lease; sessions with queued jobs are renewed first."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
+from google.rpc.error_details_pb2 import ErrorInfo
+from grpc_status import rpc_status
 from paceline.channel import Metadata
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1 import executor_pb2_grpc
@@ -27,6 +29,7 @@ SAMPLE, TOP_K, FULL, NONE = (
 GREEDY = pb.Sampling()
 
 _DEADLINE_S = 60.0
+_MAX_TRIES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,14 @@ def fork(source_id: int, cache_id: int, length: int, sampling: pb.Sampling = GRE
     return pb.Op(fork=pb.Fork(source_id=source_id, cache_id=cache_id, length=length, sampling=sampling))
 
 
+def reasons_of(error: grpc.RpcError) -> list[str]:
+    """The ErrorInfo reasons of a failed RPC."""
+    assert isinstance(error, grpc.Call)
+    status = rpc_status.from_call(error)
+    infos = [info for detail in status.details if detail.Unpack(info := ErrorInfo())] if status else []
+    return [info.reason for info in infos]
+
+
 class Executor:
     """One executor under test: its stub, and what GetInfo said."""
 
@@ -95,8 +106,14 @@ class Executor:
         self.lost = False  # unreachable: nothing more can be found out
 
     def call(self, rpc: str, request: Any, timeout: float = _DEADLINE_S) -> Any:
-        """One unary RPC. Raises grpc.RpcError."""
-        return getattr(self.stub, rpc)(request, timeout=timeout, metadata=self.metadata)
+        """One unary RPC; again, where a grammar has not read all of an output yet. Raises grpc.RpcError."""
+        for _ in range(_MAX_TRIES):
+            try:
+                return getattr(self.stub, rpc)(request, timeout=timeout, metadata=self.metadata)
+            except grpc.RpcError as error:
+                if "GRAMMAR_BEHIND" not in reasons_of(error):
+                    raise
+        raise AssertionError(f"{rpc}: the grammar has not read the output after {_MAX_TRIES} calls")
 
     def can(self, capability: str) -> bool:
         """Whether GetInfo advertises CAPABILITY_<capability>."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -44,12 +45,17 @@ class Clock:
 class Harness:
     """One engine; its methods are single-item steps of session 0 unless told otherwise."""
 
-    def __init__(self, bounds: Limits | None = None, backend: Backend | None = None) -> None:
+    def __init__(
+        self,
+        bounds: Limits | None = None,
+        backend: Backend | None = None,
+        replay_clock: Callable[[], float] | None = None,
+    ) -> None:
         bounds = bounds or limits()
         self.backend: Any = backend or FakeBackend(bounds.context_length)
         self.backend.allocate(bounds.total_pages + 1, bounds.page_size)
         self.clock = Clock()
-        self.engine = Engine(self.backend, bounds, EPOCH, Leases(default_s=10.0), self.clock)
+        self.engine = Engine(self.backend, bounds, EPOCH, Leases(default_s=10.0), self.clock, replay_clock)
 
     def step(
         self,

@@ -27,10 +27,11 @@ class TableGrammar:
     ) -> None:
         self.table, self.ends, self.end, self.vocabulary = table, ends, end, vocabulary
         self.matchers = 0  # how many were made
+        self.consumed = 0  # tokens
         self.masks = 0  # how many were computed
         self.stuck_after = -1  # a matcher that did so much work (tokens, masks) is stuck; -1: never
 
-    def matcher(self) -> TableMatcher:
+    def matcher(self, *, alone: bool = False) -> TableMatcher:
         self.matchers += 1
         return TableMatcher(self)
 
@@ -58,6 +59,7 @@ class TableMatcher:
 
     def consume(self, tokens: NDArray[np.int32]) -> int:
         for count, token in enumerate(tokens.tolist()):
+            self._grammar.consumed += 1
             self._pay()
             following = self._grammar._next(self._states[-1])
             if token not in following:

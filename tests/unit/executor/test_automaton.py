@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_service.contract.grammar import GrammarStuck
+from executor_service.contract.grammar import GrammarStuck, ReplayUnfinished
 from executor_service.contract.masks import allowed_tokens
 from executor_service.grammar.automaton import Automaton
+from executor_service.grammar.replay_budget import ReplayBudget
 from tests.unit.executor.fakes import ids
 from tests.unit.executor.table_grammar import END, VOCABULARY, TableGrammar, loops
 
@@ -41,6 +42,35 @@ def test_the_state_is_that_of_a_replay(turns: list[tuple[int, list[int]]], stuck
         fresh = Automaton(plain)
         fresh.follow(ids(*output))
         assert automaton.forced() == fresh.forced()
+
+
+@given(walks(), st.integers(0, 40), st.integers(1, 9))
+def test_the_state_is_that_of_a_replay_however_often_it_ran_out_of_time(
+    turns: list[tuple[int, list[int]]], stuck_after: int, tokens: int
+) -> None:
+    grammar, plain = loops(), loops()
+    grammar.stuck_after = 30 + stuck_after
+    budget = ReplayBudget(lambda: float(grammar.consumed))
+    automaton = Automaton(grammar, budget)
+
+    def state(output: list[int]) -> tuple[int, set[int], list[int]]:
+        for _ in range(1000):
+            budget.renew(2 * tokens)
+            try:
+                return automaton.follow(ids(*output)), allows(automaton), automaton.forced()
+            except ReplayUnfinished:
+                assert automaton.unfinished is not None
+        raise AssertionError("no end")
+
+    output: list[int] = []
+    for keep, choices in turns:
+        output = output[:keep]
+        for choice in choices:
+            following = sorted(plain.allowed(output))
+            output.append(following[choice % len(following)])
+        fresh = Automaton(plain)
+        fresh.follow(ids(*output))
+        assert state(output) == (len(output), plain.allowed(output), fresh.forced())
 
 
 @given(walks(), st.integers(0, 256))

@@ -34,7 +34,7 @@ from tests.support.processes import ROOT
 from tests.unit.executor.deferred import DeferredBackend, DeferredForward
 from tests.unit.executor.fakes import continuation, limits
 from tests.unit.executor.harness import Harness, opening, plan, row
-from tests.unit.executor.table_grammar import VOCABULARY, TableGrammar, TableMatcher
+from tests.unit.executor.table_grammar import VOCABULARY, TableGrammar, TableMatcher, loops
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ async def test_the_mask_of_the_next_row_is_computed_while_nothing_else_is_to_be_
     computed = threading.Semaphore(0)
 
     class Told(TableGrammar):
-        def matcher(self) -> TableMatcher:
+        def matcher(self, *, alone: bool = False) -> TableMatcher:
             return ToldMatcher(self)
 
     class ToldMatcher(TableMatcher):
@@ -154,6 +154,22 @@ async def test_the_mask_of_the_next_row_is_computed_while_nothing_else_is_to_be_
         assert await asyncio.to_thread(computed.acquire, timeout=10)
     await worker.submit_step(plan(row(1, 3)), kept=True)
     assert await asyncio.to_thread(computed.acquire, timeout=10)
+    assert worker.stop(5)
+
+
+async def test_a_replay_goes_on_while_nothing_else_is_to_be_done() -> None:
+    grammar = loops()
+    harness = Harness(limits(vocab_size=VOCABULARY), OracleBackend(), lambda: 0.001 * grammar.consumed)
+    worker = DeviceWorker(tick_s=0.01)
+    await worker.start(lambda: harness.engine)
+    output = [11, 11] * 40
+    first = Opening(1, np.array(PROMPT + output, np.int32), 3, 0, Sampling(grammar=grammar))
+    _, refused = await worker.submit_step(plan(first), kept=True)
+    assert refused.rows[0].refusal is not None
+    while await worker.submit(lambda: grammar.consumed) < len(output):
+        pass
+    _, opened = await worker.submit_step(plan(first), kept=True)
+    assert opened.rows[0].tokens
     assert worker.stop(5)
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from paceline.executor.v1 import executor_pb2
 from paceline.scheduler.v1 import scheduler_pb2
 
-EXECUTOR_REVISION = 2
+EXECUTOR_REVISION = 3
 """Of executor.proto; raised whenever something is added to it."""
 SCHEDULER_REVISION = 2
 """Of scheduler.proto; raised whenever something is added to it."""

@@ -20,7 +20,7 @@ def grammar_mask_one_position_late() -> None:
     """a token is drawn from what the grammar allowed before the one in front of it"""
 
     def mask(original: Any, self: Automaton) -> Any:
-        earlier = Automaton(self._grammar)
+        earlier = Automaton(self.grammar)
         earlier.follow(self._output[: self._count - 1].copy())
         return original(earlier)
 

@@ -106,6 +106,12 @@ crosses the wire.
   Drafts. A draft that the grammar does not allow is never accepted, nor is one after which it
   allows no token; neither is an error, and what follows it is not computed.
   Other output modes. Only OUTPUT_MODE_SAMPLE samples, so nothing else is masked.
+  Time. The grammar reads the output of an opening or a fork from its beginning, which takes
+  microseconds a token, or milliseconds if the grammar is hostile. A step spends some milliseconds on
+  that. What takes longer is refused (ERROR_REASON_GRAMMAR_BEHIND) and changes nothing: send it
+  again in a later step, also with another cache_id or with more output. What was read is kept for
+  some seconds, for the session that asked. A row can be refused so where its state has to be read
+  anew, or where it gives many tokens; its cache stays as it is.
   No way out. Where the grammar allows no token, or where finding out takes more work than
   max_grammar_step_fuel, the row is refused (ERROR_REASON_GRAMMAR); a row of several steps ends
   before that. Limits count work, never time.
