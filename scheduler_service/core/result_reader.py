@@ -120,7 +120,7 @@ class ResultReader:
             return False  # it was sent to follow a row that was refused
         if row.drafts and answer.code not in _STALE:  # perhaps for its drafts: the next row has none
             self._speculator.refused(sequence)
-            return answer.code is Code.RESOURCE_EXHAUSTED
+            return answer.code is Code.RESOURCE_EXHAUSTED and not answer.grammar_behind
         return self._refused(sequence, answer, events, now)
 
     def _prefilled(self, sequence: LiveSequence, answer: RowAnswer, now: float) -> None:
@@ -156,7 +156,8 @@ class ResultReader:
         if code is Code.RESOURCE_EXHAUSTED or (code is Code.UNAVAILABLE and opening):
             if opening:
                 self._pool.requeue(sequence)
-            return True
+            # Until its grammar has read its output, a running sequence's row is sent with every step.
+            return opening or not answer.grammar_behind
         if code in _STALE:
             self._stale(sequence, answer.message, events, now)
         elif answer.by_grammar:

@@ -127,6 +127,7 @@ class RowAnswer:
     code: Code = Code.OK
     message: str = ""
     by_grammar: bool = False  # it was refused because of the sequence's grammar
+    grammar_behind: bool = False  # RESOURCE_EXHAUSTED: it may be sent again, whatever else is done
 
 
 @dataclass(slots=True)

@@ -172,6 +172,7 @@ def _refuse(refused: RowAnswer, error: pb.Error) -> None:
         raise ValueError(f"row or op {error.index} has the error OK")
     refused.code, refused.message = _code(error.code), brief(error.message)
     refused.by_grammar = error.reason == pb.ERROR_REASON_GRAMMAR
+    refused.grammar_behind = error.reason == pb.ERROR_REASON_GRAMMAR_BEHIND
     if refused.by_grammar:
         field = _STEP_FIELD.match(refused.message)
         refused.message = refused.message[field.end() if field else 0 :]

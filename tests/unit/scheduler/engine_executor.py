@@ -48,7 +48,10 @@ def paged_attention(context_length: int, head_dim: int = 24) -> Backend:
 class EngineExecutor:
     """One engine; `restart` is a scheduler that comes back to it with a new session."""
 
-    def __init__(self, capacity: Capacity, backend: Backend | None = None) -> None:
+    def __init__(
+        self, capacity: Capacity, backend: Backend | None = None, token_s: float | None = None
+    ) -> None:
+        """`token_s`: what it takes to read a token of an output through a grammar; None: no matter what."""
         self.capacity = capacity
         backend = backend or oracle(capacity.context_length)
         backend.allocate(capacity.total_pages + 1, capacity.page_size)
@@ -69,10 +72,15 @@ class EngineExecutor:
             GrammarSource("regex", TURNS.text): turns(end=0, vocabulary=backend.info.vocab_size),
             GrammarSource("regex", LATE.text): late(end=0, vocabulary=backend.info.vocab_size),
         }
-        self.engine = Engine(backend, self._limits, EPOCH, clock=lambda: 0.0)
+        replay_clock = None if token_s is None else lambda: token_s * self._consumed
+        self.engine = Engine(backend, self._limits, EPOCH, clock=lambda: 0.0, replay_clock=replay_clock)
         self._session_id = 0
         self._foreign_id = 1
         self.restart()
+
+    @property
+    def _consumed(self) -> int:
+        return sum(grammar.consumed for grammar in self._grammars.values())
 
     def restart(self) -> None:
         """A new session fences the old one; the prefix cache stays warm."""

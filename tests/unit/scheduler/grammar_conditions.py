@@ -15,6 +15,7 @@ PLAIN = (
     "preempted",
     "prompts in chunks",
     "outputs replayed",
+    "refused until their output was read",
     "forks",
     "lost amid the output",
 )
@@ -69,6 +70,7 @@ class GrammarConditions:
 
     def answered(self, plan: PlannedStep, answer: StepAnswer) -> None:
         """The oldest step is answered."""
+        self.counts["refused until their output was read"] += sum(row.grammar_behind for row in answer.rows)
         for row, result in zip(plan.rows, answer.rows, strict=False):
             source = self._sources.pop((plan.number, row.cache_id), None)
             if source is not None and result.tokens:

@@ -226,3 +226,48 @@ def test_pages_promised_to_the_step_in_flight_and_gone_since_are_not_counted_bel
     plan = harness.plan()
     assert plan is not None
     assert (plan.rows, len(plan.releases)) == ((), 1)  # the younger one gives way
+
+
+def test_a_row_whose_grammar_has_not_read_its_output_is_sent_again_and_nobody_gives_way() -> None:
+    executor = FakeExecutor(CAPACITY)
+    harness = Harness(executor)
+    first, second = make_request("first", range(4)), make_request("second", range(9, 13))
+    harness.add(first)
+    harness.add(second)
+    harness.step()
+    plan = harness.plan()
+    assert plan is not None
+    slow = plan.rows[0].cache_id
+    for _ in range(3):
+        executor.refuse[slow] = Code.RESOURCE_EXHAUSTED
+        result = executor.execute(plan)
+        result.rows[0].grammar_behind = True
+        harness.answer(result)
+        harness.add(make_request(f"third at {harness.now}"))
+        plan = harness.plan()
+        assert plan is not None
+        assert plan.rows[0].cache_id == slow
+        assert len(plan.openings) == 1, "it is not short of anything: others are opened"
+    harness.answer()
+    harness.run()
+    expect_solo(harness, first, second)
+    assert harness.core.snapshot().counters.preemptions == 0
+
+
+def test_an_opening_whose_grammar_has_not_read_its_output_is_tried_again() -> None:
+    executor = FakeExecutor(CAPACITY)
+    harness = Harness(executor)
+    request = make_request("slow", range(4))
+    harness.add(request)
+    for _ in range(3):
+        while (plan := harness.plan()) is None or not plan.openings:
+            if plan is not None:
+                harness.answer()
+            harness.now = harness.core.next_wakeup(harness.now) or harness.now
+        executor.refuse[plan.openings[0].cache_id] = Code.RESOURCE_EXHAUSTED
+        result = executor.execute(plan)
+        result.rows[0].grammar_behind = True
+        harness.answer(result)
+    harness.run()
+    expect_solo(harness, request)
+    assert harness.finished["slow", 0].usage.preemptions == 0

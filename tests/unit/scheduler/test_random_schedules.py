@@ -85,6 +85,7 @@ class Schedule:
     backend: str = "oracle"
     draft: Capacity | None = None  # no draft executor
     draft_ticks: tuple[int, ...] = (0,)  # how long each draft step takes, in turn
+    token_s: float | None = None  # for a grammar to read a token of an output
     begun: tuple[tuple[float, ...], ...] = ()
     """Of each request, the share of each completion that was produced elsewhere; above 1: with its end."""
 
@@ -193,6 +194,7 @@ def schedules(
         backend=backend,
         draft=draw(_draft_capacities) if speculate else None,
         draft_ticks=draw(st.lists(st.sampled_from([0, 0, 0, 1, 2, 8]), min_size=1, max_size=4).map(tuple)),
+        token_s=draw(st.sampled_from([None, 0.001])),
         begun=tuple(draw(st.just(()) | st.just(()) | _begun) for _ in range(count)),
     )
 
@@ -213,10 +215,11 @@ class Run:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         target, drafter = BACKENDS[schedule.backend]
-        self.executor = EngineExecutor(schedule.capacity, target(CONTEXT))
+        self.executor = EngineExecutor(schedule.capacity, target(CONTEXT), schedule.token_s)
         self.draft: EngineExecutor | None = None
         if schedule.draft is not None:
-            self.draft = EngineExecutor(schedule.draft, drafter(schedule.draft.context_length))
+            context_length = schedule.draft.context_length
+            self.draft = EngineExecutor(schedule.draft, drafter(context_length), schedule.token_s)
         self.harness = Harness(self.executor, schedule.config, draft=self.draft)
         self.conditions = GrammarConditions(self.harness)
         self.draft_ticks = itertools.cycle(schedule.draft_ticks)
