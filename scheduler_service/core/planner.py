@@ -255,16 +255,22 @@ class StepBuilder:
         return self._fork(sequence, sequence.source) if sequence.source else self._open(sequence, force=force)
 
     def _open(self, sequence: LiveSequence, *, force: bool) -> bool:
-        """Schedule an opening with all known tokens, and reserve pages for them and the next token."""
-        schedule = self.schedule
-        need = self._limits.pages(len(sequence.tokens) + 1)
+        """Schedule an opening with all known tokens, and reserve pages for them and the next token.
+
+        One token is computed where the sequence's grammar may still have to read its output: the opening is
+        likely to be refused, and takes nothing from those behind it meanwhile.
+        """
+        schedule, limits = self.schedule, self._limits
+        need = limits.pages(len(sequence.tokens) + 1)
         if need > schedule.pages_left - self.reserve and not force:
             return False
         opening = ScheduledOpening(
             cache_id=self._pool.open(sequence, self._now),
             tokens=tuple(sequence.tokens),
             prompt_length=sequence.prompt_length,
-            limit=min(len(sequence.tokens), self._limits.chunk_tokens, schedule.tokens_left),
+            limit=1
+            if sequence.is_behind
+            else min(len(sequence.tokens), limits.chunk_tokens, schedule.tokens_left),
             sampling=sequence.sampling,
             stop_token_ids=sequence.live.stop_token_ids,
             min_tokens=sequence.live.request.min_tokens,

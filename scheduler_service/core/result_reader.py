@@ -156,6 +156,8 @@ class ResultReader:
         if code is Code.RESOURCE_EXHAUSTED or (code is Code.UNAVAILABLE and opening):
             if opening:
                 self._pool.requeue(sequence)
+                if answer.grammar_behind:
+                    sequence.fall_behind()
             # Until its grammar has read its output, a running sequence's row is sent with every step.
             return opening or not answer.grammar_behind
         if code in _STALE:

@@ -86,6 +86,7 @@ class LiveSequence:
         "in_flight",
         "index",
         "input_length",
+        "is_behind",
         "is_predictable",
         "key",
         "kv",
@@ -120,6 +121,7 @@ class LiveSequence:
         self.is_predictable = False  # each unanswered row adds exactly one token, unless it fails
         self.shared_tokens = 0  # first tokens, on pages that other caches may share: prefix hit, or fork
         self.tail_shared = False  # its last page is shared with a fork: the next write copies it
+        self.is_behind = False  # its last opening was refused: its grammar has not read its output yet
         # speculation
         self.draft_state: DraftState | None = None  # None: off
         self.awaits_drafts = False  # of the draft executor: it gets no row on the target meanwhile
@@ -209,6 +211,7 @@ class LiveSequence:
         0: a request's prompt counts once, however many completions share it.
         """
         self.shared_tokens = tokens
+        self.is_behind = False
         if self.cached is None:
             self.cached = tokens
         if self.live.cached is not None:
@@ -243,6 +246,10 @@ class LiveSequence:
     def forget_losses(self) -> None:
         """It has a new token: start counting anew."""
         self.losses = 0
+
+    def fall_behind(self) -> None:
+        """Its opening was refused, and is to be tried again: its grammar has not read its output yet."""
+        self.is_behind = True
 
     def count_eviction(self) -> None:
         """Count the loss of its cache to a preemption or with an executor, for its usage."""

@@ -254,20 +254,25 @@ def test_a_row_whose_grammar_has_not_read_its_output_is_sent_again_and_nobody_gi
     assert harness.core.snapshot().counters.preemptions == 0
 
 
-def test_an_opening_whose_grammar_has_not_read_its_output_is_tried_again() -> None:
+def test_an_opening_whose_grammar_has_not_read_its_output_is_tried_again_and_others_go_on() -> None:
+    """The first attempt takes its part of the step's tokens, the others one token."""
     executor = FakeExecutor(CAPACITY)
-    harness = Harness(executor)
-    request = make_request("slow", range(4))
+    harness = Harness(executor, CoreConfig(max_step_tokens=16, prefill_chunk_tokens=16))
+    request = make_request("slow", range(20))
     harness.add(request)
+    limits: list[list[int]] = []
     for _ in range(3):
         while (plan := harness.plan()) is None or not plan.openings:
             if plan is not None:
                 harness.answer()
             harness.now = harness.core.next_wakeup(harness.now) or harness.now
+        limits.append([opening.limit for opening in plan.openings])
+        harness.add(make_request(f"other at {harness.now}", range(9)))
         executor.refuse[plan.openings[0].cache_id] = Code.RESOURCE_EXHAUSTED
         result = executor.execute(plan)
         result.rows[0].grammar_behind = True
         harness.answer(result)
     harness.run()
+    assert limits == [[16], [1, 9], [1, 9]]
     expect_solo(harness, request)
     assert harness.finished["slow", 0].usage.preemptions == 0
