@@ -24,8 +24,9 @@ STEP_S = 1 / 128
 """Time for replays in a step; half of it for the first one. In a millisecond 300 tokens of JSON are read."""
 
 _IDLE_S = STEP_S / 8  # at once, where there is nothing else to do
-_KEPT = 64  # automata, some kB each, at worst some 10 MB
-_KEPT_S = 10.0  # after they were asked for
+MAX_KEPT = 64  # automata, some kB each, at worst some 10 MB
+_KEPT_S = 10.0  # after they were asked for; if others come, _REPEATED_S
+_REPEATED_S = 1.0
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class Replays:
     def automaton(self, owner: object, grammar: Grammar, output: TokenIds) -> Automaton:
         """One to follow `output`: that of the owner's earlier attempt with it or its beginning, or a new one.
 
-        It is kept for the next attempt until it is `taken`.
+        It is kept for the next attempt until it is `taken`, as far as there is room.
         """
         best, length = None, 0
         for automaton, attempt in self._kept.items():
@@ -71,14 +72,19 @@ class Replays:
         return best
 
     def keep(self, owner: object, automaton: Automaton, output: TokenIds) -> None:
-        """Keep an automaton of an output for the next attempt."""
+        """Keep an automaton of an output for the next attempt, unless there are too many.
+
+        It takes the place of no attempt that is repeated: of many, the first ones are done first.
+        """
         if not len(output):
             return  # there is nothing to replay
+        if automaton not in self._kept and len(self._kept) >= MAX_KEPT:
+            self._expire(_REPEATED_S)
+            if len(self._kept) >= MAX_KEPT:
+                return
         attempt = self._kept.setdefault(automaton, _Attempt(owner, output, 0.0))
         attempt.output, attempt.asked_s = output, self._now()
         self._kept.move_to_end(automaton)
-        if len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
 
     def taken(self, automaton: Automaton) -> None:
         """A sequence has it from now on."""
@@ -91,9 +97,12 @@ class Replays:
 
     def expire(self) -> None:
         """Forget the attempts that were not repeated for _KEPT_S seconds."""
+        self._expire(_KEPT_S)
+
+    def _expire(self, seconds: float) -> None:
         while self._kept:
             automaton, attempt = next(iter(self._kept.items()))
-            if self._now() - attempt.asked_s <= _KEPT_S:
+            if self._now() - attempt.asked_s <= seconds:
                 return
             del self._kept[automaton]
 

@@ -11,7 +11,8 @@ import pytest
 from executor_service.backends.oracle import OracleBackend
 from executor_service.config import ExecutorConfig
 from executor_service.contract.grammar import GrammarStuck
-from executor_service.contract.plan import Fork, Opening, Reason, RowResult, Sampling, TokenIds
+from executor_service.contract.plan import Fork, Opening, Reason, Release, RowResult, Sampling, TokenIds
+from executor_service.grammar import replays as module
 from executor_service.grammar.replays import STEP_S
 from executor_service.runtime.runtime import Runtime
 from tests.unit.executor.fakes import limits
@@ -240,11 +241,35 @@ def test_attempts_of_another_session_begin_anew() -> None:
     assert slow.h.row(slow.opening(OUTPUT)).refusal is None
 
 
-def test_only_the_last_attempts_are_kept() -> None:
+def test_of_more_attempts_than_are_kept_the_first_are_done_first_and_all_are_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT", 3)
     slow = Slow()
-    for n in range(70):
+    replays = slow.h.engine.store.replays
+    outputs = [[11, 11] * n + [10, 12, 14, 15] for n in range(5, 10)]
+    waiting, rounds = list(outputs), 0
+    while waiting:
+        again = []
+        for output in waiting:
+            result = slow.h.row(slow.opening(output))
+            if result.refusal is None:
+                slow.h.op(Release((slow.last_id,)))
+            else:
+                again.append(output)
+            assert len(replays) <= 3
+        waiting, rounds = again, rounds + 1
+    assert rounds <= 2 * len(outputs[-1]) // 4
+
+
+def test_an_attempt_that_is_not_repeated_gives_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT", 3)
+    slow = Slow()
+    for n in range(3):
         slow.h.row(slow.opening([11, 11] * n + [10, 12, 14, 15] + OUTPUT))
-    assert len(slow.h.engine.store.replays) == 64
+    slow.h.clock.now_s = 2.0
+    refusals, _ = slow.attempts(lambda: slow.h.row(slow.opening(OUTPUT)))
+    assert refusals == 14
 
 
 def test_another_matcher_decides_alone_where_others_may_be_the_reason() -> None:
@@ -273,7 +298,9 @@ def test_another_matcher_decides_alone_where_others_may_be_the_reason() -> None:
 
 
 async def test_executors_limit_replays_by_the_cpu_time_of_the_device_thread() -> None:
-    runtime = Runtime.from_config(ExecutorConfig.model_validate({"backend": "oracle", "pages": 16}))
+    runtime = Runtime.from_config(
+        ExecutorConfig.model_validate({"backend": "oracle", "pages": 16, "vocab_size": 8})
+    )
     await runtime.load()
     assert runtime.loaded.engine.store.replays.budget.clock is time.thread_time
     runtime.close()

@@ -96,7 +96,7 @@ def grammar_begins_behind_the_last_token_of_its_id() -> None:
 @mutant()
 def grammar_begins_with_the_output() -> None:
     """the token that a grammar begins behind is ignored"""
-    wrap(LateGrammar, "matcher", lambda original, self: self.grammar.matcher())
+    wrap(LateGrammar, "matcher", lambda original, self, *, alone: self.grammar.matcher(alone=alone))
 
 
 @mutant()
