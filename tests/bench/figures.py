@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -27,3 +30,12 @@ class Line:
         bounds += [f"≤ {self.most:.2f}"] if self.most is not None else []
         verdict = "held" if self.good else "NOT HELD"
         return f"{self.scenario:15s} {self.name:52s} {self.value:9.2f}  {', '.join(bounds):18s} {verdict}"
+
+
+def report(lines: Sequence[Line], file: Path | None) -> int:
+    """Print the figures, and write them to `file` as JSON. Returns 0 if all are within bounds, else 1."""
+    print(*lines, sep="\n")
+    if file:
+        told = [asdict(line) | {"good": line.good} for line in lines]
+        file.write_text(json.dumps(told, indent=1) + "\n")
+    return 0 if all(line.good for line in lines) else 1

@@ -28,11 +28,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.bench.figures import Line
+from tests.bench.figures import Line, report
 from tests.bench.overload_client import Row
 from tests.bench.overload_report import all_lines
 from tests.support.processes import ROOT
@@ -143,12 +143,7 @@ def main() -> int:
     for name in arguments.scenarios or SCENARIOS:
         lines += run(name, arguments)
     print()
-    for line in lines:
-        print(line)
-    if arguments.json:
-        told = [asdict(line) | {"good": line.good} for line in lines]
-        arguments.json.write_text(json.dumps(told, indent=1) + "\n")
-    return 0 if all(line.good for line in lines) else 1
+    return report(lines, arguments.json)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,13 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 import grpc.aio
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
 
-from tests.bench.figures import Line
+from tests.bench.figures import Line, report
 from tests.support.stack import Stack, oracle_stack
 
 MAX_PAUSE_S = 0.25
@@ -137,10 +136,7 @@ def main() -> int:
         oracle_stack(Path(directory), executor=executor, scheduler=quiet) as stack,
     ):
         lines = asyncio.run(measure(stack, arguments.tokens, arguments.at_once, arguments.seconds))
-    print(*lines, sep="\n")
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(line) for line in lines], indent=1) + "\n")
-    return 0 if all(line.good for line in lines) else 1
+    return report(lines, arguments.json)
 
 
 if __name__ == "__main__":

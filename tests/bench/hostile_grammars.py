@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc.aio
@@ -36,7 +36,7 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
 
 from executor_service.grammar.source import GrammarSource
-from tests.bench.figures import Line
+from tests.bench.figures import Line, report
 from tests.fuzz.hostile_grammars import HostileGrammars
 from tests.support.stack import Stack, oracle_stack
 
@@ -213,10 +213,7 @@ def main() -> int:
         oracle_stack(Path(directory), executor=["--step-ms", "1", *quiet], scheduler=quiet) as stack,
     ):
         lines = asyncio.run(measure(stack, arguments.count, arguments.at_once, arguments.seed))
-    print(*lines, sep="\n")
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(line) for line in lines], indent=1) + "\n")
-    return 0 if all(line.good for line in lines) else 1
+    return report(lines, arguments.json)
 
 
 if __name__ == "__main__":

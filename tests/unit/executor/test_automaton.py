@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,18 +27,24 @@ def walks(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
     return draw(st.lists(st.tuples(st.integers(0, 20), st.lists(st.integers(0, 5), max_size=6)), max_size=8))
 
 
+def outputs(grammar: TableGrammar, turns: list[tuple[int, list[int]]]) -> Iterator[list[int]]:
+    """The output behind each turn of a walk."""
+    output: list[int] = []
+    for keep, choices in turns:
+        output = output[:keep]
+        for choice in choices:
+            following = sorted(grammar.allowed(output))
+            output.append(following[choice % len(following)])
+        yield output
+
+
 @given(walks(), st.integers(0, 40))
 def test_the_state_is_that_of_a_replay(turns: list[tuple[int, list[int]]], stuck_after: int) -> None:
     """Append, cut, go another way, verify and take back; a matcher that gets stuck on the way is replaced."""
     grammar, plain = loops(), loops()
     grammar.stuck_after = 30 + stuck_after
     automaton = Automaton(grammar)
-    output: list[int] = []
-    for keep, choices in turns:
-        output = output[:keep]
-        for choice in choices:
-            following = sorted(plain.allowed(output))
-            output.append(following[choice % len(following)])
+    for output in outputs(plain, turns):
         assert automaton.follow(ids(*output)) == len(output)
         assert allows(automaton) == plain.allowed(output)
         fresh = Automaton(plain)
@@ -62,12 +70,7 @@ def test_the_state_is_that_of_a_replay_however_often_it_ran_out_of_time(
                 assert automaton.unfinished is not None
         raise AssertionError("no end")
 
-    output: list[int] = []
-    for keep, choices in turns:
-        output = output[:keep]
-        for choice in choices:
-            following = sorted(plain.allowed(output))
-            output.append(following[choice % len(following)])
+    for output in outputs(plain, turns):
         fresh = Automaton(plain)
         fresh.follow(ids(*output))
         assert state(output) == (len(output), plain.allowed(output), fresh.forced())
