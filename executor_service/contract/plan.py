@@ -170,6 +170,11 @@ class Reason(enum.Enum):
     PERMISSION = "permission"
     INTERNAL = "internal"  # a bug
     GRAMMAR = "grammar"  # can't be compiled, does not allow a given token, or allows no token at all
+    ADAPTER = "adapter"  # not loaded, or no such directory
+    ADAPTER_SLOTS = "adapter_slots"  # all hold adapters of live caches
+    ADAPTER_INVALID = "adapter_invalid"  # of another model or of a kind that is not supported
+    ADAPTER_NAME = "adapter_name"  # belongs to another adapter
+    ADAPTER_MEMORY = "adapter_memory"  # too many adapters, or bytes of them
     GRAMMAR_BEHIND = "grammar_behind"  # it has not read all of the output yet: try again
 
 

@@ -117,6 +117,27 @@ crosses the wire.
   before that. Limits count work, never time.
 Such a sequence is sampled like any other: same seed, position and noise, over fewer tokens.
 
+ADAPTERS. An adapter is a low-rank change of the model's weights (LoRA, arXiv:2106.09685). It is
+loaded by an administrator, and known by its *fingerprint*: SHA-256 of what it is made of, so that equal
+fingerprints give equal tokens on executors with equal `fingerprints.model`. A sequence has the adapter
+of its opening, or none, until it is released; forks have their source's. Rows of different adapters and
+of none share one forward, and none of them depends on the others. Prefix-cache pages are shared under
+the same salt and the same adapter only.
+  Slots. Live caches use at most Limits.max_adapter_slots adapters at once; an opening of another one
+  is refused (ERROR_REASON_ADAPTER_SLOTS) until the last cache of some adapter is released. An adapter
+  without caches keeps its slot until another one needs it, the one used least recently first.
+  Unloading. Caches that use the adapter go on, and so do their forks. From then on openings with it are
+  refused: a client that may have to open a sequence again unloads when its requests have ended.
+  Names. Two names may have the same content, and so one fingerprint: openings with it are accepted as
+  long as either is loaded, and its memory counts once.
+
+SCORES. An opening with `scored_from` brings back how likely its own tokens are: for each token from
+that position on, its logprob given all tokens before it, of the raw logits. Values do not depend on how the
+prompt is cut into steps, on the rows beside it, or on what the prefix cache holds.
+
+POOLING. A row with OUTPUT_MODE_HIDDEN brings back one vector of hidden states, after the final norm, when
+it reaches its prompt's end: the last token's, or the mean over all tokens of the prompt. It samples nothing.
+
 SAMPLING NOISE (normative; "paceline-gumbel-1"). All integers wrap.
   mix64(x)  = SplitMix64's output function: x ^= x>>30; x *= 0xbf58476d1ce4e5b9;
               x ^= x>>27; x *= 0x94d049bb133111eb; x ^= x>>31               (uint64)
@@ -177,6 +198,8 @@ class _OutputModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputMode
     """raw logits, fp32; nothing is sampled. Never on a hot path"""
     OUTPUT_MODE_NONE: _OutputMode.ValueType  # 4
     """nothing; nothing is sampled"""
+    OUTPUT_MODE_HIDDEN: _OutputMode.ValueType  # 5
+    """At the prompt's end one vector, see POOLING above; nothing is sampled. Not with drafts or `steps`."""
 
 class OutputMode(_OutputMode, metaclass=_OutputModeEnumTypeWrapper):
     """What a row brings back for each output position: the last one fed, or with N drafts the last N+1."""
@@ -191,7 +214,33 @@ OUTPUT_MODE_FULL: OutputMode.ValueType  # 3
 """raw logits, fp32; nothing is sampled. Never on a hot path"""
 OUTPUT_MODE_NONE: OutputMode.ValueType  # 4
 """nothing; nothing is sampled"""
+OUTPUT_MODE_HIDDEN: OutputMode.ValueType  # 5
+"""At the prompt's end one vector, see POOLING above; nothing is sampled. Not with drafts or `steps`."""
 Global___OutputMode: _TypeAlias = OutputMode  # noqa: Y015
+
+class _Pooling:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
+    """as LAST"""
+    POOLING_LAST: _Pooling.ValueType  # 1
+    """of the last token"""
+    POOLING_MEAN: _Pooling.ValueType  # 2
+    """the mean over all tokens; without prefix hits, as cached tokens have none"""
+
+class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
+    """Which hidden state stands for a prompt."""
+
+POOLING_UNSPECIFIED: Pooling.ValueType  # 0
+"""as LAST"""
+POOLING_LAST: Pooling.ValueType  # 1
+"""of the last token"""
+POOLING_MEAN: Pooling.ValueType  # 2
+"""the mean over all tokens; without prefix hits, as cached tokens have none"""
+Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
 
 class _Capability:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -217,6 +266,12 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """Rows.masks and Opening.mask"""
     CAPABILITY_GRAMMAR_BEGIN: _Capability.ValueType  # 12
     """Grammar.begins_after"""
+    CAPABILITY_ADAPTERS: _Capability.ValueType  # 13
+    """Opening.adapter, LoadAdapter and its kin"""
+    CAPABILITY_SCORES: _Capability.ValueType  # 14
+    """Opening.scored_from"""
+    CAPABILITY_POOLING: _Capability.ValueType  # 15
+    """OUTPUT_MODE_HIDDEN"""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """What an executor may offer beyond the plain step."""
@@ -239,6 +294,12 @@ CAPABILITY_MASKS: Capability.ValueType  # 11
 """Rows.masks and Opening.mask"""
 CAPABILITY_GRAMMAR_BEGIN: Capability.ValueType  # 12
 """Grammar.begins_after"""
+CAPABILITY_ADAPTERS: Capability.ValueType  # 13
+"""Opening.adapter, LoadAdapter and its kin"""
+CAPABILITY_SCORES: Capability.ValueType  # 14
+"""Opening.scored_from"""
+CAPABILITY_POOLING: Capability.ValueType  # 15
+"""OUTPUT_MODE_HIDDEN"""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 class _ErrorReason:
@@ -301,6 +362,26 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     to be sampled.
     INVALID_ARGUMENT
     """
+    ERROR_REASON_ADAPTER: _ErrorReason.ValueType  # 26
+    """An opening's adapter is not loaded; or LoadAdapter finds no such directory.
+    NOT_FOUND
+    """
+    ERROR_REASON_ADAPTER_SLOTS: _ErrorReason.ValueType  # 27
+    """All slots hold adapters of live caches.
+    RESOURCE_EXHAUSTED
+    """
+    ERROR_REASON_ADAPTER_INVALID: _ErrorReason.ValueType  # 28
+    """What LoadAdapter read is no adapter of this model, or of a kind that is not supported.
+    INVALID_ARGUMENT
+    """
+    ERROR_REASON_ADAPTER_NAME: _ErrorReason.ValueType  # 29
+    """The name belongs to a loaded adapter of other content.
+    ALREADY_EXISTS
+    """
+    ERROR_REASON_ADAPTER_MEMORY: _ErrorReason.ValueType  # 30
+    """max_adapters or max_adapter_bytes is reached.
+    RESOURCE_EXHAUSTED
+    """
     ERROR_REASON_GRAMMAR_BEHIND: _ErrorReason.ValueType  # 31
     """The grammar has not read all of the output yet, see GRAMMAR above: send it again in a later step.
     RESOURCE_EXHAUSTED
@@ -362,6 +443,26 @@ ERROR_REASON_GRAMMAR: ErrorReason.ValueType  # 25
 """The grammar can't be compiled; or it does not allow a given token; or no token at all where one has
 to be sampled.
 INVALID_ARGUMENT
+"""
+ERROR_REASON_ADAPTER: ErrorReason.ValueType  # 26
+"""An opening's adapter is not loaded; or LoadAdapter finds no such directory.
+NOT_FOUND
+"""
+ERROR_REASON_ADAPTER_SLOTS: ErrorReason.ValueType  # 27
+"""All slots hold adapters of live caches.
+RESOURCE_EXHAUSTED
+"""
+ERROR_REASON_ADAPTER_INVALID: ErrorReason.ValueType  # 28
+"""What LoadAdapter read is no adapter of this model, or of a kind that is not supported.
+INVALID_ARGUMENT
+"""
+ERROR_REASON_ADAPTER_NAME: ErrorReason.ValueType  # 29
+"""The name belongs to a loaded adapter of other content.
+ALREADY_EXISTS
+"""
+ERROR_REASON_ADAPTER_MEMORY: ErrorReason.ValueType  # 30
+"""max_adapters or max_adapter_bytes is reached.
+RESOURCE_EXHAUSTED
 """
 ERROR_REASON_GRAMMAR_BEHIND: ErrorReason.ValueType  # 31
 """The grammar has not read all of the output yet, see GRAMMAR above: send it again in a later step.
@@ -685,7 +786,10 @@ class Opening(_message.Message):
     TOP_K_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
     PACKED_TOKENS_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    SCORED_FROM_FIELD_NUMBER: _builtins.int
     MASK_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     cache_id: _builtins.int
     """> 0, never used before in this session"""
     prompt_length: _builtins.int
@@ -699,10 +803,22 @@ class Opening(_message.Message):
     """prefix-cache namespace: pages are shared only under the same salt"""
     packed_tokens: _builtins.bytes
     """in place of `tokens`: 4 bytes each, little-endian; cheaper to make"""
+    adapter: _builtins.bytes
+    """Fingerprint of a loaded adapter; empty: the model as it is. NOT_FOUND (ADAPTER) where it is not
+    loaded. UNIMPLEMENTED without CAPABILITY_ADAPTERS.
+    """
+    scored_from: _builtins.int
+    """Set: RowDetail.scores of the tokens from this position on, 1 <= p < number of tokens (the first token has
+    no score), as far as this row computes them; chunks of the prompt bring theirs. The prefix hit
+    ends before the token p - 1. Sampling.logprobs says how many alternatives come with each. UNIMPLEMENTED
+    without CAPABILITY_SCORES.
+    """
     mask: _builtins.bytes
     """What this row may sample: one mask, as in Rows.masks. Without effect where the row samples
     nothing; the row that reaches the prompt's end then brings its own.
     """
+    pooling: Global___Pooling.ValueType
+    """with OUTPUT_MODE_HIDDEN, in this row and in the chunks that follow"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the whole prompt, 1..context_length ids; or `packed_tokens`"""
@@ -721,13 +837,18 @@ class Opening(_message.Message):
         top_k: _builtins.int = ...,
         salt: _builtins.bytes = ...,
         packed_tokens: _builtins.bytes = ...,
+        adapter: _builtins.bytes = ...,
+        scored_from: _builtins.int | None = ...,
         mask: _builtins.bytes = ...,
+        pooling: Global___Pooling.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_scored_from", b"_scored_from", "sampling", b"sampling", "scored_from", b"scored_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_id", b"cache_id", "limit", b"limit", "mask", b"mask", "output", b"output", "packed_tokens", b"packed_tokens", "prompt_length", b"prompt_length", "salt", b"salt", "sampling", b"sampling", "tokens", b"tokens", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_scored_from", b"_scored_from", "adapter", b"adapter", "cache_id", b"cache_id", "limit", b"limit", "mask", b"mask", "output", b"output", "packed_tokens", b"packed_tokens", "pooling", b"pooling", "prompt_length", b"prompt_length", "salt", b"salt", "sampling", b"sampling", "scored_from", b"scored_from", "tokens", b"tokens", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__scored_from: _TypeAlias = _typing.Literal["scored_from"]  # noqa: Y015
+    _WhichOneofArgType__scored_from: _TypeAlias = _typing.Literal["_scored_from", b"_scored_from"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scored_from) -> _WhichOneofReturnType__scored_from | None: ...
 
 Global___Opening: _TypeAlias = Opening  # noqa: Y015
 
@@ -1050,6 +1171,8 @@ class RowDetail(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     LOGITS_FIELD_NUMBER: _builtins.int
     FORCED_TOKENS_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """rows first, then openings"""
     k: _builtins.int
@@ -1072,6 +1195,14 @@ class RowDetail(_message.Message):
         leaves no choice; at most max_drafts. Hints: sent as drafts of the next row they are accepted.
         """
 
+    @_builtins.property
+    def scores(self) -> Global___Scores:
+        """of a sequence with scored_from, of the tokens that this row computed"""
+
+    @_builtins.property
+    def hidden(self) -> Global___Tensor:
+        """[hidden]: OUTPUT_MODE_HIDDEN, where the row reaches the prompt's end"""
+
     def __init__(
         self,
         *,
@@ -1082,14 +1213,56 @@ class RowDetail(_message.Message):
         top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
         logits: Global___Tensor | None = ...,
         forced_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        scores: Global___Scores | None = ...,
+        hidden: Global___Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logits", b"logits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hidden", b"hidden", "logits", b"logits", "scores", b"scores"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forced_tokens", b"forced_tokens", "k", b"k", "logits", b"logits", "logprobs", b"logprobs", "row", b"row", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forced_tokens", b"forced_tokens", "hidden", b"hidden", "k", b"k", "logits", b"logits", "logprobs", b"logprobs", "row", b"row", "scores", b"scores", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RowDetail: _TypeAlias = RowDetail  # noqa: Y015
+
+@_typing.final
+class Scores(_message.Message):
+    """How likely given tokens are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    K_FIELD_NUMBER: _builtins.int
+    TOP_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """position of the first token scored here"""
+    k: _builtins.int
+    """width of the next two: [tokens, k], row-major"""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """natural logs, one per token"""
+
+    @_builtins.property
+    def top_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        k: _builtins.int = ...,
+        top_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "k", b"k", "logprobs", b"logprobs", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Scores: _TypeAlias = Scores  # noqa: Y015
 
 @_typing.final
 class RowResults(_message.Message):
@@ -1497,6 +1670,10 @@ class Limits(_message.Message):
     MAX_GRAMMAR_BYTES_FIELD_NUMBER: _builtins.int
     MAX_GRAMMAR_COMPILE_FUEL_FIELD_NUMBER: _builtins.int
     MAX_GRAMMAR_STEP_FUEL_FIELD_NUMBER: _builtins.int
+    MAX_ADAPTERS_FIELD_NUMBER: _builtins.int
+    MAX_ADAPTER_SLOTS_FIELD_NUMBER: _builtins.int
+    MAX_ADAPTER_RANK_FIELD_NUMBER: _builtins.int
+    MAX_ADAPTER_BYTES_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """tokens per page"""
     total_pages: _builtins.int
@@ -1549,6 +1726,13 @@ class Limits(_message.Message):
     max_grammar_compile_fuel: _builtins.int
     max_grammar_step_fuel: _builtins.int
     """for the mask of one position"""
+    max_adapters: _builtins.int
+    """loaded at once; 0: CAPABILITY_ADAPTERS is not advertised"""
+    max_adapter_slots: _builtins.int
+    """used by live caches at once"""
+    max_adapter_rank: _builtins.int
+    max_adapter_bytes: _builtins.int
+    """of all adapters together, see AdapterStatus.bytes"""
     def __init__(
         self,
         *,
@@ -1579,10 +1763,14 @@ class Limits(_message.Message):
         max_grammar_bytes: _builtins.int = ...,
         max_grammar_compile_fuel: _builtins.int = ...,
         max_grammar_step_fuel: _builtins.int = ...,
+        max_adapters: _builtins.int = ...,
+        max_adapter_slots: _builtins.int = ...,
+        max_adapter_rank: _builtins.int = ...,
+        max_adapter_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_default_pages", b"max_default_pages", "max_default_sequences", b"max_default_sequences", "max_drafts", b"max_drafts", "max_full_logits_bytes", b"max_full_logits_bytes", "max_grammar_bytes", b"max_grammar_bytes", "max_grammar_compile_fuel", b"max_grammar_compile_fuel", "max_grammar_step_fuel", b"max_grammar_step_fuel", "max_in_flight", b"max_in_flight", "max_label_bytes", b"max_label_bytes", "max_lease_ms", b"max_lease_ms", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_message_bytes", b"max_message_bytes", "max_ops", b"max_ops", "max_piece_tokens", b"max_piece_tokens", "max_queued_steps", b"max_queued_steps", "max_released_ids", b"max_released_ids", "max_rows", b"max_rows", "max_salt_bytes", b"max_salt_bytes", "max_sequences", b"max_sequences", "max_sessions", b"max_sessions", "max_step_tokens", b"max_step_tokens", "max_steps", b"max_steps", "max_stop_token_ids", b"max_stop_token_ids", "min_lease_ms", b"min_lease_ms", "page_size", b"page_size", "total_pages", b"total_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_adapter_bytes", b"max_adapter_bytes", "max_adapter_rank", b"max_adapter_rank", "max_adapter_slots", b"max_adapter_slots", "max_adapters", b"max_adapters", "max_default_pages", b"max_default_pages", "max_default_sequences", b"max_default_sequences", "max_drafts", b"max_drafts", "max_full_logits_bytes", b"max_full_logits_bytes", "max_grammar_bytes", b"max_grammar_bytes", "max_grammar_compile_fuel", b"max_grammar_compile_fuel", "max_grammar_step_fuel", b"max_grammar_step_fuel", "max_in_flight", b"max_in_flight", "max_label_bytes", b"max_label_bytes", "max_lease_ms", b"max_lease_ms", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_message_bytes", b"max_message_bytes", "max_ops", b"max_ops", "max_piece_tokens", b"max_piece_tokens", "max_queued_steps", b"max_queued_steps", "max_released_ids", b"max_released_ids", "max_rows", b"max_rows", "max_salt_bytes", b"max_salt_bytes", "max_sequences", b"max_sequences", "max_sessions", b"max_sessions", "max_step_tokens", b"max_step_tokens", "max_steps", b"max_steps", "max_stop_token_ids", b"max_stop_token_ids", "min_lease_ms", b"min_lease_ms", "page_size", b"page_size", "total_pages", b"total_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1775,6 +1963,7 @@ class GetStatusResponse(_message.Message):
     PREFILL_ROWS_FIELD_NUMBER: _builtins.int
     DECODE_ROWS_FIELD_NUMBER: _builtins.int
     STEPS_ABANDONED_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     state: Global___ExecutorState.ValueType
     loading: _builtins.str
@@ -1817,6 +2006,10 @@ class GetStatusResponse(_message.Message):
     def memory_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """weights, kv, process"""
 
+    @_builtins.property
+    def adapters(self) -> Global___AdapterStatus:
+        """unset: CAPABILITY_ADAPTERS is not advertised"""
+
     def __init__(
         self,
         *,
@@ -1845,14 +2038,64 @@ class GetStatusResponse(_message.Message):
         prefill_rows: _builtins.int = ...,
         decode_rows: _builtins.int = ...,
         steps_abandoned: _builtins.int = ...,
+        adapters: Global___AdapterStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cache", b"cache"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "compute_s", b"compute_s", "decode_rows", b"decode_rows", "decode_s", b"decode_s", "decode_steps", b"decode_steps", "drafts_accepted", b"drafts_accepted", "drafts_verified", b"drafts_verified", "epoch", b"epoch", "load_fraction", b"load_fraction", "loading", b"loading", "memory_bytes", b"memory_bytes", "prefill_rows", b"prefill_rows", "prefill_s", b"prefill_s", "prefill_steps", b"prefill_steps", "queued_steps", b"queued_steps", "rows", b"rows", "sequences", b"sequences", "sessions", b"sessions", "state", b"state", "step_age_s", b"step_age_s", "steps", b"steps", "steps_abandoned", b"steps_abandoned", "tokens_computed", b"tokens_computed", "tokens_sampled", b"tokens_sampled", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cache", b"cache", "compute_s", b"compute_s", "decode_rows", b"decode_rows", "decode_s", b"decode_s", "decode_steps", b"decode_steps", "drafts_accepted", b"drafts_accepted", "drafts_verified", b"drafts_verified", "epoch", b"epoch", "load_fraction", b"load_fraction", "loading", b"loading", "memory_bytes", b"memory_bytes", "prefill_rows", b"prefill_rows", "prefill_s", b"prefill_s", "prefill_steps", b"prefill_steps", "queued_steps", b"queued_steps", "rows", b"rows", "sequences", b"sequences", "sessions", b"sessions", "state", b"state", "step_age_s", b"step_age_s", "steps", b"steps", "steps_abandoned", b"steps_abandoned", "tokens_computed", b"tokens_computed", "tokens_sampled", b"tokens_sampled", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class AdapterStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOADED_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    USED_SLOTS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    LOADS_FIELD_NUMBER: _builtins.int
+    UNLOADS_FIELD_NUMBER: _builtins.int
+    SLOT_HITS_FIELD_NUMBER: _builtins.int
+    SLOT_LOADS_FIELD_NUMBER: _builtins.int
+    EVICTIONS_FIELD_NUMBER: _builtins.int
+    loaded: _builtins.int
+    slots: _builtins.int
+    used_slots: _builtins.int
+    """by adapters of live caches"""
+    bytes: _builtins.int
+    """of weights of all loaded adapters, and of unloaded ones that caches still use"""
+    loads: _builtins.int
+    """counters are since the start"""
+    unloads: _builtins.int
+    slot_hits: _builtins.int
+    """openings whose adapter had a slot"""
+    slot_loads: _builtins.int
+    """times an adapter was given a slot"""
+    evictions: _builtins.int
+    """slots taken from an adapter without caches"""
+    def __init__(
+        self,
+        *,
+        loaded: _builtins.int = ...,
+        slots: _builtins.int = ...,
+        used_slots: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        loads: _builtins.int = ...,
+        unloads: _builtins.int = ...,
+        slot_hits: _builtins.int = ...,
+        slot_loads: _builtins.int = ...,
+        evictions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "evictions", b"evictions", "loaded", b"loaded", "loads", b"loads", "slot_hits", b"slot_hits", "slot_loads", b"slot_loads", "slots", b"slots", "unloads", b"unloads", "used_slots", b"used_slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterStatus: _TypeAlias = AdapterStatus  # noqa: Y015
 
 @_typing.final
 class CacheStatus(_message.Message):
@@ -2552,6 +2795,176 @@ class CheckGrammarResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckGrammarResponse: _TypeAlias = CheckGrammarResponse  # noqa: Y015
+
+@_typing.final
+class LoadAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """1..128 ASCII letters, digits, '.', '-', '_'; the first is a letter or digit"""
+    path: _builtins.str
+    """Directory relative to the executor's adapter directory, and inside it; empty: the name."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterRequest: _TypeAlias = LoadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class LoadAdapterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapter(self) -> Global___Adapter: ...
+    def __init__(
+        self,
+        *,
+        adapter: Global___Adapter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterResponse: _TypeAlias = LoadAdapterResponse  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNLOADED_FIELD_NUMBER: _builtins.int
+    unloaded: _builtins.bool
+    """it was loaded"""
+    def __init__(
+        self,
+        *,
+        unloaded: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["unloaded", b"unloaded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterResponse: _TypeAlias = UnloadAdapterResponse  # noqa: Y015
+
+@_typing.final
+class ListAdaptersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAdaptersRequest: _TypeAlias = ListAdaptersRequest  # noqa: Y015
+
+@_typing.final
+class ListAdaptersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
+        """by name"""
+
+    def __init__(
+        self,
+        *,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAdaptersResponse: _TypeAlias = ListAdaptersResponse  # noqa: Y015
+
+@_typing.final
+class Adapter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    MODULES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    CACHES_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    fingerprint: _builtins.bytes
+    """for Opening.adapter"""
+    rank: _builtins.int
+    """the largest of its modules"""
+    bytes: _builtins.int
+    """memory of its weights"""
+    caches: _builtins.int
+    """Names of the same content tell the same figures here.
+    live ones that use it
+    """
+    rows: _builtins.int
+    """computed with it, since it was loaded"""
+    tokens: _builtins.int
+    @_builtins.property
+    def modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that it changes, such as q_proj"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        fingerprint: _builtins.bytes = ...,
+        rank: _builtins.int = ...,
+        modules: _abc.Iterable[_builtins.str] | None = ...,
+        bytes: _builtins.int = ...,
+        caches: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "caches", b"caches", "fingerprint", b"fingerprint", "modules", b"modules", "name", b"name", "rank", b"rank", "rows", b"rows", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
 
 @_typing.final
 class WarmupRequest(_message.Message):

@@ -125,6 +125,21 @@ class ExecutorServiceStub:
                 request_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.CheckGrammarRequest.SerializeToString,
                 response_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.CheckGrammarResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/paceline.executor.v1.ExecutorService/LoadAdapter',
+                request_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/paceline.executor.v1.ExecutorService/UnloadAdapter',
+                request_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/paceline.executor.v1.ExecutorService/ListAdapters',
+                request_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
         self.Warmup = channel.unary_unary(
                 '/paceline.executor.v1.ExecutorService/Warmup',
                 request_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.WarmupRequest.SerializeToString,
@@ -309,6 +324,37 @@ class ExecutorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads an adapter from a directory below the executor's adapter directory, in the layout of PEFT
+        (adapter_config.json, adapter_model.safetensors). Runs beside the steps; answers when openings may use it.
+        The same name with the same content is no error.
+        Adapters are read one at a time. Cancelled, it stops reading; an adapter that was read is loaded.
+        Errors: INVALID_ARGUMENT (INVALID): name or path; NOT_FOUND (ADAPTER): no such directory;
+        INVALID_ARGUMENT (ADAPTER_INVALID): not an adapter of this model, or of a kind that is not supported, the
+        message says which; ALREADY_EXISTS (ADAPTER_NAME): the name belongs to another adapter;
+        RESOURCE_EXHAUSTED (ADAPTER_MEMORY): max_adapters or max_adapter_bytes; PERMISSION_DENIED; UNIMPLEMENTED
+        without CAPABILITY_ADAPTERS. Retry: safe, idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Unloads an adapter: its name is free at once, and its memory when the last cache that uses it is
+        released. An unknown name is no error.
+        Errors: PERMISSION_DENIED, UNIMPLEMENTED. Retry: safe, idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """The loaded adapters, by name. Errors: UNIMPLEMENTED. Retry: safe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Warmup(self, request, context):
         """Runs the shapes that compile or allocate lazily, so that the first request does not wait.
         KV content is untouched. Cancelled, it ends between two shapes. Retry: safe.
@@ -419,6 +465,21 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.CheckGrammar,
                     request_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.CheckGrammarRequest.FromString,
                     response_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.CheckGrammarResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=paceline_dot_executor_dot_v1_dot_executor__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=paceline_dot_executor_dot_v1_dot_executor__pb2.ListAdaptersResponse.SerializeToString,
             ),
             'Warmup': grpc.unary_unary_rpc_method_handler(
                     servicer.Warmup,
@@ -918,6 +979,87 @@ class ExecutorService:
             '/paceline.executor.v1.ExecutorService/CheckGrammar',
             paceline_dot_executor_dot_v1_dot_executor__pb2.CheckGrammarRequest.SerializeToString,
             paceline_dot_executor_dot_v1_dot_executor__pb2.CheckGrammarResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.executor.v1.ExecutorService/LoadAdapter',
+            paceline_dot_executor_dot_v1_dot_executor__pb2.LoadAdapterRequest.SerializeToString,
+            paceline_dot_executor_dot_v1_dot_executor__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.executor.v1.ExecutorService/UnloadAdapter',
+            paceline_dot_executor_dot_v1_dot_executor__pb2.UnloadAdapterRequest.SerializeToString,
+            paceline_dot_executor_dot_v1_dot_executor__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.executor.v1.ExecutorService/ListAdapters',
+            paceline_dot_executor_dot_v1_dot_executor__pb2.ListAdaptersRequest.SerializeToString,
+            paceline_dot_executor_dot_v1_dot_executor__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

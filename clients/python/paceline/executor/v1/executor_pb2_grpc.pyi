@@ -117,6 +117,27 @@ crosses the wire.
   before that. Limits count work, never time.
 Such a sequence is sampled like any other: same seed, position and noise, over fewer tokens.
 
+ADAPTERS. An adapter is a low-rank change of the model's weights (LoRA, arXiv:2106.09685). It is
+loaded by an administrator, and known by its *fingerprint*: SHA-256 of what it is made of, so that equal
+fingerprints give equal tokens on executors with equal `fingerprints.model`. A sequence has the adapter
+of its opening, or none, until it is released; forks have their source's. Rows of different adapters and
+of none share one forward, and none of them depends on the others. Prefix-cache pages are shared under
+the same salt and the same adapter only.
+  Slots. Live caches use at most Limits.max_adapter_slots adapters at once; an opening of another one
+  is refused (ERROR_REASON_ADAPTER_SLOTS) until the last cache of some adapter is released. An adapter
+  without caches keeps its slot until another one needs it, the one used least recently first.
+  Unloading. Caches that use the adapter go on, and so do their forks. From then on openings with it are
+  refused: a client that may have to open a sequence again unloads when its requests have ended.
+  Names. Two names may have the same content, and so one fingerprint: openings with it are accepted as
+  long as either is loaded, and its memory counts once.
+
+SCORES. An opening with `scored_from` brings back how likely its own tokens are: for each token from
+that position on, its logprob given all tokens before it, of the raw logits. Values do not depend on how the
+prompt is cut into steps, on the rows beside it, or on what the prefix cache holds.
+
+POOLING. A row with OUTPUT_MODE_HIDDEN brings back one vector of hidden states, after the final norm, when
+it reaches its prompt's end: the last token's, or the mean over all tokens of the prompt. It samples nothing.
+
 SAMPLING NOISE (normative; "paceline-gumbel-1"). All integers wrap.
   mix64(x)  = SplitMix64's output function: x ^= x>>30; x *= 0xbf58476d1ce4e5b9;
               x ^= x>>27; x *= 0x94d049bb133111eb; x ^= x>>31               (uint64)
@@ -270,6 +291,24 @@ class ExecutorServiceStub:
     Errors: INVALID_ARGUMENT (GRAMMAR, TOO_LARGE), UNIMPLEMENTED without CAPABILITY_GRAMMAR.
     Retry: safe, idempotent.
     """
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_executor_pb2.LoadAdapterRequest, _executor_pb2.LoadAdapterResponse]
+    """Loads an adapter from a directory below the executor's adapter directory, in the layout of PEFT
+    (adapter_config.json, adapter_model.safetensors). Runs beside the steps; answers when openings may use it.
+    The same name with the same content is no error.
+    Adapters are read one at a time. Cancelled, it stops reading; an adapter that was read is loaded.
+    Errors: INVALID_ARGUMENT (INVALID): name or path; NOT_FOUND (ADAPTER): no such directory;
+    INVALID_ARGUMENT (ADAPTER_INVALID): not an adapter of this model, or of a kind that is not supported, the
+    message says which; ALREADY_EXISTS (ADAPTER_NAME): the name belongs to another adapter;
+    RESOURCE_EXHAUSTED (ADAPTER_MEMORY): max_adapters or max_adapter_bytes; PERMISSION_DENIED; UNIMPLEMENTED
+    without CAPABILITY_ADAPTERS. Retry: safe, idempotent.
+    """
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_executor_pb2.UnloadAdapterRequest, _executor_pb2.UnloadAdapterResponse]
+    """Unloads an adapter: its name is free at once, and its memory when the last cache that uses it is
+    released. An unknown name is no error.
+    Errors: PERMISSION_DENIED, UNIMPLEMENTED. Retry: safe, idempotent.
+    """
+    ListAdapters: _grpc.UnaryUnaryMultiCallable[_executor_pb2.ListAdaptersRequest, _executor_pb2.ListAdaptersResponse]
+    """The loaded adapters, by name. Errors: UNIMPLEMENTED. Retry: safe."""
     Warmup: _grpc.UnaryUnaryMultiCallable[_executor_pb2.WarmupRequest, _executor_pb2.WarmupResponse]
     """Runs the shapes that compile or allocate lazily, so that the first request does not wait.
     KV content is untouched. Cancelled, it ends between two shapes. Retry: safe.
@@ -381,6 +420,24 @@ class ExecutorServiceAsyncStub(ExecutorServiceStub):
     Errors: INVALID_ARGUMENT (GRAMMAR, TOO_LARGE), UNIMPLEMENTED without CAPABILITY_GRAMMAR.
     Retry: safe, idempotent.
     """
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_executor_pb2.LoadAdapterRequest, _executor_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """Loads an adapter from a directory below the executor's adapter directory, in the layout of PEFT
+    (adapter_config.json, adapter_model.safetensors). Runs beside the steps; answers when openings may use it.
+    The same name with the same content is no error.
+    Adapters are read one at a time. Cancelled, it stops reading; an adapter that was read is loaded.
+    Errors: INVALID_ARGUMENT (INVALID): name or path; NOT_FOUND (ADAPTER): no such directory;
+    INVALID_ARGUMENT (ADAPTER_INVALID): not an adapter of this model, or of a kind that is not supported, the
+    message says which; ALREADY_EXISTS (ADAPTER_NAME): the name belongs to another adapter;
+    RESOURCE_EXHAUSTED (ADAPTER_MEMORY): max_adapters or max_adapter_bytes; PERMISSION_DENIED; UNIMPLEMENTED
+    without CAPABILITY_ADAPTERS. Retry: safe, idempotent.
+    """
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_executor_pb2.UnloadAdapterRequest, _executor_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """Unloads an adapter: its name is free at once, and its memory when the last cache that uses it is
+    released. An unknown name is no error.
+    Errors: PERMISSION_DENIED, UNIMPLEMENTED. Retry: safe, idempotent.
+    """
+    ListAdapters: _aio.UnaryUnaryMultiCallable[_executor_pb2.ListAdaptersRequest, _executor_pb2.ListAdaptersResponse]  # type: ignore[assignment]
+    """The loaded adapters, by name. Errors: UNIMPLEMENTED. Retry: safe."""
     Warmup: _aio.UnaryUnaryMultiCallable[_executor_pb2.WarmupRequest, _executor_pb2.WarmupResponse]  # type: ignore[assignment]
     """Runs the shapes that compile or allocate lazily, so that the first request does not wait.
     KV content is untouched. Cancelled, it ends between two shapes. Retry: safe.
@@ -597,6 +654,42 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: INVALID_ARGUMENT (GRAMMAR, TOO_LARGE), UNIMPLEMENTED without CAPABILITY_GRAMMAR.
         Retry: safe, idempotent.
         """
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _executor_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_executor_pb2.LoadAdapterResponse, _abc.Awaitable[_executor_pb2.LoadAdapterResponse]]:
+        """Loads an adapter from a directory below the executor's adapter directory, in the layout of PEFT
+        (adapter_config.json, adapter_model.safetensors). Runs beside the steps; answers when openings may use it.
+        The same name with the same content is no error.
+        Adapters are read one at a time. Cancelled, it stops reading; an adapter that was read is loaded.
+        Errors: INVALID_ARGUMENT (INVALID): name or path; NOT_FOUND (ADAPTER): no such directory;
+        INVALID_ARGUMENT (ADAPTER_INVALID): not an adapter of this model, or of a kind that is not supported, the
+        message says which; ALREADY_EXISTS (ADAPTER_NAME): the name belongs to another adapter;
+        RESOURCE_EXHAUSTED (ADAPTER_MEMORY): max_adapters or max_adapter_bytes; PERMISSION_DENIED; UNIMPLEMENTED
+        without CAPABILITY_ADAPTERS. Retry: safe, idempotent.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _executor_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_executor_pb2.UnloadAdapterResponse, _abc.Awaitable[_executor_pb2.UnloadAdapterResponse]]:
+        """Unloads an adapter: its name is free at once, and its memory when the last cache that uses it is
+        released. An unknown name is no error.
+        Errors: PERMISSION_DENIED, UNIMPLEMENTED. Retry: safe, idempotent.
+        """
+
+    @_abc_1.abstractmethod
+    def ListAdapters(
+        self,
+        request: _executor_pb2.ListAdaptersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_executor_pb2.ListAdaptersResponse, _abc.Awaitable[_executor_pb2.ListAdaptersResponse]]:
+        """The loaded adapters, by name. Errors: UNIMPLEMENTED. Retry: safe."""
 
     @_abc_1.abstractmethod
     def Warmup(

@@ -45,6 +45,21 @@ class AdminServiceStub:
                 request_serializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.AbortRequestsRequest.SerializeToString,
                 response_deserializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.AbortRequestsResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/paceline.scheduler.v1.AdminService/LoadAdapter',
+                request_serializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/paceline.scheduler.v1.AdminService/UnloadAdapter',
+                request_serializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/paceline.scheduler.v1.AdminService/ListAdapters',
+                request_serializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -66,6 +81,30 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads an adapter in all executors, those that connect later included, and answers when requests may name
+        it. Errors: those of the executor's LoadAdapter; FAILED_PRECONDITION: the executors' directories hold
+        different adapters under this path, and none has it loaded; UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """From now on requests that name the adapter are NOT_FOUND; live ones go on. Unloads it in all
+        executors. An unknown name is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """The adapters that requests may name. Errors: none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +117,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.AbortRequests,
                     request_deserializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.AbortRequestsRequest.FromString,
                     response_serializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.AbortRequestsResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.ListAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +189,87 @@ class AdminService:
             '/paceline.scheduler.v1.AdminService/AbortRequests',
             paceline_dot_scheduler_dot_v1_dot_admin__pb2.AbortRequestsRequest.SerializeToString,
             paceline_dot_scheduler_dot_v1_dot_admin__pb2.AbortRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.scheduler.v1.AdminService/LoadAdapter',
+            paceline_dot_scheduler_dot_v1_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
+            paceline_dot_scheduler_dot_v1_dot_admin__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.scheduler.v1.AdminService/UnloadAdapter',
+            paceline_dot_scheduler_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
+            paceline_dot_scheduler_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.scheduler.v1.AdminService/ListAdapters',
+            paceline_dot_scheduler_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
+            paceline_dot_scheduler_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,17 @@ class AdminServiceStub:
     """Ends live requests of any identity with ABORTED; unknown ids are no error.
     Errors: INVALID_ARGUMENT.
     """
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]
+    """Loads an adapter in all executors, those that connect later included, and answers when requests may name
+    it. Errors: those of the executor's LoadAdapter; FAILED_PRECONDITION: the executors' directories hold
+    different adapters under this path, and none has it loaded; UNAVAILABLE.
+    """
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]
+    """From now on requests that name the adapter are NOT_FOUND; live ones go on. Unloads it in all
+    executors. An unknown name is no error.
+    """
+    ListAdapters: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAdaptersRequest, _admin_pb2.ListAdaptersResponse]
+    """The adapters that requests may name. Errors: none."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -56,6 +67,17 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Ends live requests of any identity with ABORTED; unknown ids are no error.
     Errors: INVALID_ARGUMENT.
     """
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """Loads an adapter in all executors, those that connect later included, and answers when requests may name
+    it. Errors: those of the executor's LoadAdapter; FAILED_PRECONDITION: the executors' directories hold
+    different adapters under this path, and none has it loaded; UNAVAILABLE.
+    """
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """From now on requests that name the adapter are NOT_FOUND; live ones go on. Unloads it in all
+    executors. An unknown name is no error.
+    """
+    ListAdapters: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAdaptersRequest, _admin_pb2.ListAdaptersResponse]  # type: ignore[assignment]
+    """The adapters that requests may name. Errors: none."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """The operator's view of a scheduler. All methods are safe to retry."""
@@ -77,5 +99,34 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Ends live requests of any identity with ABORTED; unknown ids are no error.
         Errors: INVALID_ARGUMENT.
         """
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _admin_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.LoadAdapterResponse, _abc.Awaitable[_admin_pb2.LoadAdapterResponse]]:
+        """Loads an adapter in all executors, those that connect later included, and answers when requests may name
+        it. Errors: those of the executor's LoadAdapter; FAILED_PRECONDITION: the executors' directories hold
+        different adapters under this path, and none has it loaded; UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _admin_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UnloadAdapterResponse, _abc.Awaitable[_admin_pb2.UnloadAdapterResponse]]:
+        """From now on requests that name the adapter are NOT_FOUND; live ones go on. Unloads it in all
+        executors. An unknown name is no error.
+        """
+
+    @_abc_1.abstractmethod
+    def ListAdapters(
+        self,
+        request: _admin_pb2.ListAdaptersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListAdaptersResponse, _abc.Awaitable[_admin_pb2.ListAdaptersResponse]]:
+        """The adapters that requests may name. Errors: none."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -183,6 +183,11 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """GenerateRequest.labels"""
     CAPABILITY_REASONING: _Capability.ValueType  # 12
     """what the model writes before its answer comes in Delta.reasoning"""
+    CAPABILITY_ADAPTERS: _Capability.ValueType  # 13
+    """GenerateRequest.model may name an adapter; AdminService.LoadAdapter"""
+    CAPABILITY_SCORE: _Capability.ValueType  # 14
+    CAPABILITY_EMBED: _Capability.ValueType  # 15
+    CAPABILITY_RERANK: _Capability.ValueType  # 16
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """What a scheduler offers. Fields that belong to anything else are refused."""
@@ -209,6 +214,11 @@ CAPABILITY_LABELS: Capability.ValueType  # 11
 """GenerateRequest.labels"""
 CAPABILITY_REASONING: Capability.ValueType  # 12
 """what the model writes before its answer comes in Delta.reasoning"""
+CAPABILITY_ADAPTERS: Capability.ValueType  # 13
+"""GenerateRequest.model may name an adapter; AdminService.LoadAdapter"""
+CAPABILITY_SCORE: Capability.ValueType  # 14
+CAPABILITY_EMBED: Capability.ValueType  # 15
+CAPABILITY_RERANK: Capability.ValueType  # 16
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 class _FinishReason:
@@ -334,6 +344,57 @@ RETURNS_TEXT: Returns.ValueType  # 2
 RETURNS_TOKEN_IDS: Returns.ValueType  # 3
 """no text; stop strings still end the output"""
 Global___Returns: _TypeAlias = Returns  # noqa: Y015
+
+class _Pooling:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
+    """as LAST"""
+    POOLING_LAST: _Pooling.ValueType  # 1
+    """of the last token"""
+    POOLING_MEAN: _Pooling.ValueType  # 2
+    """the mean over all tokens"""
+
+class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
+    """Which hidden state stands for a text."""
+
+POOLING_UNSPECIFIED: Pooling.ValueType  # 0
+"""as LAST"""
+POOLING_LAST: Pooling.ValueType  # 1
+"""of the last token"""
+POOLING_MEAN: Pooling.ValueType  # 2
+"""the mean over all tokens"""
+Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
+
+class _RerankMethod:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RerankMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RerankMethod.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RERANK_METHOD_UNSPECIFIED: _RerankMethod.ValueType  # 0
+    """as YES_NO"""
+    RERANK_METHOD_YES_NO: _RerankMethod.ValueType  # 1
+    """The model is asked, through its chat template, whether the document answers the query; the score
+    is the probability of "yes" among "yes" and "no" as the first token (the way of Qwen3-Reranker).
+    """
+    RERANK_METHOD_LIKELIHOOD: _RerankMethod.ValueType  # 2
+    """The score is the mean logprob of the query's tokens behind the document (query likelihood)."""
+
+class RerankMethod(_RerankMethod, metaclass=_RerankMethodEnumTypeWrapper): ...
+
+RERANK_METHOD_UNSPECIFIED: RerankMethod.ValueType  # 0
+"""as YES_NO"""
+RERANK_METHOD_YES_NO: RerankMethod.ValueType  # 1
+"""The model is asked, through its chat template, whether the document answers the query; the score
+is the probability of "yes" among "yes" and "no" as the first token (the way of Qwen3-Reranker).
+"""
+RERANK_METHOD_LIKELIHOOD: RerankMethod.ValueType  # 2
+"""The score is the mean logprob of the query's tokens behind the document (query likelihood)."""
+Global___RerankMethod: _TypeAlias = RerankMethod  # noqa: Y015
 
 class _SchedulerState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -853,10 +914,13 @@ class Continuation(_message.Message):
     PROMPT_DIGEST_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     SAMPLER_FIELD_NUMBER: _builtins.int
+    ADAPTER_FINGERPRINT_FIELD_NUMBER: _builtins.int
     prompt_digest: _builtins.bytes
     """these three as Started had them; a mismatch is FAILED_PRECONDITION"""
     model_fingerprint: _builtins.bytes
     sampler: _builtins.str
+    adapter_fingerprint: _builtins.bytes
+    """as the three before it"""
     @_builtins.property
     def completions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContinuedCompletion]:
         """One per completion that has had anything; an index without one begins anew."""
@@ -868,10 +932,11 @@ class Continuation(_message.Message):
         prompt_digest: _builtins.bytes = ...,
         model_fingerprint: _builtins.bytes = ...,
         sampler: _builtins.str = ...,
+        adapter_fingerprint: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "model_fingerprint", b"model_fingerprint", "prompt_digest", b"prompt_digest", "sampler", b"sampler"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_fingerprint", b"adapter_fingerprint", "completions", b"completions", "model_fingerprint", b"model_fingerprint", "prompt_digest", b"prompt_digest", "sampler", b"sampler"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -977,7 +1042,7 @@ class GenerateRequest(_message.Message):
     cached_tokens and the time to the first token then tell whether somebody sent the same beginning.
     """
     model: _builtins.str
-    """GetModelInfo's name; empty: the model that is served"""
+    """GetModelInfo's name, or an adapter's; empty: the model that is served"""
     returns: Global___Returns.ValueType
     prompt_logprobs: _builtins.int
     """set: logprobs of the prompt's tokens, and the k best"""
@@ -1050,6 +1115,7 @@ class GenerateResponse(_message.Message):
     DELTA_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """of the completion"""
     @_builtins.property
@@ -1060,6 +1126,10 @@ class GenerateResponse(_message.Message):
     def started(self) -> Global___Started:
         """once per stream, with index 0"""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs:
+        """With prompt_logprobs, index 0 and before the first delta: any number, which join to the whole prompt."""
+
     def __init__(
         self,
         *,
@@ -1067,16 +1137,43 @@ class GenerateResponse(_message.Message):
         delta: Global___Delta | None = ...,
         finished: Global___Finished | None = ...,
         started: Global___Started | None = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "index", b"index", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "index", b"index", "prompt_logprobs", b"prompt_logprobs", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["delta", "finished", "started"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["delta", "finished", "started", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """Logprobs of tokens of the prompt, each given all tokens before it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """position of the first one here; that of the whole prompt's first is 1"""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "logprobs", b"logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
 
 @_typing.final
 class Started(_message.Message):
@@ -1094,6 +1191,7 @@ class Started(_message.Message):
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     SAMPLER_FIELD_NUMBER: _builtins.int
     CONTINUED_TOKENS_FIELD_NUMBER: _builtins.int
+    ADAPTER_FINGERPRINT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     prompt_tokens: _builtins.int
@@ -1110,6 +1208,8 @@ class Started(_message.Message):
     """Tokens taken over from GenerateRequest.continuation, all completions together. A client that
     sent some and finds 0 here talks to a server that ignored them, and must stop.
     """
+    adapter_fingerprint: _builtins.bytes
+    """of the adapter that the request names; empty: none"""
     @_builtins.property
     def sampling(self) -> Global___SamplingParams:
         """resolved: every field is set, the seed drawn"""
@@ -1127,10 +1227,11 @@ class Started(_message.Message):
         model_fingerprint: _builtins.bytes = ...,
         sampler: _builtins.str = ...,
         continued_tokens: _builtins.int = ...,
+        adapter_fingerprint: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "continued_tokens", b"continued_tokens", "max_tokens", b"max_tokens", "model", b"model", "model_fingerprint", b"model_fingerprint", "prompt_digest", b"prompt_digest", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampler", b"sampler", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_fingerprint", b"adapter_fingerprint", "cached_tokens", b"cached_tokens", "continued_tokens", b"continued_tokens", "max_tokens", b"max_tokens", "model", b"model", "model_fingerprint", b"model_fingerprint", "prompt_digest", b"prompt_digest", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampler", b"sampler", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1444,6 +1545,489 @@ class GenerateUnaryResponse(_message.Message):
 Global___GenerateUnaryResponse: _TypeAlias = GenerateUnaryResponse  # noqa: Y015
 
 @_typing.final
+class ScoreInput(_message.Message):
+    """One text to be scored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_TEXT_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_MESSAGES_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    prompt_text: _builtins.str
+    text: _builtins.str
+    @_builtins.property
+    def prompt_token_ids(self) -> Global___TokenIds: ...
+    @_builtins.property
+    def prompt_messages(self) -> Global___Messages:
+        """through the model's chat template"""
+
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds: ...
+    def __init__(
+        self,
+        *,
+        prompt_text: _builtins.str = ...,
+        prompt_token_ids: Global___TokenIds | None = ...,
+        prompt_messages: Global___Messages | None = ...,
+        text: _builtins.str = ...,
+        token_ids: Global___TokenIds | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "prompt_messages", b"prompt_messages", "prompt_text", b"prompt_text", "prompt_token_ids", b"prompt_token_ids", "scored", b"scored", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "prompt_messages", b"prompt_messages", "prompt_text", b"prompt_text", "prompt_token_ids", b"prompt_token_ids", "scored", b"scored", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["prompt_text", "prompt_token_ids", "prompt_messages"]  # noqa: Y015
+    _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    _WhichOneofReturnType_scored: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
+    _WhichOneofArgType_scored: _TypeAlias = _typing.Literal["scored", b"scored"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_scored) -> _WhichOneofReturnType_scored | None: ...
+
+Global___ScoreInput: _TypeAlias = ScoreInput  # noqa: Y015
+
+@_typing.final
+class ScoreRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """as GenerateRequest's; likewise the next four"""
+    model: _builtins.str
+    priority: _builtins.int
+    cache_salt: _builtins.str
+    top_logprobs: _builtins.int
+    """set: the k most likely tokens at each position too"""
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreInput]:
+        """1..RequestLimits.max_inputs"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        inputs: _abc.Iterable[Global___ScoreInput] | None = ...,
+        top_logprobs: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "cache_salt", b"cache_salt", "inputs", b"inputs", "labels", b"labels", "model", b"model", "priority", b"priority", "request_id", b"request_id", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs) -> _WhichOneofReturnType__top_logprobs | None: ...
+
+Global___ScoreRequest: _TypeAlias = ScoreRequest  # noqa: Y015
+
+@_typing.final
+class Score(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    PERPLEXITY_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    """their sum"""
+    perplexity: _builtins.float
+    """exp(-logprob / tokens)"""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the scored ones"""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """one per token"""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        logprob: _builtins.float = ...,
+        perplexity: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "logprobs", b"logprobs", "perplexity", b"perplexity", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Score: _TypeAlias = Score  # noqa: Y015
+
+@_typing.final
+class ScoreResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___Score]:
+        """one per input"""
+
+    @_builtins.property
+    def usage(self) -> Global___InputUsage: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        scores: _abc.Iterable[Global___Score] | None = ...,
+        usage: Global___InputUsage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "scores", b"scores", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreResponse: _TypeAlias = ScoreResponse  # noqa: Y015
+
+@_typing.final
+class InputUsage(_message.Message):
+    """Of all inputs of a call together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    QUEUE_MS_FIELD_NUMBER: _builtins.int
+    TOTAL_MS_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    cached_tokens: _builtins.int
+    """of these, found in the prefix cache"""
+    queue_ms: _builtins.int
+    """arrival to first step"""
+    total_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        queue_ms: _builtins.int = ...,
+        total_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "total_ms", b"total_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InputUsage: _TypeAlias = InputUsage  # noqa: Y015
+
+@_typing.final
+class EmbedInput(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """as it is: no template"""
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds: ...
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: Global___TokenIds | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
+    _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
+
+Global___EmbedInput: _TypeAlias = EmbedInput  # noqa: Y015
+
+@_typing.final
+class EmbedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
+    NORMALIZE_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """as GenerateRequest's; likewise the next four"""
+    model: _builtins.str
+    priority: _builtins.int
+    cache_salt: _builtins.str
+    pooling: Global___Pooling.ValueType
+    normalize: _builtins.bool
+    """to length 1; default true"""
+    dimensions: _builtins.int
+    """keep the first so many, before normalizing; 0: all"""
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbedInput]:
+        """1..RequestLimits.max_inputs"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        inputs: _abc.Iterable[Global___EmbedInput] | None = ...,
+        pooling: Global___Pooling.ValueType = ...,
+        normalize: _builtins.bool | None = ...,
+        dimensions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "inputs", b"inputs", "labels", b"labels", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "priority", b"priority", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
+    _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
+
+Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
+
+@_typing.final
+class Embedding(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    """of the input"""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Embedding: _TypeAlias = Embedding  # noqa: Y015
+
+@_typing.final
+class EmbedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    @_builtins.property
+    def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Embedding]:
+        """one per input"""
+
+    @_builtins.property
+    def usage(self) -> Global___InputUsage: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        embeddings: _abc.Iterable[Global___Embedding] | None = ...,
+        usage: Global___InputUsage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "request_id", b"request_id", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbedResponse: _TypeAlias = EmbedResponse  # noqa: Y015
+
+@_typing.final
+class RerankRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_FIELD_NUMBER: _builtins.int
+    TOP_N_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """as GenerateRequest's; likewise the next four"""
+    model: _builtins.str
+    priority: _builtins.int
+    cache_salt: _builtins.str
+    query: _builtins.str
+    method: Global___RerankMethod.ValueType
+    instruction: _builtins.str
+    """what makes a document fit; empty: that it answers the query"""
+    top_n: _builtins.int
+    """return the best so many; 0: all"""
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """1..RequestLimits.max_inputs"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        query: _builtins.str = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
+        method: Global___RerankMethod.ValueType = ...,
+        instruction: _builtins.str = ...,
+        top_n: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "documents", b"documents", "instruction", b"instruction", "labels", b"labels", "method", b"method", "model", b"model", "priority", b"priority", "query", b"query", "request_id", b"request_id", "top_n", b"top_n"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RerankRequest: _TypeAlias = RerankRequest  # noqa: Y015
+
+@_typing.final
+class RankedDocument(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """among RerankRequest.documents"""
+    score: _builtins.float
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        score: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "score", b"score"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankedDocument: _TypeAlias = RankedDocument  # noqa: Y015
+
+@_typing.final
+class RerankResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankedDocument]:
+        """best first; ties by index"""
+
+    @_builtins.property
+    def usage(self) -> Global___InputUsage: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        results: _abc.Iterable[Global___RankedDocument] | None = ...,
+        usage: Global___InputUsage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "results", b"results", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RerankResponse: _TypeAlias = RerankResponse  # noqa: Y015
+
+@_typing.final
 class TokenizeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1662,6 +2246,8 @@ class GetModelInfoResponse(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     SAMPLER_FIELD_NUMBER: _builtins.int
     TOOL_FORMAT_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     architecture: _builtins.str
     vocab_size: _builtins.int
@@ -1673,11 +2259,13 @@ class GetModelInfoResponse(_message.Message):
     model_fingerprint: _builtins.bytes
     dtype: _builtins.str
     contract_revision: _builtins.int
-    """rises whenever this file grows; this is revision 2"""
+    """rises whenever this file grows; this is revision 3"""
     sampler: _builtins.str
     """version of the sampling rules"""
     tool_format: _builtins.str
     """how the model writes tool calls; empty: CAPABILITY_TOOLS is not advertised"""
+    embedding_size: _builtins.int
+    """dimensions of Embed's vectors"""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1692,6 +2280,10 @@ class GetModelInfoResponse(_message.Message):
 
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[Global___Capability.ValueType]: ...
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
+        """that GenerateRequest.model may name"""
+
     def __init__(
         self,
         *,
@@ -1712,14 +2304,42 @@ class GetModelInfoResponse(_message.Message):
         capabilities: _abc.Iterable[Global___Capability.ValueType] | None = ...,
         sampler: _builtins.str = ...,
         tool_format: _builtins.str = ...,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
+        embedding_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "context_length", b"context_length", "contract_revision", b"contract_revision", "drafters", b"drafters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "limits", b"limits", "max_request_tokens", b"max_request_tokens", "model_fingerprint", b"model_fingerprint", "name", b"name", "sampler", b"sampler", "speculation", b"speculation", "tool_format", b"tool_format", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "capabilities", b"capabilities", "context_length", b"context_length", "contract_revision", b"contract_revision", "drafters", b"drafters", "dtype", b"dtype", "embedding_size", b"embedding_size", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "limits", b"limits", "max_request_tokens", b"max_request_tokens", "model_fingerprint", b"model_fingerprint", "name", b"name", "sampler", b"sampler", "speculation", b"speculation", "tool_format", b"tool_format", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
+
+@_typing.final
+class Adapter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    fingerprint: _builtins.bytes
+    """SHA-256; equal fingerprints, equal tokens"""
+    rank: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        fingerprint: _builtins.bytes = ...,
+        rank: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "name", b"name", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
 
 @_typing.final
 class RequestLimits(_message.Message):
@@ -1737,6 +2357,7 @@ class RequestLimits(_message.Message):
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_GRAMMAR_BYTES_FIELD_NUMBER: _builtins.int
     MAX_TOOLS_FIELD_NUMBER: _builtins.int
+    MAX_INPUTS_FIELD_NUMBER: _builtins.int
     max_n: _builtins.int
     max_stop_strings: _builtins.int
     max_stop_string_bytes: _builtins.int
@@ -1754,6 +2375,8 @@ class RequestLimits(_message.Message):
     """of GenerateRequest.grammar; 0: CAPABILITY_GRAMMAR is not advertised"""
     max_tools: _builtins.int
     """of Messages.tools; 0: CAPABILITY_TOOLS is not advertised"""
+    max_inputs: _builtins.int
+    """of a Score, Embed or Rerank call"""
     def __init__(
         self,
         *,
@@ -1769,10 +2392,11 @@ class RequestLimits(_message.Message):
         max_draft_tokens: _builtins.int = ...,
         max_grammar_bytes: _builtins.int = ...,
         max_tools: _builtins.int = ...,
+        max_inputs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_draft_tokens", b"max_draft_tokens", "max_grammar_bytes", b"max_grammar_bytes", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_n", b"max_n", "max_prompt_bytes", b"max_prompt_bytes", "max_queued_requests", b"max_queued_requests", "max_queued_tokens", b"max_queued_tokens", "max_stop_string_bytes", b"max_stop_string_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_tools", b"max_tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_draft_tokens", b"max_draft_tokens", "max_grammar_bytes", b"max_grammar_bytes", "max_inputs", b"max_inputs", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_n", b"max_n", "max_prompt_bytes", b"max_prompt_bytes", "max_queued_requests", b"max_queued_requests", "max_queued_tokens", b"max_queued_tokens", "max_stop_string_bytes", b"max_stop_string_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_tools", b"max_tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

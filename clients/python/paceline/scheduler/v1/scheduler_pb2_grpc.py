@@ -44,6 +44,21 @@ class SchedulerServiceStub:
                 request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GenerateUnaryRequest.SerializeToString,
                 response_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GenerateUnaryResponse.FromString,
                 _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/paceline.scheduler.v1.SchedulerService/Score',
+                request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.ScoreResponse.FromString,
+                _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/paceline.scheduler.v1.SchedulerService/Embed',
+                request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Rerank = channel.unary_unary(
+                '/paceline.scheduler.v1.SchedulerService/Rerank',
+                request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.RerankRequest.SerializeToString,
+                response_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.RerankResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/paceline.scheduler.v1.SchedulerService/Tokenize',
                 request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.TokenizeRequest.SerializeToString,
@@ -96,6 +111,31 @@ class SchedulerServiceServicer:
 
     def GenerateUnary(self, request, context):
         """Generate, collected. The same errors.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """How likely given texts are: logprobs of their tokens, or of continuations of prompts. Nothing is
+        generated. All inputs of a call share its queue place, deadline and priority, and are refused
+        together; a prompt that several inputs share is computed once. Errors: as Generate; UNIMPLEMENTED
+        without CAPABILITY_SCORE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Vectors of texts. Queued, limited and refused as Score. UNIMPLEMENTED without CAPABILITY_EMBED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rerank(self, request, context):
+        """Orders documents by how well they answer a query. Queued, limited and refused as Score.
+        UNIMPLEMENTED without CAPABILITY_RERANK.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,6 +199,21 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GenerateUnary,
                     request_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GenerateUnaryRequest.FromString,
                     response_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GenerateUnaryResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.ScoreRequest.FromString,
+                    response_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.EmbedRequest.FromString,
+                    response_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Rerank': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rerank,
+                    request_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.RerankRequest.FromString,
+                    response_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.RerankResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -245,6 +300,87 @@ class SchedulerService:
             '/paceline.scheduler.v1.SchedulerService/GenerateUnary',
             paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GenerateUnaryRequest.SerializeToString,
             paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GenerateUnaryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.scheduler.v1.SchedulerService/Score',
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.ScoreRequest.SerializeToString,
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.scheduler.v1.SchedulerService/Embed',
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.EmbedRequest.SerializeToString,
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rerank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.scheduler.v1.SchedulerService/Rerank',
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.RerankRequest.SerializeToString,
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.RerankResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -77,6 +77,18 @@ class SchedulerServiceStub:
     """
     GenerateUnary: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GenerateUnaryRequest, _scheduler_pb2.GenerateUnaryResponse]
     """Generate, collected. The same errors."""
+    Score: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ScoreRequest, _scheduler_pb2.ScoreResponse]
+    """How likely given texts are: logprobs of their tokens, or of continuations of prompts. Nothing is
+    generated. All inputs of a call share its queue place, deadline and priority, and are refused
+    together; a prompt that several inputs share is computed once. Errors: as Generate; UNIMPLEMENTED
+    without CAPABILITY_SCORE.
+    """
+    Embed: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.EmbedRequest, _scheduler_pb2.EmbedResponse]
+    """Vectors of texts. Queued, limited and refused as Score. UNIMPLEMENTED without CAPABILITY_EMBED."""
+    Rerank: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RerankRequest, _scheduler_pb2.RerankResponse]
+    """Orders documents by how well they answer a query. Queued, limited and refused as Score.
+    UNIMPLEMENTED without CAPABILITY_RERANK.
+    """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.TokenizeRequest, _scheduler_pb2.TokenizeResponse]
     """Text or messages to token ids, as Generate would. Errors: INVALID_ARGUMENT, also where that
     takes more time or memory than the server allows; RESOURCE_EXHAUSTED, UNAVAILABLE.
@@ -113,6 +125,18 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """
     GenerateUnary: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GenerateUnaryRequest, _scheduler_pb2.GenerateUnaryResponse]  # type: ignore[assignment]
     """Generate, collected. The same errors."""
+    Score: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ScoreRequest, _scheduler_pb2.ScoreResponse]  # type: ignore[assignment]
+    """How likely given texts are: logprobs of their tokens, or of continuations of prompts. Nothing is
+    generated. All inputs of a call share its queue place, deadline and priority, and are refused
+    together; a prompt that several inputs share is computed once. Errors: as Generate; UNIMPLEMENTED
+    without CAPABILITY_SCORE.
+    """
+    Embed: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.EmbedRequest, _scheduler_pb2.EmbedResponse]  # type: ignore[assignment]
+    """Vectors of texts. Queued, limited and refused as Score. UNIMPLEMENTED without CAPABILITY_EMBED."""
+    Rerank: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RerankRequest, _scheduler_pb2.RerankResponse]  # type: ignore[assignment]
+    """Orders documents by how well they answer a query. Queued, limited and refused as Score.
+    UNIMPLEMENTED without CAPABILITY_RERANK.
+    """
     Tokenize: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.TokenizeRequest, _scheduler_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Text or messages to token ids, as Generate would. Errors: INVALID_ARGUMENT, also where that
     takes more time or memory than the server allows; RESOURCE_EXHAUSTED, UNAVAILABLE.
@@ -158,6 +182,36 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.GenerateUnaryResponse, _abc.Awaitable[_scheduler_pb2.GenerateUnaryResponse]]:
         """Generate, collected. The same errors."""
+
+    @_abc_1.abstractmethod
+    def Score(
+        self,
+        request: _scheduler_pb2.ScoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ScoreResponse, _abc.Awaitable[_scheduler_pb2.ScoreResponse]]:
+        """How likely given texts are: logprobs of their tokens, or of continuations of prompts. Nothing is
+        generated. All inputs of a call share its queue place, deadline and priority, and are refused
+        together; a prompt that several inputs share is computed once. Errors: as Generate; UNIMPLEMENTED
+        without CAPABILITY_SCORE.
+        """
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _scheduler_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.EmbedResponse, _abc.Awaitable[_scheduler_pb2.EmbedResponse]]:
+        """Vectors of texts. Queued, limited and refused as Score. UNIMPLEMENTED without CAPABILITY_EMBED."""
+
+    @_abc_1.abstractmethod
+    def Rerank(
+        self,
+        request: _scheduler_pb2.RerankRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.RerankResponse, _abc.Awaitable[_scheduler_pb2.RerankResponse]]:
+        """Orders documents by how well they answer a query. Queued, limited and refused as Score.
+        UNIMPLEMENTED without CAPABILITY_RERANK.
+        """
 
     @_abc_1.abstractmethod
     def Tokenize(
