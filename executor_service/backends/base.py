@@ -15,13 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.contract.masks import Masks
+from executor_service.contract.model_error import ModelError as ModelError
 from executor_service.contract.plan import OutputMode, Sampling, TokenIds
 
 _DEFAULT_PAGES = 4096
-
-
-class ModelError(Exception):
-    """The model can't be loaded or served; the message names the file or setting and its fault."""
 
 
 @dataclass(frozen=True, slots=True)

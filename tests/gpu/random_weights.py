@@ -10,9 +10,9 @@ import torch
 from executor_service.backends.base import Progress
 from executor_service.backends.torch_backend import TorchBackend
 from executor_service.backends.torch_backend.config_json import spec_from_config
-from executor_service.backends.torch_backend.json_file import read_json
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.weights import Part, expected_shapes, fingerprint
+from executor_service.files.json_file import read_json
 
 
 class RandomCheckpoint:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from executor_service.backends.torch_backend.fields import Fields, shown
 from executor_service.backends.torch_backend.spec import (
     ARCHITECTURES,
     MAX_END_IDS,
@@ -21,6 +20,7 @@ from executor_service.backends.torch_backend.spec import (
     RopeSpec,
     checked,
 )
+from executor_service.files.fields import Fields, shown
 
 _QWEN = {
     "vocab_size": 151_936,

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.service.logs import Log
 
-from executor_service.backends.torch_backend.fields import shown
+from executor_service.files.fields import shown
 
 GENERATION_CONFIG = "generation_config.json"
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from executor_service.backends.torch_backend.fields import Fields, shown
 from executor_service.backends.torch_backend.spec import (
     MAX_END_IDS,
     MAX_EXPERTS,
@@ -20,6 +19,7 @@ from executor_service.backends.torch_backend.spec import (
     RopeSpec,
     checked,
 )
+from executor_service.files.fields import Fields, shown
 
 _ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 _READ = frozenset(

@@ -6,7 +6,6 @@ are counted, before the library reads it. A shard outside of the directory is re
 
 from __future__ import annotations
 
-import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend.json_file import MAX_JSON_BYTES, parse_json, read_json
+from executor_service.files.json_file import read_json
+from executor_service.files.safetensors_header import TensorEntry, read_entries
 
 _MAX_TENSORS = 1 << 16  # of all shards; Qwen3-235B-A22B has 37,000
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +39,12 @@ class SafetensorsDirectory:
         self._open: dict[Path, Any] = {}  # kept open, because the library reads the header at each opening
         self._exits = ExitStack()
         for file in self.files:
-            for name, shape in _header(file, _MAX_TENSORS - len(self.tensors)).items():
+            for name, entry in _header(file, _MAX_TENSORS - len(self.tensors)).items():
                 if name in self.tensors:
                     raise ModelError(
                         f"{file.name}: tensor {name!r} is also in {self.tensors[name].file.name}"
                     )
-                self.tensors[name] = ShardTensor(shape, file)
+                self.tensors[name] = ShardTensor(entry.shape, file)
 
     def read(self, name: str, part: tuple[slice, ...] | None = None) -> torch.Tensor:
         """A tensor in its stored dtype, or a part of it; reads only that part's bytes. Raises ModelError."""
@@ -86,38 +85,10 @@ class SafetensorsDirectory:
         return files
 
 
-def _header(file: Path, max_tensors: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a file's tensors. Raises ModelError for too many, or one that exceeds the file."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > min(size - 8, MAX_JSON_BYTES):
-            raise ModelError(
-                f"{file.name}: a header of {length} bytes does not fit the file's {size}, "
-                f"or the {MAX_JSON_BYTES} that are read"
-            )
-        header = parse_json(stream.read(length), f"{file.name}: the header")
-    header.pop("__metadata__", None)
-    if len(header) > max_tensors:
-        raise ModelError(f"{file.name}: more than {_MAX_TENSORS} tensors in all")
-    return {name: _entry(file, name, entry, size - 8 - length) for name, entry in header.items()}
-
-
-def _entry(file: Path, name: str, entry: Any, data_bytes: int) -> tuple[int, ...]:
-    """The shape of a header's entry. Raises ModelError if dtype, shape and offsets do not fit each other."""
-
-    def whole(values: Any) -> bool:
-        return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
-
-    if not isinstance(entry, dict) or not whole(entry.get("shape")) or not whole(entry.get("data_offsets")):
-        raise ModelError(f"{file.name}: tensor {name[:80]!r} has no proper shape and offsets")
-    dtype, shape, offsets = entry.get("dtype"), tuple(entry["shape"]), entry["data_offsets"]
-    if dtype not in _ITEM_BYTES:
-        raise ModelError(f"{file.name}: tensor {name[:80]!r} has the unsupported dtype {str(dtype)[:20]!r}")
-    if len(offsets) != 2 or not offsets[0] <= offsets[1] <= data_bytes:
-        raise ModelError(
-            f"{file.name}: tensor {name[:80]!r} lies at {offsets}, outside of {data_bytes} bytes"
-        )
-    if len(shape) > 4 or math.prod(shape) * _ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
-        raise ModelError(f"{file.name}: tensor {name[:80]!r} of shape {shape} does not fill {offsets}")
-    return shape
+def _header(file: Path, max_tensors: int) -> dict[str, TensorEntry]:
+    """A file's tensors. Raises ModelError for too many, or one that exceeds the file."""
+    try:
+        with file.open("rb") as stream:
+            return read_entries(stream, file.stat().st_size, file.name, max_tensors)
+    except OSError as error:
+        raise ModelError(f"{file.name}: {error.strerror}") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from executor_service.backends.torch_backend.fields import Fields
+from executor_service.files.fields import Fields
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 MAX_LAYERS = 1024

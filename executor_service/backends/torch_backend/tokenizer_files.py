@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from executor_service.backends.base import ModelError, TokenizerBundle
 from executor_service.backends.torch_backend.generation import GENERATION_CONFIG, generation_defaults
 from executor_service.backends.torch_backend.gguf_file import GgufFile
-from executor_service.backends.torch_backend.json_file import read_bounded, read_json
+from executor_service.files.json_file import read_bounded, read_json
 
 _MAX_TOKENIZER_BYTES = 64 << 20
 _MAX_TEMPLATE_BYTES = 1 << 20

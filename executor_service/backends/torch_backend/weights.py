@@ -22,9 +22,9 @@ from executor_service.backends.base import ModelError, Progress
 from executor_service.backends.torch_backend.config_json import spec_from_config
 from executor_service.backends.torch_backend.gguf_file import MAGIC, GgufFile
 from executor_service.backends.torch_backend.gguf_spec import spec_from_gguf
-from executor_service.backends.torch_backend.json_file import read_json
 from executor_service.backends.torch_backend.safetensors_dir import SafetensorsDirectory
 from executor_service.backends.torch_backend.spec import ModelSpec
+from executor_service.files.json_file import read_json
 
 Shapes = dict[str, tuple[int, ...]]
 

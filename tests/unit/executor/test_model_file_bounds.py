@@ -16,6 +16,7 @@ from executor_service.backends.torch_backend.gguf_file import GgufFile
 from executor_service.backends.torch_backend.safetensors_dir import SafetensorsDirectory
 from executor_service.backends.torch_backend.tokenizer_files import tokenizer_from_directory
 from executor_service.backends.torch_backend.weights import GgufCheckpoint, open_checkpoint
+from executor_service.files import safetensors_header
 from tests.unit.executor.model_files import refuses, write_gguf, write_model
 
 
@@ -54,7 +55,7 @@ def test_a_safetensors_header_of_700_000_tensors_is_refused_unread(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_header(model, entries(700_000, TENSOR), 4)
-    monkeypatch.setattr(safetensors_dir, "parse_json", never)
+    monkeypatch.setattr(safetensors_header, "parse_json", never)
     with pytest.raises(ModelError, match=r"model\.safetensors: a header of \d+ bytes"):
         SafetensorsDirectory(model)
 
@@ -63,7 +64,7 @@ def test_more_tensors_than_any_model_has_are_refused_before_one_is_looked_at(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_header(model, entries(65_537, TENSOR), 4)
-    monkeypatch.setattr(safetensors_dir, "_entry", never)
+    monkeypatch.setattr(safetensors_header, "_entry", never)
     with pytest.raises(ModelError, match="more than 65536 tensors"):
         SafetensorsDirectory(model)
 

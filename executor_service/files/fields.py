@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from executor_service.backends.base import ModelError
+from executor_service.contract.model_error import ModelError
 
 _MAX_SIZE = 1 << 24  # max of any dimension: far above every known model, far below an overflow
 

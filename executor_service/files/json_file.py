@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from executor_service.backends.base import ModelError
+from executor_service.contract.model_error import ModelError
 
 MAX_JSON_BYTES = 16 << 20
 """The index of 65,536 tensors, or the header of a shard with them, has some 8 MiB."""
