@@ -1,0 +1,126 @@
+"""`PeftConfig`: what an adapter_config.json says. What changes the result and is not supported is refused.
+
+Format: the LoraConfig of github.com/huggingface/peft.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from executor_service.adapters.weights import PARENTS
+from executor_service.files.fields import Fields, shown
+
+CONFIG = "adapter_config.json"
+MAX_RANK = 256
+
+# They say how the adapter was trained or where it comes from.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "task_type",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "auto_mapping",
+        "peft_version",
+        "lora_dropout",
+        "eva_config",
+        "runtime_config",
+        "megatron_core",
+        "qalora_group_size",
+        "ensure_weight_tying",  # of modules_to_save and of target modules that are refused
+    }
+)
+_READ = frozenset(
+    {
+        "peft_type",
+        "r",
+        "lora_alpha",
+        "use_rslora",
+        "bias",
+        "init_lora_weights",
+        "target_modules",
+        "layers_to_transform",
+        "layers_pattern",
+    }
+)
+_INITIALIZATIONS = (True, False, "gaussian", "eva", "orthogonal")  # others change the model's own weights
+_MAX_TARGETS = 1024
+_MAX_LAYER = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    """Rank, scale, and which linear layers the adapter changes."""
+
+    rank: int
+    scale: float
+    targets: tuple[str, ...] | None  # ends of their paths; None: a pattern, so the tensors say which
+    layers: frozenset[int] | None  # None: all
+
+    def covers(self, layer: int, module: str) -> bool:
+        """Whether the adapter changes this linear layer; True if the tensors say."""
+        if self.layers is not None and layer not in self.layers:
+            return False
+        return self.targets is None or any(is_target(layer, module, target) for target in self.targets)
+
+
+def is_target(layer: int, module: str, target: str) -> bool:
+    """Whether an entry of target_modules means this linear layer."""
+    path = f"model.layers.{layer}.{PARENTS[module]}.{module}"
+    return path == target or path.endswith(f".{target}")
+
+
+def read_config(values: dict[str, Any], max_rank: int) -> PeftConfig:
+    """The config of a parsed adapter_config.json. Raises ModelError that names key and value."""
+    fields = Fields(values, CONFIG)
+    if values.get("peft_type") is None:
+        raise fields.fault("peft_type is missing")
+    fields.only("peft_type", ("LORA",))
+    if fields.flag("use_dora", default=False):
+        raise fields.fault("use_dora: DoRA is not supported")
+    fields.only("bias", ("none",))
+    fields.only("init_lora_weights", _INITIALIZATIONS)
+    for key, value in values.items():
+        if key not in _READ and key not in _WITHOUT_EFFECT and value:
+            raise fields.fault(f"{key[:80]} is not supported")
+    rank = fields.size("r", max_size=MAX_RANK)
+    if rank > max_rank:
+        raise fields.fault(f"r is {rank}, at most {max_rank} (max_adapter_rank)")
+    alpha = fields.number("lora_alpha")
+    rank_stabilized = fields.flag("use_rslora", default=False)
+    scale = alpha / (math.sqrt(rank) if rank_stabilized else rank)
+    fields.only("layers_pattern", ("", [], "layers", ["layers"]))
+    return PeftConfig(rank, scale, _targets(fields), _layers(fields))
+
+
+def _targets(fields: Fields) -> tuple[str, ...] | None:
+    """The ends of paths that target_modules lists; None for a pattern or "all-linear"."""
+    targets = fields.get("target_modules", None)
+    if targets is None:
+        raise fields.fault("target_modules is missing")
+    if isinstance(targets, str):
+        return None
+    if (
+        not isinstance(targets, list)
+        or not 1 <= len(targets) <= _MAX_TARGETS
+        or not all(isinstance(target, str) for target in targets)
+    ):
+        raise fields.fault("target_modules is neither a pattern nor a list of names")
+    for target in targets:
+        if target.rpartition(".")[2] not in PARENTS or ".experts." in f".{target}":
+            raise fields.fault(
+                f"target_modules: {shown(target)} is not supported, only {', '.join(PARENTS)}, not in experts"
+            )
+    return tuple(targets)
+
+
+def _layers(fields: Fields) -> frozenset[int] | None:
+    value = fields.get("layers_to_transform", None)
+    if value is None:
+        return None
+    layers = value if isinstance(value, list) else [value]
+    if not all(type(layer) is int and 0 <= layer < _MAX_LAYER for layer in layers):
+        raise fields.fault("layers_to_transform is neither a layer's number nor a list of them")
+    return frozenset(layers)

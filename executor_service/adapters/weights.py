@@ -1,0 +1,90 @@
+"""`AdapterWeights`: what an adapter is made of, and `AdapterTarget`: what adapters of a model can change."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PARENTS: Mapping[str, str] = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn"),
+    **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp"),
+}
+"""The linear layers that an adapter may change, and the part of a layer that each is in."""
+
+Factor = NDArray[Any]
+"""A factor as it is stored: float32, float16, or uint16 with the bits of bfloat16."""
+
+_FORMAT = b"paceline/adapter/1"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTarget:
+    """The linear layers of a model that an adapter may change.
+
+    `linears` maps (layer, name) to (inputs, outputs); None: the model has no weights, and any will do.
+    """
+
+    linears: Mapping[tuple[int, str], tuple[int, int]] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRankChange:
+    """The change of one linear layer: its weight [outputs, inputs] becomes W + scale * b @ a."""
+
+    layer: int
+    module: str  # a key of PARENTS
+    a: Factor  # [rank, inputs]
+    b: Factor  # [outputs, rank]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterWeights:
+    """One adapter, in host memory. Read-only: threads share it."""
+
+    fingerprint: bytes
+    rank: int
+    scale: float
+    changes: tuple[LowRankChange, ...]  # by layer, then by name
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the factors."""
+        return sum(change.a.nbytes + change.b.nbytes for change in self.changes)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The names of the linear layers that it changes, in any layer."""
+        present = {change.module for change in self.changes}
+        return tuple(name for name in PARENTS if name in present)
+
+
+def as_float32(factor: Factor) -> NDArray[np.float32]:
+    """A factor's values."""
+    if factor.dtype == np.uint16:
+        return (factor.astype(np.uint32) << 16).view(np.float32)
+    return factor.astype(np.float32)
+
+
+def make_weights(
+    rank: int, scale: float, changes: Iterable[LowRankChange], model_fingerprint: bytes
+) -> AdapterWeights:
+    """The adapter and its fingerprint: equal where rank, scale, factors and the model are equal."""
+    ordered = tuple(sorted(changes, key=lambda change: (change.layer, change.module)))
+    digest = hashlib.sha256(_FORMAT + struct.pack("<Id", rank, scale) + _framed(model_fingerprint))
+    for change in ordered:
+        for name, factor in (("a", change.a), ("b", change.b)):
+            what = [change.layer, change.module, name, factor.dtype.str, list(factor.shape)]
+            digest.update(_framed(json.dumps(what).encode()))
+            digest.update(np.ascontiguousarray(factor).data)
+    return AdapterWeights(digest.digest(), rank, scale, ordered)
+
+
+def _framed(text: bytes) -> bytes:
+    return struct.pack("<I", len(text)) + text
