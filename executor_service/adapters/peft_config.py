@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from executor_service.adapters.weights import PARENTS
+from executor_service.contract.limits import MAX_ADAPTER_RANK
 from executor_service.files.fields import Fields, shown
 
 CONFIG = "adapter_config.json"
-MAX_RANK = 256
 
 # They say how the adapter was trained or where it comes from.
 _WITHOUT_EFFECT = frozenset(
@@ -85,7 +85,7 @@ def read_config(values: dict[str, Any], max_rank: int) -> PeftConfig:
     for key, value in values.items():
         if key not in _READ and key not in _WITHOUT_EFFECT and value:
             raise fields.fault(f"{key[:80]} is not supported")
-    rank = fields.size("r", max_size=MAX_RANK)
+    rank = fields.size("r", max_size=MAX_ADAPTER_RANK)
     if rank > max_rank:
         raise fields.fault(f"r is {rank}, at most {max_rank} (max_adapter_rank)")
     alpha = fields.number("lora_alpha")

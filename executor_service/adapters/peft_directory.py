@@ -76,10 +76,12 @@ def read_adapter(
     target: AdapterTarget,
     model_fingerprint: bytes,
     bounds: AdapterBounds,
+    admit: Callable[[int], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> AdapterWeights:
     """The adapter in directory `path` below `root`.
 
+    `admit` gets the bytes of its factors before they are read, and may raise.
     Raises PathRefused, NoSuchAdapter, ModelError if it can't be used; LoadStopped soon after `stop` is true.
     """
     directory = find_directory(root, path)
@@ -95,6 +97,7 @@ def read_adapter(
         _check_modules(pairs.keys(), config, target)
         for (layer, module), (a, b) in pairs.items():
             _check_shapes(layer, module, a, b, config.rank, target)
+        admit(sum(entry.end - entry.begin for entry in entries.values()))
         changes = []
         for (layer, module), (a, b) in pairs.items():
             where = f"{module} in layer {layer}"

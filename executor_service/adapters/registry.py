@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 
+from executor_service.adapters.weights import AdapterWeights
 from executor_service.contract.plan import Reason, RequestRefused
-
-
-class SlotWeights(Protocol):
-    """An adapter's weights in host memory, in the form that a backend brings to its slots."""
-
-    @property
-    def bytes(self) -> int:
-        """Memory that they take."""
 
 
 class LoadedAdapter:
     """One adapter: equal content has one, however many names it has. Changed by the device thread only."""
 
-    __slots__ = ("caches", "fingerprint", "modules", "names", "rank", "rows", "slot", "tokens", "weights")
+    __slots__ = (
+        "bytes", "caches", "fingerprint", "modules", "names", "prepared", "rank", "rows", "slot", "tokens",
+    )  # fmt: skip
 
-    def __init__(self, fingerprint: bytes, rank: int, modules: tuple[str, ...], weights: SlotWeights) -> None:
-        self.fingerprint, self.rank, self.modules, self.weights = fingerprint, rank, modules, weights
+    def __init__(self, weights: AdapterWeights, prepared: Any) -> None:
+        """`prepared`: what a backend made of the weights, for its slots."""
+        self.fingerprint, self.rank, self.modules = weights.fingerprint, weights.rank, weights.modules
+        self.bytes, self.prepared = weights.bytes, prepared
         self.names: set[str] = set()  # empty: unloaded, but caches still use it
         self.slot = -1  # on the device; -1: none
         self.caches = 0  # live ones that use it; at least 1: it has a slot, and keeps it
@@ -48,7 +45,7 @@ class AdapterRegistry:
         For a name that is taken the size tells whether the content can be the same.
         """
         if (known := self.names.get(name)) is not None:
-            if known.weights.bytes != size:
+            if known.bytes != size:
                 raise self._taken(name)
             return
         if len(self.names) >= self.max_adapters:
@@ -69,10 +66,10 @@ class AdapterRegistry:
                 raise self._taken(name)
             return named
         known = self.adapters.get(adapter.fingerprint)
-        self.check_room(name, 0 if known is not None else adapter.weights.bytes)
+        self.check_room(name, 0 if known is not None else adapter.bytes)
         if known is None:
             known = self.adapters[adapter.fingerprint] = adapter
-            self.bytes += adapter.weights.bytes
+            self.bytes += adapter.bytes
         known.names.add(name)
         self.names[name] = known
         self.loads += 1
@@ -88,7 +85,7 @@ class AdapterRegistry:
     def forget(self, adapter: LoadedAdapter) -> None:
         """Let go of an adapter without names and caches."""
         del self.adapters[adapter.fingerprint]
-        self.bytes -= adapter.weights.bytes
+        self.bytes -= adapter.bytes
 
     @staticmethod
     def _taken(name: str) -> RequestRefused:

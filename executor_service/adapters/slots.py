@@ -31,6 +31,10 @@ class AdapterSlots:
         """Number of slots with adapters of live caches."""
         return self.count - len(self._free) - len(self._idle)
 
+    def has_room(self, adapter: LoadedAdapter) -> bool:
+        """Whether `hold` would find a slot."""
+        return adapter.slot >= 0 or bool(self._free or self._idle)
+
     def hold(self, adapter: LoadedAdapter) -> bool:
         """Count one more cache. Returns whether the adapter was given a slot, to which its weights must go.
 

@@ -13,8 +13,8 @@ from executor_service.adapters.slots import AdapterSlots
 class SlotDevice(Protocol):
     """A device with slots for adapters. Both calls are ordered after all earlier launches."""
 
-    def load_adapter(self, slot: int, weights: Any) -> None:
-        """Bring weights to a slot; what was in it is not needed any more."""
+    def load_adapter(self, slot: int, prepared: Any) -> None:
+        """Bring an adapter to a slot; what was in it is not needed any more."""
 
     def unload_adapter(self, slot: int) -> None:
         """Forget what is in a slot."""
@@ -45,11 +45,15 @@ class AdapterStore:
             self._forget_unused(adapter)
         return adapter is not None
 
+    def has_room(self, adapter: LoadedAdapter | None) -> bool:
+        """Whether a new sequence may have the adapter: it has a slot, or can be given one."""
+        return adapter is None or self.slots.has_room(adapter)
+
     def hold(self, adapter: LoadedAdapter | None) -> None:
-        """Hold an adapter for a new sequence, in a slot. Raises NoFreeSlot, and then has changed nothing."""
+        """Hold an adapter for a new sequence, in a slot. Raises NoFreeSlot unless it has room."""
         if adapter is not None and self.slots.hold(adapter):
             assert self._device is not None
-            self._device.load_adapter(adapter.slot, adapter.weights)
+            self._device.load_adapter(adapter.slot, adapter.prepared)
 
     def share(self, adapter: LoadedAdapter | None) -> None:
         """Hold an adapter once more that is held already."""
@@ -73,7 +77,7 @@ class AdapterStore:
                 raise AssertionError("an adapter is kept that has neither names nor caches")
         if counted:
             raise AssertionError("sequences use an adapter that was forgotten")
-        if self.registry.bytes != sum(adapter.weights.bytes for adapter in adapters):
+        if self.registry.bytes != sum(adapter.bytes for adapter in adapters):
             raise AssertionError("the bytes of adapters are wrongly counted")
         self.slots.check(adapters)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from executor_service.adapters.weights import AdapterTarget, AdapterWeights
 from executor_service.contract.masks import Masks
 from executor_service.contract.model_error import ModelError as ModelError
 from executor_service.contract.plan import OutputMode, Sampling, TokenIds
@@ -44,6 +45,7 @@ class ModelDescription:
     head_size: int = 0
     supported_dtypes: tuple[str, ...] = ()  # in which the model can be loaded
     supported_devices: tuple[str, ...] = ("cpu",)
+    adapters: AdapterTarget | None = None  # what adapters may change; None: it has no adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,9 @@ class ForwardRow:
     With `masks`, which only rows have that sample, each output is a token that its mask allows; every mask
     allows at least one. A row that is `masked_later` follows another, and gets its mask from
     `PendingForward.constrain`, when that row's token is known.
+
+    Rows of different adapters and of none are in one forward, and none of them depends on the others. A slot
+    holds what `Backend.load_adapter` brought there last.
     """
 
     start: int
@@ -90,6 +95,7 @@ class ForwardRow:
     follows: int = -1
     masks: Masks | None = None  # [outputs, bytes]
     masked_later: bool = False
+    slot: int = -1  # of the adapter that changes the model for this row; -1: none
 
 
 @dataclass(slots=True)
@@ -193,6 +199,23 @@ class Backend(Protocol):
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page's keys and values in every layer."""
 
+    def prepare_adapter(self, weights: AdapterWeights) -> Any:
+        """An adapter's weights in host memory, in the form that `load_adapter` takes.
+
+        Called beside the steps, from another thread: all conversions belong here, and it touches no state of
+        the device. Only where `info.adapters` is set; the weights fit it.
+        """
+
+    def load_adapter(self, slot: int, prepared: Any) -> None:
+        """Bring what `prepare_adapter` returned to a slot, 0 <= slot < `max_adapter_slots`.
+
+        Ordered after all earlier launches, whose rows may still use what the slot held, and before the next
+        one. It only copies: another adapter may have been there, of lower or higher rank.
+        """
+
+    def unload_adapter(self, slot: int) -> None:
+        """Free what a slot holds, in the same order. No row names the slot until it is loaded again."""
+
     def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
         """One result per input, without using the KV cache; `want`: of "hidden", "embedding", "logits"."""
 
@@ -203,7 +226,20 @@ class Backend(Protocol):
         """Free memory, threads and files."""
 
 
-class Synchronous(ABC):
+class WithoutAdapters:
+    """Base of backends whose `info.adapters` is None, so that these are never called."""
+
+    def prepare_adapter(self, weights: AdapterWeights) -> Any:
+        raise NotImplementedError
+
+    def load_adapter(self, slot: int, prepared: Any) -> None:
+        raise NotImplementedError
+
+    def unload_adapter(self, slot: int) -> None:
+        raise NotImplementedError
+
+
+class Synchronous(WithoutAdapters, ABC):
     """Base of backends whose `launch` returns after computing: one launch at a time.
 
     The defaults are for KV storage that is small and in host memory.
@@ -219,7 +255,7 @@ class Synchronous(ABC):
     def page_bytes(self, page_size: int) -> int:
         return page_size * self.info.kv_bytes_per_token
 
-    def capture(self, rows: int, tokens: int, progress: Progress) -> None:  # noqa: B027  # not abstract
+    def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         """Do nothing."""
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
+from executor_service.adapters.weights import AdapterWeights
 from executor_service.backends.base import ForwardOutput, ForwardRow, PendingForward, RowOutput
 from executor_service.backends.oracle import OracleBackend
 from executor_service.backends.oracle_settings import OracleSettings
@@ -55,6 +56,12 @@ class ClockedOracle(OracleBackend):
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
         return self.launch(rows).outputs()
+
+    def load_adapter(self, slot: int, prepared: AdapterWeights) -> None:
+        self._device.submit(super().load_adapter, slot, prepared)
+
+    def unload_adapter(self, slot: int) -> None:
+        self._device.submit(super().unload_adapter, slot)
 
     def copy_page(self, source: int, target: int) -> None:
         self._device.submit(super().copy_page, source, target)

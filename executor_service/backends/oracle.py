@@ -2,15 +2,17 @@
 
 One uint64 per token replaces keys and values, the *state* of the sequence up to that token:
 
-    state[p] = origin(salt) + sum over j <= p of a[j] * (token[j] + 1)     written when token p is computed
+    state[p] = origin(salt) + sum over j <= p of a[j] * (token[j] + 1 + adapter[j])
+                                                                           written when token p is computed
     content[p] = mix64(sum over j <= p of b[j] * state[j])                 read back at every step
     logits[p, id] = hash(content[p], id), uniform in [-4, 4]
 
-with fixed odd coefficients a and b per position, modulo 2^64. As in a real model, a token's cached state
-depends on all tokens before it, on its position and on the salt, and a logit depends on all cached states:
-a stale, swapped, wrongly shared or missing slot changes the sampled tokens at once. Freed pages keep their
-content, so that reading one shows. Integer arithmetic is exact: results do not depend on batch, chunks or
-page layout.
+with fixed odd coefficients a and b per position, modulo 2^64. adapter[j] is the beginning of the fingerprint
+of the adapter in the row's slot, when token j was computed; 0: it had none. As in a real model, a token's
+cached state depends on all tokens before it and their adapters, on its position and on the salt, and a logit
+depends on all cached states: a stale, swapped, wrongly shared or missing slot, of pages or of adapters,
+changes the sampled tokens at once. Freed pages keep their content, so that reading one shows. Integer
+arithmetic is exact: results do not depend on batch, chunks or page layout.
 
 As a draft model (`draft_agreement` below 1), the oracle has the target's logits at a pseudo-random share of
 positions, chosen by content, and different ones elsewhere. The other settings model step time and inject
@@ -29,6 +31,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from executor_service.adapters.weights import AdapterTarget, AdapterWeights
 from executor_service.backends.base import (
     ForwardOutput,
     ForwardRow,
@@ -81,7 +84,9 @@ class OracleBackend(Synchronous):
             can_forward=True,
             has_tokenizer=has_text,
             supported_dtypes=("uint64",),
+            adapters=AdapterTarget(),
         )
+        self._slots: dict[int, int] = {}  # the number of each slot's adapter
         self._steps = 0
         self._kv = np.zeros((0, 1), dtype=np.uint64)
         self._token_coefficients = _coefficients(1, config.context_length)
@@ -127,6 +132,18 @@ class OracleBackend(Synchronous):
         """Set the masks that come later. Here none do; a subclass whose steps overlap overrides this."""
         raise RuntimeError("steps do not overlap here")
 
+    def prepare_adapter(self, weights: AdapterWeights) -> AdapterWeights:
+        """The weights as they are: only their fingerprint is used."""
+        return weights
+
+    def load_adapter(self, slot: int, prepared: AdapterWeights) -> None:
+        """Let rows of this slot compute with the adapter's number."""
+        self._slots[slot] = int.from_bytes(prepared.fingerprint[:8], "little")
+
+    def unload_adapter(self, slot: int) -> None:
+        """Forget the slot's number."""
+        del self._slots[slot]
+
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page's states."""
         self._kv[target] = self._kv[source]
@@ -153,7 +170,11 @@ class OracleBackend(Synchronous):
         before = np.fromiter((_origin(row.salt) for row in rows), np.uint64, len(rows))
         continued = np.flatnonzero(batch.starts)
         before[continued] = self._kv[batch.slots(continued, batch.starts[continued] - 1)]
-        fed = self._token_coefficients[batch.positions] * (batch.tokens.astype(np.uint64) + np.uint64(1))
+        terms = batch.tokens.astype(np.uint64) + np.uint64(1)
+        if any(row.slot >= 0 for row in rows):
+            numbers = (self._slots[row.slot] if row.slot >= 0 else 0 for row in rows)
+            terms += np.repeat(np.fromiter(numbers, np.uint64, len(rows)), batch.counts)
+        fed = self._token_coefficients[batch.positions] * terms
         states = _running_sums(fed, batch.counts) + np.repeat(before, batch.counts)
         self._kv[batch.slots(batch.row_of_token, batch.positions)] = states
 

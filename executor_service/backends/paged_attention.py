@@ -6,18 +6,25 @@ heads (grouped-query attention, Ainslie et al. 2023). One causal softmax attenti
 1 / sqrt(head_dim), reads the pages; output i of the concatenated heads is added to logit i mod V.
 There is no positional encoding: permuting a token's context does not change its logits.
 
-Each output position is computed separately in float64, by operations whose shapes depend on its
+An adapter changes the identity projections as it would change weights: q_proj makes the heads' queries of an
+embedding, k_proj and v_proj its keys and values, and o_proj is behind the heads. With x its input, a
+projection's output is then x + scale * b @ (a @ x); queries begin as the embedding's heads, each repeated for
+its group.
+
+Each position is computed separately in float64, by operations whose shapes depend on its
 position alone: results are bitwise independent of batch and chunks, and equal logits stay equal in fp32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from executor_service.adapters.weights import AdapterTarget, AdapterWeights, as_float32
 from executor_service.backends.base import (
     ForwardOutput,
     ForwardRow,
@@ -52,6 +59,13 @@ class PagedAttentionConfig:
             raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
 
 
+@dataclass(frozen=True, slots=True)
+class ProjectionFactors:
+    """An adapter's factors (a, b) by projection, float64; b has the scale in it."""
+
+    factors: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
+
+
 class PagedAttentionBackend(Synchronous):
     """The reference model behind the `Backend` protocol; KV in fp32 pages."""
 
@@ -77,8 +91,10 @@ class PagedAttentionBackend(Synchronous):
             kv_heads=config.kv_heads,
             head_size=config.head_dim,
             supported_dtypes=("float32",),
+            adapters=AdapterTarget(_linears(config)),
         )
         self._page_size = 0
+        self._slots: dict[int, ProjectionFactors] = {}
         self._keys = self._values = _pages(config, 0, 0)
 
     def load(self, progress: Progress) -> None:
@@ -102,9 +118,33 @@ class PagedAttentionBackend(Synchronous):
             positions = np.arange(row.start, row.start + len(row.tokens))
             pages = row.block_table[positions // self._page_size]
             slots = positions % self._page_size
-            self._keys[pages, slots] = self._values[pages, slots] = self._embed(row.tokens)
+            embedded = self._embed(row.tokens)
+            for name, storage in (("k_proj", self._keys), ("v_proj", self._values)):
+                storage[pages, slots] = embedded + self._change(name, embedded, row.slot).reshape(
+                    embedded.shape
+                )
         logits = [self._row_logits(row) for row in rows]
         return sample_rows(np.concatenate(logits) if logits else self._logits([]), rows)
+
+    def prepare_adapter(self, weights: AdapterWeights) -> ProjectionFactors:
+        """The factors in float64, the scale in the second one."""
+        return ProjectionFactors(
+            {
+                change.module: (
+                    as_float32(change.a).astype(np.float64),
+                    as_float32(change.b).astype(np.float64) * weights.scale,
+                )
+                for change in weights.changes
+            }
+        )
+
+    def load_adapter(self, slot: int, prepared: ProjectionFactors) -> None:
+        """Let rows of this slot project with these factors."""
+        self._slots[slot] = prepared
+
+    def unload_adapter(self, slot: int) -> None:
+        """Forget the slot's factors."""
+        del self._slots[slot]
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page's keys and values."""
@@ -131,6 +171,21 @@ class PagedAttentionBackend(Synchronous):
         embedding[np.arange(len(tokens)), tokens % size] = 1.0
         return embedding.reshape(len(tokens), config.kv_heads, config.head_dim)
 
+    def _queries(self, embedded: NDArray[np.float32], slot: int) -> NDArray[np.float64]:
+        """The queries of embeddings [q, kv_heads, head_dim], as heads [q, heads, head_dim]."""
+        config = self._config
+        queries = np.repeat(embedded, config.heads // config.kv_heads, axis=1).astype(np.float64)
+        return queries + self._change("q_proj", embedded, slot).reshape(queries.shape)
+
+    def _change(self, name: str, inputs: NDArray[Any], slot: int) -> NDArray[np.float64]:
+        """What the adapter in a slot adds behind a projection of inputs [q, ...]: [q, outputs]."""
+        outputs = _linears(self._config)[0, name][1]
+        factors = self._slots[slot].factors.get(name) if slot >= 0 else None
+        if factors is None:
+            return np.zeros((len(inputs), outputs))
+        a, b = factors
+        return np.array([b @ (a @ vector.reshape(-1).astype(np.float64)) for vector in inputs])
+
     def _row_logits(self, row: ForwardRow) -> NDArray[np.float32]:
         """The logits of the row's output positions, [outputs, V], from the KV in its pages."""
         if row.outputs == 0:
@@ -139,20 +194,20 @@ class PagedAttentionBackend(Synchronous):
         pages = row.block_table[: -(-end // self._page_size)]
         shape = (-1, self._config.kv_heads, self._config.head_dim)
         keys, values = self._keys[pages].reshape(shape), self._values[pages].reshape(shape)
-        queries = self._embed(row.tokens[-row.outputs :])
+        queries = self._queries(self._embed(row.tokens[-row.outputs :]), row.slot)
         hidden = [
             self._attend(query, keys[:length], values[:length])
             for query, length in zip(queries, range(end - row.outputs + 1, end + 1), strict=True)
         ]
-        return self._logits(hidden)
+        changes = self._change("o_proj", np.array(hidden), row.slot)
+        return self._logits([vector + change for vector, change in zip(hidden, changes, strict=True)])
 
     def _attend(
-        self, query: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32]
+        self, query: NDArray[np.float64], keys: NDArray[np.float32], values: NDArray[np.float32]
     ) -> NDArray[np.float64]:
-        """Attention of one position: query [kv, d], keys and values [n, kv, d] -> [heads * d]."""
+        """Attention of one position: query [heads, d], keys and values [n, kv, d] -> [heads * d]."""
         config = self._config
-        grouped = np.repeat(query, config.heads // config.kv_heads, axis=0)
-        grouped = grouped.reshape(config.kv_heads, -1, config.head_dim).astype(np.float64)  # [kv, group, d]
+        grouped = query.reshape(config.kv_heads, -1, config.head_dim)  # [kv, group, d]
         scores = grouped @ keys.transpose(1, 2, 0) / np.sqrt(config.head_dim)  # [kv, group, n]
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
@@ -170,7 +225,7 @@ class PagedAttentionBackend(Synchronous):
         embedded = self._embed(tokens)
         hidden = [
             self._attend(query, embedded[:length], embedded[:length])
-            for length, query in enumerate(embedded, start=1)
+            for length, query in enumerate(self._queries(embedded, slot=-1), start=1)
         ]
         mean = np.mean(hidden, axis=0)
         return ForwardOutput(
@@ -178,6 +233,17 @@ class PagedAttentionBackend(Synchronous):
             embedding=(mean / np.linalg.norm(mean)).astype(np.float32) if "embedding" in want else None,
             logits=self._logits(hidden) if "logits" in want else None,
         )
+
+
+def _linears(config: PagedAttentionConfig) -> dict[tuple[int, str], tuple[int, int]]:
+    """Inputs and outputs of the projections."""
+    embedded, heads = config.kv_heads * config.head_dim, config.heads * config.head_dim
+    return {
+        (0, "q_proj"): (embedded, heads),
+        (0, "k_proj"): (embedded, embedded),
+        (0, "v_proj"): (embedded, embedded),
+        (0, "o_proj"): (heads, heads),
+    }
 
 
 def _pages(config: PagedAttentionConfig, pages: int, page_size: int) -> NDArray[np.float32]:

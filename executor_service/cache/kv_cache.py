@@ -5,8 +5,8 @@ At any time a page is exactly one of
     owned    in at least one block table; `_references` counts in how many
     cached   in no block table, but its content can still be shared; evicted least recently used first
 and free + cached + owned = total (`check`). An owned page may also be *published*: the prefix cache knows it
-by the hash of all tokens up to its end (SHA-256, chained page by page from a root that covers the salt), so
-that a later sequence with the same beginning can share it. Cached pages are published.
+by the hash of all tokens up to its end (SHA-256, chained page by page from a root that covers salt and
+adapter), so that a later sequence with the same beginning can share it. Cached pages are published.
 
 A page that is published, or in several block tables, is never written: `reserve` replaces it by a private
 copy first. Page 0 is scratch memory for backends and in no block table.
@@ -71,6 +71,17 @@ class BlockTable:
         return self._buffer.item(index)
 
 
+def prefix_root(salt: bytes, adapter: bytes = b"") -> bytes:
+    """The hash of an empty prefix: pages are shared only under an equal one.
+
+    `adapter`: its fingerprint; empty: none.
+    """
+    if not adapter:
+        return hashlib.sha256(b"paceline/prefix/1:" + salt).digest()
+    length = len(salt).to_bytes(4, "little")
+    return hashlib.sha256(b"paceline/prefix/2:" + length + salt + adapter).digest()
+
+
 class KvCache:
     """`total` pages of `page_size` tokens, numbered 1..total, and the prefix cache over them."""
 
@@ -102,13 +113,13 @@ class KvCache:
         """Number of pages that hold `length` tokens."""
         return -(-length // self.page_size)
 
-    def open(self, salt: bytes, tokens: TokenIds) -> tuple[BlockTable, int]:
+    def open(self, salt: bytes, tokens: TokenIds, adapter: bytes = b"") -> tuple[BlockTable, int]:
         """A table that shares the longest published prefix of `tokens`, and the length of that prefix.
 
         The length is a multiple of the page size and at most len(tokens) - 1, so that at least one token is
         left to compute. No free page is used. The caller calls `count_hit` when it commits the opening.
         """
-        table = BlockTable(hashlib.sha256(b"paceline/prefix/1:" + salt).digest())
+        table = BlockTable(prefix_root(salt, adapter))
         parent = table.root
         for index in range((len(tokens) - 1) // self.page_size):
             parent = self._chain(parent, tokens, index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from executor_service.adapters.registry import LoadedAdapter
 from executor_service.cache.kv_cache import BlockTable
 from executor_service.contract.plan import Sampling, TokenIds
 from executor_service.grammar.automaton import Automaton
@@ -17,6 +18,7 @@ class CachedSequence:
     """
 
     __slots__ = (
+        "adapter",
         "automaton",
         "ids",
         "known",
@@ -40,6 +42,7 @@ class CachedSequence:
         salt: bytes,
         renewed_s: float,
         automaton: Automaton | None = None,
+        adapter: LoadedAdapter | None = None,
     ) -> None:
         self.table = table
         self.ids = ids  # int32; grows by doubling
@@ -50,6 +53,7 @@ class CachedSequence:
         self.sampling = sampling
         self.salt = salt
         self.automaton = automaton  # of the sampling's grammar, wherever in the output it was needed last
+        self.adapter = adapter  # one hold on it is the sequence's
         self.renewed_s = renewed_s  # last use, by the lease clock; session 0 has a lease for each sequence
 
     @property

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from paceline.service.clock import RunningClock
 
+from executor_service.adapters.store import AdapterStore, no_adapters
 from executor_service.cache.kv_cache import KvCache
 from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.session import ClientSession, Leases, Quota, Sessions
@@ -44,6 +45,7 @@ class SequenceStore:
         epoch: int,
         leases: Leases | None = None,
         clock: Callable[[], float] | None = None,
+        adapters: AdapterStore | None = None,
         replay_clock: Callable[[], float] | None = None,
     ) -> None:
         """`replay_clock`: by which replays of outputs are limited, as of `ReplayBudget`."""
@@ -51,6 +53,7 @@ class SequenceStore:
         self.leases = leases or Leases()
         self.clock = clock or RunningClock(time.monotonic)
         self.pages = KvCache(limits.total_pages, limits.page_size)
+        self.adapters = adapters or no_adapters()
         self.replays = Replays(replay_clock, self.clock)
         self.sessions = Sessions(
             self.leases.default_s,
@@ -68,7 +71,10 @@ class SequenceStore:
             raise RequestRefused(Reason.EPOCH, f"header.epoch: {epoch} is over, it is {self.epoch}")
 
     def add(self, session: ClientSession, cache_id: int, sequence: CachedSequence) -> None:
-        """Add a sequence. Its id is unused, and there are fewer than `limits.max_sequences` (not checked)."""
+        """Add a sequence, and with it a hold on its adapter.
+
+        Its id is unused, and there are fewer than `limits.max_sequences` (not checked).
+        """
         session.caches[cache_id] = sequence
         self.count += 1
         if sequence.automaton is not None:
@@ -77,6 +83,7 @@ class SequenceStore:
     def take_back(self, session: ClientSession, cache_id: int) -> None:
         """Undo `add`, so that the id can be used again. The sequence's pages have been released."""
         sequence = session.caches.pop(cache_id)
+        self.adapters.drop(sequence.adapter)
         self.count -= 1
         if sequence.automaton is not None:
             self.replays.keep(session, sequence.automaton, sequence.output.copy())
@@ -135,8 +142,11 @@ class SequenceStore:
         return views
 
     def check(self) -> None:
-        """Recount pages and sequences. Raises LedgerError or AssertionError if a count is wrong."""
+        """Recount pages, adapters and sequences. Raises LedgerError or AssertionError if a count is wrong."""
         self.pages.check(sequence.table for session in self.sessions for sequence in session.caches.values())
+        self.adapters.check(
+            sequence.adapter for session in self.sessions for sequence in session.caches.values()
+        )
         if self.count != sum(len(session.caches) for session in self.sessions):
             raise AssertionError(f"{self.count} sequences are counted, but the sessions hold another number")
 
@@ -146,6 +156,7 @@ class SequenceStore:
         if sequence is None:
             return False
         self.pages.cut(sequence.table, 0)
+        self.adapters.drop(sequence.adapter)
         session.remember_released(cache_id)
         self.count -= 1
         return True
@@ -185,6 +196,7 @@ class SequenceStore:
             except ReplayUnfinished as error:
                 return _refused(Reason.GRAMMAR_BEHIND, f"fork.sampling.grammar: {error}")
         source.renewed_s = now_s
+        self.adapters.share(source.adapter)
         fork = CachedSequence(
             self.pages.fork(source.table, op.length),
             source.ids[: op.length].copy(),
@@ -194,6 +206,7 @@ class SequenceStore:
             salt=source.salt,
             renewed_s=now_s,
             automaton=automaton,
+            adapter=source.adapter,
         )
         self.add(session, op.cache_id, fork)
         return OpResult(kv_length=op.length)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_ADAPTER_RANK = 256
+"""No executor offers more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -39,3 +42,7 @@ class Limits:
     max_grammar_bytes: int = 0  # 0: no grammars
     max_grammar_compile_fuel: int = 0
     max_grammar_step_fuel: int = 0
+    max_adapters: int = 0  # 0: no adapters
+    max_adapter_slots: int = 0
+    max_adapter_rank: int = 0
+    max_adapter_bytes: int = 0

@@ -83,6 +83,7 @@ class Opening:
     top_k: int = 0  # for OutputMode.TOP_K
     salt: bytes = b""  # prefix-cache namespace
     mask: Masks | None = None  # [1, bytes]: what the token sampled by this row may be; None: any
+    adapter: bytes = b""  # fingerprint; empty: the model as it is
 
 
 @dataclass(slots=True)  # read-only by agreement: freezing costs 1 µs a row

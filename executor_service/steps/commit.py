@@ -62,6 +62,9 @@ class StepCommit:
             return
         end = row.start + row.fed
         self._computed += row.computed + row.fed
+        if (adapter := sequence.adapter) is not None:
+            adapter.rows += 1
+            adapter.tokens += row.computed + row.fed
         if row.output is not _SAMPLE or not row.outputs:
             sequence.sampled = False
             self._finish(row, end, max(row.known, end), output)

@@ -1,14 +1,17 @@
 """`Engine`: sessions and steps over one loaded backend. No I/O, no gRPC, no threads.
 
-store     sequences, sessions, pages        cache/sequence_store.py
-pipeline  steps, at most two in flight      pipeline.py
-counters  what was computed                 counters.py
+store     sequences, sessions, pages, adapters   cache/sequence_store.py
+pipeline  steps, at most two in flight           pipeline.py
+counters  what was computed                      counters.py
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from executor_service.adapters.registry import AdapterRegistry
+from executor_service.adapters.slots import AdapterSlots
+from executor_service.adapters.store import AdapterStore
 from executor_service.backends.base import Backend, ForwardOutput
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession, Leases
@@ -32,7 +35,9 @@ class Engine:
     ) -> None:
         """`clock`: of leases. `replay_clock`: by which replays are limited; None: they are not."""
         self.limits, self._backend = limits, backend
-        self.store = SequenceStore(limits, epoch, leases, clock, replay_clock)
+        registry = AdapterRegistry(limits.max_adapters, limits.max_adapter_bytes)
+        adapters = AdapterStore(registry, AdapterSlots(limits.max_adapter_slots), backend)
+        self.store = SequenceStore(limits, epoch, leases, clock, adapters, replay_clock)
         self.counters = StepCounters()
         self.pipeline = Pipeline(self.store, backend, self.counters)
 

@@ -72,6 +72,7 @@ def _forward_row(row: AcceptedRow, count: int) -> ForwardRow:
         row.follows,
         row.masks if is_last else None,
         row.masked_later,
+        -1 if sequence.adapter is None else sequence.adapter.slot,
     )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from executor_service.cache.kv_cache import prefix_root
 from executor_service.cache.session import ClientSession
 from executor_service.contract.plan import Fork, Op, Opening, OutputMode, Refusal, Release, Row, StepPlan
 from executor_service.steps.accepted_row import AcceptedRow
@@ -77,12 +78,14 @@ def _hits_wait(openings: tuple[Opening | Refusal, ...], ahead: StepRows, page_si
     if not openings:
         return False
     prefixes = [(row.sequence, end) for row in ahead.accepted if (end := _new_prefix(row, page_size))]
+    if not prefixes:
+        return False
+    asked = [(one, prefix_root(one.salt, one.adapter)) for one in openings if not isinstance(one, Refusal)]
     return any(
         end < len(opening.tokens)
-        and opening.salt == sequence.salt
+        and root == sequence.table.root
         and np.array_equal(opening.tokens[:end], sequence.ids[:end])
-        for opening in openings
-        if not isinstance(opening, Refusal)
+        for opening, root in asked
         for sequence, end in prefixes
     )
 

@@ -192,8 +192,14 @@ class RowReservation:
                 Reason.CACHE_ID_USED,
                 f"openings[{index}].cache_id: {cache_id} was used before in this session",
             )
+        adapters = self._store.adapters
+        adapter = adapters.find(opening.adapter) if opening.adapter else None
+        if opening.adapter and adapter is None:
+            return Refusal(
+                Reason.ADAPTER, f"openings[{index}].adapter: {opening.adapter.hex()[:16]}... is not loaded"
+            )
         total = len(opening.tokens)
-        table, hit = self._pages.open(opening.salt, opening.tokens)
+        table, hit = self._pages.open(opening.salt, opening.tokens, opening.adapter)
         pending = total - hit
         fed = min(opening.limit, pending) if opening.limit else pending
         grammar = opening.sampling.grammar
@@ -210,9 +216,16 @@ class RowReservation:
             refusal = self._over_budget(f"openings[{index}].limit", fed)
         elif over := self._over_quota(table, table.count, hit + fed):
             refusal = Refusal(Reason.QUOTA, f"openings[{index}]: {over}")
+        elif not adapters.has_room(adapter):
+            refusal = Refusal(
+                Reason.ADAPTER_SLOTS,
+                f"openings[{index}].adapter: all {self._limits.max_adapter_slots} slots "
+                "(max_adapter_slots) hold adapters of live caches",
+            )
         else:
             try:
                 self._pages.reserve(table, hit, hit + fed)
+                adapters.hold(adapter)
             except OutOfPages as error:
                 refusal = Refusal(Reason.PAGES, f"openings[{index}]: {error}")
         if refusal:
@@ -228,6 +241,7 @@ class RowReservation:
             salt=opening.salt,
             renewed_s=self._now_s,
             automaton=automaton,
+            adapter=adapter,
         )
         self._store.add(session, cache_id, sequence)
         index += len(self._plan.rows)

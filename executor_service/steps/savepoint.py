@@ -2,7 +2,8 @@
 
 `StepRows.undo` comes first, and undoes what the step's rows changed. The savepoint restores the rest:
 sequences that ops released, truncated or forked, and pages that rows replaced by copies. It holds references
-to these pages, so that they are neither reused nor written.
+to these pages, so that they are neither reused nor written, and holds on the sequences' adapters, so that
+these keep their slots.
 """
 
 from __future__ import annotations
@@ -38,21 +39,25 @@ class Savepoint:
 
     @property
     def holds_pages(self) -> bool:
-        """Whether it holds pages that would be available without it."""
+        """Whether it holds pages, and slots of adapters, that would be available without it."""
         return bool(self._saved)
 
     def discard(self) -> None:
         """Release the held pages: the step is done, or cannot be abandoned any more."""
         for saved in self._saved:
             self._pages.cut(saved.table, 0)
+            self._store.adapters.drop(saved.sequence.adapter)
         self._saved = []
 
     def restore(self) -> None:
         """Restore all caches of the session; the step's rows have been undone."""
-        session, pages = self._session, self._pages
+        session, pages, adapters = self._session, self._pages, self._store.adapters
         if self._caches is not None and self._released is not None:
             for cache_id in session.caches.keys() - self._caches.keys():  # forks
                 pages.cut(session.caches[cache_id].table, 0)
+                adapters.drop(session.caches[cache_id].adapter)
+            for cache_id in self._caches.keys() - session.caches.keys():  # released
+                adapters.share(self._caches[cache_id].adapter)
             session.caches.clear()
             session.caches.update(self._caches)
             session.restore_released(self._released)
@@ -62,12 +67,14 @@ class Savepoint:
             pages.cut(sequence.table, 0)
             sequence.table, sequence.ids = saved.table, saved.ids
             sequence.length, sequence.known, sequence.sampled = saved.length, saved.known, saved.sampled
+            adapters.drop(sequence.adapter)
         self._saved = []
 
     def _save(self, sequence: CachedSequence) -> _Saved:
         table = sequence.table
         whole = self._pages.fork(table, table.count * self._pages.page_size)
         ids = sequence.ids[: sequence.known].copy()
+        self._store.adapters.share(sequence.adapter)
         return _Saved(sequence, whole, ids, sequence.length, sequence.known, sequence.sampled)
 
 

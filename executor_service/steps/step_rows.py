@@ -11,6 +11,8 @@ from executor_service.cache.session import ClientSession
 from executor_service.contract.plan import Reason, Refusal, Row, RowResult, StepPlan
 from executor_service.steps.accepted_row import AcceptedRow
 
+_EXHAUSTED = frozenset((Reason.PAGES, Reason.SEQUENCES, Reason.ADAPTER_SLOTS))
+
 
 @dataclass(slots=True)
 class StepRows:
@@ -39,9 +41,9 @@ class StepRows:
 
     @property
     def lacks_memory(self) -> bool:
-        """Whether a row was refused because pages or sequences had run out."""
+        """Whether a row was refused because pages, sequences or slots of adapters had run out."""
         refusals = (result.refusal for result in self.results)
-        return any(r is not None and r.reason in (Reason.PAGES, Reason.SEQUENCES) for r in refusals)
+        return any(r is not None and r.reason in _EXHAUSTED for r in refusals)
 
     def needs_several(self, max_piece_tokens: int) -> bool:
         """Whether the rows need more than one forward of at most `max_piece_tokens` tokens."""

@@ -20,6 +20,7 @@ from executor_service.backends.base import (
     Progress,
     RowOutput,
     TokenizerBundle,
+    WithoutAdapters,
 )
 from executor_service.backends.torch_backend.finite import FiniteCheckpoint
 from executor_service.backends.torch_backend.host_runner import HostRunner
@@ -75,7 +76,7 @@ class TorchConfig:
             raise ValueError(f"threads {self.threads} is negative")
 
 
-class TorchBackend:
+class TorchBackend(WithoutAdapters):
     """Implements `Backend`."""
 
     info: ModelDescription

@@ -12,7 +12,7 @@ from executor_service.contract.limits import Limits
 from executor_service.contract.plan import NO_TOKENS, Opening, OutputMode, Refusal, Row
 from executor_service.rpc.codec.grammars import NO_GRAMMARS, CompiledGrammars
 from executor_service.rpc.codec.masks import decode_masks
-from executor_service.rpc.codec.refusals import invalid, refused, too_large
+from executor_service.rpc.codec.refusals import invalid, refused, too_large, unsupported
 from executor_service.rpc.codec.sampling import decode_sampling
 from executor_service.rpc.codec.tokens import decode_ragged, opening_tokens
 
@@ -25,6 +25,9 @@ OUTPUT_MODES: dict[int, OutputMode] = {
     pb.OUTPUT_MODE_FULL: OutputMode.FULL,
     pb.OUTPUT_MODE_NONE: OutputMode.NONE,
 }
+
+FINGERPRINT_BYTES = 32
+"""Of an adapter's fingerprint, which is a SHA-256."""
 
 
 class Takes(enum.Flag):
@@ -127,6 +130,11 @@ def decode_opening(
         return bad
     if len(opening.salt) > limits.max_salt_bytes:
         return too_large(f"{field}.salt: at most {limits.max_salt_bytes} bytes, has {len(opening.salt)}")
+    if opening.adapter:
+        if not limits.max_adapters:
+            return unsupported(f"{field}.adapter")
+        if len(opening.adapter) != FINGERPRINT_BYTES:
+            return invalid(f"{field}.adapter: {FINGERPRINT_BYTES} bytes, has {len(opening.adapter)}")
     output = OUTPUT_MODES[opening.output]
     mask = decode_masks(f"{field}.mask", opening.mask, 1, output, limits)
     if isinstance(mask, Refusal):
@@ -144,6 +152,7 @@ def decode_opening(
         opening.top_k,
         opening.salt,
         mask,
+        opening.adapter,
     )
 
 

@@ -72,6 +72,7 @@ class FakeBackend(Synchronous):
         self.poisoned: set[int] = set()  # a row whose history ends with one of these is not finite
         self.forwards: list[list[int]] = []  # tokens fed per row, per forward
         self.copied: list[tuple[int, int]] = []
+        self.slots: dict[int, object] = {}
 
     def load(self, progress: Progress) -> None:
         progress("weights", 1.0)
@@ -100,6 +101,7 @@ class FakeBackend(Synchronous):
         assert read.tolist() == row.history.tolist(), "stale KV"
         if int(row.history[-1]) in self.poisoned:
             return RowOutput(finite=False)
+        assert row.slot < 0 or row.slot in self.slots
         if not row.outputs:
             return RowOutput()
         seed = row.sampling.seed
@@ -117,6 +119,12 @@ class FakeBackend(Synchronous):
             return RowOutput(logits=logits)
         top = np.repeat(tokens[:, None], row.top_k, axis=1)
         return RowOutput(top_ids=top, top_logprobs=-top.astype(np.float32))
+
+    def load_adapter(self, slot: int, prepared: object) -> None:
+        self.slots[slot] = prepared
+
+    def unload_adapter(self, slot: int) -> None:
+        del self.slots[slot]
 
     def copy_page(self, source: int, target: int) -> None:
         self.copied.append((source, target))

@@ -278,6 +278,23 @@ def test_a_header_that_promises_more_than_there_is_allocates_nothing(
             read(tmp_path)
 
 
+def test_the_bytes_of_the_factors_are_asked_for_before_they_are_allocated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = factors()
+    write_adapter(tmp_path / "one", tensors)
+    monkeypatch.setattr(np, "empty", None)
+    asked: list[int] = []
+
+    def refuse(size: int) -> None:
+        asked.append(size)
+        raise RuntimeError("no room")
+
+    with pytest.raises(RuntimeError, match="no room"):
+        read_adapter(tmp_path, "one", ANY, b"model", BOUNDS, refuse)
+    assert asked == [sum(array.nbytes for array in tensors.values())]
+
+
 def test_a_file_that_shrinks_meanwhile_is_refused(tmp_path: Path) -> None:
     file = write_adapter(tmp_path / "one") / "adapter_model.safetensors"
 
@@ -286,14 +303,14 @@ def test_a_file_that_shrinks_meanwhile_is_refused(tmp_path: Path) -> None:
         return False
 
     with pytest.raises(ModelError, match="shorter than it was"):
-        read_adapter(tmp_path, "one", ANY, b"model", BOUNDS, cut)
+        read_adapter(tmp_path, "one", ANY, b"model", BOUNDS, stop=cut)
 
 
 def test_a_load_that_nobody_waits_for_stops_within_a_piece(tmp_path: Path) -> None:
     write_adapter(tmp_path / "one")
     looks = iter((False, False, True))
     with pytest.raises(LoadStopped):
-        read_adapter(tmp_path, "one", ANY, b"model", BOUNDS, lambda: next(looks))
+        read_adapter(tmp_path, "one", ANY, b"model", BOUNDS, stop=lambda: next(looks))
     assert next(looks, None) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,14 +11,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from executor_service.adapters.registry import AdapterRegistry, LoadedAdapter
 from executor_service.adapters.slots import AdapterSlots, NoFreeSlot
 from executor_service.adapters.store import AdapterStore
+from executor_service.adapters.weights import AdapterWeights, LowRankChange
 from executor_service.contract.plan import Reason, RequestRefused
 
 CONTENTS, NAMES, SLOTS, MAX_ADAPTERS, MAX_BYTES = 6, 5, 2, 4, 60
 
 
-class Weights:
-    def __init__(self, content: int) -> None:
-        self.content, self.bytes = content, 10 + content
+def adapter(content: int, size: int = 0) -> LoadedAdapter:
+    """An adapter of 10 + content bytes, or of `size`."""
+    factor = np.zeros((1, size or 10 + content), np.uint8)
+    change = LowRankChange(0, "q_proj", factor, factor[:, :0])
+    return LoadedAdapter(AdapterWeights(b"%d" % content, 4, 1.0, (change,)), content)
 
 
 class Device:
@@ -26,15 +30,11 @@ class Device:
     def __init__(self) -> None:
         self.slots: dict[int, int] = {}
 
-    def load_adapter(self, slot: int, weights: Weights) -> None:
-        self.slots[slot] = weights.content
+    def load_adapter(self, slot: int, prepared: int) -> None:
+        self.slots[slot] = prepared
 
     def unload_adapter(self, slot: int) -> None:
         del self.slots[slot]
-
-
-def adapter(content: int) -> LoadedAdapter:
-    return LoadedAdapter(b"%d" % content, 4, ("q_proj",), Weights(content))
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -84,12 +84,13 @@ class StoreMachine(RuleBasedStateMachine):
         if found is None:
             return
         idle = [one for one in self.recent if one not in self.live()]
-        try:
-            self.store.hold(found)
-        except NoFreeSlot:
-            assert content not in self.recent
-            assert len(self.live()) == SLOTS
+        has_room = content in self.recent or len(self.live()) < SLOTS
+        assert self.store.has_room(found) == has_room
+        if not has_room:
+            with pytest.raises(NoFreeSlot):
+                self.store.hold(found)
             return
+        self.store.hold(found)
         if content not in self.recent:
             if len(self.recent) == SLOTS:
                 self.recent.remove(idle[0])
@@ -131,10 +132,10 @@ TestStore.settings = settings(max_examples=60, stateful_step_count=40, deadline=
 
 def test_what_cannot_be_is_refused_before_it_is_read() -> None:
     registry = AdapterRegistry(2, 100)
-    registry.add("a", LoadedAdapter(b"1", 4, (), Weights(50)))
-    registry.check_room("a", 60)
-    for name, size, reason in (("a", 61, Reason.ADAPTER_NAME), ("b", 41, Reason.ADAPTER_MEMORY)):
+    registry.add("a", adapter(1, 50))
+    registry.check_room("a", 50)
+    for name, size, reason in (("a", 51, Reason.ADAPTER_NAME), ("b", 51, Reason.ADAPTER_MEMORY)):
         with pytest.raises(RequestRefused) as caught:
             registry.check_room(name, size)
         assert caught.value.refusal.reason is reason
-    registry.check_room("b", 40)
+    registry.check_room("b", 50)

@@ -44,7 +44,7 @@ from tests.support.engine_steps import execute
 from tests.unit.executor.fakes import EMPTY, FakeBackend, limits
 from tests.unit.executor.harness import Harness
 
-LIMITS = limits(max_rows=4, context_length=64, max_step_tokens=64)
+LIMITS = limits(max_rows=4, context_length=64, max_step_tokens=64, max_adapters=1)
 
 
 def decode(takes: Takes = UNIFIED, **fields: Any) -> StepPlan:
@@ -250,8 +250,22 @@ OPENINGS = [
     ({"output": 77}, "openings[1].output"),
     ({"output": pb.OUTPUT_MODE_TOP_K}, "openings[1].top_k"),
     ({"salt": b"x" * 257}, "openings[1].salt"),
+    ({"adapter": b"x" * 31}, "openings[1].adapter: 32 bytes, has 31"),
     ({"sampling": pb.Sampling(temperature=math.nan)}, "openings[1].sampling.temperature: 0 to 100, is nan"),
 ]
+
+
+def test_an_adapter_is_refused_as_not_offered_where_there_are_none() -> None:
+    step = pb.Step(openings=[pb.Opening(cache_id=1, tokens=[1], adapter=bytes(32))])
+    refusal = decode_step(step, limits(), UNIFIED).openings[0]
+    assert isinstance(refusal, Refusal)
+    assert (refusal.reason, refusal.message) == (
+        Reason.UNSUPPORTED,
+        "openings[0].adapter: this executor does not offer it",
+    )
+    (opening,) = decode_step(step, LIMITS, UNIFIED).openings
+    assert isinstance(opening, Opening)
+    assert opening.adapter == bytes(32)
 
 
 @pytest.mark.parametrize(("fields", "text"), OPENINGS)

@@ -11,6 +11,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from executor_service.adapters.registry import LoadedAdapter
+from executor_service.adapters.weights import AdapterWeights
 from executor_service.backends.base import Backend
 from executor_service.backends.clocked_oracle import oracle_of
 from executor_service.backends.oracle_settings import OracleSettings
@@ -55,6 +57,7 @@ class Client:
         self.session = serial.engine.store.sessions.get(0)
         self.foreseen: dict[int, int] = {}
         self.next_id = 1
+        self.adapters: tuple[bytes, ...] = ()  # to choose from
         self.failed: list[int] = []
         self.odd = random.choice((2, 5, 25))  # percent of the rows, and of the steps that have ops
 
@@ -133,7 +136,10 @@ class Client:
         output = OutputMode.NONE if self.likely(5) else OutputMode.SAMPLE
         salt = self.random.choice((b"", b"", b"s")) if self.share else b"%d" % cache_id
         tokens = np.array(prompt, np.int32)
-        return Opening(cache_id, tokens, len(prompt), limit, self.sampling(), output, 0, salt)
+        adapter = self.random.choice(self.adapters) if self.adapters else b""
+        return Opening(
+            cache_id, tokens, len(prompt), limit, self.sampling(), output, 0, salt, adapter=adapter
+        )
 
 
 def seen(result: StepResult | RequestRefused, *, exact: bool) -> Any:
@@ -252,6 +258,30 @@ def test_so_they_do_on_the_oracle_and_a_device_that_is_one(seed: int, steps: int
     assert [backend.max_pending_forwards for backend in backends] == [1, 2]
     try:
         ways = TwoWays(seed, limits(total_pages=600, context_length=48), backends=backends)
+        ways.run(steps)
+    finally:
+        backends[1].close()
+
+
+@given(seed=SEEDS, steps=st.integers(1, 25), slots=st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_so_they_do_where_slots_for_adapters_are_short(seed: int, steps: int, slots: int) -> None:
+    configs = (OracleSettings(nan_on_token=95), OracleSettings(nan_on_token=95, token_us=0.01))
+    backends = oracle_of(configs[0]), oracle_of(configs[1])
+    bounds = limits(
+        total_pages=600,
+        context_length=48,
+        max_adapters=4,
+        max_adapter_bytes=9,
+        max_adapter_slots=slots,
+    )
+    try:
+        ways = TwoWays(seed, bounds, backends=backends)
+        weights = [AdapterWeights(bytes([number]) * 32, 4, 1.0, ()) for number in range(1, 5)]
+        for harness in (ways.serial, ways.overlapped):
+            for one in weights:
+                harness.engine.store.adapters.add(one.fingerprint.hex(), LoadedAdapter(one, one))
+        ways.client.adapters = (b"", *(one.fingerprint for one in weights))
         ways.run(steps)
     finally:
         backends[1].close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from executor_service.cache.kv_cache import BlockTable, KvCache, LedgerError, OutOfPages
+from executor_service.cache.kv_cache import BlockTable, KvCache, LedgerError, OutOfPages, prefix_root
 
 PAGE, TOTAL = 4, 12
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=20)
@@ -144,6 +145,19 @@ def test_an_opening_leaves_at_least_one_token_to_compute() -> None:
     opened(cache, [1] * 8)
     assert cache.open(b"", array([1] * 8))[1] == 4
     assert cache.open(b"", array([1] * 9))[1] == 8
+
+
+def test_roots_differ_by_salt_and_adapter_and_are_as_ever_without_one() -> None:
+    assert prefix_root(b"s") == hashlib.sha256(b"paceline/prefix/1:s").digest()
+    adapter = bytes(range(32))
+    roots = [
+        prefix_root(salt, fingerprint)
+        for salt, fingerprint in (
+            (b"", b""), (b"s", b""), (b"", adapter), (b"s", adapter), (b"", adapter[::-1]),
+            (adapter, b""), (adapter, adapter), (b"s" + adapter[:-1], adapter[-1:] + adapter[:-1]),
+        )
+    ]  # fmt: skip
+    assert len(set(roots)) == len(roots)
 
 
 def test_a_salt_is_a_namespace() -> None:

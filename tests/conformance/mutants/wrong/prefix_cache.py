@@ -27,7 +27,7 @@ def _finish_publishing_known(
 @mutant()
 def salt_ignored() -> None:
     """prefixes are shared across salts"""
-    wrap(KvCache, "open", lambda original, self, salt, tokens: original(self, b"", tokens))
+    wrap(KvCache, "open", lambda original, self, salt, *rest: original(self, b"", *rest))
 
 
 @mutant()
