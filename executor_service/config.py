@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from paceline.service.identity import MAX_PRIORITY, Identity
@@ -16,6 +17,7 @@ from executor_service.backends.paged_attention_settings import PagedAttentionSet
 from executor_service.backends.ranks import Rank
 from executor_service.backends.settings import BackendSettings
 from executor_service.backends.torch_settings import TorchSettings
+from executor_service.contract.limits import MAX_ADAPTER_RANK
 
 BackendName = Literal["oracle", "paged-attention", "torch"]
 Positive = Annotated[int, Field(ge=1)]
@@ -70,6 +72,19 @@ class ExecutorConfig(TorchSettings, OracleSettings, PagedAttentionSettings, Serv
         30_000, ge=500, le=3_600_000, description="lease of a session that asks for none, milliseconds"
     )
 
+    # adapters
+    adapter_dir: Path | None = Field(
+        None, description="offer adapters: LoadAdapter loads PEFT directories below this one, and no others"
+    )
+    max_adapters: Positive = Field(64, le=4096, description="loaded adapters")
+    adapter_slots: Positive = Field(8, le=1024, description="adapters that live caches use at once")
+    max_adapter_rank: Positive = Field(
+        MAX_ADAPTER_RANK, le=MAX_ADAPTER_RANK, description="rank of an adapter"
+    )
+    adapter_memory: ByteSize = Field(
+        ByteSize(4 << 30), ge=1, description="memory of the weights of loaded adapters, as in 4GiB"
+    )
+
     # the service
     stuck_after_s: float = Field(
         30.0, gt=0, le=3600, description="health turns NOT_SERVING while a step takes longer, seconds"
@@ -107,6 +122,8 @@ class ExecutorConfig(TorchSettings, OracleSettings, PagedAttentionSettings, Serv
         self.backend_settings.check()
         if self.backend != "torch" and self.tensor_parallel > 1:
             raise ValueError("--tensor-parallel is for the torch backend")
+        if self.adapter_dir is not None and not self.adapter_dir.is_dir():
+            raise ValueError(f"--adapter-dir: no directory {self.adapter_dir}")
         if self.max_step_tokens < self.max_rows:
             raise ValueError(
                 f"--max-step-tokens {self.max_step_tokens} must be at least --max-rows {self.max_rows}: "

@@ -11,6 +11,7 @@ from paceline.service.contract import EXECUTOR_REVISION, in_pieces
 
 from executor_service.backends.base import ModelDescription, TokenizerBundle
 from executor_service.contract.noise import SAMPLER_VERSION
+from executor_service.rpc.codec.adapters import encode_adapter_status
 from executor_service.runtime.runtime import Loaded, Runtime, RuntimeState
 
 _STATES = {
@@ -28,7 +29,9 @@ def version() -> str:
         return "dev"
 
 
-def capabilities(info: ModelDescription, *, grammars: bool = False) -> list[pb.Capability.ValueType]:
+def capabilities(
+    info: ModelDescription, *, grammars: bool = False, adapters: bool = False
+) -> list[pb.Capability.ValueType]:
     """What the executor can do: the engine's capabilities, and those that depend on the model."""
     offered = [
         pb.CAPABILITY_NATIVE_UNIFIED_DECODE,
@@ -46,6 +49,8 @@ def capabilities(info: ModelDescription, *, grammars: bool = False) -> list[pb.C
         offered.append(pb.CAPABILITY_TOKENIZER)
     if grammars:
         offered += [pb.CAPABILITY_GRAMMAR, pb.CAPABILITY_GRAMMAR_BEGIN]
+    if adapters:
+        offered.append(pb.CAPABILITY_ADAPTERS)
     return offered
 
 
@@ -102,8 +107,14 @@ def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
             max_grammar_bytes=limits.max_grammar_bytes,
             max_grammar_compile_fuel=limits.max_grammar_compile_fuel,
             max_grammar_step_fuel=limits.max_grammar_step_fuel,
+            max_adapters=limits.max_adapters,
+            max_adapter_slots=limits.max_adapter_slots,
+            max_adapter_rank=limits.max_adapter_rank,
+            max_adapter_bytes=limits.max_adapter_bytes,
         ),
-        capabilities=capabilities(info, grammars=loaded.grammars is not None),
+        capabilities=capabilities(
+            info, grammars=loaded.grammars is not None, adapters=loaded.adapters is not None
+        ),
         fingerprints=pb.Fingerprints(
             model=info.fingerprint,
             vocabulary=loaded.vocabulary_fingerprint,
@@ -162,6 +173,8 @@ def encode_status(runtime: Runtime, loaded: Loaded | None) -> pb.GetStatusRespon
     response.prefill_rows = counters.prefill_rows
     response.decode_rows = counters.decode_rows
     response.steps_abandoned = counters.steps_abandoned
+    if loaded.adapters is not None:
+        response.adapters.CopyFrom(encode_adapter_status(store.adapters))
     # Read once, because the device thread may change them meanwhile and their sum must hold.
     free, cached = cache.free, cache.cached
     response.cache.CopyFrom(

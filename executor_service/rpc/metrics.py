@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from executor_service.adapters.store import AdapterStore
 from executor_service.contract.plan import StepResult
 from executor_service.runtime.runtime import Runtime, RuntimeState
 
@@ -113,6 +114,7 @@ class _RuntimeCollector(Collector):
             ("caches_expired", "Caches of session 0 whose lease ran out", counters.caches_expired),
         ):
             yield CounterMetricFamily(f"paceline_executor_{name}", text, value=value)
+        yield from _adapter_metrics(store.adapters)
         refused = CounterMetricFamily("paceline_executor_refused", "Refused rows and ops", labels=["reason"])
         for reason, rows in tuple(counters.refused.items()):
             refused.add_metric([reason.value], rows)
@@ -121,6 +123,30 @@ class _RuntimeCollector(Collector):
         for what, size in runtime.memory().items():
             memory.add_metric([what], size)
         yield memory
+
+
+def _adapter_metrics(store: AdapterStore) -> Iterator[Metric]:
+    registry, slots = store.registry, store.slots
+    yield _gauge("adapters", "Loaded adapters", len(registry.names))
+    yield _gauge("adapter_bytes", "Memory of the weights of adapters", registry.bytes)
+    yield _gauge("adapter_slots", "Slots for adapters", slots.count)
+    yield _gauge("adapter_slots_used", "Slots with adapters of live caches", slots.used)
+    for name, text, value in (
+        ("adapter_loads", "Adapters loaded", registry.loads),
+        ("adapter_unloads", "Adapters unloaded", registry.unloads),
+        ("adapter_slot_hits", "Openings whose adapter had a slot", slots.hits),
+        ("adapter_slot_loads", "Times an adapter was given a slot", slots.loads),
+        ("adapter_evictions", "Slots taken from adapters without caches", slots.evictions),
+    ):
+        yield CounterMetricFamily(f"paceline_executor_{name}", text, value=value)
+    rows = CounterMetricFamily("paceline_executor_adapter_rows", "Rows of an adapter", labels=["adapter"])
+    tokens = CounterMetricFamily(
+        "paceline_executor_adapter_tokens", "Tokens computed with an adapter", labels=["adapter"]
+    )
+    for name, adapter in tuple(registry.names.items()):
+        rows.add_metric([name], adapter.rows)
+        tokens.add_metric([name], adapter.tokens)
+    yield from (rows, tokens)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

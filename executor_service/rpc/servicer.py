@@ -20,6 +20,7 @@ from paceline.service.credentials import Credentials
 from paceline.service.logs import Log
 
 from executor_service.contract.plan import Reason, Refusal, RequestRefused, StepPlan, StepResult
+from executor_service.rpc.codec.adapters import decode_load, encode_adapter, encode_adapters
 from executor_service.rpc.codec.forward import decode_forward, encode_tensor
 from executor_service.rpc.codec.grammars import NO_GRAMMARS, CompiledGrammars, decode_grammar, sources_of
 from executor_service.rpc.codec.refusals import unsupported
@@ -36,6 +37,7 @@ from executor_service.rpc.codec.rows import (
 from executor_service.rpc.codec.steps import decode_op, decode_step
 from executor_service.rpc.info import encode_info, encode_status, encode_tokenizer
 from executor_service.rpc.metrics import Metrics
+from executor_service.runtime.adapters import AdapterLoader
 from executor_service.runtime.runtime import Runtime
 from executor_service.runtime.warmup import warm_up
 
@@ -248,6 +250,26 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
             raise RequestRefused(Reason.GRAMMAR, f"grammar.{source.kind}: {why}")
         return pb.CheckGrammarResponse()
 
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
+        """Load an adapter from the adapter directory, beside the steps."""
+        self._check_admin(context, "LoadAdapter")
+        loader = self._adapters()
+        name, path = decode_load(request)
+        return pb.LoadAdapterResponse(adapter=encode_adapter(name, await loader.load(name, path)))
+
+    async def UnloadAdapter(
+        self, request: pb.UnloadAdapterRequest, context: Context
+    ) -> pb.UnloadAdapterResponse:
+        """Unload an adapter; sequences that use it go on."""
+        self._check_admin(context, "UnloadAdapter")
+        return pb.UnloadAdapterResponse(unloaded=await self._adapters().unload(request.name))
+
+    async def ListAdapters(
+        self, request: pb.ListAdaptersRequest, context: Context
+    ) -> pb.ListAdaptersResponse:
+        """List the loaded adapters, without waiting for the device."""
+        return encode_adapters(self._adapters().store)
+
     async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupResponse:
         """Run the shapes that compile or allocate lazily."""
         self._check_admin(context, "Warmup")
@@ -264,6 +286,13 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         if request.timeout_ms:
             timeout_s = min(timeout_s, request.timeout_ms / 1000)
         return pb.DrainResponse(sequences=await self._runtime.drained(timeout_s))
+
+    def _adapters(self) -> AdapterLoader:
+        """Raises RequestRefused where adapters are not offered."""
+        loader = self._runtime.loaded.adapters
+        if loader is None:
+            raise RequestRefused(Reason.UNSUPPORTED, "this executor does not offer adapters")
+        return loader
 
     def _caller(self, context: Context) -> str:
         """The name of the caller's identity: the call reaches the sessions of that identity only."""

@@ -20,6 +20,7 @@ from executor_service.cache.session import Leases
 from executor_service.config import ExecutorConfig
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Reason, RequestRefused
+from executor_service.runtime.adapters import AdapterLoader
 from executor_service.runtime.grammars import (
     COMPILE_FUEL,
     MAX_GRAMMAR_BYTES,
@@ -56,6 +57,7 @@ class Loaded:
     tokenizer: TokenizerBundle | None
     vocabulary_fingerprint: bytes
     grammars: GrammarCompiler | None
+    adapters: AdapterLoader | None
 
 
 class Runtime:
@@ -133,6 +135,8 @@ class Runtime:
         """End the device thread after its queue. A step that hangs ends with the process."""
         if self._loaded is not None and self._loaded.grammars is not None:
             self._loaded.grammars.close()
+        if self._loaded is not None and self._loaded.adapters is not None:
+            self._loaded.adapters.close()
         if self._loaded is not None and self.worker.stop(timeout_s=_STOP_S):
             self.backend.close()
 
@@ -157,10 +161,12 @@ class Runtime:
         backend, config = self.backend, self.config
         backend.load(self._progress)
         info = backend.info
+        if config.adapter_dir is not None and info.adapters is None:
+            raise ModelError("this backend has no adapters; leave out --adapter-dir")
         tokenizer = backend.tokenizer() if info.has_tokenizer else None
         self._progress("grammars", 1.0)
         grammars = grammar_compiler(tokenizer, info)
-        pages = self._pages()
+        pages, adapts = self._pages(), config.adapter_dir is not None
         limits = Limits(
             vocab_size=info.vocab_size,
             context_length=info.context_length,
@@ -179,6 +185,10 @@ class Runtime:
             max_grammar_bytes=MAX_GRAMMAR_BYTES if grammars else 0,
             max_grammar_compile_fuel=COMPILE_FUEL if grammars else 0,
             max_grammar_step_fuel=STEP_FUEL if grammars else 0,
+            max_adapters=config.max_adapters if adapts else 0,
+            max_adapter_slots=config.adapter_slots if adapts else 0,
+            max_adapter_rank=config.max_adapter_rank if adapts else 0,
+            max_adapter_bytes=config.adapter_memory if adapts else 0,
         )
         self._progress("KV pages", 1.0)
         backend.allocate(pages + 1, config.page_size)  # page 0 is scratch
@@ -187,7 +197,11 @@ class Runtime:
         engine = Engine(backend, limits, self.epoch, leases, replay_clock=time.thread_time)
         self._memory_bytes = backend.memory_bytes()
         vocabulary = vocabulary_fingerprint(tokenizer.tokenizer_json) if tokenizer else b""
-        self._loaded = Loaded(engine, info, limits, tokenizer, vocabulary, grammars)
+        adapters = None
+        if config.adapter_dir is not None and info.adapters is not None:
+            root, store = config.adapter_dir, engine.store.adapters
+            adapters = AdapterLoader(root, backend, info.adapters, limits, self.worker, store)
+        self._loaded = Loaded(engine, info, limits, tokenizer, vocabulary, grammars, adapters)
         self._progress("", 1.0)
         return engine
 

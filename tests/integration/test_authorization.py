@@ -37,8 +37,8 @@ METHODS: list[MethodDescriptor] = [
 EXECUTOR = [method for method in METHODS if method.containing_service.name == "ExecutorService"]
 OPERATORS = [method for method in METHODS if method.containing_service.name == "AdminService"]
 FOREIGN = ("grpc.health.v1.Health/List", "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
-OF_ANY_CALLER = {"GetInfo", "GetTokenizer", "Forward", "CheckGrammar"}  # they use no session
-OF_ADMINISTRATORS = {"Warmup", "Drain"}
+OF_ANY_CALLER = {"GetInfo", "GetTokenizer", "Forward", "CheckGrammar", "ListAdapters"}  # they use no session
+OF_ADMINISTRATORS = {"Warmup", "Drain", "LoadAdapter", "UnloadAdapter"}
 TIMEOUT_S = 60.0
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
+from executor_service.adapters.registry import LoadedAdapter
+from executor_service.adapters.weights import AdapterWeights
 from executor_service.config import ExecutorConfig
 from executor_service.contract.plan import Reason
 from executor_service.rpc.metrics import Metrics as ExecutorMetrics
@@ -52,10 +54,13 @@ def executor_table() -> str:
     """Of an executor that has loaded and refused something."""
 
     async def collect() -> str:
-        runtime = Runtime.from_config(ExecutorConfig.model_validate({"backend": "oracle", "pages": 16}))
+        settings = {"backend": "oracle", "pages": 16, "adapter_dir": "."}
+        runtime = Runtime.from_config(ExecutorConfig.model_validate(settings))
         await runtime.load()
         try:
             runtime.loaded.engine.counters.refused[Reason.PAGES] += 1
+            adapter = LoadedAdapter(AdapterWeights(b"", 1, 1.0, ()), None)
+            runtime.loaded.engine.store.adapters.add("sql", adapter)
             metrics = ExecutorMetrics(runtime)
             metrics.call_failed("Drain", "PERMISSION")
             return table(metrics.registry.collect())

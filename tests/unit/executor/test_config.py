@@ -54,6 +54,12 @@ def test_a_missing_yaml_is_an_error_and_not_ignored(
     assert "none.yaml" in problem([*ORACLE, "--config", str(tmp_path / "none.yaml")])
 
 
+def test_the_adapter_directory_must_be_one(tmp_path: Path, problem: Callable[[list[str]], str]) -> None:
+    assert "--adapter-dir: no directory" in problem([*ORACLE, "--adapter-dir", str(tmp_path / "none")])
+    config = parse([*ORACLE, "--adapter-dir", str(tmp_path), "--adapter-memory", "1GiB"])
+    assert (config.adapter_dir, config.adapter_memory) == (tmp_path, 1 << 30)
+
+
 def test_kv_memory_takes_suffixes() -> None:
     assert parse([*ORACLE, "--kv-memory", "2GiB"]).kv_memory == 2 << 30
 
