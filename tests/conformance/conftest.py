@@ -27,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--exact", action="store_true", help="its arithmetic has no rounding: forgive none")
     group.addoption("--may-drain", action="store_true", help="it may be drained, which ends its use")
     group.addoption("--kit-seed", metavar="TEXT", help="of all test data; default: random with --executor")
+    group.addoption("--adapters", default="", metavar="PATH,...", help="adapters below its adapter directory")
     group.addoption("--tls-ca", type=Path, metavar="PEM", help="authority of its certificate")
     group.addoption("--tls-cert", type=Path, metavar="PEM", help="our certificate, for mutual TLS")
     group.addoption("--tls-key", type=Path, metavar="PEM", help="and its key")
@@ -90,7 +91,8 @@ def target(request: pytest.FixtureRequest) -> Target:
             token=option("--token"),
             server_name=option("--tls-name"),
         )
-        return Target(request.param, security)
+        adapters = tuple(filter(None, option("--adapters").split(",")))
+        return Target(request.param, security, adapters=adapters)
     return Target(request.param)
 
 
@@ -172,3 +174,4 @@ def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if after.state == pb.EXECUTOR_STATE_SERVING:
         assert after.sequences == before.sequences, "caches outlived their session"
         assert cache.owned_pages == before.cache.owned_pages, "pages outlived their caches"
+        assert after.adapters.used_slots == before.adapters.used_slots, "slots outlived their caches"

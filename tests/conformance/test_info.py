@@ -40,6 +40,7 @@ def test_the_limits_leave_room_to_work(executor: Executor) -> None:
         ("MULTI_STEP", "max_steps"),
         ("TOP_K", "max_logprobs"),
         ("FULL_LOGITS", "max_full_logits_bytes"),
+        ("ADAPTERS", "max_adapter_slots"),
     ],
 )
 def test_an_advertised_capability_has_a_limit_that_allows_it(
@@ -96,6 +97,8 @@ def test_every_limit_is_told(executor: Executor) -> None:
     may_be_zero = {"max_default_pages", "max_default_sequences", "max_drafts", "max_steps"}
     if not executor.can("GRAMMAR"):
         may_be_zero |= {"max_grammar_bytes", "max_grammar_compile_fuel", "max_grammar_step_fuel"}
+    if not executor.can("ADAPTERS"):
+        may_be_zero |= {"max_adapters", "max_adapter_slots", "max_adapter_rank", "max_adapter_bytes"}
     for field in pb.Limits.DESCRIPTOR.fields:
         assert getattr(executor.limits, field.name) > 0 or field.name in may_be_zero, field.name
     assert executor.limits.min_lease_ms <= executor.limits.max_lease_ms

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from paceline.executor.v1 import executor_pb2 as pb
 
+from tests.conformance.kit.adapters import Adapters
 from tests.conformance.kit.client import Executor, Sequence, Session, fork, truncate
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.expect import refused
@@ -198,3 +199,19 @@ def _hold(step: pb.Step) -> Iterator[pb.Step]:
     """A client that sends one step and then stays."""
     yield step
     threading.Event().wait(5)
+
+
+@leaving
+@pytest.mark.needs("ADAPTERS")
+def test_a_prefill_that_never_was_holds_no_slot(
+    executor: Executor, session: Session, draw: Draw, long: list[int], leave: Leave
+) -> None:
+    if not executor.adapters:
+        pytest.skip("which adapters can be loaded is not known; --adapters says")
+    adapters = Adapters(executor, executor.adapters)
+    adapter = adapters.load(adapters.paths[0])
+    opening = session.opening(long, adapter=adapter.fingerprint)
+    leave(executor, "Prefill", pb.PrefillRequest(step=session.plan(openings=[opening])))
+    after = settle(session)
+    adapters.close()
+    assert after.adapters.used_slots == after.sequences

@@ -94,8 +94,11 @@ def reasons_of(error: grpc.RpcError) -> list[str]:
 class Executor:
     """One executor under test: its stub, and what GetInfo said."""
 
-    def __init__(self, channel: grpc.Channel, metadata: Metadata = ()) -> None:
+    def __init__(
+        self, channel: grpc.Channel, metadata: Metadata = (), adapters: tuple[str, ...] = ()
+    ) -> None:
         self.channel = channel
+        self.adapters = adapters  # directories of adapters that it can load
         self.metadata = metadata
         self.stub = executor_pb2_grpc.ExecutorServiceStub(channel)
         self.info: pb.GetInfoResponse = self.call("GetInfo", pb.GetInfoRequest())

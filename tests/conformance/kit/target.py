@@ -12,6 +12,7 @@ from paceline.channel import PLAINTEXT, Security
 
 from tests.conformance.kit.client import Executor
 from tests.conformance.kit.tiny_model import write_tiny_model
+from tests.support.adapter_files import write_adapter
 from tests.support.processes import running
 
 BACKENDS = ("oracle", "paged-attention", "torch")
@@ -22,6 +23,7 @@ SMALL = [
     *("--page-size", "8", "--pages", "96", "--max-sequences", "64"),
     *("--max-rows", "48", "--max-step-tokens", "512"),
 ]
+ADAPTERS = tuple(f"kit/{letter}" for letter in "abcd")  # below the adapter directory; more than the slots
 CONTEXT_LENGTH = 400  # less than the pool, so that it can be reached too
 
 
@@ -32,13 +34,15 @@ class Target:
     name: str
     security: Security = PLAINTEXT
     address: str = ""  # empty: the name is the address
+    adapters: tuple[str, ...] = ()  # that it can load
 
 
 def start(backend: str, processes: ExitStack, directories: pytest.TempPathFactory) -> Target:
     """One of our own backends as a process of `processes`."""
     directory = directories.mktemp(backend)
     process = processes.enter_context(running("executor_service", arguments(backend, directory), directory))
-    return Target(backend, address=process.address)
+    adapters = () if backend == "torch" else ADAPTERS
+    return Target(backend, address=process.address, adapters=adapters)
 
 
 def arguments(backend: str, directory: Path) -> list[str]:
@@ -49,7 +53,10 @@ def arguments(backend: str, directory: Path) -> list[str]:
     if backend == SLOW:
         knobs = ["--token-us", "400", "--max-piece-tokens", "16"]
         return [*arguments("oracle", directory), *knobs]
-    return ["--backend", backend, "--context-length", str(CONTEXT_LENGTH), *SMALL]
+    for seed, path in enumerate(ADAPTERS):
+        write_adapter(directory / "adapters" / path, seed=seed)
+    adapters = ["--adapter-dir", str(directory / "adapters"), "--adapter-slots", str(len(ADAPTERS) - 1)]
+    return ["--backend", backend, "--context-length", str(CONTEXT_LENGTH), *adapters, *SMALL]
 
 
 def connect(target: Target, processes: ExitStack) -> Executor:
@@ -62,4 +69,4 @@ def connect(target: Target, processes: ExitStack) -> Executor:
         channel = grpc.insecure_channel(address, unlimited)
     else:
         channel = grpc.secure_channel(address, credentials, unlimited)
-    return Executor(processes.enter_context(channel), target.security.metadata)
+    return Executor(processes.enter_context(channel), target.security.metadata, target.adapters)

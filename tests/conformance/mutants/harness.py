@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.conformance.kit.target import arguments
+from tests.conformance.kit.target import ADAPTERS, arguments
 from tests.conformance.mutants.catalogue import MUTANTS
 from tests.support.processes import ROOT, running
 
@@ -22,6 +22,7 @@ def failing_checks(name: str, directory: Path, file: str = "") -> list[str]:
         report = directory / "report.xml"
         command = [
             *(sys.executable, "-m", "pytest", str(KIT / file), "--executor", process.address),
+            *("--adapters", ",".join(ADAPTERS)),
             *("--kit-seed", "0", "--junitxml", str(report), "--tb", "no", "-p", "no:cacheprovider"),
         ]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)

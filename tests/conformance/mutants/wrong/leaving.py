@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from executor_service.cache.sequence_store import SequenceStore
 from executor_service.contract.plan import Abandoned, Reason, RequestRefused
 from executor_service.steps.job_queue import JobQueue
 from executor_service.steps.pipeline import Pipeline
@@ -24,6 +25,17 @@ def cancelled_step_half_undone() -> None:
 def cancelled_opening_stays() -> None:
     """a step given up in the middle leaves the caches that it opened, without their tokens"""
     StepRows.undo = lambda self, store: None  # type: ignore[method-assign]
+
+
+@mutant(SLOW)
+def cancelled_opening_keeps_its_slot() -> None:
+    """a step given up in the middle goes on holding the adapters of what it opened"""
+
+    def take_back(original: Any, self: SequenceStore, session: Any, cache_id: int) -> None:
+        self.adapters.share(session.caches[cache_id].adapter)
+        original(self, session, cache_id)
+
+    wrap(SequenceStore, "take_back", take_back)
 
 
 @mutant(SLOW)
