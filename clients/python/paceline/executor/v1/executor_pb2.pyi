@@ -132,11 +132,20 @@ the same salt and the same adapter only.
   long as either is loaded, and its memory counts once.
 
 SCORES. An opening with `scored_from` brings back how likely its own tokens are: for each token from
-that position on, its logprob given all tokens before it, of the raw logits. Values do not depend on how the
-prompt is cut into steps, on the rows beside it, or on what the prefix cache holds.
+that position on, its logprob given all tokens before it, of the raw logits: before penalties, bias,
+grammar and masks, as the logprobs of sampled tokens. The row that feeds a token brings the score of the
+token after it; so the chunks that follow bring theirs, whatever their output mode, and the last token of
+the opening needs not be fed. Only the opening's own tokens are scored: not what is sampled or given later,
+not in forks, and none after a truncation. Values do not depend, beyond rounding, on how the prompt is cut
+into steps, on the rows beside it, or on what the prefix cache holds. A row with a score that is not finite
+is refused as a whole (NOT_FINITE), and so is one whose scores do not fit into the step's
+max_full_logits_bytes behind those of the rows before it (TOO_LARGE): 4 bytes a token, 9 an alternative.
 
-POOLING. A row with OUTPUT_MODE_HIDDEN brings back one vector of hidden states, after the final norm, when
-it reaches its prompt's end: the last token's, or the mean over all tokens of the prompt. It samples nothing.
+POOLING. A row with OUTPUT_MODE_HIDDEN that leaves nothing pending brings back one vector of hidden states,
+after the final norm, and samples nothing; other rows with this mode bring nothing back. With POOLING_LAST
+it is that of the last token fed, in the prompt or behind it. With POOLING_MEAN it is the mean over all tokens
+of the opening, and is brought back by the row that reaches their end; a row with this mode behind it, or
+after a truncation, is INVALID_ARGUMENT. Forks have POOLING_LAST. Sums do not depend on how the prompt is cut.
 
 SAMPLING NOISE (normative; "paceline-gumbel-1"). All integers wrap.
   mix64(x)  = SplitMix64's output function: x ^= x>>30; x *= 0xbf58476d1ce4e5b9;
@@ -199,7 +208,7 @@ class _OutputModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputMode
     OUTPUT_MODE_NONE: _OutputMode.ValueType  # 4
     """nothing; nothing is sampled"""
     OUTPUT_MODE_HIDDEN: _OutputMode.ValueType  # 5
-    """At the prompt's end one vector, see POOLING above; nothing is sampled. Not with drafts or `steps`."""
+    """One vector where nothing is left pending, see POOLING above; nothing is sampled. Not with drafts or `steps`."""
 
 class OutputMode(_OutputMode, metaclass=_OutputModeEnumTypeWrapper):
     """What a row brings back for each output position: the last one fed, or with N drafts the last N+1."""
@@ -215,7 +224,7 @@ OUTPUT_MODE_FULL: OutputMode.ValueType  # 3
 OUTPUT_MODE_NONE: OutputMode.ValueType  # 4
 """nothing; nothing is sampled"""
 OUTPUT_MODE_HIDDEN: OutputMode.ValueType  # 5
-"""At the prompt's end one vector, see POOLING above; nothing is sampled. Not with drafts or `steps`."""
+"""One vector where nothing is left pending, see POOLING above; nothing is sampled. Not with drafts or `steps`."""
 Global___OutputMode: _TypeAlias = OutputMode  # noqa: Y015
 
 class _Pooling:
@@ -229,7 +238,7 @@ class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.Value
     POOLING_LAST: _Pooling.ValueType  # 1
     """of the last token"""
     POOLING_MEAN: _Pooling.ValueType  # 2
-    """the mean over all tokens; without prefix hits, as cached tokens have none"""
+    """the mean over all tokens; without prefix hits, as cached tokens have no hidden states"""
 
 class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
     """Which hidden state stands for a prompt."""
@@ -239,7 +248,7 @@ POOLING_UNSPECIFIED: Pooling.ValueType  # 0
 POOLING_LAST: Pooling.ValueType  # 1
 """of the last token"""
 POOLING_MEAN: Pooling.ValueType  # 2
-"""the mean over all tokens; without prefix hits, as cached tokens have none"""
+"""the mean over all tokens; without prefix hits, as cached tokens have no hidden states"""
 Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
 
 class _Capability:
@@ -808,17 +817,16 @@ class Opening(_message.Message):
     loaded. UNIMPLEMENTED without CAPABILITY_ADAPTERS.
     """
     scored_from: _builtins.int
-    """Set: RowDetail.scores of the tokens from this position on, 1 <= p < number of tokens (the first token has
-    no score), as far as this row computes them; chunks of the prompt bring theirs. The prefix hit
-    ends before the token p - 1. Sampling.logprobs says how many alternatives come with each. UNIMPLEMENTED
-    without CAPABILITY_SCORES.
+    """Set: RowDetail.scores of the tokens from this position p on, 1 <= p < number of tokens (the first token
+    has no score), see SCORES above. The prefix hit ends before the token p - 1. Sampling.logprobs says how
+    many alternatives come with each; unset, as 0, none. UNIMPLEMENTED without CAPABILITY_SCORES.
     """
     mask: _builtins.bytes
     """What this row may sample: one mask, as in Rows.masks. Without effect where the row samples
     nothing; the row that reaches the prompt's end then brings its own.
     """
     pooling: Global___Pooling.ValueType
-    """with OUTPUT_MODE_HIDDEN, in this row and in the chunks that follow"""
+    """Only with OUTPUT_MODE_HIDDEN; also of the rows that follow with this mode."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the whole prompt, 1..context_length ids; or `packed_tokens`"""
@@ -1197,11 +1205,11 @@ class RowDetail(_message.Message):
 
     @_builtins.property
     def scores(self) -> Global___Scores:
-        """of a sequence with scored_from, of the tokens that this row computed"""
+        """unset where the row has none"""
 
     @_builtins.property
     def hidden(self) -> Global___Tensor:
-        """[hidden]: OUTPUT_MODE_HIDDEN, where the row reaches the prompt's end"""
+        """[hidden]: OUTPUT_MODE_HIDDEN, where the row leaves nothing pending"""
 
     def __init__(
         self,
@@ -1244,7 +1252,9 @@ class Scores(_message.Message):
         """natural logs, one per token"""
 
     @_builtins.property
-    def top_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def top_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the most likely tokens at each position, most likely first"""
+
     @_builtins.property
     def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
@@ -1689,13 +1699,13 @@ class Limits(_message.Message):
     max_steps: _builtins.int
     """of a row"""
     max_logprobs: _builtins.int
-    """Sampling.logprobs, and top_k of OUTPUT_MODE_TOP_K"""
+    """Sampling.logprobs, of scores too, and top_k of OUTPUT_MODE_TOP_K"""
     max_logit_bias: _builtins.int
     """entries"""
     max_stop_token_ids: _builtins.int
     max_full_logits_bytes: _builtins.int
-    """Of a step's FULL output or a Forward reply. It may exceed the 4 MiB that gRPC clients receive
-    by default: raise max_receive_message_length to max_message_bytes.
+    """Of a step's FULL and HIDDEN output, of its scores, and of a Forward reply. It may exceed the 4 MiB
+    that gRPC clients receive by default: raise max_receive_message_length to max_message_bytes.
     """
     max_message_bytes: _builtins.int
     """of any request or reply"""

@@ -132,11 +132,20 @@ the same salt and the same adapter only.
   long as either is loaded, and its memory counts once.
 
 SCORES. An opening with `scored_from` brings back how likely its own tokens are: for each token from
-that position on, its logprob given all tokens before it, of the raw logits. Values do not depend on how the
-prompt is cut into steps, on the rows beside it, or on what the prefix cache holds.
+that position on, its logprob given all tokens before it, of the raw logits: before penalties, bias,
+grammar and masks, as the logprobs of sampled tokens. The row that feeds a token brings the score of the
+token after it; so the chunks that follow bring theirs, whatever their output mode, and the last token of
+the opening needs not be fed. Only the opening's own tokens are scored: not what is sampled or given later,
+not in forks, and none after a truncation. Values do not depend, beyond rounding, on how the prompt is cut
+into steps, on the rows beside it, or on what the prefix cache holds. A row with a score that is not finite
+is refused as a whole (NOT_FINITE), and so is one whose scores do not fit into the step's
+max_full_logits_bytes behind those of the rows before it (TOO_LARGE): 4 bytes a token, 9 an alternative.
 
-POOLING. A row with OUTPUT_MODE_HIDDEN brings back one vector of hidden states, after the final norm, when
-it reaches its prompt's end: the last token's, or the mean over all tokens of the prompt. It samples nothing.
+POOLING. A row with OUTPUT_MODE_HIDDEN that leaves nothing pending brings back one vector of hidden states,
+after the final norm, and samples nothing; other rows with this mode bring nothing back. With POOLING_LAST
+it is that of the last token fed, in the prompt or behind it. With POOLING_MEAN it is the mean over all tokens
+of the opening, and is brought back by the row that reaches their end; a row with this mode behind it, or
+after a truncation, is INVALID_ARGUMENT. Forks have POOLING_LAST. Sums do not depend on how the prompt is cut.
 
 SAMPLING NOISE (normative; "paceline-gumbel-1"). All integers wrap.
   mix64(x)  = SplitMix64's output function: x ^= x>>30; x *= 0xbf58476d1ce4e5b9;
