@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from executor_service.adapters.weights import AdapterTarget, AdapterWeights
 from executor_service.contract.masks import Masks
 from executor_service.contract.model_error import ModelError as ModelError
-from executor_service.contract.plan import OutputMode, Sampling, TokenIds
+from executor_service.contract.plan import NO_TOKENS, OutputMode, Sampling, TokenIds, TokenScores
 
 _DEFAULT_PAGES = 4096
 
@@ -39,6 +39,8 @@ class ModelDescription:
     eos_token_ids: tuple[int, ...]
     fingerprint: bytes  # SHA-256 of weights, config and dtype: equal where the outputs are equal
     can_forward: bool = False  # the Forward RPC is supported
+    can_score: bool = False  # rows may have `PromptOutputs.targets`
+    can_pool: bool = False  # rows may have the other fields of `PromptOutputs`
     has_tokenizer: bool = True
     heads: int = 0  # query heads of each layer
     kv_heads: int = 0
@@ -58,6 +60,29 @@ class TokenizerBundle:
     eos_token: str
     add_bos: bool  # encode() of plain text starts with bos
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # temperature, top_p, ...
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOutputs:
+    """What a row returns beside its output positions; few rows have any of it.
+
+    targets[i] is the token at position `first` + i of the sequence: the row returns how likely it is by the
+    raw logits of position first + i - 1, which is one of the row's, and as many alternatives as
+    `sampling.logprobs` says.
+    """
+
+    first: int = 0
+    targets: TokenIds = field(default_factory=lambda: NO_TOKENS)
+    last: bool = False  # return the last token's hidden state
+    total: bool = False  # return the sum of all tokens' hidden states
+
+
+HIDDEN_UNIT = 2.0**-30
+"""Hidden states are rounded to multiples of this before they are summed.
+
+Sums of such numbers are exact in fp64 (up to 2^23 in all), so that a sum does not depend on its order, nor
+on how a prompt is cut into rows.
+"""
 
 
 # Read-only, but not frozen: a frozen one takes 1.4 µs longer to make, 0.4 ms in a step of 256 rows.
@@ -96,6 +121,7 @@ class ForwardRow:
     masks: Masks | None = None  # [outputs, bytes]
     masked_later: bool = False
     slot: int = -1  # of the adapter that changes the model for this row; -1: none
+    prompt: PromptOutputs | None = None
 
 
 @dataclass(slots=True)
@@ -103,7 +129,8 @@ class RowOutput:
     """One row's outputs, in the order of its positions.
 
     `finite` is False when any of the row's output logits was NaN or infinite (before masks and
-    bias); the other fields are then unset. Logprobs are log-softmax of the raw logits.
+    bias), or anything that its `prompt` asks for; the other fields are then unset. Logprobs are log-softmax
+    of the raw logits.
     """
 
     tokens: TokenIds | None = None  # SAMPLE: [outputs]
@@ -112,6 +139,9 @@ class RowOutput:
     top_logprobs: NDArray[np.float32] | None = None  # the same shape
     logits: NDArray[np.float32] | None = None  # FULL: [outputs, vocabulary]
     finite: bool = True
+    scores: TokenScores | None = None  # of prompt.targets, if there are any
+    hidden: NDArray[np.float32] | None = None  # prompt.last: [hidden]
+    hidden_sum: NDArray[np.float64] | None = None  # prompt.total: [hidden], in multiples of HIDDEN_UNIT
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_to
 from executor_service.backends.fingerprint import fingerprint
 from executor_service.backends.numpy_sampler import sample_rows
 from executor_service.backends.oracle_settings import OracleSettings
+from executor_service.backends.prompt_outputs import add_prompt_outputs, states_of
 from executor_service.contract import noise
 from executor_service.contract.plan import TokenIds
 
@@ -82,6 +83,8 @@ class OracleBackend(Synchronous):
             eos_token_ids=(EOS_ID,) if has_text else (),
             fingerprint=fingerprint("oracle", {"vocab_size": config.vocab_size, "draft": draft}),
             can_forward=True,
+            can_score=True,
+            can_pool=True,
             has_tokenizer=has_text,
             supported_dtypes=("uint64",),
             adapters=AdapterTarget(),
@@ -117,16 +120,52 @@ class OracleBackend(Synchronous):
         batch = _FlatRows(rows, self._kv.shape[1])
         self._inject_process_faults(batch.tokens)
         self._write(batch, rows)
-        logits = self._logits(self._read(batch))
+        contents = self._read(batch)
+        logits = self._logits(contents if batch.sampled is None else contents[batch.sampled])
         self._inject_nan(logits, rows)
         masked_later = any(row.masked_later for row in rows)
         if masked_later:
             self._pass_time(began, len(batch.tokens))
             self._take_masks(rows)
         outputs = sample_rows(logits, rows)
+        if batch.sampled is not None:
+            self._add_prompt_outputs(rows, outputs, contents)
         if not masked_later:
             self._pass_time(began, len(batch.tokens))
         return outputs
+
+    def _add_prompt_outputs(
+        self, rows: Sequence[ForwardRow], outputs: list[RowOutput], contents: Words
+    ) -> None:
+        """Add what the rows' `prompt`s ask for; contents: of all rows' `states_of` last positions."""
+        end = 0
+        for index, row in enumerate(rows):
+            begin, end = end, end + states_of(row)
+            if row.prompt is None:
+                continue
+            mine = contents[begin:end]
+            hidden = _hidden(mine)
+            poisoned = self._poisoned(row.history)[len(row.history) - len(mine) :]
+            hidden[poisoned] = np.nan
+            outputs[index] = add_prompt_outputs(
+                row, outputs[index], hidden, self._config.vocab_size, self._poisoned_logits(mine, poisoned)
+            )
+
+    def _poisoned_logits(
+        self, contents: Words, poisoned: NDArray[np.bool_]
+    ) -> Callable[[slice], NDArray[np.float32]]:
+        def logits(part: slice) -> NDArray[np.float32]:
+            found = self._logits(contents[part])
+            found[poisoned[part]] = np.nan
+            return found
+
+        return logits
+
+    def _poisoned(self, tokens: TokenIds) -> NDArray[np.bool_]:
+        """The positions at which the setting `nan_on_token` makes logits NaN."""
+        if self._config.nan_on_token is None:
+            return np.zeros(len(tokens), dtype=bool)
+        return np.maximum.accumulate(tokens == self._config.nan_on_token)
 
     def _take_masks(self, rows: Sequence[ForwardRow]) -> None:
         """Set the masks that come later. Here none do; a subclass whose steps overlap overrides this."""
@@ -179,12 +218,12 @@ class OracleBackend(Synchronous):
         self._kv[batch.slots(batch.row_of_token, batch.positions)] = states
 
     def _read(self, batch: _FlatRows) -> Words:
-        """The content hash of every output position, rows in order, from the pages alone."""
-        with_output = np.flatnonzero(batch.outputs)
+        """The content hashes of the last `states` positions of each row, in order, from the pages alone."""
+        with_output = np.flatnonzero(batch.states)
         if not len(with_output):
             return np.zeros(0, dtype=np.uint64)
         # The terms up to a row's first output position, whole pages at a time ...
-        outputs = batch.outputs[with_output]
+        outputs = batch.states[with_output]
         first = (batch.starts + batch.counts)[with_output] - outputs
         page_size = self._kv.shape[1]
         pages = first // page_size + 1
@@ -223,11 +262,9 @@ class OracleBackend(Synchronous):
         states = np.cumsum(fed, dtype=np.uint64) + np.uint64(_origin(b""))
         sums = np.cumsum(self._state_coefficients[: len(tokens)] * states, dtype=np.uint64)
         contents = noise.mix64_array(sums)
-        hidden = _uniform(noise.mix64_array(contents), HIDDEN_SIZE)
-        logits = self._logits(contents)
-        if self._config.nan_on_token is not None:
-            poisoned = np.maximum.accumulate(tokens == self._config.nan_on_token)
-            hidden[poisoned] = logits[poisoned] = np.nan
+        hidden, logits = _hidden(contents), self._logits(contents)
+        poisoned = self._poisoned(tokens)
+        hidden[poisoned] = logits[poisoned] = np.nan
         mean = hidden.mean(axis=0)
         return ForwardOutput(
             hidden=hidden if "hidden" in want else None,
@@ -271,7 +308,12 @@ class _FlatRows:
         size = len(rows)
         self.starts: Indices = np.fromiter((row.start for row in rows), np.int64, size)
         self.counts: Indices = np.fromiter((len(row.tokens) for row in rows), np.int64, size)
-        self.outputs: Indices = np.fromiter((row.outputs for row in rows), np.int64, size)
+        outputs: Indices = np.fromiter((row.outputs for row in rows), np.int64, size)
+        self.states = outputs
+        self.sampled: Indices | None = None  # where output positions are among the states; None: they are all
+        if any(row.prompt is not None for row in rows):
+            self.states = np.fromiter(map(states_of, rows), np.int64, size)
+            self.sampled = np.repeat(np.cumsum(self.states) - outputs, outputs) + _ranges(outputs)
         table_sizes = np.fromiter((len(row.block_table) for row in rows), np.int64, size)
         self.table_starts: Indices = np.cumsum(table_sizes) - table_sizes
         self.row_of_token: Indices = np.repeat(np.arange(size), self.counts)
@@ -293,6 +335,11 @@ def _coefficients(stream: int, length: int) -> Words:
 def _origin(salt: bytes) -> int:
     """The state of an empty sequence."""
     return int.from_bytes(hashlib.sha256(salt).digest()[:8], "little")
+
+
+def _hidden(contents: Words) -> NDArray[np.float32]:
+    """Hidden states [positions, HIDDEN_SIZE] from content hashes [positions]."""
+    return _uniform(noise.mix64_array(contents), HIDDEN_SIZE)
 
 
 def _uniform(words: Words, width: int) -> NDArray[np.float32]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from executor_service.backends.base import (
 from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
 from executor_service.backends.fingerprint import fingerprint
 from executor_service.backends.numpy_sampler import sample_rows
+from executor_service.backends.prompt_outputs import add_prompt_outputs, states_of
 from executor_service.contract.plan import TokenIds
 
 
@@ -86,6 +88,8 @@ class PagedAttentionBackend(Synchronous):
             eos_token_ids=(EOS_ID,) if has_text else (),
             fingerprint=fingerprint("paged-attention", asdict(config)),
             can_forward=True,
+            can_score=True,
+            can_pool=True,
             has_tokenizer=has_text,
             heads=config.heads,
             kv_heads=config.kv_heads,
@@ -123,8 +127,13 @@ class PagedAttentionBackend(Synchronous):
                 storage[pages, slots] = embedded + self._change(name, embedded, row.slot).reshape(
                     embedded.shape
                 )
-        logits = [self._row_logits(row) for row in rows]
-        return sample_rows(np.concatenate(logits) if logits else self._logits([]), rows)
+        hidden = [self._row_hidden(row) for row in rows]
+        logits = [self._logits(h[len(h) - row.outputs :]) for h, row in zip(hidden, rows, strict=True)]
+        outputs = sample_rows(np.concatenate(logits) if logits else self._logits([]), rows)
+        return [
+            add_prompt_outputs(row, output, np.array(h), self._config.vocab_size, partial(self._logits_of, h))
+            for row, output, h in zip(rows, outputs, hidden, strict=True)
+        ]
 
     def prepare_adapter(self, weights: AdapterWeights) -> ProjectionFactors:
         """The factors in float64, the scale in the second one."""
@@ -186,21 +195,22 @@ class PagedAttentionBackend(Synchronous):
         a, b = factors
         return np.array([b @ (a @ vector.reshape(-1).astype(np.float64)) for vector in inputs])
 
-    def _row_logits(self, row: ForwardRow) -> NDArray[np.float32]:
-        """The logits of the row's output positions, [outputs, V], from the KV in its pages."""
-        if row.outputs == 0:
-            return self._logits([])
+    def _row_hidden(self, row: ForwardRow) -> list[NDArray[np.float64]]:
+        """The hidden states of the row's `states_of` last positions, from the KV in its pages."""
+        states = states_of(row)
+        if states == 0:
+            return []
         end = row.start + len(row.tokens)
         pages = row.block_table[: -(-end // self._page_size)]
         shape = (-1, self._config.kv_heads, self._config.head_dim)
         keys, values = self._keys[pages].reshape(shape), self._values[pages].reshape(shape)
-        queries = self._queries(self._embed(row.tokens[-row.outputs :]), row.slot)
+        queries = self._queries(self._embed(row.tokens[-states:]), row.slot)
         hidden = [
             self._attend(query, keys[:length], values[:length])
-            for query, length in zip(queries, range(end - row.outputs + 1, end + 1), strict=True)
+            for query, length in zip(queries, range(end - states + 1, end + 1), strict=True)
         ]
         changes = self._change("o_proj", np.array(hidden), row.slot)
-        return self._logits([vector + change for vector, change in zip(hidden, changes, strict=True)])
+        return [vector + change for vector, change in zip(hidden, changes, strict=True)]
 
     def _attend(
         self, query: NDArray[np.float64], keys: NDArray[np.float32], values: NDArray[np.float32]
@@ -220,6 +230,9 @@ class PagedAttentionBackend(Synchronous):
         for position, vector in enumerate(hidden):
             np.add.at(logits[position], np.arange(len(vector)) % self._config.vocab_size, vector)
         return logits.astype(np.float32)
+
+    def _logits_of(self, hidden: Sequence[NDArray[np.float64]], part: slice) -> NDArray[np.float32]:
+        return self._logits(hidden[part])
 
     def _forward_one(self, tokens: TokenIds, want: frozenset[str]) -> ForwardOutput:
         embedded = self._embed(tokens)

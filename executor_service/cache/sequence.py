@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from executor_service.adapters.registry import LoadedAdapter
 from executor_service.cache.kv_cache import BlockTable
-from executor_service.contract.plan import Sampling, TokenIds
+from executor_service.contract.plan import PoolingKind, Sampling, TokenIds
 from executor_service.grammar.automaton import Automaton
+
+HiddenSum = NDArray[np.float64]
+"""Sum of hidden states, [hidden], in multiples of `HIDDEN_UNIT`."""
+
+_NOTHING = range(0)
 
 
 class CachedSequence:
@@ -20,14 +26,17 @@ class CachedSequence:
     __slots__ = (
         "adapter",
         "automaton",
+        "hidden_sum",
         "ids",
         "known",
         "length",
+        "pooling",
         "prompt_length",
         "renewed_s",
         "salt",
         "sampled",
         "sampling",
+        "scored",
         "table",
     )
 
@@ -43,6 +52,9 @@ class CachedSequence:
         renewed_s: float,
         automaton: Automaton | None = None,
         adapter: LoadedAdapter | None = None,
+        pooling: PoolingKind = PoolingKind.LAST,
+        hidden_sum: HiddenSum | None = None,
+        scored: range = _NOTHING,
     ) -> None:
         self.table = table
         self.ids = ids  # int32; grows by doubling
@@ -55,6 +67,10 @@ class CachedSequence:
         self.automaton = automaton  # of the sampling's grammar, wherever in the output it was needed last
         self.adapter = adapter  # one hold on it is the sequence's
         self.renewed_s = renewed_s  # last use, by the lease clock; session 0 has a lease for each sequence
+        self.pooling = pooling
+        # With PoolingKind.MEAN, of the first `length` tokens, until the opening's tokens are all computed.
+        self.hidden_sum = hidden_sum
+        self.scored = scored  # positions of the opening's tokens that get scores when they are computed
 
     @property
     def output(self) -> TokenIds:
@@ -72,3 +88,4 @@ class CachedSequence:
         """Drop the pending tokens, and all but the first `length` cached ones."""
         self.length = self.known = length
         self.sampled = False
+        self.hidden_sum, self.scored = None, _NOTHING  # the rest of the opening is not computed any more

@@ -10,7 +10,7 @@ MAX_ADAPTER_RANK = 256
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Lengths in tokens, sizes in bytes; the fields of the proto's `Limits` and two of the model's."""
+    """Lengths in tokens, sizes in bytes; the fields of the proto's `Limits`, and some of the model's."""
 
     vocab_size: int
     context_length: int
@@ -46,3 +46,5 @@ class Limits:
     max_adapter_slots: int = 0
     max_adapter_rank: int = 0
     max_adapter_bytes: int = 0
+    can_score: bool = False  # Opening.scored_from
+    hidden_size: int = 0  # of what OutputMode.HIDDEN brings back; 0: not offered

@@ -37,6 +37,24 @@ class OutputMode(enum.IntEnum):
     TOP_K = 1  # the k most likely ids with their logprobs; nothing is sampled
     FULL = 2  # raw fp32 logits; nothing is sampled
     NONE = 3  # nothing; the row only extends the cache
+    HIDDEN = 4  # a vector of hidden states, where the row leaves nothing pending; nothing is sampled
+
+
+class PoolingKind(enum.IntEnum):
+    """Which vector a sequence's rows with OutputMode.HIDDEN return, of hidden states after the final norm."""
+
+    LAST = 0  # of the last token
+    MEAN = 1  # the mean over all tokens of the opening
+
+
+@dataclass(slots=True)
+class TokenScores:
+    """How likely given tokens are, each given all tokens before it, by the raw logits."""
+
+    first: int  # position of the first token
+    logprobs: NDArray[np.float32]  # [tokens]
+    top_ids: NDArray[np.int32]  # [tokens, k], most likely first
+    top_logprobs: NDArray[np.float32]  # the same shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +90,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A row that opens a sequence. Its forward starts at the prefix hit h <= len(tokens) - 1."""
+    """A row that opens a sequence. Its forward starts at the prefix hit h <= `max_hit`."""
 
     cache_id: int
     tokens: TokenIds  # the whole prompt (and earlier output, after a preemption)
@@ -84,6 +102,15 @@ class Opening:
     salt: bytes = b""  # prefix-cache namespace
     mask: Masks | None = None  # [1, bytes]: what the token sampled by this row may be; None: any
     adapter: bytes = b""  # fingerprint; empty: the model as it is
+    scored_from: int = 0  # tokens[scored_from:] get scores, in this row and those that continue it; 0: none
+    pooling: PoolingKind = PoolingKind.LAST
+
+    @property
+    def max_hit(self) -> int:
+        """Maximum prefix hit, in tokens: what the forwards have to compute is not taken from the cache."""
+        if self.pooling is PoolingKind.MEAN:
+            return 0
+        return (self.scored_from or len(self.tokens)) - 1
 
 
 @dataclass(slots=True)  # read-only by agreement: freezing costs 1 µs a row
@@ -221,6 +248,8 @@ class RowResult:
     logits: NDArray[np.float32] | None = None  # [outputs, vocabulary]
     refusal: Refusal | None = None
     forced: list[int] = field(default_factory=list)  # by the grammar, behind the last token
+    scores: TokenScores | None = None  # of the opening's tokens behind those that this row computed
+    hidden: NDArray[np.float32] | None = None  # [hidden], with OutputMode.HIDDEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,10 @@ def capabilities(
         offered.append(pb.CAPABILITY_FORWARD)
     if info.has_tokenizer:
         offered.append(pb.CAPABILITY_TOKENIZER)
+    if info.can_score:
+        offered.append(pb.CAPABILITY_SCORES)
+    if info.can_pool:
+        offered.append(pb.CAPABILITY_POOLING)
     if grammars:
         offered += [pb.CAPABILITY_GRAMMAR, pb.CAPABILITY_GRAMMAR_BEGIN]
     if adapters:

@@ -189,6 +189,8 @@ class Runtime:
             max_adapter_slots=config.adapter_slots if adapts else 0,
             max_adapter_rank=config.max_adapter_rank if adapts else 0,
             max_adapter_bytes=config.adapter_memory if adapts else 0,
+            can_score=info.can_score,
+            hidden_size=info.hidden_size if info.can_pool else 0,
         )
         self._progress("KV pages", 1.0)
         backend.allocate(pages + 1, config.page_size)  # page 0 is scratch

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from executor_service.backends.base import RowOutput
-from executor_service.cache.sequence import CachedSequence
+from executor_service.cache.sequence import CachedSequence, HiddenSum
 from executor_service.contract.masks import Masks
-from executor_service.contract.plan import NO_TOKENS, OutputMode
+from executor_service.contract.plan import NO_TOKENS, OutputMode, TokenScores
+
+_HIDDEN = OutputMode.HIDDEN
 
 
 class AcceptedRow:
     """A row whose pages are reserved. Its sequence's length and known tokens change only at the commit."""
 
     __slots__ = (
-        "computed", "drafts", "end", "fed", "follows", "hit", "in_prompt", "index", "known", "left",
-        "masked_later", "masks", "opened", "output", "outputs", "overwritten", "parts", "sequence", "start",
-        "tokens", "top_k",
+        "computed", "drafts", "end", "fed", "follows", "hidden_sum", "hit", "in_prompt", "index", "known",
+        "left", "masked_later", "masks", "opened", "output", "outputs", "overwritten", "parts", "scores",
+        "sequence", "start", "tokens", "top_k", "with_prompt",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +48,10 @@ class AcceptedRow:
         self.computed = 0  # tokens computed by earlier forwards of the step
         self.overwritten = -1  # the sampled token that given tokens replaced
         self.opened = self.hit = 0  # an opening's cache id and prefix hit
+        # Whether its sequence's opening asks for scores or for a vector.
+        self.with_prompt = bool(sequence.scored) or output is _HIDDEN or sequence.hidden_sum is not None
+        self.scores: list[TokenScores] = []  # by forwards but the last, as is the next
+        self.hidden_sum: HiddenSum | None = None
         self.follows = -1  # index, in the launch before this one, of the row that samples the token fed here
 
     @property
@@ -57,3 +63,28 @@ class AcceptedRow:
     def predicted_known(self) -> int:
         """Tokens known after this row, those it samples included; for a row with at most one output."""
         return max(self.known, self.end) + self.outputs  # drafts with OutputMode.NONE are all kept
+
+    def finite_length(self, length: int) -> int:
+        """Of the KV length `length` behind this row, how much is finite if what the row returns is.
+
+        Output positions, and positions whose logits give a score, have attended to all before them.
+        """
+        if self.outputs:
+            return length
+        scored = self.sequence.scored
+        finite = min(length, scored.stop - 1)
+        return finite if finite >= scored.start and finite > self.begin else 0
+
+    def keep(self, output: RowOutput) -> None:
+        """Keep what a forward, not the row's last, returned of the prompt."""
+        if output.scores is not None:
+            self.scores.append(output.scores)
+        if output.hidden_sum is not None:
+            self.hidden_sum = (
+                output.hidden_sum if self.hidden_sum is None else self.hidden_sum + output.hidden_sum
+            )
+
+
+def scored_by(scored: range, start: int, end: int) -> range:
+    """Of the tokens at `scored`, those whose scores come from the positions start .. end - 1."""
+    return range(max(start + 1, scored.start), min(end + 1, scored.stop))

@@ -7,7 +7,7 @@ import numpy as np
 from executor_service.backends.base import RowOutput
 from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
-from executor_service.contract.plan import OutputMode, Reason, Refusal, RowResult
+from executor_service.contract.plan import OutputMode, Reason, Refusal, RowResult, TokenScores
 from executor_service.steps.accepted_row import AcceptedRow
 from executor_service.steps.counters import StepTally
 from executor_service.steps.forwards import checked
@@ -102,17 +102,20 @@ class StepCommit:
         else:
             self._decode_rows += 1
         sequence.length, sequence.known = length, known
-        full = length // pages.page_size
+        finite = length if row.outputs else row.finite_length(length)
         # Pages are published only after an output that is finite, since it attended to all of them. The pages
         # of a chunk without outputs are published with the first row that has some. A table without pages was
         # released by an op of the step behind.
-        if row.outputs and full > len(table.hashes) and table.count:
-            pages.publish(table, sequence.ids, length)
+        if finite // pages.page_size > len(table.hashes) and table.count:
+            pages.publish(table, sequence.ids, finite)
         if length < row.end:
             pages.cut(table, length)  # reserved for drafts that were rejected or steps that were not taken
         self._rows.results[row.index] = result = RowResult(
             length, row.hit, row.tokens, output.logprobs, output.top_ids, output.top_logprobs, output.logits
         )
+        if row.with_prompt:
+            row.keep(output)
+            _add_prompt_outputs(row, output, result)
         if sequence.automaton is not None and row.tokens:
             self.constrained.append(sequence)
             result.forced = forced_behind(sequence, self._store.limits.max_drafts)
@@ -128,6 +131,25 @@ class StepCommit:
         self._rows.results[row.index] = RowResult(
             refusal=Refusal(Reason.NOT_FINITE, "the logits were NaN or infinite")
         )
+
+
+def _add_prompt_outputs(row: AcceptedRow, output: RowOutput, result: RowResult) -> None:
+    """Set the scores and the vector of a row's result, and add its hidden states to its sequence's sum."""
+    sequence = row.sequence
+    if row.scores:
+        result.scores = TokenScores(
+            row.scores[0].first,
+            np.concatenate([scores.logprobs for scores in row.scores]),
+            np.concatenate([scores.top_ids for scores in row.scores]),
+            np.concatenate([scores.top_logprobs for scores in row.scores]),
+        )
+    result.hidden = output.hidden
+    if row.hidden_sum is not None and sequence.hidden_sum is not None:
+        total = sequence.hidden_sum + row.hidden_sum
+        is_complete = sequence.length >= row.known
+        sequence.hidden_sum = None if is_complete else total
+        if is_complete and row.output is OutputMode.HIDDEN:
+            result.hidden = (total / sequence.length).astype(np.float32)
 
 
 def _keep(output: RowOutput, count: int) -> None:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from executor_service.backends.base import Backend, ComputedForward, ForwardRow, PendingForward, RowOutput
-from executor_service.contract.plan import Abandoned, Forwards
-from executor_service.steps.accepted_row import AcceptedRow
+from executor_service.backends.base import (
+    Backend,
+    ComputedForward,
+    ForwardRow,
+    PendingForward,
+    PromptOutputs,
+    RowOutput,
+)
+from executor_service.contract.plan import NO_TOKENS, Abandoned, Forwards, OutputMode
+from executor_service.steps.accepted_row import AcceptedRow, scored_by
 from executor_service.steps.masking import masks_behind
 from executor_service.steps.pieces import cut
+
+_HIDDEN = OutputMode.HIDDEN
 
 
 def launch(backend: Backend, rows: Iterable[AcceptedRow]) -> PendingForward:
@@ -36,6 +45,7 @@ def compute(
         continuing: dict[AcceptedRow, None] = {}
         for (row, count), output in zip(pieces, answered, strict=True):
             if count < row.fed and output.finite:
+                row.keep(output)
                 row.computed += count
                 row.start, row.fed = row.start + count, row.fed - count
             elif _continues(row, output):
@@ -57,14 +67,15 @@ def checked(outputs: list[RowOutput], rows: int) -> list[RowOutput]:
 def _forward_row(row: AcceptedRow, count: int) -> ForwardRow:
     """A forward of the row's next `count` tokens. Its outputs are computed with the last of its tokens."""
     sequence, start, is_last = row.sequence, row.start, count == row.fed
-    history = sequence.ids[: start + count]
+    end = start + count
+    history = sequence.ids[:end]
     return ForwardRow(
         start,
         history[start:],
         history,
         sequence.prompt_length,
         sequence.table.pages(),
-        row.outputs if is_last else 0,
+        row.outputs if is_last and row.output is not _HIDDEN else 0,
         row.output,
         sequence.sampling,
         row.top_k,
@@ -73,7 +84,20 @@ def _forward_row(row: AcceptedRow, count: int) -> ForwardRow:
         row.masks if is_last else None,
         row.masked_later,
         -1 if sequence.adapter is None else sequence.adapter.slot,
+        _prompt_outputs(row, end, is_last=is_last) if row.with_prompt else None,
     )
+
+
+def _prompt_outputs(row: AcceptedRow, end: int, *, is_last: bool) -> PromptOutputs | None:
+    """What a forward of the row's tokens up to `end` returns of the prompt."""
+    sequence = row.sequence
+    scored = scored_by(sequence.scored, row.start, end)
+    total = sequence.hidden_sum is not None
+    last = is_last and row.outputs > 0 and row.output is _HIDDEN and not total
+    if not (scored or total or last):
+        return None
+    targets = sequence.ids[scored.start : scored.stop].copy() if scored else NO_TOKENS
+    return PromptOutputs(scored.start, targets, last, total)
 
 
 def _continues(row: AcceptedRow, output: RowOutput) -> bool:
@@ -94,6 +118,7 @@ def _continues(row: AcceptedRow, output: RowOutput) -> bool:
     row.computed += row.fed
     row.tokens.append(token)
     row.parts.append(output)
+    row.keep(output)
     row.left -= 1
     row.start, row.fed = end, 1
     return True

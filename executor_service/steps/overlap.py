@@ -82,7 +82,7 @@ def _hits_wait(openings: tuple[Opening | Refusal, ...], ahead: StepRows, page_si
         return False
     asked = [(one, prefix_root(one.salt, one.adapter)) for one in openings if not isinstance(one, Refusal)]
     return any(
-        end < len(opening.tokens)
+        end <= opening.max_hit
         and root == sequence.table.root
         and np.array_equal(opening.tokens[:end], sequence.ids[:end])
         for opening, root in asked
@@ -93,7 +93,7 @@ def _hits_wait(openings: tuple[Opening | Refusal, ...], ahead: StepRows, page_si
 def _new_prefix(row: AcceptedRow, page_size: int) -> int:
     """Tokens in the shortest prefix that the row's commit may publish; 0: it publishes none."""
     end = (len(row.sequence.table.hashes) + 1) * page_size
-    return end if row.outputs and end <= row.end else 0
+    return end if end <= row.finite_length(row.end) else 0
 
 
 def _row_in_flight(cache_id: int, session: ClientSession, ahead: StepRows) -> AcceptedRow | None:

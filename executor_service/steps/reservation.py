@@ -14,17 +14,20 @@ from executor_service.cache.session import ClientSession
 from executor_service.contract.plan import (
     Opening,
     OutputMode,
+    PoolingKind,
     Reason,
     Refusal,
     Row,
     RowResult,
+    Sampling,
     StepPlan,
 )
-from executor_service.steps.accepted_row import AcceptedRow
+from executor_service.steps.accepted_row import AcceptedRow, scored_by
 from executor_service.steps.masking import constrain_opening, constrain_row
 from executor_service.steps.step_rows import StepRows, unexpected_length, unknown_cache
 
-_NONE = OutputMode.NONE
+_NONE, _HIDDEN, _MEAN = OutputMode.NONE, OutputMode.HIDDEN, PoolingKind.MEAN
+_ALTERNATIVE_BYTES = 9  # an id of up to 5 bytes, and its logprob
 _UNANSWERED = RowResult()  # placeholder of an accepted row's result
 
 
@@ -50,6 +53,7 @@ class RowReservation:
         self._session, self._plan, self._store, self._backend = session, plan, store, backend
         self._pages, self._limits, self._now_s, self._ahead = store.pages, store.limits, now_s, ahead
         self._budget = self._limits.max_step_tokens
+        self._score_bytes = self._limits.max_full_logits_bytes  # of scores that the reply has room for
         self._quota = session.quota
         self._quota_pages = session.quota.pages_left if session.quota is not None else 0
         self._rows = StepRows(session, plan, [], [])
@@ -156,6 +160,21 @@ class RowReservation:
             )
         if end - start > self._budget:
             return self._over_budget(f"rows.limits[{index}]", end - start)
+        # Behind a row in flight that samples, all tokens of the opening are computed.
+        if (
+            row.output is _HIDDEN
+            and sequence.pooling is _MEAN
+            and (sequence.hidden_sum is None or follows >= 0)
+        ):
+            return _invalid(
+                f"rows.outputs[{index}]: POOLING_MEAN has no vector behind the opening's tokens, or after a "
+                "truncation"
+            )
+        score_bytes = 0
+        if sequence.scored:
+            score_bytes = _score_bytes(scored_by(sequence.scored, start, start + fed), sequence.sampling)
+            if over := self._over_scores(score_bytes):
+                return Refusal(Reason.TOO_LARGE, f"rows.limits[{index}]: {over}")
         if over := self._over_quota(sequence.table, 0, end):
             return Refusal(Reason.QUOTA, f"rows.cache_ids[{index}]: {over}")
         try:
@@ -165,6 +184,7 @@ class RowReservation:
         if copy:
             self._backend.copy_page(*copy)
         self._budget -= end - start
+        self._score_bytes -= score_bytes
         if steps > self._rows.steps:
             self._rows.steps = steps
         accepted = AcceptedRow(index, sequence, start, fed, end, start + pending, row.output, row.top_k)
@@ -199,7 +219,7 @@ class RowReservation:
                 Reason.ADAPTER, f"openings[{index}].adapter: {opening.adapter.hex()[:16]}... is not loaded"
             )
         total = len(opening.tokens)
-        table, hit = self._pages.open(opening.salt, opening.tokens, opening.adapter)
+        table, hit = self._pages.open(opening.salt, opening.tokens[: opening.max_hit + 1], opening.adapter)
         pending = total - hit
         fed = min(opening.limit, pending) if opening.limit else pending
         grammar = opening.sampling.grammar
@@ -209,11 +229,15 @@ class RowReservation:
             automaton = self._store.replays.automaton(session, grammar, output)
         samples = fed == pending and opening.output is OutputMode.SAMPLE
         constrained = constrain_opening(index, opening, automaton, samples=samples)
+        scored = range(opening.scored_from, total) if opening.scored_from else range(0)
+        score_bytes = _score_bytes(scored_by(scored, hit, hit + fed), opening.sampling)
         refusal: Refusal | None = None
         if isinstance(constrained, Refusal):
             refusal = constrained
         elif fed > self._budget:
             refusal = self._over_budget(f"openings[{index}].limit", fed)
+        elif over := self._over_scores(score_bytes):
+            refusal = Refusal(Reason.TOO_LARGE, f"openings[{index}].scored_from: {over}")
         elif over := self._over_quota(table, table.count, hit + fed):
             refusal = Refusal(Reason.QUOTA, f"openings[{index}]: {over}")
         elif not adapters.has_room(adapter):
@@ -232,6 +256,7 @@ class RowReservation:
             self._pages.cut(table, 0)
             return refusal
         self._budget -= fed
+        self._score_bytes -= score_bytes
         sequence = CachedSequence(
             table,
             np.array(opening.tokens, np.int32),
@@ -242,6 +267,9 @@ class RowReservation:
             renewed_s=self._now_s,
             automaton=automaton,
             adapter=adapter,
+            pooling=opening.pooling,
+            hidden_sum=np.zeros(self._limits.hidden_size) if opening.pooling is _MEAN else None,
+            scored=scored,
         )
         self._store.add(session, cache_id, sequence)
         index += len(self._plan.rows)
@@ -252,6 +280,15 @@ class RowReservation:
             accepted.masks = None if isinstance(constrained, Refusal) else constrained
         sequence.make_room(total + 1)
         return accepted
+
+    def _over_scores(self, needed: int) -> str:
+        """The error message if scores of this many bytes make the reply too large; else ""."""
+        if needed <= self._score_bytes:
+            return ""
+        return (
+            f"{needed} bytes of scores, but only {self._score_bytes} of the step's "
+            f"{self._limits.max_full_logits_bytes} (max_full_logits_bytes) are left"
+        )
 
     def _over_quota(self, table: BlockTable, held: int, end: int) -> str:
         """The error message if pages up to token `end` exceed the session's quota; else "".
@@ -272,6 +309,11 @@ class RowReservation:
             f"{field}: {tokens} tokens to compute, but only {self._budget} of the step's "
             f"{self._limits.max_step_tokens} (max_step_tokens) are left",
         )
+
+
+def _score_bytes(tokens: range, sampling: Sampling) -> int:
+    """The maximum size of these tokens' scores in a reply."""
+    return len(tokens) * (4 + _ALTERNATIVE_BYTES * (sampling.logprobs or 0))
 
 
 def _invalid(message: str) -> Refusal:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from executor_service.cache.kv_cache import BlockTable, KvCache
-from executor_service.cache.sequence import CachedSequence
+from executor_service.cache.sequence import CachedSequence, HiddenSum
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession
 from executor_service.contract.plan import Refusal, Release, StepPlan, TokenIds, Truncate
@@ -25,6 +25,8 @@ class _Saved(NamedTuple):
     length: int
     known: int
     sampled: bool
+    hidden_sum: HiddenSum | None
+    scored: range
 
 
 class Savepoint:
@@ -68,6 +70,7 @@ class Savepoint:
             sequence.table, sequence.ids = saved.table, saved.ids
             sequence.length, sequence.known, sequence.sampled = saved.length, saved.known, saved.sampled
             adapters.drop(sequence.adapter)
+            sequence.hidden_sum, sequence.scored = saved.hidden_sum, saved.scored
         self._saved = []
 
     def _save(self, sequence: CachedSequence) -> _Saved:
@@ -75,7 +78,10 @@ class Savepoint:
         whole = self._pages.fork(table, table.count * self._pages.page_size)
         ids = sequence.ids[: sequence.known].copy()
         self._store.adapters.share(sequence.adapter)
-        return _Saved(sequence, whole, ids, sequence.length, sequence.known, sequence.sampled)
+        return _Saved(
+            sequence, whole, ids, sequence.length, sequence.known, sequence.sampled, sequence.hidden_sum,
+            sequence.scored,
+        )  # fmt: skip
 
 
 def _changed(session: ClientSession, plan: StepPlan, pages: KvCache) -> Iterator[CachedSequence]:

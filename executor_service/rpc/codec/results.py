@@ -34,7 +34,7 @@ def encode_result(message: pb.StepResult, result: StepResult, plan: StepPlan, ep
         for index, row in enumerate(results):
             if row.refusal is not None:
                 rows.errors.append(encode_error(row.refusal, index))
-            elif row.logprobs is not None or row.top_ids is not None or row.logits is not None or row.forced:
+            elif _has_detail(row):
                 rows.details.append(_detail(index, row))
     for index, op in enumerate(result.ops):
         message.ops.add(kv_length=op.kv_length, released=op.released)
@@ -72,6 +72,17 @@ def encode_error(refusal: Refusal, index: int = 0) -> pb.Error:
     )
 
 
+def _has_detail(row: RowResult) -> bool:
+    return (
+        row.logprobs is not None
+        or row.top_ids is not None
+        or row.logits is not None
+        or row.scores is not None
+        or row.hidden is not None
+        or bool(row.forced)
+    )
+
+
 def _detail(index: int, row: RowResult) -> pb.RowDetail:
     detail = pb.RowDetail(row=index, forced_tokens=row.forced)
     if row.logprobs is not None:
@@ -82,4 +93,13 @@ def _detail(index: int, row: RowResult) -> pb.RowDetail:
         detail.top_logprobs.extend(row.top_logprobs.ravel().tolist())
     if row.logits is not None:
         detail.logits.CopyFrom(encode_tensor(row.logits))
+    if row.scores is not None:
+        scores = row.scores
+        detail.scores.first = scores.first
+        detail.scores.logprobs.extend(scores.logprobs.tolist())
+        detail.scores.k = scores.top_ids.shape[1]
+        detail.scores.top_ids.extend(scores.top_ids.ravel().tolist())
+        detail.scores.top_logprobs.extend(scores.top_logprobs.ravel().tolist())
+    if row.hidden is not None:
+        detail.hidden.CopyFrom(encode_tensor(row.hidden))
     return detail

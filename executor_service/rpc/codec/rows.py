@@ -9,7 +9,7 @@ from typing import TypeVar
 from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.contract.limits import Limits
-from executor_service.contract.plan import NO_TOKENS, Opening, OutputMode, Refusal, Row
+from executor_service.contract.plan import NO_TOKENS, Opening, OutputMode, PoolingKind, Refusal, Row
 from executor_service.rpc.codec.grammars import NO_GRAMMARS, CompiledGrammars
 from executor_service.rpc.codec.masks import decode_masks
 from executor_service.rpc.codec.refusals import invalid, refused, too_large, unsupported
@@ -24,6 +24,13 @@ OUTPUT_MODES: dict[int, OutputMode] = {
     pb.OUTPUT_MODE_TOP_K: OutputMode.TOP_K,
     pb.OUTPUT_MODE_FULL: OutputMode.FULL,
     pb.OUTPUT_MODE_NONE: OutputMode.NONE,
+    pb.OUTPUT_MODE_HIDDEN: OutputMode.HIDDEN,
+}
+
+_POOLINGS: dict[int, PoolingKind] = {
+    pb.POOLING_UNSPECIFIED: PoolingKind.LAST,
+    pb.POOLING_LAST: PoolingKind.LAST,
+    pb.POOLING_MEAN: PoolingKind.MEAN,
 }
 
 FINGERPRINT_BYTES = 32
@@ -136,6 +143,8 @@ def decode_opening(
         if len(opening.adapter) != FINGERPRINT_BYTES:
             return invalid(f"{field}.adapter: {FINGERPRINT_BYTES} bytes, has {len(opening.adapter)}")
     output = OUTPUT_MODES[opening.output]
+    if bad := _bad_prompt_outputs(field, opening, len(tokens), limits):
+        return bad
     mask = decode_masks(f"{field}.mask", opening.mask, 1, output, limits)
     if isinstance(mask, Refusal):
         return mask
@@ -153,12 +162,37 @@ def decode_opening(
         opening.salt,
         mask,
         opening.adapter,
+        scored_from=opening.scored_from,
+        pooling=_POOLINGS[opening.pooling],
     )
+
+
+def _bad_prompt_outputs(field: str, opening: pb.Opening, tokens: int, limits: Limits) -> Refusal | None:
+    """The refusal of what an opening asks of its prompt: scores, and a vector."""
+    if opening.HasField("scored_from"):
+        if not limits.can_score:
+            return unsupported(f"{field}.scored_from")
+        if not 1 <= opening.scored_from < tokens:
+            return invalid(
+                f"{field}.scored_from: at least 1 and below the number of tokens, {tokens}, "
+                f"is {opening.scored_from}"
+            )
+    if opening.output == pb.OUTPUT_MODE_HIDDEN and not limits.hidden_size:
+        return unsupported(f"{field}.output")
+    if opening.pooling not in _POOLINGS:
+        return invalid(f"{field}.pooling: unknown kind {opening.pooling}")
+    if opening.pooling != pb.POOLING_UNSPECIFIED and opening.output != pb.OUTPUT_MODE_HIDDEN:
+        return invalid(f"{field}.pooling: only with OUTPUT_MODE_HIDDEN")
+    return None
 
 
 def _bad_row(i: int, steps: int, drafts: int, output: int, top_k: int, limits: Limits) -> Refusal | None:
     if output not in OUTPUT_MODES:
         return invalid(f"rows.outputs[{i}]: unknown mode {output}")
+    if output == pb.OUTPUT_MODE_HIDDEN and not limits.hidden_size:
+        return unsupported(f"rows.outputs[{i}]")
+    if output == pb.OUTPUT_MODE_HIDDEN and drafts:
+        return invalid(f"rows.outputs[{i}]: OUTPUT_MODE_HIDDEN is not for rows with drafts")
     if steps > limits.max_steps:
         return too_large(f"rows.steps[{i}]: at most {limits.max_steps} (max_steps), is {steps}")
     if drafts > limits.max_drafts:

@@ -46,22 +46,20 @@ def decode_step(
     if count or packed.ByteSize():
         rows = decode_rows(packed, count, limits, takes)
         full_bytes += sum(
-            4 * limits.vocab_size * (1 + len(row.drafts))
+            _array_bytes(row.output, 1 + len(row.drafts), limits)
             for row in rows
-            if not isinstance(row, Refusal) and row.output is OutputMode.FULL
+            if not isinstance(row, Refusal) and row.output is not OutputMode.SAMPLE
         )
     openings = tuple(
         decode_opening(f"openings[{i}]", opening, limits, compiled) for i, opening in enumerate(step.openings)
     )
     full_bytes += sum(
-        4 * limits.vocab_size
-        for opening in openings
-        if not isinstance(opening, Refusal) and opening.output is OutputMode.FULL
+        _array_bytes(opening.output, 1, limits) for opening in openings if not isinstance(opening, Refusal)
     )
     if full_bytes > limits.max_full_logits_bytes:
         raise oversized(
-            f"rows.outputs: {full_bytes} bytes of FULL output, at most {limits.max_full_logits_bytes} "
-            "(max_full_logits_bytes)"
+            f"rows.outputs: {full_bytes} bytes of FULL and HIDDEN output, at most "
+            f"{limits.max_full_logits_bytes} (max_full_logits_bytes)"
         )
     return StepPlan(
         session_id=header.session_id,
@@ -103,6 +101,13 @@ def digest(message: Message) -> bytes:
     """SHA-256 over type and content of a request: a replay has the same."""
     content = message.SerializeToString(deterministic=True)
     return hashlib.sha256(message.DESCRIPTOR.name.encode() + b"\0" + content).digest()
+
+
+def _array_bytes(output: OutputMode, positions: int, limits: Limits) -> int:
+    """Bytes of the arrays that a row returns for its output positions."""
+    if output is OutputMode.FULL:
+        return 4 * limits.vocab_size * positions
+    return 4 * limits.hidden_size if output is OutputMode.HIDDEN else 0
 
 
 def _check_ops(ops: Sequence[pb.Op], limits: Limits) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,8 +141,8 @@ class FakeBackend(Synchronous):
         pass
 
 
-def limits(**changes: int) -> Limits:
-    values = {
+def limits(**changes: Any) -> Limits:
+    values: dict[str, Any] = {
         "vocab_size": VOCAB,
         "context_length": 256,
         "page_size": 4,

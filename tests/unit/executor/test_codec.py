@@ -16,6 +16,7 @@ from executor_service.contract.plan import (
     Fork,
     Opening,
     OutputMode,
+    PoolingKind,
     Reason,
     Refusal,
     Release,
@@ -25,6 +26,7 @@ from executor_service.contract.plan import (
     Sampling,
     StepPlan,
     StepResult,
+    TokenScores,
     Truncate,
 )
 from executor_service.rpc.codec.forward import decode_forward
@@ -68,6 +70,79 @@ def test_a_grammar_where_none_is_offered_refuses_its_row_by_name(grammar: pb.Gra
     assert plan.ops[0] == Refusal(Reason.UNSUPPORTED, f"ops[0].fork.sampling.grammar: {told}")
     assert plan.openings[0] == Refusal(Reason.UNSUPPORTED, f"openings[0].sampling.grammar: {told}")
     assert isinstance(plan.openings[1], Opening)
+
+
+SCORING = limits(context_length=64, can_score=True, hidden_size=8, max_full_logits_bytes=4 * 97 + 3 * 32)
+
+
+def test_scores_and_vectors_where_none_are_offered_refuse_their_row_by_name() -> None:
+    plan = decode(
+        rows=pb.Rows(cache_ids=[1], kv_lengths=[1], outputs=[pb.OUTPUT_MODE_HIDDEN]),
+        openings=[
+            pb.Opening(cache_id=2, tokens=[1, 2], scored_from=1),
+            pb.Opening(cache_id=3, tokens=[1, 2], output=pb.OUTPUT_MODE_HIDDEN),
+        ],
+    )
+    told = "this executor does not offer it"
+    assert plan.rows[0] == Refusal(Reason.UNSUPPORTED, f"rows.outputs[0]: {told}")
+    assert plan.openings[0] == Refusal(Reason.UNSUPPORTED, f"openings[0].scored_from: {told}")
+    assert plan.openings[1] == Refusal(Reason.UNSUPPORTED, f"openings[1].output: {told}")
+
+
+def test_scores_and_vectors_arrive_whole() -> None:
+    hidden: dict[str, Any] = {"output": pb.OUTPUT_MODE_HIDDEN, "tokens": [1, 2]}
+    openings = [
+        pb.Opening(cache_id=1, tokens=[1, 2, 3], scored_from=2),
+        pb.Opening(cache_id=2, **hidden),
+        pb.Opening(cache_id=3, pooling=pb.POOLING_LAST, **hidden),
+        pb.Opening(cache_id=4, pooling=pb.POOLING_MEAN, scored_from=1, **hidden),
+    ]
+    decoded = decode_step(pb.Step(openings=openings), SCORING, UNIFIED).openings
+    assert [(o.scored_from, o.output, o.pooling, o.max_hit) for o in decoded if isinstance(o, Opening)] == [
+        (2, OutputMode.SAMPLE, PoolingKind.LAST, 1),
+        (0, OutputMode.HIDDEN, PoolingKind.LAST, 1),
+        (0, OutputMode.HIDDEN, PoolingKind.LAST, 1),
+        (1, OutputMode.HIDDEN, PoolingKind.MEAN, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"scored_from": 0}, "scored_from: at least 1 and below the number of tokens, 3, is 0"),
+        ({"scored_from": 3}, "scored_from: at least 1 and below the number of tokens, 3, is 3"),
+        ({"scored_from": 2**32 - 1}, "scored_from"),
+        ({"tokens": [1], "scored_from": 1}, "scored_from: at least 1 and below the number of tokens, 1"),
+        ({"scored_from": 1, "sampling": pb.Sampling(logprobs=21)}, "sampling.logprobs"),
+        ({"pooling": pb.POOLING_MEAN}, "pooling: only with OUTPUT_MODE_HIDDEN"),
+        ({"pooling": pb.POOLING_LAST, "output": pb.OUTPUT_MODE_NONE}, "pooling: only with"),
+        ({"pooling": 9, "output": pb.OUTPUT_MODE_HIDDEN}, "pooling: unknown kind 9"),
+        ({"output": pb.OUTPUT_MODE_HIDDEN, "mask": b"1" * 13}, "mask: only with OUTPUT_MODE_SAMPLE"),
+    ],
+)
+def test_bad_scores_and_vectors_refuse_their_opening_alone(fields: dict[str, Any], text: str) -> None:
+    bad = pb.Opening(**{"cache_id": 1, "tokens": [1, 2, 3], **fields})
+    plan = decode_step(pb.Step(openings=[bad, pb.Opening(cache_id=2, tokens=[4])]), SCORING, UNIFIED)
+    assert message(plan.openings[0]).startswith(f"openings[0].{text}")
+    assert isinstance(plan.openings[1], Opening)
+
+
+def test_vectors_are_not_for_rows_with_drafts_or_steps() -> None:
+    cases: list[dict[str, Any]] = [{"drafts": [1], "draft_counts": [1]}, {"steps": [2]}]
+    for fields in cases:
+        rows = pb.Rows(cache_ids=[1], kv_lengths=[1], outputs=[pb.OUTPUT_MODE_HIDDEN], **fields)
+        (decoded,) = decode_step(pb.Step(rows=rows), SCORING, UNIFIED).rows
+        field = "steps" if "steps" in fields else "outputs"
+        assert message(decoded).startswith(f"rows.{field}[0]: ")
+
+
+def test_vectors_count_among_the_bytes_of_full_output() -> None:
+    modes = [pb.OUTPUT_MODE_FULL] + [pb.OUTPUT_MODE_HIDDEN] * 3
+    rows = pb.Rows(cache_ids=[1, 2, 3, 4], kv_lengths=[1] * 4, outputs=modes)
+    decode_step(pb.Step(rows=rows), SCORING, UNIFIED)
+    more = pb.Opening(cache_id=5, tokens=[1], output=pb.OUTPUT_MODE_HIDDEN)
+    with pytest.raises(RequestRefused, match="516 bytes of FULL and HIDDEN output, at most 484"):
+        decode_step(pb.Step(rows=rows, openings=[more]), SCORING, UNIFIED)
 
 
 def test_a_full_step_arrives_whole() -> None:
@@ -400,6 +475,27 @@ def test_results_are_parallel_arrays_and_only_special_rows_have_details() -> Non
     assert (detail.row, detail.k, list(detail.top_ids), list(detail.logits.shape)) == (2, 2, [3, 4], [1, 2])
     assert np.frombuffer(detail.logits.data, "<f4").tolist() == [0.5, 1.5]
     assert (message.step_id, message.epoch, message.free_pages, message.queue_us) == (9, 77, 3, 10)
+
+
+def test_scores_and_vectors_are_details() -> None:
+    scores = TokenScores(
+        4,
+        np.array([-1.0, -2.0], np.float32),
+        np.array([[3, 4, 5], [6, 7, 8]], np.int32),
+        np.zeros((2, 3), np.float32),
+    )
+    rows = [RowResult(6, scores=scores), RowResult(6, hidden=np.array([0.5, 1.5], np.float32))]
+    message = pb.StepResult()
+    encode_result(
+        message, StepResult([], rows, 3, 2), StepPlan(openings=(Refusal(Reason.PAGES, ""),) * 2), 77
+    )
+    one, other = message.rows.details
+    assert one.scores == pb.Scores(
+        first=4, logprobs=[-1.0, -2.0], k=3, top_ids=[3, 4, 5, 6, 7, 8], top_logprobs=[0.0] * 6
+    )
+    assert not one.HasField("hidden")
+    assert not other.HasField("scores")
+    assert (list(other.hidden.shape), other.hidden.data) == ([2], np.array([0.5, 1.5], "<f4").tobytes())
 
 
 NUMBERS = st.one_of(st.integers(0, 5), st.sampled_from([96, 97, 2**31 - 1, 2**31, 2**32 - 1]))
