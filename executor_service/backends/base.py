@@ -94,7 +94,7 @@ class ForwardRow:
     `(start + i) % page_size`; KV of the positions before `start` is read from the same table. The last
     `outputs` positions (0 to q) give outputs, in the form that `output` names. The output of position p is
     the token at index p + 1 of the sequence: its noise is keyed by (seed, p + 1, id), and its penalties
-    count history[: p + 1].
+    count history[: p + 1]. A row with OutputMode.HIDDEN has none: its `prompt` says what it returns.
 
     With `follows` >= 0 the host does not know the row's only input token yet: row `follows` of the previous
     launch, which has one output, samples it. `tokens` and the last item of `history` are then placeholders.

@@ -11,7 +11,7 @@ from executor_service.backends.base import HIDDEN_UNIT, ForwardRow, RowOutput
 from executor_service.backends.numpy_sampler import Logits, log_softmax, most_likely
 from executor_service.contract.plan import TokenIds, TokenScores
 
-SLICE_BYTES = 32 << 20
+SLICE_BYTES = 8 << 20
 """Maximum size of the logits that exist at a time while tokens are scored, unless one token's are larger."""
 
 Hidden = NDArray[np.float32] | NDArray[np.float64]

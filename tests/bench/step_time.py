@@ -91,7 +91,7 @@ def measure(backend: TorchBackend, count: int, context: int, steps: int) -> dict
             kernels.attention(qkv, cache, prepared, layer.attention)
 
     with torch.inference_mode(), kernels.step():
-        logits = model.logits(model.hidden(batch.tokens, batch.outputs, prepared, caches))
+        logits = model.logits(model.hidden(batch.tokens, batch.states, prepared, caches))
         result["linears"] = median_ms(linears, steps)
         result["attention"] = median_ms(attention, steps)
         for name in rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,11 @@ import pytest
 from executor_service.backends.base import Backend, RowOutput
 from executor_service.backends.factory import make_backend
 from executor_service.config import ExecutorConfig
-from executor_service.contract.plan import OutputMode, Sampling
+from executor_service.contract.limits import Limits
+from executor_service.contract.plan import OutputMode, PoolingKind, RowResult, Sampling
 from tests.model.driver import Driver, logits_of, pages_from
 from tests.model.tiny import save
+from tests.unit.executor.harness import Harness, opening
 
 PAGE, PAGES, VOCABULARY = 16, 256, 211
 PAIRS = [("llama-untied-bias", 2), ("qwen3", 2), ("qwen3-moe", 2)]
@@ -120,6 +122,33 @@ SAMPLINGS = {
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_tokens_are_those_of_one_rank(pair: Pair, name: str) -> None:
     assert history(pair.two, SAMPLINGS[name]) == history(pair.one, SAMPLINGS[name])
+
+
+def test_scores_and_vectors_are_those_of_one_rank(pair: Pair) -> None:
+    """Of prompts in pieces, a slice of logits at a time, beside a row that samples."""
+
+    def answers(backend: Backend) -> list[RowResult]:
+        limits = Limits(VOCABULARY, 512, PAGE, PAGES - 1, 8, 8, 512, can_score=True, hidden_size=64)
+        engine = Harness(replace(limits, max_piece_tokens=33), backend)
+        texts = [tokens_of(30 + i, 9 + 17 * i) for i in range(5)]
+        return engine.step(
+            replace(opening(1, texts[0], logprobs=3), scored_from=1),
+            replace(opening(2, texts[1], output=OutputMode.HIDDEN), pooling=PoolingKind.MEAN),
+            replace(opening(3, texts[2], output=OutputMode.HIDDEN), scored_from=20),
+            opening(4, texts[3]),
+            replace(opening(5, texts[4], output=OutputMode.NONE), scored_from=2),
+        ).rows
+
+    one, two = answers(pair.one), answers(pair.two)
+    assert [row.tokens for row in one] == [row.tokens for row in two]
+    for ours, theirs in zip(two, one, strict=True):
+        assert (ours.scores is None, ours.hidden is None) == (theirs.scores is None, theirs.hidden is None)
+        if ours.scores is not None and theirs.scores is not None:
+            assert ours.scores.first == theirs.scores.first
+            np.testing.assert_allclose(ours.scores.logprobs, theirs.scores.logprobs, atol=1e-4)
+            np.testing.assert_allclose(ours.scores.top_logprobs, theirs.scores.top_logprobs, atol=1e-4)
+        if ours.hidden is not None and theirs.hidden is not None:
+            np.testing.assert_allclose(ours.hidden, theirs.hidden, atol=1e-4)
 
 
 def test_rows_of_all_kinds_side_by_side(pair: Pair) -> None:

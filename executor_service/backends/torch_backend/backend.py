@@ -233,6 +233,8 @@ class TorchBackend(WithoutAdapters):
             eos_token_ids=spec.eos_token_ids,
             fingerprint=digest,
             can_forward=True,
+            can_score=True,
+            can_pool=True,
             has_tokenizer=self._has_tokenizer(checkpoint),
             heads=spec.heads,
             kv_heads=spec.kv_heads,

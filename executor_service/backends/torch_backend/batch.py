@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.prompt_outputs import states_of
 
 LOGITS_ROWS = 256
 """Output positions per logits tensor; logits are the largest tensor of a step."""
@@ -30,7 +31,8 @@ class Layout:
     tables: Ints  # concatenated block tables, each cut to the pages that the row's tokens need
     table_starts: Ints  # [rows]
     output_counts: Ints  # [rows]
-    outputs: Ints  # [outputs]: indices of the tokens whose logits are needed
+    outputs: Ints  # [outputs]: indices of the tokens at output positions
+    states: Ints  # [states]: indices of the tokens whose hidden states are needed, for `prompt`s too
 
 
 def lay_out(rows: Sequence[ForwardRow], page_size: int) -> Layout:
@@ -43,7 +45,9 @@ def lay_out(rows: Sequence[ForwardRow], page_size: int) -> Layout:
     tables = np.concatenate([row.block_table[:n] for row, n in zip(rows, lengths.tolist(), strict=True)])
     positions = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts - ends + counts, counts)
     page_numbers, slots = np.divmod(positions, np.int32(page_size))
-    output_ends = np.cumsum(output_counts, dtype=np.int32)
+    outputs = _last(output_counts, ends)
+    with_prompts = any(row.prompt is not None for row in rows)
+    states = _last(np.array([states_of(row) for row in rows], np.int32), ends) if with_prompts else outputs
     return Layout(
         tokens=np.concatenate([row.tokens for row in rows]),
         positions=positions,
@@ -54,8 +58,16 @@ def lay_out(rows: Sequence[ForwardRow], page_size: int) -> Layout:
         tables=tables,
         table_starts=table_ends - lengths,
         output_counts=output_counts,
-        outputs=np.arange(output_ends[-1], dtype=np.int32) + np.repeat(ends - output_ends, output_counts),
+        outputs=outputs,
+        states=states,
     )
+
+
+def _last(counts: Ints, ends: Ints) -> Ints:
+    """Indices of the last `counts` tokens of each row; a row's tokens are those before its `ends`."""
+    sums = np.cumsum(counts, dtype=np.int32)
+    indices: Ints = np.arange(sums[-1], dtype=np.int32) + np.repeat(ends - sums, counts)
+    return indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +81,7 @@ class Batch:
     counts: Ints  # [rows]
     starts: Ints  # [rows]
     tables: torch.Tensor  # [rows, max pages of a row]: block tables, padded with page 0
-    outputs: torch.Tensor  # int64 [outputs]
+    states: torch.Tensor  # int64 [states]
 
     @classmethod
     def of(cls, rows: Sequence[ForwardRow], page_size: int, device: torch.device) -> Batch:
@@ -90,7 +102,7 @@ class Batch:
             counts=layout.counts,
             starts=layout.starts,
             tables=put(tables),
-            outputs=put(layout.outputs.astype(np.int64)),
+            states=put(layout.states.astype(np.int64)),
         )
 
 

@@ -10,6 +10,7 @@ from executor_service.backends.base import ComputedForward, ForwardRow, PendingF
 from executor_service.backends.torch_backend.batch import Batch, parts
 from executor_service.backends.torch_backend.kernels import LayerCache
 from executor_service.backends.torch_backend.model import Model
+from executor_service.backends.torch_backend.prompt_outputs import joined, output_states, prompt_outputs
 from executor_service.backends.torch_backend.shard import Shard
 
 
@@ -28,7 +29,9 @@ class HostRunner:
         model = self._model
         with torch.inference_mode(), model.kernels.step():
             batch = Batch.of(rows, self._page_size, model.kernels.device)
-            hidden = model.hidden(batch.tokens, batch.outputs, model.prepare(batch), self._caches)
+            states = model.hidden(batch.tokens, batch.states, model.prepare(batch), self._caches)
+            places = output_states(rows)
+            hidden = states if places is None else states[torch.from_numpy(places).to(states.device)]
             results: list[RowOutput] = []
             begin = 0
             for part in parts(rows):
@@ -38,4 +41,7 @@ class HostRunner:
                 else:
                     results += [RowOutput() for _ in part]
                 begin = end
+            if places is not None:
+                for index, found in prompt_outputs(model, self._shard, rows, states).items():
+                    results[index] = joined(results[index], found)
             return ComputedForward(results)

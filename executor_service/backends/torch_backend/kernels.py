@@ -255,6 +255,9 @@ class PlainKernels:
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.argmax(-1)
 
+    def log_sum_exp(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.logsumexp(-1)
+
     def draw(
         self,
         logits: torch.Tensor,

@@ -136,21 +136,21 @@ class Model:
         return self.kernels.prepare(batch, self.spec.heads // self.spec.kv_heads)
 
     def hidden(
-        self, tokens: torch.Tensor, outputs: torch.Tensor, prepared: Any, caches: Sequence[LayerCache]
+        self, tokens: torch.Tensor, states: torch.Tensor, prepared: Any, caches: Sequence[LayerCache]
     ) -> torch.Tensor:
-        """The final hidden states [outputs, hidden] of the tokens that `outputs` names, after the norm.
+        """The final hidden states [states, hidden] of the tokens that `states` names, after the norm.
 
-        tokens [tokens] and what `prepare` made of their batch; outputs [outputs]; int64, or int32 on CUDA.
+        tokens [tokens] and what `prepare` made of their batch; states [states]; int64, or int32 on CUDA.
         """
         kernels, eps = self.kernels, self.spec.norm_eps
         x = self._shard.embed(self._embedding_rows, tokens)
         if self._recorded is not None and len(x) <= self._recorded.max_tokens:
-            return kernels.rms_norm(self._recorded(x, prepared, caches)[outputs], self.norm, eps)
+            return kernels.rms_norm(self._recorded(x, prepared, caches)[states], self.norm, eps)
         for layer, cache in zip(self.layers, caches, strict=True):
             qkv = layer.qkv(kernels.rms_norm(x, layer.attention_norm, eps))
             layer.output(kernels.attention(qkv, cache, prepared, layer.attention), add_to=x)
             layer.mlp.add(kernels.rms_norm(x, layer.mlp_norm, eps), x)
-        return kernels.rms_norm(x[outputs], self.norm, eps)
+        return kernels.rms_norm(x[states], self.norm, eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """fp32 logits [rows, vocabulary]; on a shard, its part of the vocabulary."""

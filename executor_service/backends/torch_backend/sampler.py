@@ -33,6 +33,9 @@ class Picker(Protocol):
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """The lowest id among the largest logits of each row, int64 [rows]."""
 
+    def log_sum_exp(self, logits: torch.Tensor) -> torch.Tensor:
+        """Log of the sum of exponentials of each row, fp32 [rows]: a logit minus this is a logprob."""
+
     def draw(
         self,
         logits: torch.Tensor,
@@ -105,7 +108,7 @@ def sample(logits: torch.Tensor, rows: Sequence[ForwardRow], pick: Picker) -> li
     if positions:
         tokens[[p.index for p in positions]] = _tokens(logits, positions, pick)
     return [
-        _output(row, logits[span], tokens[span]) if good[span].all() else RowOutput(finite=False)
+        _output(row, logits[span], tokens[span], pick) if good[span].all() else RowOutput(finite=False)
         for row, span in zip(rows, spans, strict=True)
     ]
 
@@ -125,28 +128,28 @@ def ranked(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return top, ids
 
 
-def _output(row: ForwardRow, logits: torch.Tensor, tokens: TokenIds) -> RowOutput:
+def _output(row: ForwardRow, logits: torch.Tensor, tokens: TokenIds, pick: Picker) -> RowOutput:
     """One row's output from its logits, which are finite, and the tokens sampled from them."""
     if row.outputs == 0 or row.output == OutputMode.NONE:
         return RowOutput()
     if row.output == OutputMode.FULL:
         return RowOutput(logits=logits.cpu().numpy().copy())
     if row.output == OutputMode.TOP_K:
-        return _with_top(RowOutput(), logits, row.top_k)
+        return _with_top(RowOutput(), logits, row.top_k, pick)
     result = RowOutput(tokens=tokens)
     if row.sampling.logprobs is not None:
         chosen = torch.from_numpy(tokens.astype(np.int64)).to(logits.device)[:, None]
-        logprobs = logits.gather(-1, chosen) - logits.logsumexp(-1, keepdim=True)
-        result.logprobs = logprobs[:, 0].cpu().numpy()
+        logprobs = logits.gather(-1, chosen)[:, 0] - pick.log_sum_exp(logits)
+        result.logprobs = logprobs.cpu().numpy()
         if row.sampling.logprobs > 0:
-            _with_top(result, logits, row.sampling.logprobs)
+            _with_top(result, logits, row.sampling.logprobs, pick)
     return result
 
 
-def _with_top(result: RowOutput, logits: torch.Tensor, k: int) -> RowOutput:
+def _with_top(result: RowOutput, logits: torch.Tensor, k: int, pick: Picker) -> RowOutput:
     top, ids = ranked(logits, min(k, logits.shape[-1]))
     result.top_ids = ids.to(torch.int32).cpu().numpy()
-    result.top_logprobs = (top - logits.logsumexp(-1, keepdim=True)).cpu().numpy()
+    result.top_logprobs = (top - pick.log_sum_exp(logits)[:, None]).cpu().numpy()
     return result
 
 
@@ -157,10 +160,10 @@ def _tokens(logits: torch.Tensor, positions: Sequence[_Position], pick: Picker) 
     greedy = [i for i, p in enumerate(positions) if p.row.sampling.temperature == 0]
     drawn = [i for i, p in enumerate(positions) if p.row.sampling.temperature != 0]
     if greedy:
-        tokens[greedy] = pick.argmax(_part(logits, [positions[i].index for i in greedy])).cpu().numpy()
+        tokens[greedy] = pick.argmax(part_of(logits, [positions[i].index for i in greedy])).cpu().numpy()
     if drawn:
         members = [positions[i] for i in drawn]
-        tokens[drawn] = _drawn(_part(logits, [p.index for p in members]), members, pick).cpu().numpy()
+        tokens[drawn] = _drawn(part_of(logits, [p.index for p in members]), members, pick).cpu().numpy()
     return tokens
 
 
@@ -179,7 +182,8 @@ def _masked(logits: torch.Tensor, positions: Sequence[_Position], pick: Picker) 
     return logits
 
 
-def _part(logits: torch.Tensor, indices: list[int]) -> torch.Tensor:
+def part_of(logits: torch.Tensor, indices: list[int]) -> torch.Tensor:
+    """Some rows of the logits; no copy if these are all rows."""
     if indices == list(range(len(logits))):
         return logits  # the usual step: no copy
     return logits[torch.tensor(indices, device=logits.device)]

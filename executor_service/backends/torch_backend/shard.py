@@ -37,6 +37,9 @@ class Shard(Protocol):
     def embed(self, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
         """Embeddings of `tokens` (int64 [tokens]) from all ranks; `lookup` reads this rank's part."""
 
+    def whole_vocabulary(self, part: int) -> int:
+        """The size of the vocabulary of which this rank holds `part` ids."""
+
     def whole_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """On rank 0: [rows, vocabulary] of all ranks' columns. On other ranks the argument."""
 
@@ -65,6 +68,9 @@ class Whole:
 
     def embed(self, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
         return lookup(tokens)
+
+    def whole_vocabulary(self, part: int) -> int:
+        return part
 
     def whole_logits(self, logits: torch.Tensor) -> torch.Tensor:
         return logits

@@ -69,7 +69,7 @@ def _hidden(model: Model, prompts: Sequence[TokenIds]) -> torch.Tensor:
     # All layers share one layer's storage: a layer reads only the keys and values that it has just written.
     scratch = model.kernels.new_cache(pages, _PAGE_SIZE, spec.kv_heads, spec.head_dim)
     batch = Batch.of(rows, _PAGE_SIZE, model.kernels.device)
-    return model.hidden(batch.tokens, batch.outputs, model.prepare(batch), [scratch] * spec.layers)
+    return model.hidden(batch.tokens, batch.states, model.prepare(batch), [scratch] * spec.layers)
 
 
 def _prompt_row(tokens: TokenIds, first_page: int, end_page: int, sampling: Sampling) -> ForwardRow:

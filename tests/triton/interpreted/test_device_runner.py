@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor_service.backends.base import ForwardRow, RowOutput
+from executor_service.backends.base import ForwardRow, PromptOutputs, RowOutput
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.cuda import graphs
 from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
@@ -21,6 +21,8 @@ from executor_service.backends.torch_backend.cuda.graphs import shapes_of
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.cuda.rows import Tiling, cut
 from executor_service.backends.torch_backend.cuda.step_buffer import StepShape
+from executor_service.backends.torch_backend.host_runner import HostRunner
+from executor_service.backends.torch_backend.shard import Whole
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import OutputMode, Release, Sampling, StepResult
 from executor_service.steps.engine import Engine
@@ -122,6 +124,36 @@ def same(ours: Sequence[RowOutput], theirs: Sequence[RowOutput]) -> None:
             assert (x is None) == (y is None), name
             if x is not None:
                 np.testing.assert_allclose(x, y, atol=1e-5)
+
+
+def test_prompts_are_scored_and_pooled_as_on_the_host(backend: TorchBackend, either: DeviceRunner) -> None:
+    """Beside a row that samples, which the next launch continues."""
+    plain = row("a", 0, 40, outputs=0, output=OutputMode.NONE, sampling=Sampling(logprobs=2))
+    rows = [
+        replace(plain, prompt=PromptOutputs(5, np.array(TOKENS["a"][5:41], np.int32))),
+        row("b", 0, 20),
+        replace(row("c", 0, 30), prompt=PromptOutputs(1, np.array(TOKENS["c"][1:30], np.int32), total=True)),
+        replace(row("d", 0, 9, outputs=0, output=OutputMode.HIDDEN), prompt=PromptOutputs(last=True)),
+    ]
+    host = HostRunner(backend.model, Whole(), backend.model.new_caches(PAGES, PAGE), PAGE)
+    ours, theirs = either.launch(rows).outputs(), host.launch(rows).outputs()
+    same(ours, theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        for x, y in ((a.scores, b.scores), (a.hidden, b.hidden), (a.hidden_sum, b.hidden_sum)):
+            assert (x is None) == (y is None)
+        if a.scores is not None and b.scores is not None:
+            assert (a.scores.first, a.scores.top_ids.tolist()) == (b.scores.first, b.scores.top_ids.tolist())
+            np.testing.assert_allclose(a.scores.logprobs, b.scores.logprobs, atol=1e-5)
+        if a.hidden_sum is not None and b.hidden_sum is not None:
+            np.testing.assert_allclose(a.hidden_sum, b.hidden_sum, atol=1e-3)
+        if a.hidden is not None and b.hidden is not None:
+            np.testing.assert_allclose(a.hidden, b.hidden, atol=1e-5)
+    assert ours[0].scores is not None
+    assert ours[0].scores.logprobs.shape == (36,)
+    tokens = ours[1].tokens
+    assert tokens is not None
+    known = replace(row("b", 20, 1), tokens=tokens, history=np.append(rows[1].history, tokens))
+    same(either.launch([following("b", 20, 1)]).outputs(), host.launch([known]).outputs())
 
 
 def masked(plain: ForwardRow, *allowed: range) -> ForwardRow:

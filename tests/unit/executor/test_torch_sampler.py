@@ -55,8 +55,8 @@ def sampled_rows(draw: st.DrawFn) -> tuple[np.ndarray, list[ForwardRow]]:
     for _ in range(draw(st.integers(1, 5))):
         history = rng.integers(0, VOCABULARY, draw(st.integers(1, 30))).astype(np.int32)
         fed = draw(st.integers(1, len(history)))
-        outputs = draw(st.sampled_from([0, 1, fed]))
         output = draw(st.sampled_from([OutputMode.SAMPLE] * 5 + list(OutputMode)))
+        outputs = 0 if output is OutputMode.HIDDEN else draw(st.sampled_from([0, 1, fed]))
         masks = None
         if output is OutputMode.SAMPLE and draw(st.booleans()):
             allowed = rng.random((outputs, VOCABULARY)) < draw(st.sampled_from([0.02, 0.5, 0.9]))

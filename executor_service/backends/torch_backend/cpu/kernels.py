@@ -20,6 +20,7 @@ from executor_service.backends.torch_backend.cpu.layers.recorded_blocks import (
     record_blocks,
 )
 from executor_service.backends.torch_backend.cpu.primitives.records import address_of
+from executor_service.backends.torch_backend.cpu.rowwise.log_sum import LogSumRows
 from executor_service.backends.torch_backend.cpu.rowwise.sampling import (
     DrawTokens,
     ExcludeTokens,
@@ -107,6 +108,13 @@ class CpuKernels:
         rows, vocabulary = logits.shape
         self.pool.run(TakeLargest(rows, vocabulary, address_of(logits), address_of(tokens)))
         return tokens
+
+    def log_sum_exp(self, logits: torch.Tensor) -> torch.Tensor:
+        """Log of the sum of exponentials of each row of logits [rows, vocabulary]: fp32 [rows]."""
+        rows, vocabulary = logits.shape
+        sums = torch.empty(rows)
+        self.pool.run(LogSumRows(rows, vocabulary, address_of(logits), address_of(sums)))
+        return sums
 
     def draw(
         self,

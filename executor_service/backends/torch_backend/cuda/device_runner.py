@@ -12,7 +12,7 @@ step. So a mask may come while the step is computed, and rows without one take n
 
 Rows that need more of their logits than a drawn token (penalties, biases, logprobs, the logits themselves)
 are an exception: `sampler` picks their tokens, and the launch (or the call that brings their masks) waits for
-it.
+it. A launch also waits where rows ask for scores or vectors of their prompts, and uses no CUDA graph.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from executor_service.backends.torch_backend.cuda.rows import Tiling
 from executor_service.backends.torch_backend.cuda.step_buffer import HostStep, StepBuffer, numbers_of
 from executor_service.backends.torch_backend.kernels import LayerCache
 from executor_service.backends.torch_backend.model import Model
+from executor_service.backends.torch_backend.prompt_outputs import joined, output_states, prompt_outputs
+from executor_service.backends.torch_backend.shard import Whole
 from executor_service.contract.masks import Masks
 
 _MAX_ROWS = 1 << 16  # of a step
@@ -65,9 +67,11 @@ class DeviceRunner:
             self._graphs.capture(self._compute, shapes, progress)
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+        prompts: dict[int, RowOutput] = {}
         with torch.inference_mode():
             step = HostStep(rows, self._page_size, self._tiling)
-            found = self._graphs.find(step.shape)
+            places = output_states(rows)
+            found = self._graphs.find(step.shape) if places is None else None
             shape = found[0] if found else step.shape
             host = torch.empty(numbers_of(shape), dtype=torch.int32, pin_memory=self._device.type == "cuda")
             used = step.write(shape, host.numpy())
@@ -77,13 +81,26 @@ class DeviceRunner:
                 buffer, picked = self._graphs.buffer, found[1].picked
             else:
                 buffer = host.to(self._device, non_blocking=True)
-                picked = self._compute(StepBuffer(buffer, shape))
-            return LaunchedStep(self._late, rows, picked, partial(StepBuffer, buffer, shape))
+                on_device = StepBuffer(buffer, shape)
+                if places is None:
+                    picked = self._compute(on_device)
+                else:
+                    states = self._hidden(on_device, torch.from_numpy(step.states).to(self._device))
+                    picked = self._pick(on_device, states[torch.from_numpy(places).to(self._device)])
+                    prompts = prompt_outputs(self._model, Whole(), rows, states)
+            return LaunchedStep(self._late, rows, picked, partial(StepBuffer, buffer, shape), prompts)
 
     def _compute(self, step: StepBuffer) -> Picked:
         """Everything that the device does in a step. Nothing is read back, so that it can be captured."""
+        return self._pick(step, self._hidden(step, step.outputs))
+
+    def _hidden(self, step: StepBuffer, states: torch.Tensor) -> torch.Tensor:
+        """The hidden states [states, hidden] of the tokens that `states` names."""
         tokens = torch.where(step.tokens < 0, self._sampled[(-1 - step.tokens).clamp(min=0)], step.tokens)
-        hidden = self._model.hidden(tokens, step.outputs, step.attention, self._caches)
+        return self._model.hidden(tokens, states, step.attention, self._caches)
+
+    def _pick(self, step: StepBuffer, hidden: torch.Tensor) -> Picked:
+        """Pick a token for each output, whose hidden states [outputs, hidden] are given."""
         picks = torch.empty(2, len(hidden), dtype=torch.int32, device=self._device)
         for first in range(0, len(hidden), LOGITS_ROWS):
             part = slice(first, first + LOGITS_ROWS)
@@ -102,8 +119,10 @@ class LaunchedStep:
         rows: Sequence[ForwardRow],
         picked: Picked,
         step: Callable[[], StepBuffer],
+        prompts: Mapping[int, RowOutput],
     ) -> None:
         self._late, self._rows, self._picked, self._step = late, rows, picked, step
+        self._prompts = prompts  # what the rows' `prompt`s ask for
         self._device = picked.picks.device
         self._done: torch.cuda.Event | None = None
         now = [index for index, row in enumerate(rows) if not row.masked_later]
@@ -144,4 +163,6 @@ class LaunchedStep:
                 results.append(RowOutput(finite=False))
             else:
                 results.append(RowOutput(tokens=tokens[begin:end]) if row.outputs else RowOutput())
+        for index, found in self._prompts.items():
+            results[index] = joined(results[index], found)
         return results

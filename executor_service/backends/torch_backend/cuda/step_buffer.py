@@ -105,7 +105,7 @@ class HostStep:
             "outputs": layout.outputs,
             "last_outputs": np.maximum(np.cumsum(counts, dtype=np.int32) - 1, 0),
         }
-        self._arrays = arrays
+        self._arrays, self.states = arrays, layout.states
         max_short_tokens = int(layout.counts[layout.counts <= SHORT_TOKENS].max(initial=1))
         lengths = {kind: len(arrays[name]) for name, kind in _PARTS.items()}
         self.shape = StepShape(**lengths, max_short_tokens=max_short_tokens)

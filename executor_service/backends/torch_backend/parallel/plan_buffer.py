@@ -1,7 +1,8 @@
 """Rank 0's calls as int32 arrays, from which the other ranks make the same calls.
 
-Of a row the other ranks need its pages and the tokens that it feeds. Only rank 0 samples. Of that the others
-need one bit: whether rank 0 needs their largest logit alone (a greedy row) or all of their logits.
+Of a row the other ranks need its pages and the tokens that it feeds. Only rank 0 samples and scores. Of
+sampling the others need one bit: whether rank 0 needs their largest logit alone (a greedy row) or all of
+their logits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.backends.base import ForwardRow
+from executor_service.backends.base import ForwardRow, PromptOutputs
 from executor_service.backends.torch_backend.sampler import is_greedy
 from executor_service.contract.plan import OutputMode, Sampling, TokenIds
 
@@ -20,6 +21,8 @@ Body = NDArray[np.int32]
 
 _WANTS = ("hidden", "embedding", "logits")
 _GREEDY = Sampling()
+_HEAD = 9  # numbers of a row, see `_head`
+_NO_PROMPT = PromptOutputs()
 
 
 class CollectiveCall(enum.IntEnum):
@@ -34,10 +37,8 @@ class CollectiveCall(enum.IntEnum):
 
 
 def pack_rows(rows: Sequence[ForwardRow]) -> Body:
-    """The number of rows; of each: start, tokens, outputs, greedy, pages; all tokens; all block tables."""
-    heads = np.array(
-        [(r.start, len(r.tokens), r.outputs, is_greedy(r), len(r.block_table)) for r in rows], np.int32
-    )
+    """The number of rows; of each the numbers of `_head`; all tokens; all block tables."""
+    heads = np.array([_head(row) for row in rows], np.int32)
     arrays = [np.array([len(rows)]), heads.ravel(), *(r.tokens for r in rows), *(r.block_table for r in rows)]
     return np.concatenate(arrays).astype(np.int32)
 
@@ -48,9 +49,10 @@ def unpack_rows(body: Body) -> list[ForwardRow]:
     The body is not checked, since rank 0 wrote it.
     """
     count = int(body[0])
-    heads = body[1 : 1 + 5 * count].reshape(count, 5)
-    ends = 1 + 5 * count + np.cumsum(np.concatenate([heads[:, 1], heads[:, 4]]))
-    parts = np.split(body, [1 + 5 * count, *ends])[1:]
+    first = 1 + _HEAD * count
+    heads = body[1:first].reshape(count, _HEAD)
+    ends = first + np.cumsum(np.concatenate([heads[:, 1], heads[:, 4]]))
+    parts = np.split(body, [first, *ends])[1:]
     return [
         ForwardRow(
             start=int(start),
@@ -61,11 +63,26 @@ def unpack_rows(body: Body) -> list[ForwardRow]:
             outputs=int(outputs),
             output=OutputMode.SAMPLE if greedy else OutputMode.FULL,
             sampling=_GREEDY,
+            prompt=_unpack_prompt(*prompt),
         )
-        for (start, _, outputs, greedy, _), tokens, table in zip(
+        for (start, _, outputs, greedy, _, *prompt), tokens, table in zip(
             heads, parts[:count], parts[count : 2 * count], strict=True
         )
     ]
+
+
+def _head(row: ForwardRow) -> tuple[int, ...]:
+    """Start, tokens, outputs, greedy, pages; of its prompt: first target, targets, last, total."""
+    prompt = row.prompt or _NO_PROMPT
+    asked = prompt.first, len(prompt.targets), prompt.last, prompt.total
+    return row.start, len(row.tokens), row.outputs, is_greedy(row), len(row.block_table), *asked
+
+
+def _unpack_prompt(first: int, targets: int, last: int, total: int) -> PromptOutputs | None:
+    """What the row returns of its prompt; which tokens are scored, only rank 0 knows."""
+    if not (targets or last or total):
+        return None
+    return PromptOutputs(int(first), np.zeros(targets, np.int32), bool(last), bool(total))
 
 
 def pack_inputs(inputs: Sequence[TokenIds], want: frozenset[str]) -> Body:

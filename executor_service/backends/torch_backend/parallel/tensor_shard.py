@@ -54,6 +54,9 @@ class TensorShard:
         x = lookup(torch.where(here, tokens - ids.start, 0))
         return self._group.sum(torch.where(here[:, None], x, 0))
 
+    def whole_vocabulary(self, part: int) -> int:
+        return self._cut.spec.vocab_size
+
     def whole_logits(self, logits: torch.Tensor) -> torch.Tensor:
         vocabulary, ranks = self._cut.spec.vocab_size, self._group.ranks
         width = -(-vocabulary // ranks)

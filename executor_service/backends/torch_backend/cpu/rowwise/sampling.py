@@ -94,11 +94,11 @@ def _scale(logits: NDArray[np.float32], temperature: np.float32, scaled: NDArray
 
 
 @njit(nogil=True, fastmath=FLAGS)
-def _mass(scaled: NDArray[np.float32], highest: np.float32) -> np.float64:
-    """The sum of exp(z - highest)."""
+def exponential_sum(scaled: NDArray[np.float32], top: np.float32) -> np.float64:
+    """The sum of exp(z - top)."""
     total = np.float64(0.0)
     for v in range(scaled.shape[0]):
-        total += np.float64(exp32(scaled[v] - highest))
+        total += np.float64(exp32(scaled[v] - top))
     return total
 
 
@@ -179,16 +179,17 @@ def _draw_chunk(record: int, row: int) -> None:
     top_p, min_p = doubles(call.top_p, rows)[row], doubles(call.min_p, rows)[row]
     total = doubles(call.totals, rows)[row]
     scaled, marks = np.empty(vocabulary, np.float32), np.empty(vocabulary, np.uint8)
-    highest = _scale(logits, temperature, scaled)
+    top = _scale(logits, temperature, scaled)
     mass = np.float64(np.inf)
     if top_p < 1.0:
-        mass = top_p * (total if total > 0.0 else _mass(scaled, highest))
-    token = _draw(scaled, highest, low, high, top_k, mass, min_p, marks)
+        mass = top_p * (total if total > 0.0 else exponential_sum(scaled, top))
+    token = _draw(scaled, top, low, high, top_k, mass, min_p, marks)
     carray(pointer(call.tokens), (rows,), np.int64)[row] = token
 
 
 @njit(nogil=True, fastmath=FLAGS)
-def _highest(logits: NDArray[np.float32]) -> np.float32:
+def highest(logits: NDArray[np.float32]) -> np.float32:
+    """The largest of the logits."""
     top = np.float32(-np.inf)
     for v in range(logits.shape[0]):
         top = max(top, logits[v])
@@ -204,7 +205,7 @@ def _count_argmax_chunks(record: int) -> int:
 def _argmax_chunk(record: int, row: int) -> None:
     call = _read_argmax(record)
     logits = floats(call.logits + 4 * row * call.vocabulary, call.vocabulary)
-    top, token = _highest(logits), 0
+    top, token = highest(logits), 0
     while token < call.vocabulary - 1 and logits[token] < top:
         token += 1
     carray(pointer(call.tokens), (call.rows,), np.int64)[row] = token

@@ -24,6 +24,7 @@ from executor_service.backends.torch_backend.cpu.gemm.products import (
 )
 from executor_service.backends.torch_backend.cpu.gemm.quantize import QUANTIZE_ROWS
 from executor_service.backends.torch_backend.cpu.primitives.records import Kind, size_of
+from executor_service.backends.torch_backend.cpu.rowwise.log_sum import LOG_SUM_ROWS
 from executor_service.backends.torch_backend.cpu.rowwise.norm import NORM_ROWS
 from executor_service.backends.torch_backend.cpu.rowwise.sampling import (
     DRAW_TOKENS,
@@ -42,7 +43,7 @@ class Header(NamedTuple):
 KERNELS = (
     MULTIPLY_FP32, MULTIPLY_INT8, MULTIPLY_GATED_FP32, MULTIPLY_GATED_INT8, ADD_BIAS, QUANTIZE_ROWS,
     NORM_ROWS, ROTATE_QKV, ATTEND_PAGES, DRAW_TOKENS, TAKE_LARGEST,
-    EXCLUDE_TOKENS,
+    EXCLUDE_TOKENS, LOG_SUM_ROWS,
 )  # fmt: skip
 
 _I64 = ir.IntType(64)
