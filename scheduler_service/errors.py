@@ -81,6 +81,11 @@ def unsupported(field: str, problem: str = "this scheduler does not offer it") -
     return _field_error(ErrorReason.UNSUPPORTED, field, problem)
 
 
+def not_served(method: str) -> ServiceError:
+    """An error: this scheduler does not have what the method is for."""
+    return ServiceError(ErrorReason.UNSUPPORTED, f"{method}: this scheduler does not offer it")
+
+
 def mismatch(field: str, problem: str) -> ServiceError:
     """An error: the request to be continued is not the one that would run here."""
     return _field_error(ErrorReason.CONTINUATION, field, problem)

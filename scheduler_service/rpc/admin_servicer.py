@@ -10,7 +10,7 @@ from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceServicer
 from paceline.service.audit import Audit
 from paceline.service.credentials import Credentials
 
-from scheduler_service.errors import ErrorReason, ServiceError
+from scheduler_service.errors import ErrorReason, ServiceError, not_served
 from scheduler_service.rpc.codec.requests import check_aborts
 from scheduler_service.rpc.codec.responses import executor_list
 from scheduler_service.service import SchedulerService
@@ -46,6 +46,25 @@ class AdminServicer(AdminServiceServicer):
                 aborted = streams.abort_all(request_id, why)
             (response.aborted if aborted else response.unknown).append(request_id)
         return response
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: _Context) -> pb.LoadAdapterResponse:
+        """Refused: CAPABILITY_ADAPTERS is not advertised; likewise the next two."""
+        self._check(context, "LoadAdapter")
+        raise not_served("LoadAdapter")
+
+    async def UnloadAdapter(
+        self, request: pb.UnloadAdapterRequest, context: _Context
+    ) -> pb.UnloadAdapterResponse:
+        """Refused."""
+        self._check(context, "UnloadAdapter")
+        raise not_served("UnloadAdapter")
+
+    async def ListAdapters(
+        self, request: pb.ListAdaptersRequest, context: _Context
+    ) -> pb.ListAdaptersResponse:
+        """Refused."""
+        self._check(context, "ListAdapters")
+        raise not_served("ListAdapters")
 
     def _check(self, context: _Context, method: str) -> None:
         caller = self._credentials.identify(context)

@@ -15,7 +15,7 @@ from paceline.service.credentials import Credentials
 from paceline.service.identity import Identity
 
 from scheduler_service.core.request import OutputGrammar
-from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError, invalid
+from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError, invalid, not_served
 from scheduler_service.link.pool import Served
 from scheduler_service.rpc.arrivals import ArrivalQueue, RefusalPace
 from scheduler_service.rpc.codec.output import UnaryAnswer, output_message
@@ -162,6 +162,18 @@ class SchedulerServicer(SchedulerServiceServicer):
             snapshot=service.core.snapshot(),
             rates=service.rates,
         )
+
+    async def Score(self, request: pb.ScoreRequest, context: _Context) -> pb.ScoreResponse:
+        """Refused: CAPABILITY_SCORE is not advertised."""
+        raise not_served("Score")
+
+    async def Embed(self, request: pb.EmbedRequest, context: _Context) -> pb.EmbedResponse:
+        """Refused: CAPABILITY_EMBED is not advertised."""
+        raise not_served("Embed")
+
+    async def Rerank(self, request: pb.RerankRequest, context: _Context) -> pb.RerankResponse:
+        """Refused: CAPABILITY_RERANK is not advertised."""
+        raise not_served("Rerank")
 
     async def admit(self, context: _Context) -> None:
         """Wait until a call of Generate or GenerateUnary may start: callers take turns.

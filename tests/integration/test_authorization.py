@@ -228,7 +228,14 @@ def test_admin_methods_are_for_administrators(services: ClosedServices, method: 
         with pytest.raises(grpc.RpcError) as caught:
             raw(services.scheduler).unary_unary(path(method))(request, metadata=who, timeout=TIMEOUT_S)
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    raw(services.scheduler).unary_unary(path(method))(request, metadata=ADMIN, timeout=TIMEOUT_S)
+    try:
+        raw(services.scheduler).unary_unary(path(method))(request, metadata=ADMIN, timeout=TIMEOUT_S)
+        code = grpc.StatusCode.OK
+    except grpc.RpcError as error:
+        code = error.code()
+    # An empty request may be wrong, or ask for what is not offered.
+    allowed = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED
+    assert code in allowed
 
 
 def test_a_priority_above_the_callers_is_refused_by_name_and_limit(services: ClosedServices) -> None:
