@@ -175,8 +175,9 @@ class RowReservation:
             score_bytes = _score_bytes(scored_by(sequence.scored, start, start + fed), sequence.sampling)
             if over := self._over_scores(score_bytes):
                 return Refusal(Reason.TOO_LARGE, f"rows.limits[{index}]: {over}")
-        if over := self._over_quota(sequence.table, 0, end):
-            return Refusal(Reason.QUOTA, f"rows.cache_ids[{index}]: {over}")
+        quota_pages = self._pages_of_quota(sequence.table, 0, end)
+        if quota_pages > self._quota_pages:
+            return self._over_quota(f"rows.cache_ids[{index}]", quota_pages)
         try:
             copy = self._pages.reserve(sequence.table, start, end)
         except OutOfPages as error:
@@ -185,6 +186,7 @@ class RowReservation:
             self._backend.copy_page(*copy)
         self._budget -= end - start
         self._score_bytes -= score_bytes
+        self._quota_pages -= quota_pages
         if steps > self._rows.steps:
             self._rows.steps = steps
         accepted = AcceptedRow(index, sequence, start, fed, end, start + pending, row.output, row.top_k)
@@ -231,6 +233,7 @@ class RowReservation:
         constrained = constrain_opening(index, opening, automaton, samples=samples)
         scored = range(opening.scored_from, total) if opening.scored_from else range(0)
         score_bytes = _score_bytes(scored_by(scored, hit, hit + fed), opening.sampling)
+        quota_pages = self._pages_of_quota(table, table.count, hit + fed)
         refusal: Refusal | None = None
         if isinstance(constrained, Refusal):
             refusal = constrained
@@ -238,8 +241,8 @@ class RowReservation:
             refusal = self._over_budget(f"openings[{index}].limit", fed)
         elif over := self._over_scores(score_bytes):
             refusal = Refusal(Reason.TOO_LARGE, f"openings[{index}].scored_from: {over}")
-        elif over := self._over_quota(table, table.count, hit + fed):
-            refusal = Refusal(Reason.QUOTA, f"openings[{index}]: {over}")
+        elif quota_pages > self._quota_pages:
+            refusal = self._over_quota(f"openings[{index}]", quota_pages)
         elif not adapters.has_room(adapter):
             refusal = Refusal(
                 Reason.ADAPTER_SLOTS,
@@ -257,6 +260,7 @@ class RowReservation:
             return refusal
         self._budget -= fed
         self._score_bytes -= score_bytes
+        self._quota_pages -= quota_pages
         sequence = CachedSequence(
             table,
             np.array(opening.tokens, np.int32),
@@ -290,18 +294,18 @@ class RowReservation:
             f"{self._limits.max_full_logits_bytes} (max_full_logits_bytes) are left"
         )
 
-    def _over_quota(self, table: BlockTable, held: int, end: int) -> str:
-        """The error message if pages up to token `end` exceed the session's quota; else "".
+    def _pages_of_quota(self, table: BlockTable, held: int, end: int) -> int:
+        """How many pages up to token `end` the session's quota does not count yet; 0 if it has none.
 
-        `held`: pages of the table that the quota does not count yet.
+        `held`: how many of the table's own pages these are.
         """
         if self._quota is None:
-            return ""
-        needed = held + max(-(-end // self._pages.page_size) - table.count, 0)
-        if needed > self._quota_pages:
-            return self._quota.no_page(needed, self._quota_pages)
-        self._quota_pages -= needed
-        return ""
+            return 0
+        return held + max(self._pages.pages_for(end) - table.count, 0)
+
+    def _over_quota(self, field: str, needed: int) -> Refusal:
+        assert self._quota is not None
+        return Refusal(Reason.QUOTA, f"{field}: {self._quota.no_page(needed, self._quota_pages)}")
 
     def _over_budget(self, field: str, tokens: int) -> Refusal:
         return Refusal(

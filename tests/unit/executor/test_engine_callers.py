@@ -125,6 +125,16 @@ def test_rows_of_one_step_share_what_is_left() -> None:
     assert "0 are left of the 1" in second.refusal.message
 
 
+def test_a_row_that_is_refused_leaves_the_quota_to_the_next() -> None:
+    bounds = limits(max_default_pages=3, total_pages=2)
+    h = Callers(bounds)
+    page = bounds.page_size
+    first, second = h.of("a", opening(1, [1] * 3 * page), opening(2, [2] * 2 * page)).rows
+    assert first.refusal is not None
+    assert first.refusal.reason is Reason.PAGES
+    assert second.refusal is None
+
+
 def test_callers_without_a_session_leave_caches_to_sessions() -> None:
     h = Callers(limits(max_default_sequences=2))
     first, second, third = h.of("a", *(opening(id_, PROMPT) for id_ in (1, 2, 3))).rows
