@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import grpc
+import numpy as np
 import pytest
 from paceline.executor.v1 import executor_pb2 as pb
 
@@ -11,6 +12,7 @@ from tests.conformance.kit.client import Executor, Session
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.expect import code_of, refused
 from tests.conformance.kit.judge import Judge
+from tests.conformance.kit.sampler import log_softmax
 
 NONE = b""
 offered = pytest.mark.needs("ADAPTERS", "FULL_LOGITS")
@@ -91,6 +93,21 @@ def test_pages_are_shared_under_the_same_adapter_only(
         assert again.hit >= (len(prompt) - 1) // executor.page * executor.page
         one.truncate(len(prompt))
         judge.check_same(logits_behind([one], tokens), logits_behind([again], tokens))
+
+
+@offered
+@pytest.mark.needs("SCORES")
+def test_scores_are_of_the_sequences_own_adapter(adapters: Adapters, session: Session, draw: Draw) -> None:
+    """Beside those of others: the log-softmax of the logits that tokens behind the same prompt have."""
+    prompt = draw.prompt()
+    chosen = [NONE, *(adapters.load(path).fingerprint for path in adapters.paths[:2])]
+    scored = session.open_all([session.opening(prompt, adapter=one, scored_from=2) for one in chosen])
+    fed = [adapted(session, prompt[:1], one) for one in chosen]
+    for sequence, logits in zip(scored, logits_behind(fed, prompt[1:-1]), strict=True):
+        scores = sequence.last.detail.scores
+        expected = log_softmax(logits)[np.arange(len(prompt) - 2), prompt[2:]]
+        assert scores.first == 2
+        assert np.allclose(scores.logprobs, expected, atol=1e-3)
 
 
 @offered

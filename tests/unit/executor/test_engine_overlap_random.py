@@ -15,6 +15,7 @@ from executor_service.adapters.registry import LoadedAdapter
 from executor_service.adapters.weights import AdapterWeights
 from executor_service.backends.base import Backend
 from executor_service.backends.clocked_oracle import oracle_of
+from executor_service.backends.oracle import HIDDEN_SIZE
 from executor_service.backends.oracle_settings import OracleSettings
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import (
@@ -22,6 +23,7 @@ from executor_service.contract.plan import (
     Op,
     Opening,
     OutputMode,
+    PoolingKind,
     Reason,
     Refusal,
     Release,
@@ -58,6 +60,7 @@ class Client:
         self.foreseen: dict[int, int] = {}
         self.next_id = 1
         self.adapters: tuple[bytes, ...] = ()  # to choose from
+        self.asks_of_prompts = False  # scores and vectors
         self.failed: list[int] = []
         self.odd = random.choice((2, 5, 25))  # percent of the rows, and of the steps that have ops
 
@@ -125,6 +128,8 @@ class Client:
             item.top_k = 2 * (item.output is OutputMode.TOP_K)
         if 4 in odd:
             item.limit = self.random.randint(1, 3)
+        if self.asks_of_prompts and not odd & {0, 1} and self.likely(30):
+            item.output = OutputMode.HIDDEN
         self.foreseen[cache_id] = length + 1
         return item
 
@@ -137,9 +142,19 @@ class Client:
         salt = self.random.choice((b"", b"", b"s")) if self.share else b"%d" % cache_id
         tokens = np.array(prompt, np.int32)
         adapter = self.random.choice(self.adapters) if self.adapters else b""
-        return Opening(
+        made = Opening(
             cache_id, tokens, len(prompt), limit, self.sampling(), output, 0, salt, adapter=adapter
         )
+        return self.asking(made) if self.asks_of_prompts else made
+
+    def asking(self, opening: Opening) -> Opening:
+        """The opening, which may also ask for scores or a vector of its prompt."""
+        if self.likely(40):
+            pooling = self.random.choice(tuple(PoolingKind))
+            opening = replace(opening, output=OutputMode.HIDDEN, pooling=pooling)
+        if len(opening.tokens) > 1 and self.likely(40):
+            opening = replace(opening, scored_from=self.random.randrange(1, len(opening.tokens)))
+        return opening
 
 
 def seen(result: StepResult | RequestRefused, *, exact: bool) -> Any:
@@ -156,6 +171,8 @@ def seen(result: StepResult | RequestRefused, *, exact: bool) -> Any:
                 row.tokens,
                 [None if array is None else array.tolist() for array in arrays],
                 row.refusal,
+                repr(row.scores),
+                repr(row.hidden),
             )
         )
     pages = (result.free_pages, result.evictable_pages) if exact else None
@@ -220,7 +237,8 @@ class TwoWays:
             engine = harness.engine
             caches = engine.store.sessions.get(0).caches
             sequences = {
-                i: (s.length, s.known, s.sampled, s.ids[: s.known].tolist()) for i, s in caches.items()
+                i: (s.length, s.known, s.sampled, s.ids[: s.known].tolist(), s.scored, repr(s.hidden_sum))
+                for i, s in caches.items()
             }
             states.append((sequences, engine.store.pages.owned, counted(harness)))
         assert states[0] == states[1]
@@ -265,7 +283,8 @@ def test_so_they_do_on_the_oracle_and_a_device_that_is_one(seed: int, steps: int
 
 @given(seed=SEEDS, steps=st.integers(1, 25), slots=st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
-def test_so_they_do_where_slots_for_adapters_are_short(seed: int, steps: int, slots: int) -> None:
+def test_so_they_do_for_prompts_with_adapters_scores_and_vectors(seed: int, steps: int, slots: int) -> None:
+    """Where slots for adapters are short, and so is a reply's room for scores."""
     configs = (OracleSettings(nan_on_token=95), OracleSettings(nan_on_token=95, token_us=0.01))
     backends = oracle_of(configs[0]), oracle_of(configs[1])
     bounds = limits(
@@ -274,6 +293,9 @@ def test_so_they_do_where_slots_for_adapters_are_short(seed: int, steps: int, sl
         max_adapters=4,
         max_adapter_bytes=9,
         max_adapter_slots=slots,
+        can_score=True,
+        hidden_size=HIDDEN_SIZE,
+        max_full_logits_bytes=80,
     )
     try:
         ways = TwoWays(seed, bounds, backends=backends)
@@ -282,6 +304,7 @@ def test_so_they_do_where_slots_for_adapters_are_short(seed: int, steps: int, sl
             for one in weights:
                 harness.engine.store.adapters.add(one.fingerprint.hex(), LoadedAdapter(one, one))
         ways.client.adapters = (b"", *(one.fingerprint for one in weights))
+        ways.client.asks_of_prompts = True
         ways.run(steps)
     finally:
         backends[1].close()

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from executor_service.adapters.weights import PARENTS, AdapterWeights, LowRankChange, make_weights
+from executor_service.backends.base import PromptOutputs
+from executor_service.backends.numpy_sampler import log_softmax
 from executor_service.backends.paged_attention import PagedAttentionBackend, PagedAttentionConfig
 from executor_service.contract.plan import OutputMode
 from tests.support.untyped import present
@@ -44,8 +46,8 @@ def make(*adapters: AdapterWeights) -> PagedAttentionBackend:
     return backend
 
 
-def dense(tokens: list[int], weights: AdapterWeights) -> np.ndarray:
-    """Every position's logits, of a model whose projections are matrices with the change added to them."""
+def dense_hidden(tokens: list[int], weights: AdapterWeights) -> np.ndarray:
+    """Hidden states of a model whose projections are matrices with the change added to them."""
     group = CONFIG.heads // CONFIG.kv_heads
     repeat = np.kron(np.kron(np.eye(CONFIG.kv_heads), np.ones((group, 1))), np.eye(CONFIG.head_dim))
     matrices = {
@@ -57,7 +59,7 @@ def dense(tokens: list[int], weights: AdapterWeights) -> np.ndarray:
         )
     x = np.eye(EMBEDDED)[np.array(tokens) % EMBEDDED]
     q, k, v = (x @ matrices[name].T for name in ("q_proj", "k_proj", "v_proj"))
-    logits = np.zeros((len(tokens), CONFIG.vocab_size))
+    hidden = []
     for position in range(len(tokens)):
         heads = []
         for head in range(CONFIG.heads):
@@ -65,8 +67,16 @@ def dense(tokens: list[int], weights: AdapterWeights) -> np.ndarray:
             kv = slice(head // group * CONFIG.head_dim, (head // group + 1) * CONFIG.head_dim)
             scores = np.exp(k[: position + 1, kv] @ q[position, own] / math.sqrt(CONFIG.head_dim))
             heads.append(scores / scores.sum() @ v[: position + 1, kv])
-        hidden = matrices["o_proj"] @ np.concatenate(heads)
-        np.add.at(logits[position], np.arange(HEADS) % CONFIG.vocab_size, hidden)
+        hidden.append(matrices["o_proj"] @ np.concatenate(heads))
+    return np.array(hidden)
+
+
+def dense(tokens: list[int], weights: AdapterWeights) -> np.ndarray:
+    """Every position's logits."""
+    hidden = dense_hidden(tokens, weights)
+    logits = np.zeros((len(tokens), CONFIG.vocab_size))
+    for position, vector in enumerate(hidden):
+        np.add.at(logits[position], np.arange(HEADS) % CONFIG.vocab_size, vector)
     return logits
 
 
@@ -77,6 +87,19 @@ def test_an_adapter_changes_what_the_same_change_of_the_weights_does(modules: tu
     paged = last_logits(make(weights), row)
     np.testing.assert_allclose(paged, dense(TOKENS, weights), rtol=0, atol=1e-5)
     assert not np.allclose(paged, dense(TOKENS, adapter(1)), atol=1e-2)
+
+
+def test_scores_and_vectors_are_those_of_the_changed_weights() -> None:
+    weights = adapter(1, *SHAPES)
+    plain = replace(make_row(TOKENS, TABLE, outputs=0, output=OutputMode.NONE), slot=0)
+    asked = PromptOutputs(4, np.array(TOKENS[4:], np.int32), last=True, total=True)
+    (found,) = make(weights).forward([replace(plain, prompt=asked)])
+    logprobs = log_softmax(dense(TOKENS, weights).astype(np.float32))
+    expected = logprobs[np.arange(3, len(TOKENS) - 1), TOKENS[4:]]
+    np.testing.assert_allclose(present(found.scores).logprobs, expected, rtol=0, atol=1e-5)
+    hidden = dense_hidden(TOKENS, weights)
+    np.testing.assert_allclose(present(found.hidden), hidden[-1], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(present(found.hidden_sum), hidden.sum(0), rtol=0, atol=1e-5)
 
 
 def test_a_row_is_bitwise_the_same_alone_and_among_rows_of_other_adapters() -> None:
