@@ -17,6 +17,7 @@ from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.model.default_model import default_model, varied_text
 from tests.model.driver import Driver, logits_of, pages_from
+from tests.model.many_texts import check_scores, lengths_of_200
 
 pytestmark = [
     pytest.mark.model,
@@ -124,6 +125,11 @@ def test_logits_equal_transformers(models: Models) -> None:
     with torch.inference_mode():
         theirs = models.theirs(torch.tensor([prompt])).logits[0].numpy()
     assert np.abs(logits_of(out) - theirs).max() < 2e-3  # of logits up to 30, after 30 layers
+
+
+@pytest.mark.slow
+def test_scores_of_200_texts_equal_transformers(models: Models) -> None:
+    check_scores(models.ours, models.theirs, prompts_of(models.tokenizer, lengths_of_200()))
 
 
 def test_knows_the_capital_of_france(models: Models) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from executor_service.backends import prompt_outputs
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Opening, OutputMode, PoolingKind, Reason, RowResult
+from tests.model.many_texts import check_scores, lengths_of_200
 from tests.model.tiny import save
 from tests.unit.executor.harness import Harness, opening, row
 
@@ -87,6 +90,19 @@ def test_scores_are_transformers(pair: Pair) -> None:
         np.testing.assert_allclose(ours.logprobs, theirs[np.arange(len(text) - 1), text[1:]], atol=1e-3)
         np.testing.assert_allclose(ours.top_logprobs, -np.sort(-theirs)[:, :3], atol=1e-3)
         np.testing.assert_allclose(np.take_along_axis(theirs, ours.top_ids, 1), ours.top_logprobs, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3-moe"])
+def test_scores_of_200_texts_are_transformers(name: str, tmp_path: Path) -> None:
+    theirs = save(name, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
+    ours = TorchBackend(TorchConfig(tmp_path))
+    ours.load(lambda what, done: None)
+    rng = np.random.default_rng(7)
+    check_scores(ours, theirs, [rng.integers(3, 211, length).tolist() for length in lengths_of_200()])
+    ours.close()
 
 
 def test_scores_have_the_same_bits_however_they_are_computed(
