@@ -23,6 +23,7 @@ from executor_service.adapters.weights import (
     AdapterTarget,
     AdapterWeights,
     Factor,
+    LinearKey,
     LowRankChange,
     make_weights,
 )
@@ -55,8 +56,6 @@ _NAMED_FAULTS = (  # what tensors of other kinds of adapters have in their names
     ("bias", "biases are not supported"),
 )
 
-Key = tuple[int, str]  # layer and module
-
 
 class LoadStopped(Exception):
     """Nobody waits for the adapter any more."""
@@ -81,7 +80,7 @@ def read_adapter(
 ) -> AdapterWeights:
     """The adapter in directory `path` below `root`.
 
-    `admit` gets the bytes of its factors before they are read, and may raise.
+    `admit` gets the bytes of memory that it will take before anything of it is allocated, and may raise.
     Raises PathRefused, NoSuchAdapter, ModelError if it can't be used; LoadStopped soon after `stop` is true.
     """
     directory = find_directory(root, path)
@@ -97,7 +96,8 @@ def read_adapter(
         _check_modules(pairs.keys(), config, target)
         for (layer, module), (a, b) in pairs.items():
             _check_shapes(layer, module, a, b, config.rank, target)
-        admit(sum(entry.end - entry.begin for entry in entries.values()))
+        stored = sum(entry.end - entry.begin for entry in entries.values())
+        admit(target.held_bytes(config.rank, pairs.keys(), stored))
         changes = []
         for (layer, module), (a, b) in pairs.items():
             where = f"{module} in layer {layer}"
@@ -115,9 +115,9 @@ def _read_json(root: Path, path: Path) -> dict[str, object]:
         return parse_json(stream.read(size), path.name)
 
 
-def _pairs(entries: Mapping[str, TensorEntry]) -> dict[Key, tuple[TensorEntry, TensorEntry]]:
+def _pairs(entries: Mapping[str, TensorEntry]) -> dict[LinearKey, tuple[TensorEntry, TensorEntry]]:
     """Both factors of each linear layer, in the order of the file. Raises ModelError."""
-    found: dict[Key, dict[str, TensorEntry]] = {}
+    found: dict[LinearKey, dict[str, TensorEntry]] = {}
     for name, entry in entries.items():
         match = _TENSOR.fullmatch(name)
         if match is None or PARENTS.get(match[3]) != match[2]:
@@ -139,7 +139,7 @@ def _refuse_tensor(name: str) -> NoReturn:
     raise ModelError(f"{WEIGHTS}: tensor {name[:120]!r}: {why}")
 
 
-def _check_modules(found: Iterable[Key], config: PeftConfig, target: AdapterTarget) -> None:
+def _check_modules(found: Iterable[LinearKey], config: PeftConfig, target: AdapterTarget) -> None:
     """Raises ModelError unless the tensors are those of the layers that config and model say."""
     present = set(found)
     for layer, module in sorted(present):

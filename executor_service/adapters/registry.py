@@ -15,10 +15,10 @@ class LoadedAdapter:
         "bytes", "caches", "fingerprint", "modules", "names", "prepared", "rank", "rows", "slot", "tokens",
     )  # fmt: skip
 
-    def __init__(self, weights: AdapterWeights, prepared: Any) -> None:
-        """`prepared`: what a backend made of the weights, for its slots."""
+    def __init__(self, weights: AdapterWeights, prepared: Any, held: int | None = None) -> None:
+        """`prepared`: what a backend made of the weights, for its slots; `held`: bytes of it, if others."""
         self.fingerprint, self.rank, self.modules = weights.fingerprint, weights.rank, weights.modules
-        self.bytes, self.prepared = weights.bytes, prepared
+        self.bytes, self.prepared = weights.bytes if held is None else held, prepared
         self.names: set[str] = set()  # empty: unloaded, but caches still use it
         self.slot = -1  # on the device; -1: none
         self.caches = 0  # live ones that use it; at least 1: it has a slot, and keeps it

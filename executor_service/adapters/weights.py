@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,9 @@ PARENTS: Mapping[str, str] = {
 }
 """The linear layers that an adapter may change, and the part of a layer that each is in."""
 
+LinearKey = tuple[int, str]
+"""A linear layer: its transformer layer's number, and a key of PARENTS."""
+
 Factor = NDArray[Any]
 """A factor as it is stored: float32, float16, or uint16 with the bits of bfloat16."""
 
@@ -29,9 +32,16 @@ class AdapterTarget:
     """The linear layers of a model that an adapter may change.
 
     `linears` maps (layer, name) to (inputs, outputs); None: the model has no weights, and any will do.
+    `held` of (rank, what is changed, bytes of the factors as stored) is the memory in bytes that the backend
+    holds an adapter in; None: as much as is stored.
     """
 
-    linears: Mapping[tuple[int, str], tuple[int, int]] | None = None
+    linears: Mapping[LinearKey, tuple[int, int]] | None = None
+    held: Callable[[int, Iterable[LinearKey], int], int] | None = None
+
+    def held_bytes(self, rank: int, changed: Iterable[LinearKey], stored: int) -> int:
+        """Bytes of memory of a loaded adapter."""
+        return stored if self.held is None else self.held(rank, changed, stored)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +64,13 @@ class AdapterWeights:
     changes: tuple[LowRankChange, ...]  # by layer, then by name
 
     @property
+    def keys(self) -> list[LinearKey]:
+        """The linear layers that it changes."""
+        return [(change.layer, change.module) for change in self.changes]
+
+    @property
     def bytes(self) -> int:
-        """Memory of the factors."""
+        """Bytes of the factors as they are stored."""
         return sum(change.a.nbytes + change.b.nbytes for change in self.changes)
 
     @property

@@ -233,7 +233,8 @@ class Backend(Protocol):
         """An adapter's weights in host memory, in the form that `load_adapter` takes.
 
         Called beside the steps, from another thread: all conversions belong here, and it touches no state of
-        the device. Only where `info.adapters` is set; the weights fit it.
+        the device. Only where `info.adapters` is set; the weights fit it. Raises ModelError for weights that
+        the device can't hold.
         """
 
     def load_adapter(self, slot: int, prepared: Any) -> None:

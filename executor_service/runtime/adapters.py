@@ -88,6 +88,7 @@ class AdapterLoader:
         model, admit = self._backend.info.fingerprint, partial(self.store.registry.check_room, name)
         try:
             weights = read_adapter(self._root, path, self._target, model, self._bounds, admit, stop)
+            prepared = self._backend.prepare_adapter(weights)
         except PathRefused as error:
             raise RequestRefused(Reason.INVALID, f"path: {error}") from None
         except NoSuchAdapter:
@@ -96,7 +97,8 @@ class AdapterLoader:
             ) from None
         except ModelError as error:
             raise RequestRefused(Reason.ADAPTER_INVALID, f"{path}: {error}") from None
-        return LoadedAdapter(weights, self._backend.prepare_adapter(weights))
+        held = self._target.held_bytes(weights.rank, weights.keys, weights.bytes)
+        return LoadedAdapter(weights, prepared, held)
 
 
 def _look_away(task: asyncio.Task[LoadedAdapter]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +293,22 @@ def test_the_bytes_of_the_factors_are_asked_for_before_they_are_allocated(
     with pytest.raises(RuntimeError, match="no room"):
         read_adapter(tmp_path, "one", ANY, b"model", BOUNDS, refuse)
     assert asked == [sum(array.nbytes for array in tensors.values())]
+
+
+def test_room_is_asked_for_as_the_backend_will_hold_the_factors(tmp_path: Path) -> None:
+    tensors = factors()
+    write_adapter(tmp_path / "one", tensors)
+    asked: list[tuple[int, list[tuple[int, str]], int]] = []
+
+    def held(rank: int, changed: Iterable[tuple[int, str]], stored: int) -> int:
+        asked.append((rank, sorted(changed), stored))
+        return 12_345
+
+    admitted: list[int] = []
+    read_adapter(tmp_path, "one", AdapterTarget(held=held), b"model", BOUNDS, admitted.append)
+    stored = sum(array.nbytes for array in tensors.values())
+    assert asked == [(4, [(0, "q_proj"), (0, "v_proj")], stored)]
+    assert admitted == [12_345]
 
 
 def test_a_file_that_shrinks_meanwhile_is_refused(tmp_path: Path) -> None:
