@@ -17,15 +17,18 @@ from torch.nn import functional
 
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.drawing import Filters, draw, exclude
+from executor_service.backends.torch_backend.low_rank import LowRankKernels, PlainChange, PlainLowRank
 from executor_service.backends.torch_backend.quantized import Format, QuantizedLinear
 from executor_service.backends.torch_backend.sampler import Picker
 from executor_service.contract.masks import Masks
 
 
 class Linear(Protocol):
-    """x W^T + b."""
+    """x W^T + b, and what adapters change in it: `change`, one of the step's `LayerChanges`, or None."""
 
-    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: Any = None
+    ) -> torch.Tensor:
         """[rows, k] to [rows, n]; with `add_to` [rows, n] the result is added to it, in place."""
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
@@ -36,9 +39,9 @@ class Linear(Protocol):
 
 
 class GatedLinear(Protocol):
-    """silu(x G^T) * (x U^T)."""
+    """silu(x G^T) * (x U^T), and what adapters change in both linear layers."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, change: Any = None) -> torch.Tensor:
         """[rows, k] to [rows, n]."""
 
     def bytes(self) -> int:
@@ -85,8 +88,13 @@ class RecordedBlocks(Protocol):
 
     max_tokens: int
 
-    def __call__(self, x: torch.Tensor, prepared: Any, caches: Sequence[LayerCache]) -> torch.Tensor:
-        """Apply all blocks to x [tokens, hidden], bitwise as one by one. Result valid until the next call."""
+    def __call__(
+        self, x: torch.Tensor, prepared: Any, caches: Sequence[LayerCache], changes: Any = None
+    ) -> torch.Tensor:
+        """Apply all blocks to x [tokens, hidden], bitwise as one by one. Result valid until the next call.
+
+        `changes`: the `StepChanges` of these kernels' `low_rank`, if there are any.
+        """
 
 
 class Kernels(Picker, Protocol):
@@ -96,6 +104,10 @@ class Kernels(Picker, Protocol):
     dtype: torch.dtype
     cache_dtype: torch.dtype  # of keys and values
     groups: bool  # whether experts are faster as grouped matrix products
+
+    @property
+    def low_rank(self) -> LowRankKernels | None:
+        """Adapters of its linear layers; None: it has none."""
 
     def step(self) -> AbstractContextManager[None]:
         """A context for one step's operations, e.g. to keep CPU threads awake between them."""
@@ -139,8 +151,12 @@ class PlainLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight, self._bias = weight, bias
 
-    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: PlainChange | None = None
+    ) -> torch.Tensor:
         out = functional.linear(x, self.weight, self._bias)
+        if change is not None:
+            change.add(x, out)
         return out if add_to is None else add_to.add_(out)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
@@ -156,8 +172,8 @@ class PlainGated:
     def __init__(self, both: Linear, swiglu: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._both, self._swiglu = both, swiglu
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._swiglu(self._both(x))
+    def __call__(self, x: torch.Tensor, change: PlainChange | None = None) -> torch.Tensor:
+        return self._swiglu(self._both(x, change=change))
 
     def bytes(self) -> int:
         return self._both.bytes()
@@ -173,6 +189,7 @@ class PlainKernels:
 
     def __init__(self, device: torch.device, dtype: torch.dtype, form: Format | None = None) -> None:
         self.device, self.dtype, self.cache_dtype, self.form = device, dtype, dtype, form
+        self.low_rank: LowRankKernels | None = PlainLowRank(device, dtype)
 
     def step(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend.low_rank import PlainChange
 
 ALIGNMENT = 16
 """The numbers of inputs and output channels are padded with zeros to a multiple of this.
@@ -173,11 +174,15 @@ class QuantizedLinear:
             self._scales[0, first:end] = scales[:, 0]
             first = end
 
-    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: PlainChange | None = None
+    ) -> torch.Tensor:
         """[rows, k] to [rows, n]; with `add_to` [rows, n] the result is added to it, in place."""
         out = self.product(*self.form.round(x))[: len(x)]
         if self._bias is not None:
             out = out + self._bias
+        if change is not None:
+            change.add(x, out)  # of x as it is, not as it was rounded
         return out.to(self._dtype).contiguous() if add_to is None else add_to.add_(out)
 
     def product(self, x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,11 @@ class Shard(Protocol):
     def cut(self, checkpoint: Checkpoint) -> Checkpoint:
         """The part of a checkpoint that this rank holds. Raises ModelError if it can't be split."""
 
+    def cut_factors(
+        self, layer: int, name: str, a: torch.Tensor, b: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's part of an adapter's factors of a linear layer: a [rank, inputs], b [outputs, rank]."""
+
     def summed(self, linear: Linear) -> Linear:
         """A linear layer whose result is the sum over ranks; each rank has a part of its inputs."""
 
@@ -59,6 +64,11 @@ class Whole:
 
     def cut(self, checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
+
+    def cut_factors(
+        self, layer: int, name: str, a: torch.Tensor, b: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return a, b
 
     def summed(self, linear: Linear) -> Linear:
         return linear

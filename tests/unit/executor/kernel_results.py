@@ -17,6 +17,12 @@ from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, 
 from executor_service.backends.torch_backend.cpu.threads.work import work
 from executor_service.backends.torch_backend.drawing import Filters
 from executor_service.backends.torch_backend.kernels import AttentionWeights
+from executor_service.backends.torch_backend.low_rank import (
+    AdaptedRows,
+    AdapterShape,
+    LinearPart,
+    PartFactors,
+)
 from executor_service.contract.plan import OutputMode, Sampling
 
 _HEADS, _KV_HEADS, _DIM, _PAGE_SIZE = 6, 2, 32, 16
@@ -29,6 +35,17 @@ def _products(kernels: CpuKernels) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"linear of {rows} rows", kernels.linear([weight], bias)(x[:rows])
         yield f"gated of {rows} rows", kernels.gated(weight, up)(x[:rows])
     yield "norm", kernels.rms_norm(x, torch.rand(50), 1e-5)
+
+
+def _adapted(kernels: CpuKernels) -> Iterator[tuple[str, torch.Tensor]]:
+    parts = [LinearPart(0, name, 50, 36, first) for name, first in (("q_proj", 0), ("k_proj", 36))]
+    parts += [LinearPart(0, name, 50, 72, first) for name, first in (("gate_proj", 0), ("up_proj", 72))]
+    factors = [PartFactors(part, torch.randn(5, 50), torch.randn(part.outputs, 5)) for part in parts]
+    adapter = kernels.low_rank.pack(AdapterShape(1, 5, parts), 0.3, factors)
+    changes = kernels.low_rank.step([AdaptedRows(adapter, 2, 17)], 30).of_layer(0)
+    weight, up, x = torch.randn(72, 50), torch.randn(72, 50), torch.randn(30, 50)
+    yield "linear with an adapter", kernels.linear([weight])(x, change=changes.qkv)
+    yield "gated with an adapter", kernels.gated(weight, up)(x, change=changes.gated)
 
 
 def _attention(kernels: CpuKernels, normed: bool) -> Iterator[tuple[str, torch.Tensor]]:
@@ -64,7 +81,8 @@ def main() -> None:
         torch.manual_seed(1)
         kernels = kind(1)
         for results in (
-            _products(kernels), _attention(kernels, False), _attention(kernels, True), _tokens(kernels)
+            _products(kernels), _adapted(kernels), _attention(kernels, False), _attention(kernels, True),
+            _tokens(kernels),
         ):  # fmt: skip
             for name, result in results:
                 digest = hashlib.sha256(result.contiguous().numpy().tobytes()).hexdigest()

@@ -4,7 +4,7 @@
     layers/        linear layers and whole blocks, as calls of kernels
     threads/       tables of calls, and the pool of threads that computes them
     attention/     rotation, pages of keys and values, softmax
-    gemm/          matrix products over packed weights
+    gemm/          matrix products over packed weights, and what adapters change in them
     rowwise/       RMSNorm, drawing tokens
     primitives/    records of calls, raw memory, registers, vector math, the linking of machine code
 

@@ -13,12 +13,14 @@ from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cpu.attention.batch import PreparedBatch, prepare_batch
 from executor_service.backends.torch_backend.cpu.attention.pages import NARROWEST, Pages, new_layer_cache
 from executor_service.backends.torch_backend.cpu.layers.linear_fp32 import PackedGated, PackedLinear
-from executor_service.backends.torch_backend.cpu.layers.linear_int8 import Int8Gated, Int8Linear, Scratch
+from executor_service.backends.torch_backend.cpu.layers.linear_int8 import Int8Gated, Int8Linear
 from executor_service.backends.torch_backend.cpu.layers.recorded_blocks import (
     attention_calls,
     norm_call,
     record_blocks,
 )
+from executor_service.backends.torch_backend.cpu.layers.scratch import Scratch
+from executor_service.backends.torch_backend.cpu.layers.step_changes import CpuLowRank
 from executor_service.backends.torch_backend.cpu.primitives.records import address_of
 from executor_service.backends.torch_backend.cpu.rowwise.log_sum import LogSumRows
 from executor_service.backends.torch_backend.cpu.rowwise.sampling import (
@@ -45,9 +47,11 @@ class CpuKernels:
     device = torch.device("cpu")
     dtype = cache_dtype = torch.float32
     groups = False
+    adapter_dtype = torch.float32
 
     def __init__(self, threads: int) -> None:
         self.pool = ThreadPool(threads)
+        self.low_rank = CpuLowRank(self.adapter_dtype)
 
     def step(self) -> AbstractContextManager[None]:
         """Keep the helper threads awake for the operations inside."""
@@ -94,7 +98,7 @@ class CpuKernels:
 
     def record(self, blocks: Sequence[Block], eps: float) -> RecordedBlocks | None:
         """All calls of the blocks in one table; None if some of their products are not CPU kernels."""
-        return record_blocks(self.pool, blocks, eps)
+        return record_blocks(self.pool, blocks, eps, self.low_rank)
 
     def exclude(self, logits: torch.Tensor, places: NDArray[np.int64], masks: Masks) -> None:
         """Set logits[places] to -inf where the masks do not allow the token."""
@@ -143,9 +147,10 @@ class CpuKernels:
 
 
 class CpuInt8Kernels(CpuKernels):
-    """`CpuKernels` with int8 weights: products sum integers, pages hold fp16, everything else is fp32."""
+    """`CpuKernels` with int8 weights: products sum integers, pages and adapters have fp16, all else fp32."""
 
     cache_dtype = NARROWEST
+    adapter_dtype = torch.float16
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads)

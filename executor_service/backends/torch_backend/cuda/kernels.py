@@ -25,6 +25,7 @@ from executor_service.backends.torch_backend.kernels import (
     PlainKernels,
     PlainLinear,
 )
+from executor_service.backends.torch_backend.low_rank import PlainChange
 from executor_service.backends.torch_backend.quantized import Format
 
 
@@ -41,16 +42,21 @@ class CudaStep:
 class CudaLinear(PlainLinear):
     """x W^T + b. Without b, `add_to` is accumulated by the matrix product itself, in one launch."""
 
-    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
-        if add_to is None or self._bias is not None:
-            return super().__call__(x, add_to)
+    def __call__(
+        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: PlainChange | None = None
+    ) -> torch.Tensor:
+        if add_to is None or self._bias is not None or change is not None:
+            return super().__call__(x, add_to, change)
         return add_to.addmm_(x, self.weight.T)
 
 
 class WideLinear(PlainLinear):
     """x W^T with a result in fp32: rounded to bf16, the largest logits would often be equal."""
 
-    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: PlainChange | None = None
+    ) -> torch.Tensor:
+        assert change is None  # no adapter changes the output layer
         out = torch.mm(x, self.weight.T, out_dtype=torch.float32)
         return out if add_to is None else add_to.add_(out)
 
@@ -62,6 +68,7 @@ class CudaKernels(PlainKernels):
 
     def __init__(self, device: torch.device, dtype: torch.dtype, form: Format | None = None) -> None:
         super().__init__(device, dtype, None if form is None else fused(form))
+        self.low_rank = None
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
         if self.form is not None:

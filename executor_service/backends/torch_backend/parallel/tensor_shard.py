@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
+from executor_service.adapters.weights import PARENTS
 from executor_service.backends.base import ForwardRow, ModelError, RowOutput
 from executor_service.backends.torch_backend import sampler
 from executor_service.backends.torch_backend.kernels import Linear
@@ -40,6 +42,14 @@ class TensorShard:
     def cut(self, checkpoint: Checkpoint) -> Checkpoint:
         self._cut = Cut(checkpoint.spec, self.rank, self._group.ranks)
         return CutCheckpoint(checkpoint, self._cut)
+
+    def cut_factors(
+        self, layer: int, name: str, a: torch.Tensor, b: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Shard.cut_factors`: b is cut as the weight's outputs are, and a as its inputs."""
+        part = self._cut.part(f"model.layers.{layer}.{PARENTS[name]}.{name}.weight")
+        outputs, *inputs = part or (slice(None),)
+        return a[:, inputs[0]] if inputs else a, b[outputs]
 
     def summed(self, linear: Linear) -> Linear:
         return SummedLinear(linear, self._group)
@@ -102,8 +112,10 @@ class SummedLinear:
     def __init__(self, linear: Linear, group: Group) -> None:
         self._linear, self._group = linear, group
 
-    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
-        total = self._group.sum(self._linear(x))
+    def __call__(
+        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: Any = None
+    ) -> torch.Tensor:
+        total = self._group.sum(self._linear(x, change=change))
         return total if add_to is None else add_to.add_(total)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,16 @@ from numba import njit
 from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend.cpu.gemm import tile_fp32, tile_int8
+from executor_service.backends.torch_backend.cpu.gemm.low_rank import (
+    Expand,
+    ExpandPairs,
+    Groups,
+    LowRank,
+    expand_fp16,
+    expand_fp32,
+    expand_pairs_fp16,
+    expand_pairs_fp32,
+)
 from executor_service.backends.torch_backend.cpu.gemm.tile import RESULT_BYTES, Product
 from executor_service.backends.torch_backend.cpu.primitives.kernel import Kernel
 from executor_service.backends.torch_backend.cpu.primitives.memory import matrix
@@ -35,7 +45,7 @@ _BLOCK_ROWS = 96  # rows of X that fit into the second-level cache beside a chun
 
 
 class Multiply(NamedTuple):
-    """out = X W^T, or out += X W^T with `add`."""
+    """out = X W^T, or out += X W^T with `add`; plus what the rows' adapters change."""
 
     rows: int
     x: Address  # X, in the layout of the arithmetic's tiles
@@ -47,18 +57,20 @@ class Multiply(NamedTuple):
     n: int
     panels_per_chunk: int
     add: bool
+    groups: Groups
+    low_rank: LowRank
 
 
 class MultiplyFp32(Multiply):
-    """In fp32."""
+    """In fp32, adapters too."""
 
 
 class MultiplyInt8(Multiply):
-    """Of rows that `QuantizeRows` wrote and weights in int8."""
+    """Of rows that `QuantizeRows` wrote and weights in int8; adapters are in fp16."""
 
 
 class MultiplyGated(NamedTuple):
-    """out = silu(X G^T) * (X U^T)."""
+    """out = silu(X G^T) * (X U^T); adapters change what silu and the product get."""
 
     rows: int
     x: Address  # this and the other fields as in `Multiply`
@@ -69,14 +81,16 @@ class MultiplyGated(NamedTuple):
     out: Address
     n: int
     pairs_per_chunk: int  # of panels
+    groups: Groups
+    low_rank: LowRank
 
 
 class MultiplyGatedFp32(MultiplyGated):
-    """In fp32."""
+    """In fp32, adapters too."""
 
 
 class MultiplyGatedInt8(MultiplyGated):
-    """Of rows that `QuantizeRows` wrote and weights in int8."""
+    """Of rows that `QuantizeRows` wrote and weights in int8; adapters are in fp16."""
 
 
 _read_multiply, _read_gated = reader(Multiply), reader(MultiplyGated)
@@ -100,7 +114,7 @@ def _count_gated_chunks(record: int) -> int:
     return _count_chunks_of_panels(call.n, call.pairs_per_chunk)
 
 
-def _make_multiply(put_tile: Product, add_tile: Product) -> ComputeChunk:
+def _make_multiply(put_tile: Product, add_tile: Product, expand: Expand) -> ComputeChunk:
     """The kernel of a chunk of a `Multiply`."""
 
     @njit(nogil=True)
@@ -160,11 +174,14 @@ def _make_multiply(put_tile: Product, add_tile: Product) -> ComputeChunk:
         if n % LANES and low + call.panels_per_chunk >= panels + 1:  # the last chunk has the last panel
             out, last = matrix(call.out, rows, n), w + panels * w_stride
             ragged(x, x_stride, rows, last, k, out, panels * LANES, call.add)
+        if call.groups.size:
+            high = min(low + call.panels_per_chunk, (n + LANES - 1) // LANES)
+            expand(call.groups, call.low_rank, call.out, n, low, high)
 
     return cast(ComputeChunk, multiply_chunk)
 
 
-def _make_gated(put_tile: Product) -> ComputeChunk:
+def _make_gated(put_tile: Product, expand_pairs: ExpandPairs) -> ComputeChunk:
     """The kernel of a chunk of a `MultiplyGated`."""
 
     @njit(nogil=True, fastmath=FLAGS)
@@ -185,6 +202,9 @@ def _make_gated(put_tile: Product) -> ComputeChunk:
                     take = tile_rows(last - r)
                     from_x, from_w, to = x + r * x_stride, w + 2 * p * w_stride, buffer.ctypes.data
                     put_tile(from_x, x_stride, from_w, w_stride, 2 * pairs, k, to, 4 * buffer.shape[1], take)
+                    if call.groups.size:
+                        to_stride = 4 * buffer.shape[1]
+                        expand_pairs(call.groups, call.low_rank, r, take, p, pairs, to, to_stride)
                     _put_gated(buffer, take, pairs, out, r, p * LANES)
                     r += take
                 p += pairs
@@ -205,10 +225,12 @@ def _put_gated(buffer: Array, rows: int, pairs: int, out: Array, first: int, col
                 result[j] = silu32(gates[j]) * ups[j]
 
 
-_multiply_fp32 = _make_multiply(tile_fp32.put_tile, tile_fp32.add_tile)
-_multiply_int8 = _make_multiply(tile_int8.put_tile, tile_int8.add_tile)
+_multiply_fp32 = _make_multiply(tile_fp32.put_tile, tile_fp32.add_tile, expand_fp32)
+_multiply_int8 = _make_multiply(tile_int8.put_tile, tile_int8.add_tile, expand_fp16)
+_gated_fp32 = _make_gated(tile_fp32.put_tile, expand_pairs_fp32)
+_gated_int8 = _make_gated(tile_int8.put_tile, expand_pairs_fp16)
 
 MULTIPLY_FP32 = Kernel(MultiplyFp32, _count_multiply_chunks, _multiply_fp32)
 MULTIPLY_INT8 = Kernel(MultiplyInt8, _count_multiply_chunks, _multiply_int8)
-MULTIPLY_GATED_FP32 = Kernel(MultiplyGatedFp32, _count_gated_chunks, _make_gated(tile_fp32.put_tile))
-MULTIPLY_GATED_INT8 = Kernel(MultiplyGatedInt8, _count_gated_chunks, _make_gated(tile_int8.put_tile))
+MULTIPLY_GATED_FP32 = Kernel(MultiplyGatedFp32, _count_gated_chunks, _gated_fp32)
+MULTIPLY_GATED_INT8 = Kernel(MultiplyGatedInt8, _count_gated_chunks, _gated_int8)

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from executor_service.backends.torch_backend.cpu.gemm.low_rank import ShrinkRowsFp32
 from executor_service.backends.torch_backend.cpu.gemm.products import MultiplyFp32, MultiplyGatedFp32
 from executor_service.backends.torch_backend.cpu.layers.threaded_linear import (
+    NO_ROW_CHANGES,
     Operand,
+    RowChanges,
     ThreadedGated,
     ThreadedLinear,
 )
@@ -22,12 +25,16 @@ class PackedLinear(ThreadedLinear):
 
     def __init__(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None, pool: ThreadPool) -> None:
         weight = torch.cat([part.float() for part in parts])
-        super().__init__(len(weight), _pack(weight), bias, pool)
+        super().__init__(len(weight), pack_panels(weight), bias, pool)
         self._k = weight.shape[1]
 
-    def calls(self, rows: int, x: Address, out: Address, add: bool) -> list[Record]:
-        """The bias, if any, and the product."""
-        return self._product(MultiplyFp32, Operand(rows, x, 4 * self._k, self._k), out, add)
+    def calls(
+        self, rows: int, x: Address, out: Address, add: bool, change: RowChanges = NO_ROW_CHANGES
+    ) -> list[Record]:
+        """What adapters read, the bias if any, and the product."""
+        operand = Operand(rows, x, 4 * self._k, self._k)
+        shrink = change.shrink(ShrinkRowsFp32, x, self._k)
+        return [*shrink, *self._product(MultiplyFp32, operand, out, add, change)]
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of W, fp32 [ids, k]."""
@@ -38,17 +45,19 @@ class PackedGated(ThreadedGated):
     """silu(x G^T) * (x U^T)."""
 
     def __init__(self, gate: torch.Tensor, up: torch.Tensor, pool: ThreadPool) -> None:
-        super().__init__(len(gate), _pack(gate.float()), _pack(up.float()), pool)
+        super().__init__(len(gate), pack_panels(gate.float()), pack_panels(up.float()), pool)
         self._k = gate.shape[1]
 
-    def calls(self, rows: int, x: Address, out: Address) -> list[Record]:
-        """The product."""
-        return [self._product(MultiplyGatedFp32, Operand(rows, x, 4 * self._k, self._k), out)]
+    def calls(self, rows: int, x: Address, out: Address, change: RowChanges = NO_ROW_CHANGES) -> list[Record]:
+        """What adapters read, and the product."""
+        operand = Operand(rows, x, 4 * self._k, self._k)
+        shrink = change.shrink(ShrinkRowsFp32, x, self._k)
+        return [*shrink, self._product(MultiplyGatedFp32, operand, out, change)]
 
 
-def _pack(weight: torch.Tensor) -> torch.Tensor:
-    """[n, k] to panels [ceil(n / 16), k, 16], padded with zeros."""
+def pack_panels(weight: torch.Tensor, before: int = 0) -> torch.Tensor:
+    """[n, k] to panels [ceil((before + n) / 16), k, 16], with zeros before and behind."""
     n, k = weight.shape
-    padded = torch.nn.functional.pad(weight, (0, 0, 0, -n % LANES))
+    padded = torch.nn.functional.pad(weight, (0, 0, before, -(before + n) % LANES))
     packed: torch.Tensor = padded.reshape(-1, LANES, k).transpose(1, 2).contiguous()
     return packed

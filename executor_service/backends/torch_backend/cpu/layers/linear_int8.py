@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
+from executor_service.backends.torch_backend.cpu.gemm.low_rank import ShrinkRowsFp16
 from executor_service.backends.torch_backend.cpu.gemm.products import MultiplyGatedInt8, MultiplyInt8
 from executor_service.backends.torch_backend.cpu.gemm.quantize import QuantizeRows
 from executor_service.backends.torch_backend.cpu.gemm.tile_int8 import (
@@ -16,31 +16,19 @@ from executor_service.backends.torch_backend.cpu.gemm.tile_int8 import (
     ROW_SCALE_BYTES,
     largest_activation,
 )
+from executor_service.backends.torch_backend.cpu.layers.scratch import Scratch
 from executor_service.backends.torch_backend.cpu.layers.threaded_linear import (
+    NO_ROW_CHANGES,
     Operand,
+    RowChanges,
     ThreadedGated,
     ThreadedLinear,
 )
-from executor_service.backends.torch_backend.cpu.primitives.records import Address, Record, address_of
+from executor_service.backends.torch_backend.cpu.primitives.records import Address, Record
 from executor_service.backends.torch_backend.cpu.primitives.registers import LANES
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
 
 _PACKED_AT_ONCE = 256 * LANES  # rows of W, so that packing takes little memory beside the result
-
-
-class Scratch:
-    """Memory for the quantized rows of a product, shared by all products of one thread."""
-
-    def __init__(self) -> None:
-        self._buffers = [np.empty(0, np.uint8)]
-
-    def address(self, size: int) -> Address:
-        """The address of `size` bytes, which are valid until the next product."""
-        if size > len(self._buffers[-1]):
-            # Smaller buffers stay, because recorded calls hold their addresses. Together they are smaller
-            # than the new one.
-            self._buffers.append(np.empty(max(size, 2 * len(self._buffers[-1])), np.uint8))
-        return address_of(self._buffers[-1])
 
 
 class _RowFormat:
@@ -67,10 +55,13 @@ class Int8Linear(ThreadedLinear):
         super().__init__(len(weight), pack(weight), bias, pool)
         self._x = _RowFormat(weight.shape[1], scratch)
 
-    def calls(self, rows: int, x: Address, out: Address, add: bool) -> list[Record]:
-        """Quantization of the rows, the bias if any, and the product."""
+    def calls(
+        self, rows: int, x: Address, out: Address, add: bool, change: RowChanges = NO_ROW_CHANGES
+    ) -> list[Record]:
+        """What adapters read, quantization of the rows, the bias if any, and the product."""
+        shrink = change.shrink(ShrinkRowsFp16, x, self._x.k)
         quantize, operand = self._x.quantized(rows, x)
-        return [quantize, *self._product(MultiplyInt8, operand, out, add)]
+        return [*shrink, quantize, *self._product(MultiplyInt8, operand, out, add, change)]
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of the rounded W, dequantized, fp32 [ids, k]."""
@@ -86,10 +77,11 @@ class Int8Gated(ThreadedGated):
         super().__init__(len(gate), pack(gate), pack(up), pool)
         self._x = _RowFormat(gate.shape[1], scratch)
 
-    def calls(self, rows: int, x: Address, out: Address) -> list[Record]:
-        """Quantization of the rows, and the product."""
+    def calls(self, rows: int, x: Address, out: Address, change: RowChanges = NO_ROW_CHANGES) -> list[Record]:
+        """What adapters read, quantization of the rows, and the product."""
+        shrink = change.shrink(ShrinkRowsFp16, x, self._x.k)
         quantize, operand = self._x.quantized(rows, x)
-        return [quantize, self._product(MultiplyGatedInt8, operand, out)]
+        return [*shrink, quantize, self._product(MultiplyGatedInt8, operand, out, change)]
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:

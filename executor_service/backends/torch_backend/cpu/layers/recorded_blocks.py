@@ -15,7 +15,16 @@ from executor_service.backends.torch_backend.cpu.attention.attend import AttendP
 from executor_service.backends.torch_backend.cpu.attention.batch import PreparedBatch
 from executor_service.backends.torch_backend.cpu.attention.pages import Pages
 from executor_service.backends.torch_backend.cpu.attention.rotate import Places, RotateQkv
-from executor_service.backends.torch_backend.cpu.layers.threaded_linear import ThreadedGated, ThreadedLinear
+from executor_service.backends.torch_backend.cpu.layers.step_changes import (
+    CpuLowRank,
+    CpuStepChanges,
+    recorded_changes,
+)
+from executor_service.backends.torch_backend.cpu.layers.threaded_linear import (
+    NO_GROUPS,
+    ThreadedGated,
+    ThreadedLinear,
+)
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, Record, address_of
 from executor_service.backends.torch_backend.cpu.rowwise.norm import NormRows
 from executor_service.backends.torch_backend.cpu.threads.call_table import CallTable
@@ -74,9 +83,14 @@ class CpuRecordedBlocks:
         self._table = CallTable(calls)
         self._rows, self._pages = self._table.field("rows"), self._table.field("pages")
         self._places, self._items = self._table.field("places"), self._table.field("items")
+        self._groups = self._table.field("groups")
 
     def __call__(
-        self, x: torch.Tensor, prepared: PreparedBatch, caches: Sequence[LayerCache]
+        self,
+        x: torch.Tensor,
+        prepared: PreparedBatch,
+        caches: Sequence[LayerCache],
+        changes: CpuStepChanges | None = None,
     ) -> torch.Tensor:
         """x [tokens, hidden] through all blocks. The result is valid until the next call."""
         result = self._buffers[0][: len(x)]
@@ -84,12 +98,15 @@ class CpuRecordedBlocks:
         self._rows.set(len(x))
         self._places.set(prepared.places)
         self._items.set(prepared.items)
+        self._groups.set(NO_GROUPS if changes is None else changes.groups)
         self._pages.set(np.repeat([Pages.of(cache) for cache in caches], 2, axis=0))
         self._pool.run_table(self._table)
         return result
 
 
-def record_blocks(pool: ThreadPool, blocks: Sequence[Block], eps: float) -> CpuRecordedBlocks | None:
+def record_blocks(
+    pool: ThreadPool, blocks: Sequence[Block], eps: float, low_rank: CpuLowRank
+) -> CpuRecordedBlocks | None:
     """Record blocks, all of one shape; None if some of their products are not CPU kernels."""
     rows, first = _MAX_TOKENS, blocks[0]
     hidden, w = len(first.attention_norm), first.attention
@@ -99,14 +116,18 @@ def record_blocks(pool: ThreadPool, blocks: Sequence[Block], eps: float) -> CpuR
     buffers = [torch.empty(rows, width) for width in widths]
     x, normed, qkv, attended, inner = (address_of(buffer) for buffer in buffers)
     calls: list[Record] = []
-    for b in blocks:
+    shrunk = low_rank.shrunk(rows)
+    for layer, b in enumerate(blocks):
         if not isinstance(b.qkv, ThreadedLinear) or not isinstance(b.output, ThreadedLinear):
             return None
         if not isinstance(b.gated, ThreadedGated) or not isinstance(b.down, ThreadedLinear):
             return None
-        calls += [norm_call(rows, x, b.attention_norm, normed, eps), *b.qkv.calls(rows, normed, qkv, False)]
+        change = recorded_changes(layer, shrunk)
+        calls.append(norm_call(rows, x, b.attention_norm, normed, eps))
+        calls += b.qkv.calls(rows, normed, qkv, False, change.qkv)
         calls += attention_calls(rows, _NO_PLACES, _NO_ITEMS, _NO_PAGES, qkv, attended, b.attention)
-        calls += b.output.calls(rows, attended, x, True)
-        calls += [norm_call(rows, x, b.mlp_norm, normed, eps), *b.gated.calls(rows, normed, inner)]
-        calls += b.down.calls(rows, inner, x, True)
-    return CpuRecordedBlocks(pool, buffers, calls, blocks)
+        calls += b.output.calls(rows, attended, x, True, change.output)
+        calls.append(norm_call(rows, x, b.mlp_norm, normed, eps))
+        calls += b.gated.calls(rows, normed, inner, change.gated)
+        calls += b.down.calls(rows, inner, x, True, change.down)
+    return CpuRecordedBlocks(pool, buffers, calls, (blocks, low_rank))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from executor_service.backends.torch_backend.cpu.gemm.bias import AddBias
+from executor_service.backends.torch_backend.cpu.gemm.low_rank import Groups, LowRank, ShrinkRows
 from executor_service.backends.torch_backend.cpu.gemm.products import Multiply, MultiplyGated
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, Record, address_of
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
@@ -24,6 +25,23 @@ class Operand(NamedTuple):
     steps: int  # along K
 
 
+class RowChanges(NamedTuple):
+    """What adapters change in a linear layer's results."""
+
+    groups: Groups
+    low_rank: LowRank
+    keep: object = None  # has the arrays whose addresses are in the records
+
+    def shrink(self, kind: type[ShrinkRows], x: Address, k: int) -> list[Record]:
+        """The call that comes before the product of x [rows, k], if there are changes."""
+        return [kind(x, k, self.groups, self.low_rank)] if self.low_rank.parts else []
+
+
+_NOWHERE = Address(0)
+NO_GROUPS = Groups(0, _NOWHERE, _NOWHERE, _NOWHERE)
+NO_ROW_CHANGES = RowChanges(NO_GROUPS, LowRank(0, 0, _NOWHERE))
+
+
 class ThreadedLinear(ABC):
     """x W^T + b, as `kernels.Linear`, with W [n, k] packed into a tensor [panels, ...]."""
 
@@ -32,10 +50,13 @@ class ThreadedLinear(ABC):
         self._panels_per_chunk = _chunk_size(len(panels), pool.threads, 4)
         self._bias = None if bias is None else bias.float()
 
-    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: RowChanges | None = None
+    ) -> torch.Tensor:
         """[rows, k] to [rows, n]; with `add_to` [rows, n] the result is added to it, in place."""
         out = torch.empty(x.shape[0], self._n) if add_to is None else add_to
-        self._pool.run(*self.calls(x.shape[0], address_of(x), address_of(out), add_to is not None))
+        add, change = add_to is not None, change or NO_ROW_CHANGES
+        self._pool.run(*self.calls(x.shape[0], address_of(x), address_of(out), add, change))
         return out
 
     def bytes(self) -> int:
@@ -43,14 +64,18 @@ class ThreadedLinear(ABC):
         return self._panels.nbytes
 
     @abstractmethod
-    def calls(self, rows: int, x: Address, out: Address, add: bool) -> list[Record]:
-        """The calls that compute out = x W^T + b, or out += that with `add`."""
+    def calls(
+        self, rows: int, x: Address, out: Address, add: bool, change: RowChanges = NO_ROW_CHANGES
+    ) -> list[Record]:
+        """The calls that compute out = x W^T + b and its changes, or out += that with `add`."""
 
     @abstractmethod
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of W, [ids, k]: an embedding that shares the output layer's weights."""
 
-    def _product(self, kind: type[Multiply], x: Operand, out: Address, add: bool) -> list[Record]:
+    def _product(
+        self, kind: type[Multiply], x: Operand, out: Address, add: bool, change: RowChanges
+    ) -> list[Record]:
         """The calls of the product: the bias first, if there is one, to which the product is added."""
         bias = self._bias
         product = kind(
@@ -64,6 +89,8 @@ class ThreadedLinear(ABC):
             n=self._n,
             panels_per_chunk=self._panels_per_chunk,
             add=add or bias is not None,
+            groups=change.groups,
+            low_rank=change.low_rank,
         )
         if bias is None:
             return [product]
@@ -81,10 +108,10 @@ class ThreadedGated(ABC):
         self._panels = torch.stack([gate, up], 1).flatten(0, 1)
         self._pairs_per_chunk = _chunk_size(len(gate), pool.threads, 2)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, change: RowChanges | None = None) -> torch.Tensor:
         """[rows, k] to [rows, n]."""
         out = torch.empty(x.shape[0], self.width)
-        self._pool.run(*self.calls(x.shape[0], address_of(x), address_of(out)))
+        self._pool.run(*self.calls(x.shape[0], address_of(x), address_of(out), change or NO_ROW_CHANGES))
         return out
 
     def bytes(self) -> int:
@@ -92,10 +119,10 @@ class ThreadedGated(ABC):
         return self._panels.nbytes
 
     @abstractmethod
-    def calls(self, rows: int, x: Address, out: Address) -> list[Record]:
+    def calls(self, rows: int, x: Address, out: Address, change: RowChanges = NO_ROW_CHANGES) -> list[Record]:
         """The calls that compute out [rows, width]."""
 
-    def _product(self, kind: type[MultiplyGated], x: Operand, out: Address) -> Record:
+    def _product(self, kind: type[MultiplyGated], x: Operand, out: Address, change: RowChanges) -> Record:
         """The call of the product."""
         return kind(
             rows=x.rows,
@@ -107,6 +134,8 @@ class ThreadedGated(ABC):
             out=out,
             n=self.width,
             pairs_per_chunk=self._pairs_per_chunk,
+            groups=change.groups,
+            low_rank=change.low_rank,
         )
 
 

@@ -90,3 +90,9 @@ def matrix(address: int, rows: int, columns: int) -> NDArray[np.float32]:
 def ints(address: int, count: int) -> NDArray[np.int32]:
     """The int32 array [count] at an address."""
     return carray(pointer(address), (count,), np.int32)
+
+
+@njit(nogil=True)
+def longs(address: int, count: int) -> NDArray[np.int64]:
+    """The int64 array [count] at an address."""
+    return carray(pointer(address), (count,), np.int64)

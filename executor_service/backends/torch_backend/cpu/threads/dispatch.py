@@ -16,6 +16,7 @@ from numba.extending import intrinsic
 from executor_service.backends.torch_backend.cpu.attention.attend import ATTEND_PAGES
 from executor_service.backends.torch_backend.cpu.attention.rotate import ROTATE_QKV
 from executor_service.backends.torch_backend.cpu.gemm.bias import ADD_BIAS
+from executor_service.backends.torch_backend.cpu.gemm.low_rank import SHRINK_ROWS_FP16, SHRINK_ROWS_FP32
 from executor_service.backends.torch_backend.cpu.gemm.products import (
     MULTIPLY_FP32,
     MULTIPLY_GATED_FP32,
@@ -43,7 +44,7 @@ class Header(NamedTuple):
 KERNELS = (
     MULTIPLY_FP32, MULTIPLY_INT8, MULTIPLY_GATED_FP32, MULTIPLY_GATED_INT8, ADD_BIAS, QUANTIZE_ROWS,
     NORM_ROWS, ROTATE_QKV, ATTEND_PAGES, DRAW_TOKENS, TAKE_LARGEST,
-    EXCLUDE_TOKENS, LOG_SUM_ROWS,
+    EXCLUDE_TOKENS, LOG_SUM_ROWS, SHRINK_ROWS_FP32, SHRINK_ROWS_FP16,
 )  # fmt: skip
 
 _I64 = ir.IntType(64)
