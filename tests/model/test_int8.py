@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from tests.model.driver import Driver, logits_of, pages_from
+from tests.model.random_adapters import random_adapter
 from tests.model.tiny import save
 
 PAGE = 16
@@ -35,14 +37,17 @@ def backends(
         backend.close()
 
 
-def logits(backend: TorchBackend, chunks: list[int], company: int = 0) -> np.ndarray:
-    """Of TOKENS fed in chunks, beside some other rows."""
+def logits(backend: TorchBackend, chunks: list[int], company: int = 0, slot: int = -1) -> np.ndarray:
+    """Of TOKENS fed in chunks, beside some other rows, half of which have another adapter."""
     backend.allocate(80, PAGE)
     pages = pages_from(1)
     driver, first, outs = Driver(pages, PAGE), 0, []
     for count in chunks:
-        others = [Driver(pages, PAGE).feed(TOKENS[i : i + 3]) for i in range(company)]
-        row = driver.feed(TOKENS[first : first + count], outputs=count)
+        others = [
+            replace(Driver(pages, PAGE).feed(TOKENS[i : i + 3]), slot=-1 if slot < 0 else i % 2 - 1)
+            for i in range(company)
+        ]
+        row = replace(driver.feed(TOKENS[first : first + count], outputs=count), slot=slot)
         outs.append(logits_of(backend.forward([*others, row])[-1]))
         first += count
     return np.concatenate(outs)
@@ -59,6 +64,20 @@ def test_a_row_is_bitwise_the_same_in_any_batch_and_any_chunks(
     alone = logits(backends[1], [90])
     assert np.array_equal(alone, logits(backends[1], [90], company=7))
     assert np.array_equal(alone, logits(backends[1], [1, 1, 30, 17, 40, 1], company=3))
+
+
+def test_rows_with_adapters_come_close_to_fp32_and_stay_apart(
+    backends: tuple[TorchBackend, TorchBackend],
+) -> None:
+    for backend in backends:
+        for slot in range(2):
+            adapter = random_adapter(backends[0], slot, 8)
+            backend.load_adapter(slot, backend.prepare_adapter(adapter))
+    exact, rounded = (logits(backend, [90], slot=1) for backend in backends)
+    assert np.abs(exact - logits(backends[0], [90])).max() > 0.1
+    assert 0 < np.abs(rounded - exact).mean() < 0.02 * exact.std()
+    assert np.array_equal(rounded, logits(backends[1], [90], company=7, slot=1))
+    assert np.array_equal(rounded, logits(backends[1], [1, 1, 30, 17, 40, 1], company=3, slot=1))
 
 
 def test_it_says_what_it_is(backends: tuple[TorchBackend, TorchBackend]) -> None:

@@ -16,7 +16,9 @@ from executor_service.config import ExecutorConfig
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import OutputMode, PoolingKind, RowResult, Sampling
 from tests.model.driver import Driver, logits_of, pages_from
+from tests.model.random_adapters import random_adapter
 from tests.model.tiny import save
+from tests.support.untyped import present
 from tests.unit.executor.harness import Harness, opening
 
 PAGE, PAGES, VOCABULARY = 16, 256, 211
@@ -205,3 +207,30 @@ def test_forward_once_gives_what_one_rank_gives(pair: Pair) -> None:
             ours, theirs = getattr(two, name), getattr(one, name)
             assert ours.shape == theirs.shape
             assert np.abs(ours - theirs).max() < 1e-4
+
+
+def test_adapters_change_what_they_change_on_one_rank(pair: Pair) -> None:
+    adapters = [random_adapter(pair.one, seed, rank) for seed, rank in enumerate((4, 9, 16))]
+
+    def answers(backend: Backend) -> list[np.ndarray]:
+        target = present(backend.info.adapters)
+        prepared = [backend.prepare_adapter(adapter) for adapter in adapters]
+        for one, adapter in zip(prepared, adapters, strict=True):
+            size = one.own.bytes + one.buffer.nbytes if backend is pair.two else one.bytes
+            assert size == target.held_bytes(adapter.rank, adapter.keys, adapter.bytes)
+        pages, results = pages_from(1), []
+        drivers = [Driver(pages, PAGE) for _ in range(5)]
+        for slots in ((0, 1), (2, 1)):  # the first adapter's slot is given to the third
+            for slot, number in enumerate(slots):
+                backend.load_adapter(slot, prepared[number])
+            rows = [
+                replace(driver.feed(tokens_of(40 + i, 9 + i), outputs=3), slot=i % 3 - 1)
+                for i, driver in enumerate(drivers)
+            ]
+            results += [logits_of(out) for out in backend.forward(rows)]
+            backend.unload_adapter(0)
+        return results
+
+    one, two = answers(pair.one), answers(pair.two)
+    assert max(np.abs(a - b).max() for a, b in zip(one, two, strict=True)) < 1e-4
+    assert np.abs(one[1] - one[6]).max() > 0.1

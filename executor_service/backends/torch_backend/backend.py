@@ -7,10 +7,12 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from executor_service.adapters.weights import AdapterTarget, AdapterWeights
 from executor_service.backends.base import (
     ForwardOutput,
     ForwardRow,
@@ -20,15 +22,17 @@ from executor_service.backends.base import (
     Progress,
     RowOutput,
     TokenizerBundle,
-    WithoutAdapters,
 )
 from executor_service.backends.torch_backend.finite import FiniteCheckpoint
 from executor_service.backends.torch_backend.host_runner import HostRunner
 from executor_service.backends.torch_backend.kernel_choice import DTYPES, make_kernels
 from executor_service.backends.torch_backend.kernels import Kernels, LayerCache, PlainKernels
+from executor_service.backends.torch_backend.low_rank import parts_of
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.runner import Runner
 from executor_service.backends.torch_backend.shard import Shard, Whole
+from executor_service.backends.torch_backend.slot_adapters import SlotAdapters
+from executor_service.backends.torch_backend.spec import ModelSpec
 from executor_service.backends.torch_backend.tokenizer_files import (
     tokenizer_from_directory,
     tokenizer_from_gguf,
@@ -76,7 +80,7 @@ class TorchConfig:
             raise ValueError(f"threads {self.threads} is negative")
 
 
-class TorchBackend(WithoutAdapters):
+class TorchBackend:
     """Implements `Backend`."""
 
     info: ModelDescription
@@ -86,6 +90,7 @@ class TorchBackend(WithoutAdapters):
         self._model: Model | None = None
         self._caches: list[LayerCache] = []
         self._runner: Runner | None = None
+        self._adapters: SlotAdapters | None = None
         self.max_piece_tokens = config.max_piece_tokens
         self.max_pending_forwards = 1
 
@@ -115,6 +120,8 @@ class TorchBackend(WithoutAdapters):
             with torch.inference_mode():
                 weights = FiniteCheckpoint(self._shard.cut(checkpoint), kernels.dtype)
                 self._model = Model(weights, kernels, progress, self._shard)
+            if kernels.low_rank is not None:
+                self._adapters = SlotAdapters(self._model.spec, kernels.low_rank, self._shard)
         finally:
             checkpoint.close()
         self.info = self._describe(checkpoint, digest)
@@ -168,6 +175,18 @@ class TorchBackend(WithoutAdapters):
                 cache.k[target] = cache.k[source]
                 cache.v[target] = cache.v[source]
 
+    def prepare_adapter(self, weights: AdapterWeights) -> Any:
+        """This rank's part of an adapter, as the kernels read it. Raises ModelError."""
+        return self.adapters.pack(weights)
+
+    def load_adapter(self, slot: int, prepared: Any) -> None:
+        """Bring an adapter to a slot; nothing is copied."""
+        self.adapters.load(slot, prepared)
+
+    def unload_adapter(self, slot: int) -> None:
+        """Forget what is in a slot."""
+        self.adapters.unload(slot)
+
     def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
         """One result per input, without using the KV cache; `want`: of "hidden", "embedding", "logits"."""
         with torch.inference_mode(), self.model.kernels.step():
@@ -187,7 +206,7 @@ class TorchBackend(WithoutAdapters):
         """Free weights, KV storage and threads."""
         if self._model is not None:
             self._model.kernels.close()
-        self._model, self._caches, self._runner = None, [], None
+        self._model, self._caches, self._runner, self._adapters = None, [], None, None
 
     @property
     def runner(self) -> Runner:
@@ -203,13 +222,20 @@ class TorchBackend(WithoutAdapters):
             raise RuntimeError("the model is not loaded")
         return self._model
 
+    @property
+    def adapters(self) -> SlotAdapters:
+        """The slots; RuntimeError before `load`, and where `info.adapters` is None."""
+        if self._adapters is None:
+            raise RuntimeError("there are no adapters")
+        return self._adapters
+
     def _new_runner(self, page_size: int) -> Runner:
         if self.model.kernels.device.type == "cuda" and isinstance(self._shard, Whole):
             # Imported only here: Triton comes with torch's CUDA builds alone.
             from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
 
             return DeviceRunner(self.model, self._caches, page_size)
-        return HostRunner(self.model, self._shard, self._caches, page_size)
+        return HostRunner(self.model, self._shard, self._caches, page_size, self._adapters)
 
     def _kernels(self) -> Kernels:
         threads = self._config.threads or os.cpu_count() or 1
@@ -241,7 +267,13 @@ class TorchBackend(WithoutAdapters):
             head_size=spec.head_dim,
             supported_dtypes=("float32", "bfloat16", "float16", "int8", *(("fp8",) if on_cuda else ())),
             supported_devices=("cpu", *(("cuda",) if torch.cuda.is_available() else ())),
+            adapters=None if self._adapters is None else self._target(spec, self._adapters),
         )
+
+    @staticmethod
+    def _target(spec: ModelSpec, adapters: SlotAdapters) -> AdapterTarget:
+        linears = {key: (part.inputs, part.outputs) for key, part in parts_of(spec).items()}
+        return AdapterTarget(linears, adapters.bytes)
 
     def _has_tokenizer(self, checkpoint: Checkpoint) -> bool:
         if isinstance(checkpoint, GgufCheckpoint):

@@ -12,6 +12,7 @@ from executor_service.backends.torch_backend.kernels import LayerCache
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.prompt_outputs import joined, output_states, prompt_outputs
 from executor_service.backends.torch_backend.shard import Shard
+from executor_service.backends.torch_backend.slot_adapters import SlotAdapters, by_slot
 
 
 class HostRunner:
@@ -19,17 +20,37 @@ class HostRunner:
 
     max_pending_forwards = 1
 
-    def __init__(self, model: Model, shard: Shard, caches: Sequence[LayerCache], page_size: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        shard: Shard,
+        caches: Sequence[LayerCache],
+        page_size: int,
+        adapters: SlotAdapters | None = None,
+    ) -> None:
+        """`adapters`: in whose slots the rows' adapters are; None: rows have none."""
         self._model, self._shard, self._caches, self._page_size = model, shard, caches, page_size
+        self._adapters = adapters
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         """Do nothing: CUDA graphs need the `DeviceRunner`."""
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+        order = by_slot(rows)
+        if order is None:
+            return ComputedForward(self._compute(rows, None))
+        results = self._compute([rows[i] for i in order], self._adapters)
+        found = dict(zip(order, results, strict=False))  # ranks above 0 have fewer, which nobody reads
+        return ComputedForward([found[i] for i in sorted(found)])
+
+    def _compute(self, rows: Sequence[ForwardRow], adapters: SlotAdapters | None) -> list[RowOutput]:
+        """The results in the order of the rows, in which those of one slot follow each other."""
         model = self._model
         with torch.inference_mode(), model.kernels.step():
             batch = Batch.of(rows, self._page_size, model.kernels.device)
-            states = model.hidden(batch.tokens, batch.states, model.prepare(batch), self._caches)
+            changes = None if adapters is None else adapters.changes(rows)
+            prepared = model.prepare(batch)
+            states = model.hidden(batch.tokens, batch.states, prepared, self._caches, changes)
             places = output_states(rows)
             hidden = states if places is None else states[torch.from_numpy(places).to(states.device)]
             results: list[RowOutput] = []
@@ -44,4 +65,4 @@ class HostRunner:
             if places is not None:
                 for index, found in prompt_outputs(model, self._shard, rows, states).items():
                     results[index] = joined(results[index], found)
-            return ComputedForward(results)
+            return results

@@ -23,6 +23,7 @@ from executor_service.backends.torch_backend.kernels import (
     LayerCache,
     Linear,
 )
+from executor_service.backends.torch_backend.low_rank import NO_CHANGES, LayerChanges, StepChanges
 from executor_service.backends.torch_backend.rope import rope_tables
 from executor_service.backends.torch_backend.shard import Shard, Whole
 from executor_service.backends.torch_backend.spec import MoeSpec
@@ -37,9 +38,9 @@ class Mlp:
         self.gated: GatedLinear = kernels.gated(gate, up)
         self.down = shard.summed(kernels.linear([checkpoint.read(prefix + "down_proj.weight")]))
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+    def add(self, x: torch.Tensor, residual: torch.Tensor, changes: LayerChanges = NO_CHANGES) -> None:
         """residual += mlp(x)."""
-        self.down(self.gated(x), add_to=residual)
+        self.down(self.gated(x, change=changes.gated), add_to=residual, change=changes.down)
 
     def bytes(self) -> int:
         """Bytes of the weights."""
@@ -65,8 +66,11 @@ class MixtureMlp:
 
         self.experts = experts(kernels, moe, checkpoint.spec.hidden_size, read)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> None:
-        """residual += sum of the weighted experts of each token; both [tokens, hidden]."""
+    def add(self, x: torch.Tensor, residual: torch.Tensor, changes: LayerChanges = NO_CHANGES) -> None:
+        """residual += sum of the weighted experts of each token, which adapters do not change.
+
+        Both are [tokens, hidden].
+        """
         shares, chosen = torch.softmax(self.router(x).float(), dim=-1).topk(self.moe.experts_per_token)
         if self.moe.norm_topk_prob:
             shares = shares / shares.sum(-1, keepdim=True)
@@ -136,20 +140,28 @@ class Model:
         return self.kernels.prepare(batch, self.spec.heads // self.spec.kv_heads)
 
     def hidden(
-        self, tokens: torch.Tensor, states: torch.Tensor, prepared: Any, caches: Sequence[LayerCache]
+        self,
+        tokens: torch.Tensor,
+        states: torch.Tensor,
+        prepared: Any,
+        caches: Sequence[LayerCache],
+        changes: StepChanges | None = None,
     ) -> torch.Tensor:
         """The final hidden states [states, hidden] of the tokens that `states` names, after the norm.
 
         tokens [tokens] and what `prepare` made of their batch; states [states]; int64, or int32 on CUDA.
+        `changes`: what adapters change for these tokens.
         """
         kernels, eps = self.kernels, self.spec.norm_eps
         x = self._shard.embed(self._embedding_rows, tokens)
         if self._recorded is not None and len(x) <= self._recorded.max_tokens:
-            return kernels.rms_norm(self._recorded(x, prepared, caches)[states], self.norm, eps)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            qkv = layer.qkv(kernels.rms_norm(x, layer.attention_norm, eps))
-            layer.output(kernels.attention(qkv, cache, prepared, layer.attention), add_to=x)
-            layer.mlp.add(kernels.rms_norm(x, layer.mlp_norm, eps), x)
+            return kernels.rms_norm(self._recorded(x, prepared, caches, changes)[states], self.norm, eps)
+        for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            change = NO_CHANGES if changes is None else changes.of_layer(i)
+            qkv = layer.qkv(kernels.rms_norm(x, layer.attention_norm, eps), change=change.qkv)
+            attended = kernels.attention(qkv, cache, prepared, layer.attention)
+            layer.output(attended, add_to=x, change=change.output)
+            layer.mlp.add(kernels.rms_norm(x, layer.mlp_norm, eps), x, change)
         return kernels.rms_norm(x[states], self.norm, eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import pytest
 from paceline.channel import PLAINTEXT, Security
 
 from tests.conformance.kit.client import Executor
-from tests.conformance.kit.tiny_model import write_tiny_model
+from tests.conformance.kit.tiny_model import tiny_adapter, write_tiny_model
 from tests.support.adapter_files import write_adapter
 from tests.support.processes import running
 
@@ -41,22 +41,24 @@ def start(backend: str, processes: ExitStack, directories: pytest.TempPathFactor
     """One of our own backends as a process of `processes`."""
     directory = directories.mktemp(backend)
     process = processes.enter_context(running("executor_service", arguments(backend, directory), directory))
-    adapters = () if backend == "torch" else ADAPTERS
-    return Target(backend, address=process.address, adapters=adapters)
+    return Target(backend, address=process.address, adapters=ADAPTERS)
 
 
 def arguments(backend: str, directory: Path) -> list[str]:
     """The command line of one of our own backends."""
-    if backend == "torch":
-        model = write_tiny_model(directory / "model", CONTEXT_LENGTH)
-        return ["--backend", backend, "--model", str(model), "--device", "cpu", "--threads", "1", *SMALL]
     if backend == SLOW:
         knobs = ["--token-us", "400", "--max-piece-tokens", "16"]
         return [*arguments("oracle", directory), *knobs]
     for seed, path in enumerate(ADAPTERS):
-        write_adapter(directory / "adapters" / path, seed=seed)
+        changes = tiny_adapter(seed) if backend == "torch" else {"seed": seed}
+        write_adapter(directory / "adapters" / path, **changes)
     adapters = ["--adapter-dir", str(directory / "adapters"), "--adapter-slots", str(len(ADAPTERS) - 1)]
-    return ["--backend", backend, "--context-length", str(CONTEXT_LENGTH), *adapters, *SMALL]
+    if backend == "torch":
+        model = write_tiny_model(directory / "model", CONTEXT_LENGTH)
+        chosen = ["--model", str(model), "--device", "cpu", "--threads", "1"]
+    else:
+        chosen = ["--context-length", str(CONTEXT_LENGTH)]
+    return ["--backend", backend, *chosen, *adapters, *SMALL]
 
 
 def connect(target: Target, processes: ExitStack) -> Executor:

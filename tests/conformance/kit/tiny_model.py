@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tests.support.adapter_files import factors
 
 HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 64, 96, 2, 4, 2, 16, 320
 
@@ -39,6 +42,19 @@ def write_tiny_model(directory: Path, context_length: int) -> Path:
     save_file(_weights(), directory / "model.safetensors", metadata={"format": "pt"})
     _byte_tokenizer().save(str(directory / "tokenizer.json"))
     return directory
+
+
+def tiny_adapter(seed: int) -> dict[str, Any]:
+    """Arguments of `write_adapter` for an adapter of all linear layers."""
+    q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    linears = {
+        "self_attn.q_proj": (HIDDEN, q), "self_attn.k_proj": (HIDDEN, kv), "self_attn.v_proj": (HIDDEN, kv),
+        "self_attn.o_proj": (q, HIDDEN), "mlp.gate_proj": (HIDDEN, FFN), "mlp.up_proj": (HIDDEN, FFN),
+        "mlp.down_proj": (FFN, HIDDEN),
+    }  # fmt: skip
+    shapes = {(layer, path): shape for layer in range(LAYERS) for path, shape in linears.items()}
+    modules = [path.partition(".")[2] for path in linears]
+    return {"tensors": factors(shapes, seed=seed, gain=0.2), "target_modules": modules}
 
 
 def _weights() -> dict[str, np.ndarray]:

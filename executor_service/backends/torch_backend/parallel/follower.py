@@ -7,6 +7,7 @@ from paceline.service.logs import Log
 
 from executor_service.backends.ranks import Rank
 from executor_service.backends.torch_backend.backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.parallel.adapter_buffer import SLOT, unpack_weights
 from executor_service.backends.torch_backend.parallel.group import Group
 from executor_service.backends.torch_backend.parallel.plan_buffer import (
     Body,
@@ -41,6 +42,10 @@ def follow(config: TorchConfig, rank: Rank, timeout_s: float) -> None:
 def _obey(backend: TorchBackend, call: CollectiveCall, body: Body) -> None:
     if call is CollectiveCall.FORWARD:
         backend.forward(unpack_rows(body))
+    elif call is CollectiveCall.LOAD_ADAPTER:
+        backend.load_adapter(int(body[SLOT]), backend.prepare_adapter(unpack_weights(body)))
+    elif call is CollectiveCall.UNLOAD_ADAPTER:
+        backend.unload_adapter(int(body[0]))
     elif call is CollectiveCall.COPY_PAGE:
         backend.copy_page(int(body[0]), int(body[1]))
     elif call is CollectiveCall.ALLOCATE:

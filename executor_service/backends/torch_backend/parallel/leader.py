@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
+from executor_service.adapters.weights import AdapterTarget, AdapterWeights, LinearKey
 from executor_service.backends.base import (
     ForwardOutput,
     ForwardRow,
@@ -21,9 +24,11 @@ from executor_service.backends.base import (
 from executor_service.backends.followers import Followers
 from executor_service.backends.ranks import Rank
 from executor_service.backends.torch_backend.backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.parallel.adapter_buffer import SLOT, buffer_bytes, pack_weights
 from executor_service.backends.torch_backend.parallel.cut import Cut
 from executor_service.backends.torch_backend.parallel.group import Group
 from executor_service.backends.torch_backend.parallel.plan_buffer import (
+    Body,
     CollectiveCall,
     pack_inputs,
     pack_rows,
@@ -33,6 +38,14 @@ from executor_service.backends.torch_backend.weights import open_checkpoint
 from executor_service.contract.plan import TokenIds
 
 _NOTHING = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAdapter:
+    """An adapter on rank 0."""
+
+    own: Any  # this rank's part
+    buffer: Body  # all of it
 
 
 class LeaderBackend(Synchronous):
@@ -67,7 +80,14 @@ class LeaderBackend(Synchronous):
             )
             self._backend = TorchBackend(self._config, TensorShard(self._group))
             self._backend.load(progress)
-        self.info = self._backend.info
+        self.info, own = self._backend.info, self._backend.info.adapters
+        if own is not None:
+
+            def held(rank: int, changed: Iterable[LinearKey], stored: int) -> int:
+                keys = list(changed)
+                return own.held_bytes(rank, keys, stored) + buffer_bytes(keys, stored)
+
+            self.info = replace(self.info, adapters=AdapterTarget(own.linears, held))
 
     def tokenizer(self) -> TokenizerBundle:
         return self._backend.tokenizer()
@@ -97,6 +117,22 @@ class LeaderBackend(Synchronous):
         with self._all_or_none():
             self._group.send_plan(CollectiveCall.COPY_PAGE, np.array([source, target], np.int32))
             self._backend.copy_page(source, target)
+
+    def prepare_adapter(self, weights: AdapterWeights) -> LeaderAdapter:
+        """This rank's part, and a buffer for the others, which is kept for the next time."""
+        return LeaderAdapter(self._backend.prepare_adapter(weights), pack_weights(weights))
+
+    def load_adapter(self, slot: int, prepared: LeaderAdapter) -> None:
+        """Send an adapter to the other ranks, each of which packs its part."""
+        with self._all_or_none():
+            prepared.buffer[SLOT] = slot
+            self._group.send_plan(CollectiveCall.LOAD_ADAPTER, prepared.buffer)
+            self._backend.load_adapter(slot, prepared.own)
+
+    def unload_adapter(self, slot: int) -> None:
+        with self._all_or_none():
+            self._group.send_plan(CollectiveCall.UNLOAD_ADAPTER, np.array([slot], np.int32))
+            self._backend.unload_adapter(slot)
 
     def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
         with self._all_or_none():

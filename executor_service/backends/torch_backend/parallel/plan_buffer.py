@@ -1,8 +1,8 @@
 """Rank 0's calls as int32 arrays, from which the other ranks make the same calls.
 
-Of a row the other ranks need its pages and the tokens that it feeds. Only rank 0 samples and scores. Of
-sampling the others need one bit: whether rank 0 needs their largest logit alone (a greedy row) or all of
-their logits.
+Of a row the other ranks need its pages, the tokens that it feeds and the slot of its adapter. Only rank 0
+samples and scores. Of sampling the others need one bit: whether rank 0 needs their largest logit alone (a
+greedy row) or all of their logits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Body = NDArray[np.int32]
 
 _WANTS = ("hidden", "embedding", "logits")
 _GREEDY = Sampling()
-_HEAD = 9  # numbers of a row, see `_head`
+_HEAD = 10  # numbers of a row, see `_head`
 _NO_PROMPT = PromptOutputs()
 
 
@@ -34,6 +34,8 @@ class CollectiveCall(enum.IntEnum):
     FORWARD = 3
     FORWARD_ONCE = 4
     DEFAULT_PAGES = 5  # page size, rows, tokens
+    LOAD_ADAPTER = 6  # what `adapter_buffer` makes of it
+    UNLOAD_ADAPTER = 7  # slot
 
 
 def pack_rows(rows: Sequence[ForwardRow]) -> Body:
@@ -63,19 +65,20 @@ def unpack_rows(body: Body) -> list[ForwardRow]:
             outputs=int(outputs),
             output=OutputMode.SAMPLE if greedy else OutputMode.FULL,
             sampling=_GREEDY,
+            slot=int(slot),
             prompt=_unpack_prompt(*prompt),
         )
-        for (start, _, outputs, greedy, _, *prompt), tokens, table in zip(
+        for (start, _, outputs, greedy, _, slot, *prompt), tokens, table in zip(
             heads, parts[:count], parts[count : 2 * count], strict=True
         )
     ]
 
 
 def _head(row: ForwardRow) -> tuple[int, ...]:
-    """Start, tokens, outputs, greedy, pages; of its prompt: first target, targets, last, total."""
+    """Start, tokens, outputs, greedy, pages, slot; of its prompt: first target, targets, last, total."""
     prompt = row.prompt or _NO_PROMPT
     asked = prompt.first, len(prompt.targets), prompt.last, prompt.total
-    return row.start, len(row.tokens), row.outputs, is_greedy(row), len(row.block_table), *asked
+    return row.start, len(row.tokens), row.outputs, is_greedy(row), len(row.block_table), row.slot, *asked
 
 
 def _unpack_prompt(first: int, targets: int, last: int, total: int) -> PromptOutputs | None:
