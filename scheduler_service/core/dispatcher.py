@@ -53,6 +53,7 @@ class Dispatcher:
             lambda late: self._expiry.give_up(late, now),
             now,
             may_ask=target.may_be_asked(now),
+            may_take_slots=target.may_take_slots(now),
         )
         if alone:
             builder.fill_alone(pool.isolated[0])

@@ -17,7 +17,7 @@ that fairness then costs a step nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from math import ceil
 from typing import TypeAlias
@@ -139,6 +139,16 @@ class FairQueue:
             else:
                 return account
         return None
+
+    def next_sequence(self, passed: Collection[bytes]) -> LiveSequence | None:
+        """The sequence to admit next; None if none is queued whose adapter is not one of `passed`."""
+        account = self.first()
+        if account is None or not passed:
+            return None if account is None else account.queued[0]
+        if (sequence := account.queued.first(passed)) is not None:
+            return sequence
+        firsts = [one for a in self._active.values() if (one := a.queued.first(passed)) is not None]
+        return min(firsts, key=lambda one: _turn(one.live.account), default=None)
 
     def admitted(self, sequence: LiveSequence) -> None:
         """Take a sequence that got a cache out of the queue, and charge its prompt."""

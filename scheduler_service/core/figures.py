@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from heapq import nlargest
 
 from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.fairness import FairQueue
 from scheduler_service.core.forecast import Forecast
+from scheduler_service.core.sequence import LiveRequest
 from scheduler_service.core.sequence_pool import SequencePool
-from scheduler_service.core.snapshot import Share, Snapshot, Totals
+from scheduler_service.core.snapshot import AdapterUse, Share, Snapshot, Totals
+from scheduler_service.core.states import WITH_CACHE, SequenceState
 from scheduler_service.core.target_executor import TargetExecutor
 
 
@@ -45,3 +48,15 @@ def largest_shares(queue: FairQueue, count: int) -> list[Share]:
         Share(a.identity, a.taken, a.refused, a.tokens, a.running, a.queued_requests)
         for a in nlargest(count, queue.accounts, key=lambda a: (a.tokens, a.identity))
     ]
+
+
+def count_adapters(requests: Iterable[LiveRequest]) -> dict[bytes, AdapterUse]:
+    """The sequences of these requests that have not ended, by adapter; those without one left out."""
+    uses: dict[bytes, AdapterUse] = {}
+    for live in requests:
+        if live.request.adapter:
+            use = uses.setdefault(live.request.adapter, AdapterUse())
+            for sequence in live.sequences:
+                use.running += sequence.state in WITH_CACHE
+                use.waiting += sequence.state in (SequenceState.QUEUED, SequenceState.HELD)
+    return uses

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduler_service.core.account import Account
+from scheduler_service.core.adapter_slots import SlotTurns
 from scheduler_service.core.admission import Admission, Start
 from scheduler_service.core.in_flight import StepsInFlight
 from scheduler_service.core.policy import JointLimits, can_go_ahead, pages_back, victims
@@ -37,8 +38,10 @@ class StepBuilder:
         now: float,
         *,
         may_ask: bool,
+        may_take_slots: bool,
     ) -> None:
         """pages: available, and not promised to steps in flight. may_ask: the executor may be asked to open.
+        may_take_slots: likewise, for adapters that no sequence with a cache has.
         give_up: fails the request of a queued sequence that can't meet its deadline any more.
         """
         self._pool = pool
@@ -48,6 +51,8 @@ class StepBuilder:
         self._admission = admission
         self._give_up = give_up
         self._now = now
+        slots = limits.adapter_slots if may_take_slots else len(pool.slots)
+        self._slots = SlotTurns(pool.slots, slots)
         self._prefilling: list[LiveSequence] = []  # with a cache, and more than one token to compute
         self._max_pace_s: float | None = None
         self._drafts_to_come = False  # some sequence gets no row, since it waits for drafts
@@ -89,10 +94,14 @@ class StepBuilder:
                 self._feed_chunk(sequence)
             if self.stalled and nothing_to_free and self._may_ask:
                 self._force(isolated)
-        elif self._may_ask and len(pool.running) < self._limits.max_sequences:
+        elif self._may_ask and self._has_place(isolated):
             self._start(isolated, force=nothing_to_free)  # even if it may miss its deadline
         if self.schedule.empty and others and self._may_ask and not pool.releases:
             pool.preempt(pool.last_in_turn())  # one in each step, until there is room
+
+    def _has_place(self, isolated: LiveSequence) -> bool:
+        has_slot = self._slots.admits(isolated.live.request.adapter)
+        return has_slot and len(self._pool.running) < self._limits.max_sequences
 
     def _feed(self, running: SequenceQueue | list[LiveSequence]) -> None:
         """Schedule a decode for each sequence that can have one; collect those with a prompt to compute."""
@@ -219,18 +228,22 @@ class StepBuilder:
     def _admit(self, *, force: bool, ahead_of: Account | None = None) -> None:
         """Start queued sequences in the order of turns, until one does not fit; none may overtake it.
 
+        A sequence that waits for its adapter's slot may be overtaken (`adapter_slots.py`).
+
         force: try the first one whatever the page count says, since nothing else could free pages.
         ahead_of: start only sequences of identities that were served less than this one.
         """
         pool = self._pool
-        while (account := pool.queue.first()) is not None:
+        while (sequence := pool.queue.next_sequence(self._slots.passed)) is not None:
+            account = sequence.live.account
             if ahead_of is not None and (account is ahead_of or account.counter > ahead_of.counter):
                 return
             if self.schedule.tokens_left < 1:
                 return
+            if not self._slots.admits(sequence.live.request.adapter):
+                continue
             if len(pool.running) >= self._limits.max_sequences and not self._make_way(account):
                 return
-            sequence = account.queued[0]
             if len(pool.running):
                 start = self._may_start(sequence)
                 if start is Start.NEVER:
@@ -243,6 +256,7 @@ class StepBuilder:
                     need = self._limits.pages(len(sequence.tokens) + 1)
                     self._make_way(account, need - max(0, self.schedule.pages_left - self.reserve))
                 return
+            self._slots.started(sequence.live.request.adapter)
             force = False
 
     def _may_start(self, sequence: LiveSequence) -> Start:
@@ -275,6 +289,7 @@ class StepBuilder:
             stop_token_ids=sequence.live.stop_token_ids,
             min_tokens=sequence.live.request.min_tokens,
             salt=sequence.live.request.salt,
+            adapter=sequence.live.request.adapter,
             sequence=sequence,
         )
         schedule.add_opening(opening, need)

@@ -22,6 +22,7 @@ class JointLimits:
     total_pages: int
     request_tokens: int  # prompt and output of one completion, which must be able to run alone
     in_flight: int  # steps
+    adapter_slots: int  # adapters that sequences with a cache have at once
 
     @classmethod
     def of(cls, config: CoreConfig, capacity: Capacity) -> JointLimits:
@@ -35,6 +36,7 @@ class JointLimits:
             total_pages=capacity.total_pages,
             request_tokens=min(capacity.context_length, capacity.total_pages * capacity.page_size),
             in_flight=min(config.max_in_flight or capacity.steps_to_be_busy, capacity.max_in_flight),
+            adapter_slots=capacity.max_adapter_slots,
         )
 
     def pages(self, tokens: int) -> int:

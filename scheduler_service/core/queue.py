@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,10 @@ class SequenceQueue:
         """Remove a sequence if it is here."""
         if sequence in self:
             self.remove(sequence)
+
+    def first(self, passed: Container[bytes]) -> LiveSequence | None:
+        """The first sequence whose adapter is not one of `passed`."""
+        return next((one for one in self._items if one.live.request.adapter not in passed), None)
 
     def __contains__(self, sequence: LiveSequence) -> bool:
         at = bisect_left(self._items, sequence.key, key=_key)

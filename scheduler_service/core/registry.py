@@ -235,6 +235,8 @@ def misfit(request: Request, limits: JointLimits) -> tuple[str, str] | None:
     """The field, and what is wrong with it, if a completion could not even run alone; None if it could."""
     if not request.prompt:
         return "prompt", "is empty"
+    if request.adapter and not limits.adapter_slots:
+        return "model", "is an adapter, and the executor has none"
     if request.n < 1:
         return "n", "must be at least 1"
     if len(request.prompt) >= limits.request_tokens:

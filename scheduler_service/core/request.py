@@ -79,6 +79,7 @@ class Request:
     arrival: float = 0.0
     deadline: float | None = None
     salt: bytes = b""
+    adapter: bytes = b""  # fingerprint of the one that changes the model; empty: none
     speculation: DraftingWish = DraftingWish()
     identity: str = ""  # of the caller: the unit of fairness and of the queue's bounds
     weight: float = 1.0  # of that identity: it gets service in proportion to it

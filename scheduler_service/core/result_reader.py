@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from itertools import chain
 
@@ -17,10 +18,18 @@ from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.snapshot import Totals
 from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.states import SequenceState
-from scheduler_service.core.step import Code, RowAnswer, StepAnswer
+from scheduler_service.core.step import Code, RefusalCause, RowAnswer, StepAnswer
 
 _STALE = frozenset({Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION})
 """Codes of a row whose cache is not in the executor as the core believes: it is opened again."""
+
+
+class Shortage(enum.Flag):
+    """What the executor had not enough of. The caller should wait before it asks for more."""
+
+    NONE = 0
+    ROOM = enum.auto()  # pages, places for sequences, an adapter that it lacks at the moment; or it drains
+    SLOTS = enum.auto()  # for adapters
 
 
 class ResultReader:
@@ -40,14 +49,10 @@ class ResultReader:
         self._speculator = speculator
         self._counters = counters
 
-    def read(self, step: SentStep, result: StepAnswer, now: float) -> tuple[list[Event], bool]:
-        """Apply the answer to `step`. Returns the events, and whether the executor was short of something.
-
-        Short means out of pages or of places for sequences, or draining: the caller should wait before it
-        asks for more.
-        """
+    def read(self, step: SentStep, result: StepAnswer, now: float) -> tuple[list[Event], Shortage]:
+        """Apply the answer to `step`. Returns the events, and what the executor was short of."""
         events: list[Event] = []
-        short = starved = False
+        short, starved = Shortage.NONE, False
         for fork, answer in zip(step.forks, result.forks, strict=True):
             if answer.code and fork.sequence.cache_id == fork.cache_id:
                 short |= self._refused(fork.sequence, answer, events, now)
@@ -60,8 +65,8 @@ class ResultReader:
                     self._sampled(item, answer, events, now)
                 else:
                     self._advanced(item.sequence, answer, events, now)
-            elif self._refused_row(item, answer, events, now):
-                short = True
+            elif lacking := self._refused_row(item, answer, events, now):
+                short |= lacking
                 starved |= item.sequence.cache_id > 0 and not item.drafts
         if starved and self._pool.running:
             self._pool.preempt(self._pool.last_in_turn())
@@ -112,15 +117,17 @@ class ResultReader:
 
     def _refused_row(
         self, row: ScheduledRow | ScheduledOpening, answer: RowAnswer, events: list[Event], now: float
-    ) -> bool:
-        """Handle a refused row; returns whether the executor was short of something."""
+    ) -> Shortage:
+        """Handle a refused row; returns what the executor was short of."""
         sequence = row.sequence
         sequence.refuse_row()
         if row.kv_length != sequence.kv:
-            return False  # it was sent to follow a row that was refused
+            return Shortage.NONE  # it was sent to follow a row that was refused
         if row.drafts and answer.code not in _STALE:  # perhaps for its drafts: the next row has none
             self._speculator.refused(sequence)
-            return answer.code is Code.RESOURCE_EXHAUSTED and not answer.grammar_behind
+            if answer.code is not Code.RESOURCE_EXHAUSTED or answer.cause is RefusalCause.GRAMMAR_BEHIND:
+                return Shortage.NONE
+            return Shortage.ROOM
         return self._refused(sequence, answer, events, now)
 
     def _prefilled(self, sequence: LiveSequence, answer: RowAnswer, now: float) -> None:
@@ -144,31 +151,36 @@ class ResultReader:
         # A fork's row has no prefix hit: its cache began with the tokens that were copied.
         self._counters.cached_tokens += sequence.note_cache(answer.cached_length or sequence.kv)
 
-    def _refused(self, sequence: LiveSequence, answer: RowAnswer, events: list[Event], now: float) -> bool:
+    def _refused(
+        self, sequence: LiveSequence, answer: RowAnswer, events: list[Event], now: float
+    ) -> Shortage:
         """Treat a refused row by the code of the answer.
 
-        An opening for which the executor has no room is queued again; a running sequence is left as it is. A
-        stale cache is opened again, up to `max_refusals` times in a row. Anything else fails the request.
+        An opening for which the executor has no room, or not its adapter, is queued again; a running sequence
+        is left as it is. A stale cache is opened again, up to `max_refusals` times in a row. Anything else
+        fails the request.
 
-        Returns whether the executor was short of something, which is no fault of the sequence.
+        Returns what the executor was short of, which is no fault of the sequence.
         """
         code, opening = answer.code, sequence.state is SequenceState.OPENING
-        if code is Code.RESOURCE_EXHAUSTED or (code is Code.UNAVAILABLE and opening):
+        lacks_adapter = answer.cause is RefusalCause.ADAPTER  # the caller has it loaded again
+        if code is Code.RESOURCE_EXHAUSTED or (opening and (code is Code.UNAVAILABLE or lacks_adapter)):
             if opening:
                 self._pool.requeue(sequence)
-                if answer.grammar_behind:
-                    sequence.fall_behind()
-            # Until its grammar has read its output, a running sequence's row is sent with every step.
-            return opening or not answer.grammar_behind
+            if answer.cause is RefusalCause.GRAMMAR_BEHIND:
+                if not opening:
+                    return Shortage.NONE  # its row is sent with every step until the output has been read
+                sequence.fall_behind()
+            return Shortage.SLOTS if answer.cause is RefusalCause.ADAPTER_SLOTS else Shortage.ROOM
         if code in _STALE:
             self._stale(sequence, answer.message, events, now)
-        elif answer.by_grammar:
+        elif answer.cause is RefusalCause.GRAMMAR:
             events.append(self._registry.fail(sequence.live, Failure.GRAMMAR, answer.message, now))
         elif code is Code.INTERNAL:
             events.append(self._registry.fail(sequence.live, Failure.NOT_FINITE, answer.message, now))
         else:
             events.append(self._registry.fail(sequence.live, Failure.REFUSED, answer.message, now))
-        return False
+        return Shortage.NONE
 
     def _stale(self, sequence: LiveSequence, message: str, events: list[Event], now: float) -> None:
         """The cache is not as recorded here: open another one, or fail the request if that happened often."""

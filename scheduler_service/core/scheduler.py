@@ -27,14 +27,14 @@ from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.errors import AdmissionError, NotReady
 from scheduler_service.core.events import CompletionEnded, EndReason, Event, Failed, Failure
 from scheduler_service.core.expiry import Expiry
-from scheduler_service.core.figures import largest_shares, take_snapshot
+from scheduler_service.core.figures import count_adapters, largest_shares, take_snapshot
 from scheduler_service.core.forecast import Forecast
 from scheduler_service.core.policy import JointLimits
 from scheduler_service.core.registry import Registry, max_tokens
 from scheduler_service.core.request import Request
-from scheduler_service.core.result_reader import ResultReader
+from scheduler_service.core.result_reader import ResultReader, Shortage
 from scheduler_service.core.sequence_pool import SequencePool
-from scheduler_service.core.snapshot import Share, Snapshot, Totals
+from scheduler_service.core.snapshot import AdapterUse, Share, Snapshot, Totals
 from scheduler_service.core.states import SequenceState
 from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 from scheduler_service.core.target_executor import TargetExecutor
@@ -103,6 +103,14 @@ class StepScheduler:
     def shares(self, most: int) -> list[Share]:
         """The shares of the identities that were served most, at most so many."""
         return largest_shares(self._pool.queue, most)
+
+    def uses_adapter(self, adapter: bytes) -> bool:
+        """Whether a live request has this adapter."""
+        return any(live.request.adapter == adapter for live in self._registry)
+
+    def adapter_use(self) -> dict[bytes, AdapterUse]:
+        """The sequences of live requests with an adapter, by its fingerprint."""
+        return count_adapters(self._registry)
 
     def check_integrity(self) -> None:
         """Compare all bookkeeping with itself. Raises AssertionError naming what is wrong."""
@@ -294,7 +302,9 @@ class StepScheduler:
         if work is not None:
             emitted = self._counters.completion_tokens - emitted
             self._forecast.worked(work, len(step.plan.openings), emitted)
-        if short:
+        if Shortage.ROOM in short:
             self._target.was_short(now)
+        if Shortage.SLOTS in short:
+            self._target.was_short_of_slots(now)
         earlier = self._expiry.take()
         return earlier + events if earlier else events

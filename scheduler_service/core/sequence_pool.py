@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler_service.core.adapter_slots import UsedSlots
 from scheduler_service.core.fairness import FairQueue
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
@@ -19,6 +20,7 @@ class SequencePool:
         self.running = SequenceQueue()  # with a cache: in the states OPENING, PREFILLING and RUNNING
         self.isolated = SequenceQueue()  # queued or running ones that must run alone
         self.releases: list[int] = []  # cache ids, for the next plan
+        self.slots = UsedSlots()  # of the adapters of `running`
         self.preemptions = 0
         self.held = 0  # completions in state HELD
         self.held_tokens = 0  # their known tokens
@@ -38,6 +40,7 @@ class SequencePool:
         self._last_cache_id += 1
         self.queue.admitted(sequence)
         self.running.add(sequence)
+        self.slots.hold(sequence.live.request.adapter)
         return sequence.cache_id
 
     def requeue(self, sequence: LiveSequence) -> None:
@@ -118,6 +121,7 @@ class SequencePool:
         self.queue.settle((sequence,))
         sequence.live.account.running -= 1
         self.running.remove(sequence)
+        self.slots.drop(sequence.live.request.adapter)
         self.releases.append(sequence.cache_id)
         sequence.drop_cache()
 
@@ -127,6 +131,7 @@ class SequencePool:
         assert len(queued) == len(self.queue), "a sequence is queued twice"
         assert len(running) == len(self.running), "a sequence runs twice"
         self.queue.check_integrity(self.running)
+        self.slots.check_integrity(s.live.request.adapter for s in self.running)
         held = [s for s in sequences if s.state is SequenceState.HELD]
         assert self.held == len(held), "held completions are miscounted"
         assert self.held_tokens == sum(len(s.tokens) for s in held), "held tokens are miscounted"

@@ -43,6 +43,14 @@ class Share:
     queued: int  # requests not started
 
 
+@dataclass(slots=True)
+class AdapterUse:
+    """Sequences of live requests with one adapter."""
+
+    running: int = 0  # with a cache
+    waiting: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Live figures; `counters` is a copy."""

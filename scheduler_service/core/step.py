@@ -26,6 +26,16 @@ class Code(enum.IntEnum):
     UNAVAILABLE = 14
 
 
+class RefusalCause(enum.Enum):
+    """The cause of a refused row, where its code alone does not tell it."""
+
+    OTHER = enum.auto()
+    GRAMMAR = enum.auto()  # the sequence's grammar
+    GRAMMAR_BEHIND = enum.auto()  # the grammar has not read all of the output yet: to be sent again
+    ADAPTER = enum.auto()  # the sequence's adapter is not loaded
+    ADAPTER_SLOTS = enum.auto()  # all slots hold other adapters
+
+
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """An executor's limits, as GetInfo tells them."""
@@ -40,6 +50,7 @@ class Capacity:
     max_steps: int = 64  # of a row
     max_in_flight: int = 64  # steps sent and not answered
     steps_to_be_busy: int = 1  # in flight, so that the device never waits for the next step
+    max_adapter_slots: int = 0  # adapters that caches use at once; 0: it has no adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,7 @@ class CacheOpening:
     stop_token_ids: tuple[int, ...]  # masked until min_tokens
     min_tokens: int
     salt: bytes
+    adapter: bytes  # fingerprint; empty: none
 
 
 @dataclass(slots=True)
@@ -126,8 +138,7 @@ class RowAnswer:
     forced: tuple[int, ...] = ()  # the tokens that come next, where a grammar leaves no choice
     code: Code = Code.OK
     message: str = ""
-    by_grammar: bool = False  # it was refused because of the sequence's grammar
-    grammar_behind: bool = False  # RESOURCE_EXHAUSTED: it may be sent again, whatever else is done
+    cause: RefusalCause = RefusalCause.OTHER
 
 
 @dataclass(slots=True)
@@ -140,3 +151,4 @@ class StepAnswer:
     free_pages: int
     evictable_pages: int
     compute_s: float = 0.0
+    lacks_adapter: bool = False  # an opening was refused because its adapter is not loaded

@@ -10,7 +10,7 @@ from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.step import Capacity, StepAnswer
 
 RETRY_S = 0.02
-"""After the executor was short of pages or sequences: seconds until more is asked of it."""
+"""After the executor was short of pages, sequences or slots: seconds until more of these is asked of it."""
 
 
 class TargetExecutor:
@@ -26,6 +26,7 @@ class TargetExecutor:
         self.free_pages = 0  # from the last reply; evictable ones not counted
         self.evictable_pages = 0
         self._retry_at = 0.0
+        self._slots_retry_at = 0.0
         self._answered_at = 0.0
 
     def ready(self, capacity: Capacity, now: float) -> JointLimits:
@@ -36,7 +37,7 @@ class TargetExecutor:
         self.limits = JointLimits.of(self._config, capacity)
         self.connected = True
         self.free_pages, self.evictable_pages = capacity.total_pages, 0
-        self._retry_at = now
+        self._retry_at = self._slots_retry_at = now
         return self.limits
 
     def retire(self) -> None:
@@ -68,9 +69,18 @@ class TargetExecutor:
         """It takes openings, and was not short of anything within the last RETRY_S seconds."""
         return now >= self._retry_at and not self.retiring
 
+    def may_take_slots(self, now: float) -> bool:
+        """It may be asked for a slot for one more adapter: it had one, RETRY_S seconds ago at the latest.
+
+        Slots that it lacks are other clients': those of our own sequences are counted.
+        """
+        return now >= self._slots_retry_at
+
     def retry_at(self, now: float) -> float | None:
         """When an idle executor that was short of something is asked again; None: no such time is set."""
-        return self._retry_at if self.opens_caches and self._retry_at > now and not self.in_flight else None
+        if not self.opens_caches or self.in_flight:
+            return None
+        return min((at for at in (self._retry_at, self._slots_retry_at) if at > now), default=None)
 
     def answer(self, result: StepAnswer, now: float) -> tuple[SentStep, float]:
         """Take the answer to the oldest step in flight: that step, and the seconds that it took.
@@ -94,3 +104,7 @@ class TargetExecutor:
     def was_short(self, now: float) -> None:
         """It had no room for something: ask for nothing more for RETRY_S seconds."""
         self._retry_at = now + RETRY_S
+
+    def was_short_of_slots(self, now: float) -> None:
+        """It had no slot for one more adapter: ask for none for RETRY_S seconds."""
+        self._slots_retry_at = now + RETRY_S

@@ -91,6 +91,7 @@ class DraftStepBuilder:
                 stop_token_ids=live.stop_token_ids,
                 min_tokens=live.request.min_tokens,
                 salt=live.request.salt,
+                adapter=b"",  # drafts come from the draft model as it is
             )
         )
         self.opened.append((cache, known))

@@ -53,9 +53,10 @@ def _capacity(info: pb.GetInfoResponse) -> Capacity:
         max_steps=max(1, limits.max_steps) if pb.CAPABILITY_MULTI_STEP in info.capabilities else 1,
         max_in_flight=max(1, limits.max_in_flight),
         steps_to_be_busy=2 if info.model.device.startswith("cuda") else 1,
+        max_adapter_slots=limits.max_adapter_slots if pb.CAPABILITY_ADAPTERS in info.capabilities else 0,
     )
     for name in capacity.__slots__:
-        if getattr(capacity, name) < 1 and name != "max_drafts":
+        if getattr(capacity, name) < 1 and name not in ("max_drafts", "max_adapter_slots"):
             raise ValueError(f"the executor's {name} is {getattr(capacity, name)}")
     return capacity
 

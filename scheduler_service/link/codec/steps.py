@@ -19,6 +19,7 @@ from scheduler_service.core.step import (
     CacheRow,
     Code,
     PlannedStep,
+    RefusalCause,
     RowAnswer,
     StepAnswer,
     TopLogprobs,
@@ -57,6 +58,7 @@ def encode_step(plan: PlannedStep, header: pb.StepHeader, *, grammars: bool = Tr
                     opening.sampling, opening.stop_token_ids, opening.min_tokens, grammars=grammars
                 ),
                 salt=opening.salt,
+                adapter=opening.adapter,
             )
             for opening in plan.openings
         ],
@@ -148,6 +150,7 @@ def decode_result(plan: PlannedStep, message: pb.StepResult, bounds: Bounds) -> 
         free_pages=message.free_pages,
         evictable_pages=message.evictable_pages,
         compute_s=message.compute_us / 1e6,
+        lacks_adapter=any(error.reason == pb.ERROR_REASON_ADAPTER for error in rows.errors),
     )
 
 
@@ -165,15 +168,20 @@ def _forks(plan: PlannedStep, message: pb.StepResult) -> list[RowAnswer]:
 
 _STEP_FIELD = re.compile(r"[a-z_.\d[\]]+: ")
 """How refusals begin: with the field of the step, of which a client of the scheduler knows nothing."""
+_CAUSES = {
+    pb.ERROR_REASON_GRAMMAR: RefusalCause.GRAMMAR,
+    pb.ERROR_REASON_GRAMMAR_BEHIND: RefusalCause.GRAMMAR_BEHIND,
+    pb.ERROR_REASON_ADAPTER: RefusalCause.ADAPTER,
+    pb.ERROR_REASON_ADAPTER_SLOTS: RefusalCause.ADAPTER_SLOTS,
+}
 
 
 def _refuse(refused: RowAnswer, error: pb.Error) -> None:
     if not error.code:
         raise ValueError(f"row or op {error.index} has the error OK")
     refused.code, refused.message = _code(error.code), brief(error.message)
-    refused.by_grammar = error.reason == pb.ERROR_REASON_GRAMMAR
-    refused.grammar_behind = error.reason == pb.ERROR_REASON_GRAMMAR_BEHIND
-    if refused.by_grammar:
+    refused.cause = _CAUSES.get(error.reason, RefusalCause.OTHER)
+    if refused.cause is RefusalCause.GRAMMAR:
         field = _STEP_FIELD.match(refused.message)
         refused.message = refused.message[field.end() if field else 0 :]
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 from paceline.executor.v1 import executor_pb2 as pb
 
+from executor_service.adapters.registry import LoadedAdapter
+from executor_service.adapters.weights import AdapterWeights
 from executor_service.backends.base import Backend
 from executor_service.backends.oracle import OracleBackend
 from executor_service.backends.oracle_settings import OracleSettings
@@ -31,6 +35,8 @@ TURNS = OutputGrammar("regex", "turns")
 """A grammar in which each choice of two forces one token or six; its text never ends."""
 LATE = OutputGrammar("regex", "late")
 """A grammar that forces nothing among the first 60 tokens, and then everything."""
+ADAPTERS = tuple(hashlib.sha256(bytes([number])).digest() for number in range(5))
+"""Fingerprints of adapters that the target has loaded; the last one is used by other clients alone."""
 
 
 def oracle(context_length: int, agreement: float = 1.0, vocabulary: int = VOCABULARY) -> Backend:
@@ -66,6 +72,9 @@ class EngineExecutor:
             max_drafts=capacity.max_drafts,
             max_steps=capacity.max_steps,
             max_grammar_bytes=100,
+            max_adapters=len(ADAPTERS),
+            max_adapter_slots=capacity.max_adapter_slots,
+            max_adapter_bytes=1,
         )
         self._grammars = {
             GrammarSource("regex", LOOPS.text): loops(end=0, vocabulary=backend.info.vocab_size),
@@ -74,6 +83,12 @@ class EngineExecutor:
         }
         replay_clock = None if token_s is None else lambda: token_s * self._consumed
         self.engine = Engine(backend, self._limits, EPOCH, clock=lambda: 0.0, replay_clock=replay_clock)
+        if capacity.max_adapter_slots:
+            for fingerprint in ADAPTERS:
+                weights = AdapterWeights(fingerprint, 1, 1.0, ())
+                self.engine.store.adapters.add(
+                    fingerprint.hex(), LoadedAdapter(weights, backend.prepare_adapter(weights))
+                )
         self._session_id = 0
         self._foreign_id = 1
         self.restart()
@@ -99,10 +114,15 @@ class EngineExecutor:
         bounds = Bounds(limits.vocab_size, limits.context_length, limits.total_pages)
         return decode_result(plan, pb.StepResult.FromString(reply.SerializeToString()), bounds)
 
-    def squeeze(self, tokens: int) -> None:
-        """Another client takes pages for so many tokens, or gives them back: its last squeeze ends."""
+    def squeeze(self, tokens: int, adapter: bytes = b"") -> None:
+        """Another client takes pages for so many tokens, or gives them back: its last squeeze ends.
+
+        With an adapter it takes a slot too.
+        """
         self._foreign_id += 1
-        opening = Opening(self._foreign_id, np.zeros(tokens, np.int32), tokens, 0, Sampling())
+        opening = Opening(
+            self._foreign_id, np.zeros(tokens, np.int32), tokens, 0, Sampling(), adapter=adapter
+        )
         openings = (opening,) if tokens else ()
         ops = (Release((self._foreign_id - 1,)),)
         execute(self.engine, StepPlan(session_id=0, ops=ops, openings=openings))

@@ -7,7 +7,14 @@ from collections.abc import Iterable
 
 from scheduler_service.core.request import DraftSource
 from scheduler_service.core.schedule import ScheduledFork, ScheduledOpening, ScheduledRow
-from scheduler_service.core.step import CacheFork, CacheOpening, CacheRow, PlannedStep, StepAnswer
+from scheduler_service.core.step import (
+    CacheFork,
+    CacheOpening,
+    CacheRow,
+    PlannedStep,
+    RefusalCause,
+    StepAnswer,
+)
 from tests.unit.scheduler.harness import Harness, parts
 
 PLAIN = (
@@ -70,7 +77,8 @@ class GrammarConditions:
 
     def answered(self, plan: PlannedStep, answer: StepAnswer) -> None:
         """The oldest step is answered."""
-        self.counts["refused until their output was read"] += sum(row.grammar_behind for row in answer.rows)
+        behind = sum(row.cause is RefusalCause.GRAMMAR_BEHIND for row in answer.rows)
+        self.counts["refused until their output was read"] += behind
         for row, result in zip(plan.rows, answer.rows, strict=False):
             source = self._sources.pop((plan.number, row.cache_id), None)
             if source is not None and result.tokens:

@@ -262,6 +262,8 @@ class Harness:
             self.owner[opening.cache_id] = self._who(opening.cache_id)
             assert opening.limit >= 1
         assert len(self.owner) <= min(capacity.max_sequences, self.config.max_running)
+        adapters = {self.requests[who].adapter for who, _ in self.owner.values()} - {b""}
+        assert len(adapters) <= capacity.max_adapter_slots, "more adapters than slots"
         for cache_id in fed:
             assert not self.ended(self.owner[cache_id]), "a step contains one who has ended"
         budget = min(self.config.max_step_tokens, capacity.max_step_tokens)

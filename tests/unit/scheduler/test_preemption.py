@@ -10,7 +10,7 @@ import pytest
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import Failure
 from scheduler_service.core.request import Request
-from scheduler_service.core.step import Code, RowAnswer, StepAnswer
+from scheduler_service.core.step import Code, RefusalCause, RowAnswer, StepAnswer
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request, parts, solo
 
@@ -241,7 +241,7 @@ def test_a_row_whose_grammar_has_not_read_its_output_is_sent_again_and_nobody_gi
     for _ in range(3):
         executor.refuse[slow] = Code.RESOURCE_EXHAUSTED
         result = executor.execute(plan)
-        result.rows[0].grammar_behind = True
+        result.rows[0].cause = RefusalCause.GRAMMAR_BEHIND
         harness.answer(result)
         harness.add(make_request(f"third at {harness.now}"))
         plan = harness.plan()
@@ -270,7 +270,7 @@ def test_an_opening_whose_grammar_has_not_read_its_output_is_tried_again_and_oth
         harness.add(make_request(f"other at {harness.now}", range(9)))
         executor.refuse[plan.openings[0].cache_id] = Code.RESOURCE_EXHAUSTED
         result = executor.execute(plan)
-        result.rows[0].grammar_behind = True
+        result.rows[0].cause = RefusalCause.GRAMMAR_BEHIND
         harness.answer(result)
     harness.run()
     assert limits == [[16], [1, 9], [1, 9]]

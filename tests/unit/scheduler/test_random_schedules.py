@@ -2,7 +2,8 @@
 
 Pools are barely larger than one request, so that everything is preempted all the time; requests are
 cancelled, stopped, run out of time, lose their executor before and after it has computed a step. Some were
-begun elsewhere, and continue what came there; some have a grammar.
+begun elsewhere, and continue what came there; some have a grammar, and some an adapter, of more adapters than
+there are slots.
 With speculation they draft by n-grams and on a draft executor that is small, slow, lost and frozen.
 """
 
@@ -25,6 +26,7 @@ from scheduler_service.core.events import EndReason, Failure
 from scheduler_service.core.request import Continued, DraftingWish, DraftSource, Request, SamplingSettings
 from scheduler_service.core.step import Capacity
 from tests.unit.scheduler.engine_executor import (
+    ADAPTERS,
     LATE,
     LOOPS,
     TURNS,
@@ -55,7 +57,10 @@ _ids = st.frozensets(st.integers(0, VOCABULARY - 1), max_size=1)
 
 FEW = tuple((token, 50.0) for token in range(3))  # repeats itself soon, so that n-grams match
 
-KINDS = ("cancel", "stop", "lose", "lose after computing", "idle", "squeeze", "squeeze")
+KINDS = (
+    *("cancel", "stop", "lose", "lose after computing", "idle"),
+    *("squeeze", "squeeze", "squeeze slots", "squeeze slots"),
+)
 DRAFT_KINDS = ("lose draft", "lose draft after computing", "draft returns", "draft returns", "squeeze draft")
 
 BACKENDS: dict[str, tuple[Callable[[int], Backend], Callable[[int], Backend]]] = {
@@ -132,6 +137,7 @@ def requests(draw: st.DrawFn, number: int, speculation: st.SearchStrategy[Drafti
         priority=draw(st.integers(0, 2)),
         deadline=draw(st.none() | st.none() | st.floats(0.05, 2.0)),
         salt=draw(st.sampled_from([b"", b"", b"salt"])),
+        adapter=draw(st.sampled_from([b"", b"", *ADAPTERS[:-1]])),
         speculation=draw(speculation),
         identity=draw(st.sampled_from(["", "", "a", "b"])),
         weight=draw(st.sampled_from([1.0, 1.0, 0.5, 3.0])),
@@ -175,6 +181,7 @@ def schedules(
         max_rows=draw(st.sampled_from([1, 3, 8])),
         max_step_tokens=draw(st.sampled_from([8, 16, 64])),
         max_drafts=draw(st.sampled_from([2, 8, 64])),
+        max_adapter_slots=draw(st.sampled_from([1, 1, 2, 3])),
     )
     config = CoreConfig(
         max_step_tokens=draw(st.sampled_from([2, 8, 32])),
@@ -204,7 +211,7 @@ def schedules(
 @functools.lru_cache(maxsize=4096)
 def solo(request: Request, request_tokens: int, backend: str) -> dict[int, list[int]]:
     """The completions of the plain request when it is alone in a pool with plenty of room."""
-    capacity = Capacity(512, 4, request_tokens, 16, 16, 512)
+    capacity = Capacity(512, 4, request_tokens, 16, 16, 512, max_adapter_slots=1)
     harness = Harness(EngineExecutor(capacity, BACKENDS[backend][0](request_tokens)))
     harness.add(request)
     harness.run()
@@ -353,6 +360,8 @@ class Run:
             harness.now += 0.3
         elif happening.kind == "squeeze":
             self.squeeze(min(8, self.schedule.capacity.page_size * (1 + happening.step % 6)))
+        elif happening.kind == "squeeze slots":
+            self.squeeze(1, ADAPTERS[-1])
         elif happening.kind == "squeeze draft":
             if self.draft is not None:
                 self.draft.squeeze(happening.step % 4)
@@ -365,11 +374,11 @@ class Run:
         else:
             self.lose(after_computing=happening.kind == "lose after computing")
 
-    def squeeze(self, tokens: int) -> None:
+    def squeeze(self, tokens: int, adapter: bytes = b"") -> None:
         if self.squeezed:
             tokens = 0
         self.squeezed = bool(tokens)
-        self.executor.squeeze(tokens)
+        self.executor.squeeze(tokens, adapter)
 
     def lose(self, *, after_computing: bool) -> None:
         harness = self.harness

@@ -17,6 +17,7 @@ from scheduler_service.core.step import (
     CacheTruncation,
     Code,
     PlannedStep,
+    RefusalCause,
     TopLogprobs,
 )
 from scheduler_service.link.codec.foreign import MAX_CHARACTERS
@@ -37,6 +38,7 @@ OPENING = CacheOpening(
     stop_token_ids=(0,),
     min_tokens=4,
     salt=b"s",
+    adapter=b"a",
 )
 
 
@@ -104,6 +106,7 @@ def test_a_plan_becomes_packed_rows_openings_and_ordered_ops() -> None:
     assert opening.sampling.logprobs == 2
     assert (list(opening.sampling.stop_token_ids), opening.sampling.min_tokens) == ([0], 4)
     assert not opening.sampling.HasField("repetition_penalty")
+    assert (opening.salt, opening.adapter) == (b"s", b"a")
 
 
 def test_a_draft_executors_step_truncates_and_samples_several_tokens_in_a_row() -> None:
@@ -139,6 +142,24 @@ def test_what_a_grammar_does_not_allow_is_told_without_the_fields_of_steps() -> 
     message.rows.errors.add(index=2, code=3, message="rows.drafts[2]: too many")
     told = [row.message for row in decode_result(plan, message, BOUNDS).rows]
     assert told == ["no: token", "lexer error: too many", "rows.drafts[2]: too many"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "cause"),
+    [
+        (pb.ERROR_REASON_ADAPTER, Code.NOT_FOUND, RefusalCause.ADAPTER),
+        (pb.ERROR_REASON_ADAPTER_SLOTS, Code.RESOURCE_EXHAUSTED, RefusalCause.ADAPTER_SLOTS),
+        (pb.ERROR_REASON_PAGES, Code.RESOURCE_EXHAUSTED, RefusalCause.OTHER),
+    ],
+)
+def test_an_opening_refused_for_its_adapter_tells_the_cause(
+    reason: pb.ErrorReason.ValueType, code: Code, cause: RefusalCause
+) -> None:
+    rows = pb.RowResults(kv_lengths=[0], token_counts=[0], cached_lengths=[0])
+    rows.errors.add(index=0, code=code, message="no", reason=reason)
+    answer = decode_result(PlannedStep(1, openings=(OPENING,)), pb.StepResult(rows=rows), BOUNDS)
+    assert (answer.rows[0].code, answer.rows[0].cause) == (code, cause)
+    assert answer.lacks_adapter == (cause is RefusalCause.ADAPTER)
 
 
 def test_plain_decode_rows_carry_ids_and_lengths_alone() -> None:
