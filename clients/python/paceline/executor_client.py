@@ -202,6 +202,20 @@ class ExecutorClient:
         """Compile a grammar, which the executor keeps for a while. Raises InvalidRequest if it can't be."""
         self._call(self._stub.CheckGrammar, pb.CheckGrammarRequest(grammar=grammar), timeout_s)
 
+    def load_adapter(self, name: str, path: str = "", *, timeout_s: float | None = None) -> pb.Adapter:
+        """Load the adapter in directory `path` (empty: `name`) below the executor's adapter directory."""
+        request = pb.LoadAdapterRequest(name=name, path=path)
+        return self._call(self._stub.LoadAdapter, request, timeout_s).adapter
+
+    def unload_adapter(self, name: str, *, timeout_s: float | None = None) -> bool:
+        """Unload an adapter; returns whether it was loaded. Caches that use it go on."""
+        request = pb.UnloadAdapterRequest(name=name)
+        return self._call(self._stub.UnloadAdapter, request, timeout_s).unloaded
+
+    def list_adapters(self, *, timeout_s: float | None = None) -> list[pb.Adapter]:
+        """The loaded adapters, by name."""
+        return list(self._call(self._stub.ListAdapters, pb.ListAdaptersRequest(), timeout_s).adapters)
+
     def warmup(self, *, timeout_s: float | None = None) -> int:
         """Run each batch shape that is compiled on first use once; returns the time this took, in ms."""
         return self._call(self._stub.Warmup, pb.WarmupRequest(), timeout_s).elapsed_ms

@@ -207,6 +207,20 @@ class ExecutorClient:
         """Compile a grammar, which the executor keeps for a while. Raises InvalidRequest if it can't be."""
         await self._call(self._stub.CheckGrammar, pb.CheckGrammarRequest(grammar=grammar), timeout_s)
 
+    async def load_adapter(self, name: str, path: str = "", *, timeout_s: float | None = None) -> pb.Adapter:
+        """Load the adapter in directory `path` (empty: `name`) below the executor's adapter directory."""
+        request = pb.LoadAdapterRequest(name=name, path=path)
+        return (await self._call(self._stub.LoadAdapter, request, timeout_s)).adapter
+
+    async def unload_adapter(self, name: str, *, timeout_s: float | None = None) -> bool:
+        """Unload an adapter; returns whether it was loaded. Caches that use it go on."""
+        request = pb.UnloadAdapterRequest(name=name)
+        return (await self._call(self._stub.UnloadAdapter, request, timeout_s)).unloaded
+
+    async def list_adapters(self, *, timeout_s: float | None = None) -> list[pb.Adapter]:
+        """The loaded adapters, by name."""
+        return list((await self._call(self._stub.ListAdapters, pb.ListAdaptersRequest(), timeout_s)).adapters)
+
     async def warmup(self, *, timeout_s: float | None = None) -> int:
         """Run each batch shape that is compiled on first use once; returns the time this took, in ms."""
         return (await self._call(self._stub.Warmup, pb.WarmupRequest(), timeout_s)).elapsed_ms

@@ -104,6 +104,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INTERNAL: the model's logits were NaN or infinite"""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 22
     """INTERNAL: a bug; the scheduler's log says more"""
+    ERROR_REASON_ADAPTER_NAME: _ErrorReason.ValueType  # 23
+    """ALREADY_EXISTS: the name is another adapter's, or is being unloaded"""
+    ERROR_REASON_ADAPTER_MEMORY: _ErrorReason.ValueType  # 24
+    """RESOURCE_EXHAUSTED: an executor has no room for a further adapter"""
+    ERROR_REASON_ADAPTERS_DIFFER: _ErrorReason.ValueType  # 25
+    """FAILED_PRECONDITION: executors hold different ones under one path"""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused or ended: the cause behind a status code."""
@@ -153,6 +159,12 @@ ERROR_REASON_NOT_FINITE: ErrorReason.ValueType  # 21
 """INTERNAL: the model's logits were NaN or infinite"""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 22
 """INTERNAL: a bug; the scheduler's log says more"""
+ERROR_REASON_ADAPTER_NAME: ErrorReason.ValueType  # 23
+"""ALREADY_EXISTS: the name is another adapter's, or is being unloaded"""
+ERROR_REASON_ADAPTER_MEMORY: ErrorReason.ValueType  # 24
+"""RESOURCE_EXHAUSTED: an executor has no room for a further adapter"""
+ERROR_REASON_ADAPTERS_DIFFER: ErrorReason.ValueType  # 25
+"""FAILED_PRECONDITION: executors hold different ones under one path"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _Capability:
