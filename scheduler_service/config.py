@@ -18,7 +18,13 @@ from pydantic_settings import SettingsConfigDict
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import DraftingWish, DraftSource
 from scheduler_service.link.executor import Timing
-from scheduler_service.model import ALWAYS_DRAFTERS, DraftingOffer, RequestAllowance
+from scheduler_service.model import (
+    ADAPTER_NAME_RULE,
+    ALWAYS_DRAFTERS,
+    DraftingOffer,
+    RequestAllowance,
+    is_adapter_name,
+)
 from scheduler_service.text.job import TextLimits
 
 
@@ -114,6 +120,13 @@ class SchedulerSettings(ServiceSettings):
         description="how the model writes calls of tools; auto: as its chat template says, if that is known",
     )
 
+    # Adapters
+    adapter: StringList = Field(
+        default=(),
+        description="adapter that requests may name from the start: NAME, or NAME=DIRECTORY below each"
+        " executor's adapter directory; repeat it",
+    )
+
     # Limits of one request
     max_n: int = Field(default=16, ge=1, le=1024, description="completions of one request")
     max_stop_strings: int = Field(default=16, ge=0, le=1024, description="stop strings of one request")
@@ -179,6 +192,7 @@ class SchedulerSettings(ServiceSettings):
         addresses = (*self.executor, *self.draft_executor)
         if len(set(addresses)) != len(addresses):
             raise ValueError("--executor, --draft-executor: an address is given twice")
+        _ = self.adapters
         return self
 
     def check_secrets(self) -> None:
@@ -229,6 +243,19 @@ class SchedulerSettings(ServiceSettings):
             return DraftingOffer(drafters, DraftingWish())
         length = None if self.speculation == "auto" else int(self.speculation)
         return DraftingOffer(drafters, DraftingWish(drafters, length))
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Directories of `adapter`, by name. Raises ValueError if a name is malformed or given twice."""
+        paths: dict[str, str] = {}
+        for given in self.adapter:
+            name, _, path = given.partition("=")
+            if not is_adapter_name(name) or name in paths:
+                raise ValueError(
+                    f"--adapter {given}: the name must be one of its own, of {ADAPTER_NAME_RULE}"
+                )
+            paths[name] = path or name
+        return paths
 
     @property
     def request_limits(self) -> RequestAllowance:

@@ -34,6 +34,9 @@ class ErrorReason(enum.Enum):
     REPLACED = enum.auto()  # by a resend of the same request
     STALLED_READER = enum.auto()  # the client did not read its stream
     DEADLINE_EXCEEDED = enum.auto()
+    ADAPTER_NAME = enum.auto()  # the name belongs to another adapter, or to one that is being unloaded
+    ADAPTER_MEMORY = enum.auto()  # an executor has no room for a further adapter
+    ADAPTERS_DIFFER = enum.auto()  # executors hold different adapters under one path
     INTERNAL = enum.auto()  # a bug, or a fault that retries did not overcome
     EXECUTORS_LOST = enum.auto()  # several executors were lost while they computed this request
     NOT_FINITE = enum.auto()  # a logit was NaN or infinite

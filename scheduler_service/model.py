@@ -6,6 +6,7 @@ The first executor to connect describes the model; the description never changes
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -90,9 +91,30 @@ class ServedModel:
     max_draft_tokens: int  # largest fixed number of drafts; 0: the executor verifies no drafts
     max_grammar_bytes: int = 0  # 0: the executor has no grammars
     grammars_begin: bool = False  # the executor has grammars that begin behind a token
+    has_adapters: bool = False  # requests may name adapters, once some are loaded
     tool_format: ToolFormat | None = None  # None: chats have no tools
     reasoning: ReasoningMarkers | None = None  # None: the model writes its answer alone
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # sampling parameters by name
+
+
+ADAPTER_NAME_RULE = "1 to 128 letters, digits, '.', '-' and '_', of which the first is a letter or digit"
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+
+
+def is_adapter_name(name: str) -> bool:
+    """Whether an adapter may have this name: see ADAPTER_NAME_RULE."""
+    return _ADAPTER_NAME.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """An adapter that all executors have loaded."""
+
+    name: str
+    path: str  # relative to each executor's adapter directory
+    fingerprint: bytes  # of its content: equal on all executors
+    rank: int
+    bytes: int  # of its weights in one executor
 
 
 @dataclass(frozen=True, slots=True)

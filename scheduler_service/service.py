@@ -10,12 +10,14 @@ from contextlib import suppress
 from paceline.service.identity import Identity
 from paceline.service.logs import Log
 
+from scheduler_service.adapters import AdapterAdmin
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError
 from scheduler_service.grammars import GrammarChecks
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.pool import ExecutorPool, Served
+from scheduler_service.link.wanted import WantedAdapters
 from scheduler_service.loop.draft_loop import DraftLoop
 from scheduler_service.loop.loop import Loop
 from scheduler_service.loop.wake import Wake
@@ -46,6 +48,7 @@ class SchedulerService:
         self._wake, wake_drafts, self._wake_tick = Wake(), Wake(), Wake()
         wake = self._wake
         self.text = TextPool(settings.text_limits)
+        self.wanted = WantedAdapters(settings.adapters)
         self.pool = ExecutorPool(
             settings.executor,
             settings.executor_security,
@@ -55,6 +58,7 @@ class SchedulerService:
             changed=self._executors_changed,
             instance=settings.instance_name,
             tool_format=settings.tool_format,
+            adapters=self.wanted,
         )
         self.drafts = DraftPool(
             settings.draft_executor,
@@ -66,6 +70,7 @@ class SchedulerService:
         )
         self.grammars = GrammarChecks(lambda: self.pool.active)
         self.streams = StreamRegistry(self.core, self.metrics, time.monotonic, wake.set)
+        self.adapters = AdapterAdmin(self.core, self.pool, self.wanted, self.streams.request_ended)
         self._draft_loop = DraftLoop(self.core, self.drafts, self.metrics, wake_drafts, wake.set)
         self._loop = Loop(self.core, self.pool, self._draft_loop, self.streams, self.metrics, wake)
 
@@ -86,6 +91,7 @@ class SchedulerService:
                 group.create_task(_endless(self._tick(show_health)), name="tick")
         finally:
             self.draining = True
+            self.adapters.close()
             stopped = ServiceError(ErrorReason.INTERNAL, "the scheduler has stopped")
             self.streams.cancel_all(stopped, stopped)
 
@@ -172,6 +178,8 @@ class SchedulerService:
             self.streams.cancel_stalled(self.settings.stall_timeout_s)
             snapshot = self.core.snapshot()
             self.metrics.show(snapshot, self.core.shares(MAX_IDENTITIES))
+            wanted, uses = self.wanted, self.core.adapter_use()
+            self.metrics.adapters.show(wanted.served, wanted.requests, uses, wanted.loads, wanted.unloads)
             self.rates.observe(snapshot.counters, time.monotonic())
             for link in (*self.pool.links, *self.drafts.links):
                 self.metrics.executor_ready.labels(link.address).set(link.ready)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from paceline.aio.executor import ExecutorClient
 from paceline.channel import Security
 from paceline.service.logs import Log
 
@@ -91,3 +92,6 @@ class _VocabularyCheck:
 
     async def learn(self, facts: ExecutorFacts, tokenizer: TokenizerSource) -> None:
         """Never called: `check` asks for no tokenizer."""
+
+    async def prepare(self, client: ExecutorClient) -> None:
+        """Nothing: drafts come from the draft model as it is."""

@@ -32,6 +32,7 @@ from paceline.service.logs import Log
 from paceline.session import Session
 
 from scheduler_service.core.request import OutputGrammar
+from scheduler_service.link.adapters import RemoteAdapters
 from scheduler_service.link.codec.foreign import brief
 from scheduler_service.link.codec.grammar import encode_grammar
 from scheduler_service.link.codec.handshake import decode_heartbeat
@@ -41,6 +42,9 @@ from scheduler_service.link.handshake import CompatibilityCheck, RefusedExecutor
 from scheduler_service.model import ExecutorView
 
 log = Log(__name__)
+
+MAX_RESTORES = 10
+"""Times in one session that adapters are loaded again which somebody else has unloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,8 @@ class ExecutorLink:
         self._lost = asyncio.Event()
         self._last_refusal = ""
         self._heartbeat = Heartbeat()  # the last one
+        self._restores = 0  # of adapters, in this session
+        self._restoring: asyncio.Task[None] | None = None
 
     @property
     def ready(self) -> bool:
@@ -145,6 +151,8 @@ class ExecutorLink:
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, self._timing.retry_max_s)
         finally:
+            if self._restoring is not None:
+                self._restoring.cancel()
             self._disconnect("the scheduler has stopped")
 
     async def close_session(self, detail: str) -> None:
@@ -177,6 +185,7 @@ class ExecutorLink:
         self._session = self._last_session = session
         self._heartbeat = handshake.heartbeat
         self._lost.clear()
+        self._restores = 0
         self.detail = self._last_refusal = ""
         log.info(
             "executor ready", address=self.address, model=handshake.facts.model_name, epoch=session.epoch
@@ -231,6 +240,30 @@ class ExecutorLink:
             self._last_refusal = detail
             log.info("executor not ready", address=self.address, detail=detail)
             self._changed()
+
+    @property
+    def adapters(self) -> RemoteAdapters | None:
+        """Its adapters; None: it is not `ready`."""
+        return RemoteAdapters(self._client) if self._client is not None and self.ready else None
+
+    def restore_adapters(self) -> None:
+        """Load again what somebody else has unloaded there: a step was refused for lack of an adapter."""
+        if self._restoring is None or self._restoring.done():
+            self._restoring = asyncio.create_task(self._restore_adapters(), name=f"adapters {self.address}")
+
+    async def _restore_adapters(self) -> None:
+        client, session = self._client, self._session
+        if client is None or session is None:
+            return
+        self._restores += 1
+        log.warning("adapters are loaded again", address=self.address)
+        detail = "adapters are unloaded there again and again"
+        try:
+            await self._compatibility.prepare(client)
+        except (errors.PacelineError, RefusedExecutorError, ValueError) as error:
+            detail, self._restores = str(error), MAX_RESTORES + 1
+        if self._restores > MAX_RESTORES and self._session is session:
+            self.lose(detail)
 
     # Steps
 

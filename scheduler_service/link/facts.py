@@ -105,6 +105,7 @@ def served_model(facts: ExecutorFacts, tokenizer: TokenizerSource, own: RequestA
         max_draft_tokens=facts.capacity.max_drafts,
         max_grammar_bytes=facts.max_grammar_bytes,
         grammars_begin=facts.grammars_begin,
+        has_adapters=facts.capacity.max_adapter_slots > 0,
         generation_defaults=_generation_defaults(tokenizer.generation_defaults),
     )
 
@@ -126,6 +127,7 @@ def shortcomings(facts: ExecutorFacts, model: ServedModel) -> list[str]:
         "max_logprobs": (facts.max_logprobs, limits.max_logprobs),
         "max_grammar_bytes": (facts.max_grammar_bytes, model.max_grammar_bytes),
         "grammars that begin behind a token": (facts.grammars_begin, model.grammars_begin),
+        "adapters": (facts.capacity.max_adapter_slots > 0, model.has_adapters),
     }
     return [
         f"{name}: {int(has)}, not {int(wanted)}" for name, (has, wanted) in promises.items() if has < wanted

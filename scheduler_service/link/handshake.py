@@ -1,4 +1,4 @@
-"""The handshake with an executor: GetStatus, GetInfo, GetTokenizer if it is needed, OpenSession."""
+"""The handshake with an executor: state, properties, tokenizer and adapters if needed, session."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ class CompatibilityCheck(Protocol):
 
     async def learn(self, facts: ExecutorFacts, tokenizer: TokenizerSource) -> None:
         """Called with the tokenizer if `check` has asked for it. Raises RefusedExecutorError, ValueError."""
+
+    async def prepare(self, client: ExecutorClient) -> None:
+        """Load what requests may name. Raises RefusedExecutorError, PacelineError, ValueError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ async def perform_handshake(
         except errors.NotFound:
             tokenizer = TokenizerSource()  # the model has none: prompts are token ids
         await compatibility.learn(facts, tokenizer)
+    await compatibility.prepare(client)
     session = await client.open_session(
         replaces=replaces.id if replaces is not None and replaces.epoch == facts.epoch else 0,
         lease_ms=round(lease_s * 1000),
@@ -81,4 +85,5 @@ async def perform_handshake(
         raise RefusedExecutorError("restarted during the handshake")
     if not session.id:  # id 0 is the default session, which all clients share
         raise RefusedExecutorError("it opened no session")
+    await compatibility.prepare(client)  # nothing to do, unless more is wanted by now
     return OpenedSession(session, facts, heartbeat)

@@ -11,14 +11,17 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from paceline.aio.executor import ExecutorClient
 from paceline.channel import Security
 from paceline.service.logs import Log
 
 from scheduler_service.chat import formats
 from scheduler_service.chat.reasoning import reasoning_markers
+from scheduler_service.link.adapters import RemoteAdapters
 from scheduler_service.link.executor import ExecutorLink, Timing
 from scheduler_service.link.facts import ExecutorFacts, served_model, shortcomings
 from scheduler_service.link.handshake import RefusedExecutorError
+from scheduler_service.link.wanted import WantedAdapters
 from scheduler_service.model import RequestAllowance, ServedModel, TokenizerSource
 from scheduler_service.text.errors import UnusableTokenizerError
 from scheduler_service.text.model_text import ModelText
@@ -96,8 +99,9 @@ class ExecutorPool(LinkPool):
         changed: Callable[[], None],
         instance: str = "",
         tool_format: str = formats.AUTO,
+        adapters: WantedAdapters | None = None,
     ) -> None:
-        """`tool_format`: the setting of this name."""
+        """`tool_format`: the setting of this name. `adapters`: those that each executor must have."""
         super().__init__(
             [
                 ExecutorLink(address, security, timing, self, changed, owner_of(instance, number))
@@ -106,6 +110,7 @@ class ExecutorPool(LinkPool):
         )
         self.served: Served | None = None
         self._tool_format = tool_format
+        self._adapters = WantedAdapters() if adapters is None else adapters
         self._limits = limits
         self._text = text
         self._learning = asyncio.Lock()
@@ -153,6 +158,12 @@ class ExecutorPool(LinkPool):
             if text is not None and text.has_chat_template:
                 model = self._with_chat_output(model, tokenizer.chat_template, text.added)
             self.served = Served(model, text, tokenizer if text else None)
+
+    async def prepare(self, client: ExecutorClient) -> None:
+        """Load the adapters that are wanted. Raises RefusedExecutorError, PacelineError, ValueError."""
+        if self.served is not None and self.served.model.name in self._adapters.from_start:
+            raise RefusedExecutorError(f"adapter {self.served.model.name}: the name is the model's own")
+        await RemoteAdapters(client).bring(self._adapters)
 
     def _with_chat_output(self, model: ServedModel, template: str, added: Mapping[str, int]) -> ServedModel:
         """The model with what its chat template and its added tokens say of its output."""

@@ -107,6 +107,8 @@ class Loop:
                 sent_at, rows = unanswered.popleft()
                 self._metrics.step(now - max(sent_at, answered_at), result.compute_s, rows)
                 answered_at = now
+                if result.lacks_adapter:
+                    link.restore_adapters()
             else:
                 await self._wake.wait(self._until_wakeup(now))
                 exchange.check()

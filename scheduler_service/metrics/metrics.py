@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from scheduler_service.core.events import CompletionUsage
 from scheduler_service.core.snapshot import Share, Snapshot
 from scheduler_service.errors import ServiceError
+from scheduler_service.metrics.adapters import AdapterMetrics
 from scheduler_service.metrics.distribution import Distribution
 
 _PREFIX = "paceline_scheduler"
@@ -62,6 +63,8 @@ class Telemetry(Collector):
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(self)
+        self.adapters = AdapterMetrics()
+        self.registry.register(self.adapters)
         self._snapshot: Snapshot | None = None
         self._shares: dict[str, Share] = {}  # by label; as of the last `show`
         self.first_token_s = self._histogram("first_token_seconds", "Arrival to first token", _SECONDS)

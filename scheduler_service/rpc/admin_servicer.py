@@ -10,7 +10,9 @@ from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceServicer
 from paceline.service.audit import Audit
 from paceline.service.credentials import Credentials
 
-from scheduler_service.errors import ErrorReason, ServiceError, not_served
+from scheduler_service.core.snapshot import AdapterUse
+from scheduler_service.errors import ErrorReason, ServiceError
+from scheduler_service.rpc.codec.adapters import check_load, loaded_adapter, loaded_adapters
 from scheduler_service.rpc.codec.requests import check_aborts
 from scheduler_service.rpc.codec.responses import executor_list
 from scheduler_service.service import SchedulerService
@@ -48,23 +50,29 @@ class AdminServicer(AdminServiceServicer):
         return response
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: _Context) -> pb.LoadAdapterResponse:
-        """Refused: CAPABILITY_ADAPTERS is not advertised; likewise the next two."""
+        """Load an adapter on all executors; requests may name it then."""
         self._check(context, "LoadAdapter")
-        raise not_served("LoadAdapter")
+        service = self._service
+        model = service.served(self._credentials.identify(context)).model
+        adapter = await service.adapters.load(*check_load(request, model))
+        requests, uses = service.wanted.requests[adapter.name], service.core.adapter_use()
+        use = uses.get(adapter.fingerprint, AdapterUse())
+        return pb.LoadAdapterResponse(adapter=loaded_adapter(adapter, requests, use))
 
     async def UnloadAdapter(
         self, request: pb.UnloadAdapterRequest, context: _Context
     ) -> pb.UnloadAdapterResponse:
-        """Refused."""
+        """Let no further request name an adapter; unload it when those that use it have ended."""
         self._check(context, "UnloadAdapter")
-        raise not_served("UnloadAdapter")
+        return pb.UnloadAdapterResponse(unloaded=await self._service.adapters.unload(request.name))
 
     async def ListAdapters(
         self, request: pb.ListAdaptersRequest, context: _Context
     ) -> pb.ListAdaptersResponse:
-        """Refused."""
+        """The adapters that requests may name, and what uses them."""
         self._check(context, "ListAdapters")
-        raise not_served("ListAdapters")
+        wanted = self._service.wanted
+        return loaded_adapters(wanted.served, wanted.requests, self._service.core.adapter_use())
 
     def _check(self, context: _Context, method: str) -> None:
         caller = self._credentials.identify(context)

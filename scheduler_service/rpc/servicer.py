@@ -18,6 +18,7 @@ from scheduler_service.core.request import OutputGrammar
 from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError, invalid, not_served
 from scheduler_service.link.pool import Served
 from scheduler_service.rpc.arrivals import ArrivalQueue, RefusalPace
+from scheduler_service.rpc.codec.adapters import check_still_served
 from scheduler_service.rpc.codec.output import UnaryAnswer, output_message
 from scheduler_service.rpc.codec.requests import (
     check_aborts,
@@ -140,6 +141,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             has_chat_template=served.text is not None and served.text.has_chat_template,
             queue=service.settings.core,
             drafting=service.settings.drafting,
+            adapters=service.wanted.served,
         )
 
     async def GetTokenizer(  # type: ignore[override]  # writes, and so is no iterator
@@ -205,7 +207,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         deadline = _deadline(context)
         try:
             served = self._service.served_for_request(caller)
-            checked = check_request(request, served.model, self._drafting)
+            checked = check_request(request, served.model, self._drafting, self._service.wanted)
             check_priority(checked.priority, caller)
             min_tokens = len(checked.prompt.ids) if isinstance(checked.prompt, TokenPrompt) else 1
             self._service.streams.check(caller, checked, min_tokens, deadline)  # before tokenizing
@@ -214,7 +216,8 @@ class SchedulerServicer(SchedulerServiceServicer):
             if (grammar := checked.sampling.grammar) is not None:
                 await self._service.grammars.check(grammar, caller, deadline, checked.grammar_field)
             ids = await _token_ids(checked.prompt, served, caller)
-            return self._service.streams.admit(
+            check_still_served(checked.adapter, served.model, self._service.wanted)
+            stream = self._service.streams.admit(
                 checked,
                 ids,
                 caller,
@@ -222,6 +225,9 @@ class SchedulerServicer(SchedulerServiceServicer):
                 deadline=deadline,
                 served=served,
             )
+            if checked.adapter is not None:
+                self._service.wanted.requests[checked.adapter.name] += 1
+            return stream
         except ServiceError as error:
             await self._refused(caller, error)
             raise

@@ -23,6 +23,9 @@ CODES: Mapping[ErrorReason, grpc.StatusCode] = {
     ErrorReason.NOT_READY: grpc.StatusCode.UNAVAILABLE,  # with RetryInfo until tokens were sent
     ErrorReason.DRAINING: grpc.StatusCode.UNAVAILABLE,  # with RetryInfo: another scheduler may take it
     ErrorReason.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    ErrorReason.ADAPTER_NAME: grpc.StatusCode.ALREADY_EXISTS,
+    ErrorReason.ADAPTER_MEMORY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorReason.ADAPTERS_DIFFER: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorReason.ABORTED: grpc.StatusCode.ABORTED,
     ErrorReason.REPLACED: grpc.StatusCode.ABORTED,
     ErrorReason.STALLED_READER: grpc.StatusCode.ABORTED,

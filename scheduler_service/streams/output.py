@@ -12,7 +12,7 @@ from scheduler_service.chat.events import CallPiece
 from scheduler_service.core.events import CompletionEnded
 from scheduler_service.core.request import Request
 from scheduler_service.core.step import TopLogprobs
-from scheduler_service.model import ServedModel
+from scheduler_service.model import ServedAdapter, ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class OutputStart:
     request_id: str  # the caller's
     request: Request  # with defaults filled in
     model: ServedModel
+    adapter: ServedAdapter | None
     max_tokens: int  # of each completion
     cached_tokens: int  # prefix hit of the prompt
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.errors import ErrorReason, ServiceError, of_admission, of_failure
 from scheduler_service.link.pool import Served
 from scheduler_service.metrics.metrics import Telemetry
-from scheduler_service.model import ServedModel
+from scheduler_service.model import ServedAdapter, ServedModel
 from scheduler_service.streams.output import OutputStart
 from scheduler_service.streams.reading import behind_reasoning, chat_reading
 from scheduler_service.streams.request import CheckedRequest, scoped_id
@@ -42,6 +43,7 @@ class StreamRegistry:
         self._resendable: Counter[str] = Counter()  # those with an id of the client's own, by identity
         self._wake_queue = WakeQueue()
         self._posted: list[tuple[RequestStream, Event]] = []  # for the next `deliver`
+        self.request_ended = asyncio.Event()  # set whenever one has ended, well or badly
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -109,7 +111,7 @@ class StreamRegistry:
             raise of_admission(error) from error
         if replaced is not None:
             self._end(replaced, ServiceError(ErrorReason.REPLACED, "the same request was sent again"))
-        stream.make_start = partial(self._start, request, served.model)
+        stream.make_start = partial(self._start, request, served.model, checked.adapter)
         self._streams[request.id] = stream
         self._resendable[caller.name] += bool(stream.digest)
         self.post(events)
@@ -118,10 +120,11 @@ class StreamRegistry:
         self._wake()
         return stream
 
-    def _start(self, request: Request, model: ServedModel, stream: RequestStream) -> OutputStart:
-        return OutputStart(
-            stream.request_id, request, model, self._core.max_tokens(request), stream.cached_tokens
-        )
+    def _start(
+        self, request: Request, model: ServedModel, adapter: ServedAdapter | None, stream: RequestStream
+    ) -> OutputStart:
+        max_tokens = self._core.max_tokens(request)
+        return OutputStart(stream.request_id, request, model, adapter, max_tokens, stream.cached_tokens)
 
     def post(self, events: Iterable[Event]) -> None:
         """Keep events for the next `deliver`, so that the next step can be sent first.
@@ -217,6 +220,7 @@ class StreamRegistry:
 
     def _forget(self, stream: RequestStream) -> None:
         del self._streams[stream.core_id]
+        self.request_ended.set()
         if stream.digest:
             identity = stream.identity
             self._resendable[identity] -= 1

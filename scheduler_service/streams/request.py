@@ -10,6 +10,7 @@ from paceline.service.identity import Identity
 
 from scheduler_service.chat.tools import SentTool
 from scheduler_service.core.request import DraftingWish, OutputGrammar, Request, SamplingSettings
+from scheduler_service.model import ServedAdapter
 from scheduler_service.streams.continuation import Continuation
 
 
@@ -66,6 +67,7 @@ class CheckedRequest:
     n: int
     priority: int
     salt: bytes
+    adapter: ServedAdapter | None
     speculation: DraftingWish
     output: StreamOptions
     continuation: Continuation | None
@@ -103,6 +105,7 @@ class CheckedRequest:
             arrival=arrival,
             deadline=deadline,
             salt=self.salt,
+            adapter=self.adapter.fingerprint if self.adapter else b"",
             speculation=self.speculation,
             continued=self.continuation.completions if self.continuation else (),
             identity=caller.name,

@@ -6,18 +6,23 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.core.request import Continued
 from scheduler_service.errors import invalid, mismatch
-from scheduler_service.model import Fingerprints, ServedModel
+from scheduler_service.model import Fingerprints, ServedAdapter, ServedModel
 from scheduler_service.streams.continuation import Continuation, ReceivedText
 
 
 def check_continuation(
-    message: pb.Continuation, n: int, min_tokens: int, ends: frozenset[int], model: ServedModel
+    message: pb.Continuation,
+    n: int,
+    min_tokens: int,
+    ends: frozenset[int],
+    model: ServedModel,
+    adapter: ServedAdapter | None = None,
 ) -> Continuation:
     """The continuation of a request for `n` completions; `ends` are the token ids that end a completion.
 
-    Raises ServiceError; its reason is CONTINUATION if the output is of another model or sampler.
+    Raises ServiceError; its reason is CONTINUATION if the output is of another model, adapter or sampler.
     """
-    _check_fingerprints(message, model.fingerprints)
+    _check_fingerprints(message, model.fingerprints, adapter.fingerprint if adapter else b"")
     seen: set[int] = set()
     completions = []
     for at, one in enumerate(message.completions):
@@ -47,9 +52,10 @@ def check_continuation(
     )
 
 
-def _check_fingerprints(message: pb.Continuation, here: Fingerprints) -> None:
+def _check_fingerprints(message: pb.Continuation, here: Fingerprints, adapter: bytes) -> None:
     for name, theirs, ours in (
         ("model_fingerprint", message.model_fingerprint, here.model),
+        ("adapter_fingerprint", message.adapter_fingerprint, adapter),
         ("sampler", message.sampler, here.sampler),
     ):
         if theirs != ours:

@@ -47,7 +47,7 @@ def _started(start: OutputStart) -> pb.Started:
     sampling = request.sampling
     return pb.Started(
         request_id=start.request_id,
-        model=model.name,
+        model=model.name if start.adapter is None else start.adapter.name,
         prompt_tokens=len(request.prompt),
         cached_tokens=start.cached_tokens,
         sampling=pb.SamplingParams(
@@ -67,6 +67,7 @@ def _started(start: OutputStart) -> pb.Started:
         model_fingerprint=model.fingerprints.model,
         sampler=model.fingerprints.sampler,
         continued_tokens=sum(len(one.ids) for one in request.continued),
+        adapter_fingerprint=request.adapter,
     )
 
 

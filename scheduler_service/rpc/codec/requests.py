@@ -19,8 +19,9 @@ from paceline.service.identity import Identity
 
 from scheduler_service.core.ranges import RANGES
 from scheduler_service.core.request import DraftingWish, DraftSource, SamplingSettings
-from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsupported
-from scheduler_service.model import DraftingOffer, ServedModel
+from scheduler_service.errors import invalid, unsupported
+from scheduler_service.model import DraftingOffer, ServedAdapter, ServedModel
+from scheduler_service.rpc.codec.adapters import AdapterNames, NoAdapterNames, find_adapter
 from scheduler_service.rpc.codec.chat import check_chat
 from scheduler_service.rpc.codec.checks import check_range, check_size
 from scheduler_service.rpc.codec.continuation import check_continuation
@@ -62,16 +63,21 @@ def check_priority(priority: int, caller: Identity) -> None:
         raise invalid("priority", f"{caller.name} may ask for at most {caller.max_priority}, not {priority}")
 
 
-def check_request(message: pb.GenerateRequest, model: ServedModel, drafting: DraftingOffer) -> CheckedRequest:
+_NO_ADAPTERS = NoAdapterNames()
+
+
+def check_request(
+    message: pb.GenerateRequest,
+    model: ServedModel,
+    drafting: DraftingOffer,
+    adapters: AdapterNames = _NO_ADAPTERS,
+) -> CheckedRequest:
     """The checked request. A missing request_id and a missing seed are drawn at random.
 
     It has no grammar of demanded calls yet. Raises ServiceError.
     """
     _refuse_unsupported(message)
-    if message.model not in ("", model.name):
-        raise ServiceError(
-            ErrorReason.MODEL_NOT_FOUND, f"model: {message.model[:64]!r} is not served, {model.name!r} is"
-        )
+    adapter = find_adapter(message.model, model, adapters)
     limits, stop = model.limits, message.stop
     max_tokens = stop.max_tokens if stop.HasField("max_tokens") else None
     if max_tokens is not None:
@@ -94,9 +100,10 @@ def check_request(message: pb.GenerateRequest, model: ServedModel, drafting: Dra
         n=message.n or 1,
         priority=message.priority,
         salt=salt,
+        adapter=adapter,
         speculation=_speculation(message.speculation, model, drafting),
         output=_stream_options(message),
-        continuation=_continuation(message, model),
+        continuation=_continuation(message, model, adapter),
         digest=_digest(message),
     )
 
@@ -119,14 +126,18 @@ def _stream_options(message: pb.GenerateRequest) -> StreamOptions:
     return StreamOptions(ids=ids, text=text, include_stop_string=message.stop.include_stop_string)
 
 
-def _continuation(message: pb.GenerateRequest, model: ServedModel) -> Continuation | None:
+def _continuation(
+    message: pb.GenerateRequest, model: ServedModel, adapter: ServedAdapter | None
+) -> Continuation | None:
     if not message.HasField("continuation"):
         return None
     if not message.sampling.HasField("seed"):
         raise invalid("sampling.seed", "is required with a continuation: send Started's sampling")
     eos = frozenset() if message.stop.ignore_eos else model.eos_token_ids
     ends = eos | frozenset(message.stop.token_ids)
-    return check_continuation(message.continuation, message.n or 1, message.stop.min_tokens, ends, model)
+    return check_continuation(
+        message.continuation, message.n or 1, message.stop.min_tokens, ends, model, adapter
+    )
 
 
 def _digest(message: pb.GenerateRequest) -> bytes:

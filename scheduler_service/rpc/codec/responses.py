@@ -12,7 +12,15 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import DraftingWish
 from scheduler_service.core.snapshot import Snapshot
 from scheduler_service.metrics.rates import Rates
-from scheduler_service.model import DraftingOffer, ExecutorView, ServedModel, ServiceState, TokenizerSource
+from scheduler_service.model import (
+    DraftingOffer,
+    ExecutorView,
+    ServedAdapter,
+    ServedModel,
+    ServiceState,
+    TokenizerSource,
+)
+from scheduler_service.rpc.codec.adapters import named_adapters
 from scheduler_service.rpc.codec.requests import DRAFTERS
 from scheduler_service.rpc.codec.tools import MAX_TOOLS
 
@@ -34,6 +42,7 @@ def model_info(
     has_chat_template: bool,
     queue: CoreConfig,
     drafting: DraftingOffer,
+    adapters: Sequence[ServedAdapter],
 ) -> pb.GetModelInfoResponse:
     """The model and the limits of a request."""
     limits = model.limits
@@ -68,6 +77,7 @@ def model_info(
         capabilities=_capabilities(model, has_text=has_text, has_chat_template=has_chat_template),
         sampler=model.fingerprints.sampler,
         tool_format="" if model.tool_format is None else model.tool_format.name,
+        adapters=named_adapters(adapters),
     )
 
 
@@ -84,6 +94,7 @@ def _capabilities(
         pb.CAPABILITY_GRAMMAR: model.max_grammar_bytes > 0,
         pb.CAPABILITY_TOOLS: model.tool_format is not None,
         pb.CAPABILITY_REASONING: model.reasoning is not None,
+        pb.CAPABILITY_ADAPTERS: model.has_adapters,
     }
     return [capability for capability, is_offered in offered.items() if is_offered]
 

@@ -20,6 +20,7 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.core.snapshot import Share
 from scheduler_service.metrics.metrics import Telemetry
+from scheduler_service.model import ServedAdapter
 
 _HEAD = ("| metric | type | labels | |", "|---|---|---|---|")
 _IMPLIED = {"le"}  # of every histogram
@@ -47,6 +48,8 @@ def scheduler_table() -> str:
     metrics.drafted.labels(1).inc()
     metrics.accepted.labels(1).inc()
     metrics.executor_ready.labels("127.0.0.1:50061").set(1)
+    adapter = ServedAdapter("name", "path", b"fingerprint", 4, 1)
+    metrics.adapters.show([adapter], {"name": 1}, {}, loads=1, unloads=0)
     return table(metrics.registry.collect())
 
 

@@ -17,7 +17,14 @@ from paceline.executor.v1.executor_pb2_grpc import (
 )
 
 LIMITS = pb.Limits(
-    page_size=16, total_pages=10, max_sequences=4, max_rows=4, max_step_tokens=64, max_drafts=8, max_steps=6
+    page_size=16,
+    total_pages=10,
+    max_sequences=4,
+    max_rows=4,
+    max_step_tokens=64,
+    max_drafts=8,
+    max_steps=6,
+    max_adapter_slots=2,
 )
 
 
@@ -39,6 +46,18 @@ class FakeExecutor(ExecutorServiceServicer):
         self.opened: list[int] = []  # `replaces` of each OpenSession
         self.owners: list[str] = []  # `owner` of each
         self.tokenizers_sent = 0
+        self.directory: dict[str, bytes] = {}  # fingerprints of the adapters in its directory, by path
+        self.adapters: dict[str, bytes] = {}  # those of the loaded ones, by name
+        self.loads: list[str] = []  # names that were asked for
+        self.asked, self.loaded = asyncio.Event(), asyncio.Event()  # set by LoadAdapter
+        self.loading = asyncio.Event()  # cleared: LoadAdapter hangs
+        self.loading.set()
+        self.refuses_admin = False
+        self.sessions, self.greeted = (
+            asyncio.Event(),
+            asyncio.Event(),
+        )  # OpenSession hangs if cleared; was called
+        self.sessions.set()
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.GetInfoResponse:
         return pb.GetInfoResponse(
@@ -61,9 +80,34 @@ class FakeExecutor(ExecutorServiceServicer):
         return pb.GetStatusResponse(epoch=self.epoch, state=self.state, step_age_s=self.step_age_s)
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionResponse:
+        self.greeted.set()
+        await self.sessions.wait()
         self.opened.append(request.replaces)
         self.owners.append(request.owner)
         return pb.OpenSessionResponse(session_id=100 + len(self.opened), epoch=self.epoch)
+
+    async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Any) -> pb.ListAdaptersResponse:
+        found = sorted(self.adapters.items())
+        return pb.ListAdaptersResponse(adapters=[pb.Adapter(name=n, fingerprint=f) for n, f in found])
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Any) -> pb.LoadAdapterResponse:
+        self.loads.append(request.name)
+        self.asked.set()
+        await self.loading.wait()
+        if self.refuses_admin:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "fake is no administrator")
+        if request.path not in self.directory:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"path: no directory {request.path}")
+        fingerprint = self.directory[request.path]
+        if self.adapters.setdefault(request.name, fingerprint) != fingerprint:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"name: {request.name} is another one")
+        self.loaded.set()
+        return pb.LoadAdapterResponse(
+            adapter=pb.Adapter(name=request.name, fingerprint=fingerprint, rank=4, bytes=100)
+        )
+
+    async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Any) -> pb.UnloadAdapterResponse:
+        return pb.UnloadAdapterResponse(unloaded=self.adapters.pop(request.name, None) is not None)
 
     async def CloseSession(self, request: pb.CloseSessionRequest, context: Any) -> pb.CloseSessionResponse:
         return pb.CloseSessionResponse()

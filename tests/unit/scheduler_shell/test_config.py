@@ -117,3 +117,11 @@ def test_the_instance_name_is_unique_and_the_same_after_a_restart() -> None:
     for bad in ("x" * (MAX_INSTANCE + 1), "two words", "é"):
         with pytest.raises(ValidationError):
             SchedulerSettings(instance=bad)
+
+
+def test_adapters_of_the_start_have_names_of_their_own_and_directories() -> None:
+    settings = SchedulerSettings(adapter=("sql", "chat=tuned/v2"))
+    assert settings.adapters == {"sql": "sql", "chat": "tuned/v2"}
+    for wrong in (("a", "a=b"), ("",), ("=b",), ("a/b",)):
+        with pytest.raises(ValidationError, match="--adapter"):
+            SchedulerSettings(adapter=wrong)

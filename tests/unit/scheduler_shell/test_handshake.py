@@ -81,7 +81,13 @@ def test_end_tokens_outside_of_the_vocabulary_are_ignored_with_a_warning(
 
 
 FULL = {"max_stop_token_ids": 8, "max_logprobs": 5, "max_logit_bias": 4, "max_grammar_bytes": 100}
-ALL = (executor_pb.CAPABILITY_FORK, executor_pb.CAPABILITY_GRAMMAR, executor_pb.CAPABILITY_GRAMMAR_BEGIN)
+FULL |= {"max_adapter_slots": 8}
+ALL = (
+    executor_pb.CAPABILITY_FORK,
+    executor_pb.CAPABILITY_GRAMMAR,
+    executor_pb.CAPABILITY_GRAMMAR_BEGIN,
+    executor_pb.CAPABILITY_ADAPTERS,
+)
 
 
 def facts_of(capabilities: Sequence[Any] = ALL, context: int = 64, **limits: int) -> ExecutorFacts:
@@ -98,9 +104,10 @@ def facts_of(capabilities: Sequence[Any] = ALL, context: int = 64, **limits: int
     [
         (facts_of(), ""),
         (facts_of(context=65, max_logprobs=6), ""),
-        (facts_of(max_sequences=1, total_pages=4, max_drafts=0), ""),
-        (facts_of(ALL[:2]), "grammars that begin behind a token: 0, not 1"),
-        (facts_of((*ALL[:1], ALL[2])), "max_grammar_bytes: 0, not 100"),
+        (facts_of(max_sequences=1, total_pages=4, max_drafts=0, max_adapter_slots=1), ""),
+        (facts_of(ALL[:3]), "adapters: 0, not 1"),
+        (facts_of((*ALL[:2], ALL[3])), "grammars that begin behind a token: 0, not 1"),
+        (facts_of((*ALL[:1], *ALL[2:])), "max_grammar_bytes: 0, not 100"),
         (facts_of(ALL[1:]), "forks: 0, not 1"),
         (facts_of(context=63), "context_length: 63, not 64"),
         (facts_of(max_grammar_bytes=99), "max_grammar_bytes: 99, not 100"),
@@ -133,5 +140,6 @@ def test_every_limit_that_clients_are_told_is_asked_of_a_standby_executor() -> N
     model = served_model(facts_of(), TokenizerSource(), LIMITS)
     least = facts_of((), context=1, **dict.fromkeys(FULL, 0))
     lacking = {line.split(":")[0] for line in shortcomings(least, model)}
-    named = {"forks": "max_n", "grammars that begin behind a token": "grammars_begin"}
+    named = {"adapters": "has_adapters", "forks": "max_n"}
+    named |= {"grammars that begin behind a token": "grammars_begin"}
     assert {named.get(name, name) for name in lacking} | speed | own == offered - {"vocab_size"}

@@ -14,7 +14,7 @@ from scheduler_service.core.request import DraftingWish, DraftSource
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.metrics.metrics import Telemetry
 from scheduler_service.metrics.rates import Rates
-from scheduler_service.model import DraftingOffer, ExecutorView, ServiceState
+from scheduler_service.model import DraftingOffer, ExecutorView, ServedAdapter, ServiceState
 from scheduler_service.rpc.codec.output import output_message
 from scheduler_service.rpc.codec.responses import (
     TOKEN_IDS_AT_ONCE,
@@ -57,11 +57,14 @@ def test_model_info_names_the_drafters_and_the_default_speculation(
         has_chat_template=False,
         queue=CoreConfig(),
         drafting=DraftingOffer(ALL, default),
+        adapters=[ServedAdapter("sql", "p", b"print", 4, 9)],
     )
     drafters = [pb.DRAFTER_NGRAM, pb.DRAFTER_DRAFT_EXECUTOR]
     assert list(told.drafters) == drafters + [pb.DRAFTER_GRAMMAR] * (max_grammar_bytes > 0)
     assert told.speculation == expected
     assert told.limits.max_draft_tokens == 16
+    assert list(told.adapters) == [pb.Adapter(name="sql", fingerprint=b"print", rank=4)]
+    assert pb.CAPABILITY_ADAPTERS not in told.capabilities
     assert pb.CAPABILITY_CONTINUATION in told.capabilities
     assert pb.CAPABILITY_CHAT not in told.capabilities
 
