@@ -223,6 +223,7 @@ class ResumableStream:
         continuation.prompt_digest = started.prompt_digest
         continuation.model_fingerprint = started.model_fingerprint
         continuation.sampler = started.sampler
+        continuation.adapter_fingerprint = started.adapter_fingerprint
         for index, one in enumerate(self._received):
             if one.token_ids or one.finished:
                 continuation.completions.add(

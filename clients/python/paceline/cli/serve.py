@@ -29,6 +29,14 @@ Backend = Annotated[
     typer.Option(help="torch (a model), or without one: oracle (a hash), paged-attention (the reference)."),
 ]
 
+AdapterDirectory = Annotated[
+    Path | None,
+    typer.Option(
+        help="Offer adapters (LoRA): an administrator can load PEFT directories below this one.",
+        show_default=False,
+    ),
+]
+
 
 DraftModel = Annotated[
     Path | None,
@@ -55,6 +63,7 @@ def serve(
             help="A GGUF file or a Hugging Face directory. Default: the default model.", show_default=False
         ),
     ] = None,
+    adapter_dir: AdapterDirectory = None,
     draft_model: DraftModel = None,
     draft_backend: DraftBackend = None,
     host: Annotated[str, typer.Option(help="Where the scheduler listens.")] = "127.0.0.1",
@@ -99,6 +108,9 @@ def serve(
     With --draft-model, a second executor drafts tokens, which the first verifies several at a time. This is
     faster if many drafts are accepted, and never changes the tokens.
 
+    With --adapter-dir, requests may name adapters that an administrator has loaded, or that -S adapter=NAME
+    gives, by the name of their directory.
+
     The first start downloads the default model (98 MB). A process that dies or freezes is restarted on its
     port, and streams continue. Restarts are delayed by up to 10 s. After ten starts in a row that never
     served, or an exit status that tells wrong settings, the command prints the process's last line and exits
@@ -115,6 +127,7 @@ def serve(
     logs = ("--log-level", log_level, "--log-format", "console")
     plain = ("--insecure",) if insecure else ()
     executor_token = ("--auth-token-file", str(executor_token_file)) if executor_token_file else ()
+    adapters = ("--adapter-dir", str(adapter_dir)) if adapter_dir else ()
     config = StackConfig(
         backend=backend,
         model=(model or fetch_default()) if backend == "torch" else model,
@@ -122,7 +135,7 @@ def serve(
         host=host,
         port=port,
         executor_port=executor_port,
-        executor_options=(*logs, *executor_token, *flags(executor_option)),
+        executor_options=(*logs, *executor_token, *adapters, *flags(executor_option)),
         scheduler_options=(*logs, *plain, *flags(scheduler_option)),
         client_token=client_token(context, token_file),
     )
