@@ -139,6 +139,9 @@ class SchedulerSettings(ServiceSettings):
     max_prompt_bytes: int = Field(
         default=1 << 20, ge=1, le=3 << 20, description="bytes of one prompt's text or messages"
     )
+    max_inputs: int = Field(
+        default=1024, ge=1, le=4096, description="inputs of one Score, Embed or Rerank call"
+    )
 
     # Times
     failover_timeout_s: float = Field(
@@ -268,6 +271,7 @@ class SchedulerSettings(ServiceSettings):
             max_logit_bias=self.max_logit_bias,
             max_logprobs=self.max_logprobs,
             max_prompt_bytes=self.max_prompt_bytes,
+            max_inputs=self.max_inputs,
         )
 
     @property

@@ -72,6 +72,7 @@ class RequestAllowance:
     max_logit_bias: int  # entries
     max_logprobs: int
     max_prompt_bytes: int
+    max_inputs: int = 1024  # of an evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ class ServedModel:
     max_grammar_bytes: int = 0  # 0: the executor has no grammars
     grammars_begin: bool = False  # the executor has grammars that begin behind a token
     has_adapters: bool = False  # requests may name adapters, once some are loaded
+    can_score: bool = False  # the executor scores the tokens of prompts
+    embedding_size: int = 0  # values of a prompt's vector; 0: the executor has none
     tool_format: ToolFormat | None = None  # None: chats have no tools
     reasoning: ReasoningMarkers | None = None  # None: the model writes its answer alone
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # sampling parameters by name

@@ -230,7 +230,7 @@ class Admission:
         # A request of which another completion has a cache goes on: this step may have a row of that one.
         if deadline is not None and not (live.emitted or any(one.cache_id for one in live.sequences)):
             late = now + self._prompt_s(len(sequence.tokens), limits)
-            length = forecast.length(live.account, live.request.max_tokens)
+            length = forecast.length(live.account, live.request.expected_tokens)
             if length is not None and not live.is_trial and self.requests > 1:
                 late += (length - 1) * pace_s * MARGIN
             if late > deadline:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from scheduler_service.core.step import TopLogprobs
+from scheduler_service.core.step import ScoredTokens, TopLogprobs
 
 
 class EndReason(enum.Enum):
@@ -15,6 +15,7 @@ class EndReason(enum.Enum):
     STOP_TOKEN = "stop_token"  # one of the request's stop token ids
     STOP_STRING = "stop_string"  # found by the front end
     LENGTH = "length"
+    EVALUATED = "evaluated"  # nothing more was asked of this input
 
 
 class Failure(enum.Enum):
@@ -64,8 +65,26 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Scores of tokens of a prompt or of an input: each token once, in order, before its first `Tokens`."""
+
+    request_id: str
+    index: int
+    scores: ScoredTokens
+
+
+@dataclass(frozen=True, slots=True)
+class PromptVector:
+    """The vector of an input, right before its end."""
+
+    request_id: str
+    index: int
+    data: bytes  # fp32, little-endian
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionEnded:
-    """A completion finished: its last event."""
+    """A completion finished, or an input was evaluated: its last event."""
 
     request_id: str
     index: int
@@ -81,7 +100,7 @@ class Failed:
     request_id: str
     failure: Failure
     message: str
-    emitted: bool  # tokens had been emitted before
+    emitted: bool  # tokens, or logprobs of the prompt, had been emitted before
 
 
-Event = Tokens | CompletionEnded | Failed
+Event = Tokens | PromptScores | PromptVector | CompletionEnded | Failed

@@ -18,6 +18,7 @@ from scheduler_service.core.schedule import Schedule, ScheduledFork, ScheduledOp
 from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.states import SequenceState
+from scheduler_service.core.step import RowMode
 
 LEAD = 1024
 """Virtual tokens: an identity that was served this many more than another gives places to it, even if it does
@@ -56,7 +57,7 @@ class StepBuilder:
         self._prefilling: list[LiveSequence] = []  # with a cache, and more than one token to compute
         self._max_pace_s: float | None = None
         self._drafts_to_come = False  # some sequence gets no row, since it waits for drafts
-        self.schedule = Schedule(limits.step_tokens, pages)
+        self.schedule = Schedule(limits.step_tokens, pages, limits.output_bytes)
         self.reserve = 0  # pages kept for the prompts and the next token of running sequences
         self.stalled: list[LiveSequence] = []  # with a cache, and without pages for their next row
 
@@ -157,18 +158,30 @@ class StepBuilder:
         return []
 
     def _feed_chunk(self, sequence: LiveSequence) -> None:
-        limits, schedule = self._limits, self.schedule
-        kv, known = sequence.kv, len(sequence.tokens)
+        limits, schedule, kv = self._limits, self.schedule, sequence.kv
         held = limits.pages(kv)
         room = (held + schedule.pages_left) * limits.page_size - kv  # tokens that the pages allow
-        chunk = min(known - kv, limits.chunk_tokens, schedule.tokens_left)
+        chunk = min(limits.chunk_tokens, schedule.tokens_left, self._answerable(sequence))
         if chunk and not room:
             self.stalled.append(sequence)
         elif chunk:
             chunk = min(chunk, room)
             pages = limits.pages(kv + chunk) - held
-            schedule.add_row(ScheduledRow(sequence, kv, pages, limit=chunk))
+            schedule.add_row(ScheduledRow(sequence, kv, pages, limit=chunk, mode=sequence.mode))
+            schedule.bytes_left -= self._output_bytes(sequence, chunk)
             self.reserve -= pages
+
+    def _answerable(self, sequence: LiveSequence) -> int:
+        """Of the tokens left to compute, how many the step can feed so that its answer has room for it."""
+        left, tokens = self.schedule.bytes_left, sequence.to_compute
+        if size := sequence.score_bytes:
+            return min(tokens, left // size)
+        return tokens if self._output_bytes(sequence, tokens) <= left else 0
+
+    def _output_bytes(self, sequence: LiveSequence, tokens: int) -> int:
+        """Maximum size of what the executor answers of a prompt, if so many tokens of it are fed."""
+        vector = self._limits.vector_bytes if sequence.mode is RowMode.HIDDEN else 0
+        return vector + tokens * sequence.score_bytes
 
     def _make_room(self) -> None:
         """Preempt for stalled sequences; the next answer of the executor counts the pages that came free.
@@ -221,9 +234,10 @@ class StepBuilder:
 
     def _force(self, sequence: LiveSequence) -> None:
         """Schedule a row although no pages are counted as free: the executor may have some by now."""
-        pending = len(sequence.tokens) - sequence.kv
-        limit = 0 if sequence.state is SequenceState.RUNNING else min(pending, self._limits.chunk_tokens)
-        self.schedule.add_row(ScheduledRow(sequence, sequence.kv, 0, limit=limit))
+        limit = 0
+        if sequence.state is not SequenceState.RUNNING:
+            limit = min(self._answerable(sequence), self._limits.chunk_tokens)
+        self.schedule.add_row(ScheduledRow(sequence, sequence.kv, 0, limit=limit, mode=sequence.mode))
 
     def _admit(self, *, force: bool, ahead_of: Account | None = None) -> None:
         """Start queued sequences in the order of turns, until one does not fit; none may overtake it.
@@ -243,6 +257,8 @@ class StepBuilder:
             if not self._slots.admits(sequence.live.request.adapter):
                 continue
             if len(pool.running) >= self._limits.max_sequences and not self._make_way(account):
+                return
+            if not self._answerable(sequence):
                 return
             if len(pool.running):
                 start = self._may_start(sequence)
@@ -274,22 +290,28 @@ class StepBuilder:
         One token is computed where the sequence's grammar may still have to read its output: the opening is
         likely to be refused, and takes nothing from those behind it meanwhile.
         """
-        schedule, limits = self.schedule, self._limits
-        need = limits.pages(len(sequence.tokens) + 1)
+        schedule, evaluation = self.schedule, sequence.live.request.evaluation
+        need = self._limits.pages(sequence.end_kv or len(sequence.tokens) + 1)
         if need > schedule.pages_left - self.reserve and not force:
             return False
+        # With a smaller hit than expected, the rest is computed in further chunks.
+        hit = sequence.expected_hit // self._limits.page_size * self._limits.page_size
+        limit = min(sequence.to_compute - hit, self._limits.chunk_tokens, schedule.tokens_left)
+        limit = 1 if sequence.is_behind else min(limit, self._answerable(sequence))
+        schedule.bytes_left -= self._output_bytes(sequence, limit)
         opening = ScheduledOpening(
             cache_id=self._pool.open(sequence, self._now),
             tokens=tuple(sequence.tokens),
             prompt_length=sequence.prompt_length,
-            limit=1
-            if sequence.is_behind
-            else min(len(sequence.tokens), limits.chunk_tokens, schedule.tokens_left),
-            sampling=sequence.sampling,
+            limit=limit,
+            sampling=sequence.opening_sampling,
             stop_token_ids=sequence.live.stop_token_ids,
             min_tokens=sequence.live.request.min_tokens,
             salt=sequence.live.request.salt,
             adapter=sequence.live.request.adapter,
+            mode=sequence.mode,
+            scored_from=sequence.next_score if sequence.next_score < sequence.prompt_length else 0,
+            pooling=None if evaluation is None else evaluation.pooling,
             sequence=sequence,
         )
         schedule.add_opening(opening, need)

@@ -23,6 +23,8 @@ class JointLimits:
     request_tokens: int  # prompt and output of one completion, which must be able to run alone
     in_flight: int  # steps
     adapter_slots: int  # adapters that sequences with a cache have at once
+    output_bytes: int  # of a step's scores and vectors
+    vector_bytes: int
 
     @classmethod
     def of(cls, config: CoreConfig, capacity: Capacity) -> JointLimits:
@@ -37,6 +39,8 @@ class JointLimits:
             request_tokens=min(capacity.context_length, capacity.total_pages * capacity.page_size),
             in_flight=min(config.max_in_flight or capacity.steps_to_be_busy, capacity.max_in_flight),
             adapter_slots=capacity.max_adapter_slots,
+            output_bytes=capacity.max_output_bytes,
+            vector_bytes=4 * capacity.hidden_size,
         )
 
     def pages(self, tokens: int) -> int:

@@ -69,7 +69,8 @@ class Registry:
             raise IdInUse(f"request {request.id!r} is live")
         why = misfit(request, limits)
         if why is None and request.input_tokens > self._config.max_queued_tokens:
-            why = "prompt", f"has more tokens than the queue holds ({self._config.max_queued_tokens})"
+            field = "prompt" if request.evaluation is None else "inputs"
+            why = field, f"has more tokens than the queue holds ({self._config.max_queued_tokens})"
         if why is not None:
             raise NeverFits(*why)
         if not (replaced and replaced.holds_room_for(request)):
@@ -77,9 +78,9 @@ class Registry:
         return connected and self._admission.check_deadline(
             request.identity,
             request.weight,
-            request.input_tokens,
+            _tokens_in_turn(request, limits),
             request.deadline,
-            request.max_tokens,
+            request.expected_tokens,
             limits,
             now,
         )
@@ -122,6 +123,8 @@ class Registry:
             if why := misfit(live.request, limits):
                 events.append(self.fail(live, Failure.REFUSED, f"{why[0]} {why[1]}", now))
                 continue
+            if live.request.evaluation is not None:
+                continue
             live.set_max_tokens(max_tokens(live.request, limits))
             for sequence in live.sequences:
                 if sequence.state is not SequenceState.ENDED and len(sequence.tokens) >= sequence.end_length:
@@ -145,8 +148,11 @@ class Registry:
         return events
 
     def start(self, live: LiveRequest, now: float) -> None:
-        """Count a request as started when its first step is sent: it leaves the queue's bounds."""
-        if live.started:
+        """Count a request as started when its first step is sent: it leaves the queue's bounds.
+
+        An evaluation is started when all of its inputs are.
+        """
+        if live.started or live.to_start > 0:
             return
         live.started = True
         self._admission.unqueue(live, now)
@@ -156,7 +162,7 @@ class Registry:
     def finish(
         self, sequence: LiveSequence, reason: EndReason, matched: int | None, now: float
     ) -> CompletionEnded:
-        """Finish one completion."""
+        """Finish one completion or input."""
         live = sequence.live
         self._end(sequence)
         self._forecast.ended(sequence, cut_off=False)
@@ -217,22 +223,35 @@ class Registry:
         assert self._admission.trials == sum(live.is_trial for live in self), "trials are miscounted"
         self._admission.check_integrity(queued)
         sequences = [s for live in self for s in live.sequences]
-        for live in self:
-            held = any(s.state is SequenceState.HELD for s in live.sequences)
-            first_ended = live.sequences[0].state is SequenceState.ENDED
-            assert not (held and first_ended), "a completion is held although the first has ended"
+        for s in sequences:
+            held = s.state is SequenceState.HELD
+            assert not held or (s.leader is not None and s.leader.state is not SequenceState.ENDED), (
+                "a sequence is held although its leader has ended"
+            )
         self._pool.check_integrity(sequences)
 
 
 def max_tokens(request: Request, limits: JointLimits) -> int:
     """Maximum of output tokens of each completion."""
+    if request.evaluation is not None:
+        return 0
     if request.max_tokens is not None:
         return request.max_tokens
     return limits.request_tokens - len(request.prompt)
 
 
+def _tokens_in_turn(request: Request, limits: JointLimits) -> int:
+    """Tokens of a single prompt that takes as many steps as those of the request, which share steps."""
+    if request.evaluation is None:
+        return request.input_tokens
+    shared = -(-request.evaluation.tokens * limits.chunk_tokens // limits.step_tokens)
+    return max(request.evaluation.longest, shared)
+
+
 def misfit(request: Request, limits: JointLimits) -> tuple[str, str] | None:
     """The field, and what is wrong with it, if a completion could not even run alone; None if it could."""
+    if request.evaluation is not None:
+        return request.evaluation.misfit(limits.request_tokens)
     if not request.prompt:
         return "prompt", "is empty"
     if request.adapter and not limits.adapter_slots:

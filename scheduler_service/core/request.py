@@ -6,6 +6,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from scheduler_service.core.evaluation import Evaluation
+
 
 @dataclass(frozen=True, slots=True)
 class OutputGrammar:
@@ -65,7 +67,11 @@ class Continued:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One Generate call. Times are in seconds on the caller's clock; lengths are tokens."""
+    """One call that generates or evaluates. Times are in seconds on the caller's clock; lengths are tokens.
+
+    With an `evaluation` there is no prompt and no output, `n` is the number of inputs, and `prompt_logprobs`
+    is the number of alternatives of each score.
+    """
 
     id: str  # unique among live requests
     prompt: Sequence[int]  # token ids; never changed
@@ -84,6 +90,8 @@ class Request:
     identity: str = ""  # of the caller: the unit of fairness and of the queue's bounds
     weight: float = 1.0  # of that identity: it gets service in proportion to it
     continued: tuple[Continued, ...] = ()  # at most one for each index
+    prompt_logprobs: int | None = None  # set: the prompt's tokens are scored, with so many alternatives
+    evaluation: Evaluation | None = None
 
     @property
     def drafters(self) -> frozenset[DraftSource]:
@@ -93,5 +101,15 @@ class Request:
 
     @property
     def input_tokens(self) -> int:
-        """Tokens that count for the queue's bounds: the prompt, and continued output."""
-        return len(self.prompt) + sum(len(one.ids) for one in self.continued)
+        """Tokens that count for the queue's bounds: the prompt, and continued output; or all inputs."""
+        return self.prompt_tokens + sum(len(one.ids) for one in self.continued)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that it brings to be computed; continued output not counted."""
+        return len(self.prompt) if self.evaluation is None else self.evaluation.tokens
+
+    @property
+    def expected_tokens(self) -> int | None:
+        """For predictions: at most so many output tokens, at least 1; None: what fits."""
+        return self.max_tokens if self.evaluation is None else 1

@@ -8,7 +8,7 @@ from itertools import chain
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.speculator import Speculator
-from scheduler_service.core.events import Event, Failure, Tokens
+from scheduler_service.core.events import EndReason, Event, Failure, PromptScores, PromptVector, Tokens
 from scheduler_service.core.in_flight import SentStep
 from scheduler_service.core.registry import Registry
 from scheduler_service.core.request import DraftSource
@@ -18,7 +18,7 @@ from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.snapshot import Totals
 from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.states import SequenceState
-from scheduler_service.core.step import Code, RefusalCause, RowAnswer, StepAnswer
+from scheduler_service.core.step import Code, RefusalCause, RowAnswer, RowMode, StepAnswer
 
 _STALE = frozenset({Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION})
 """Codes of a row whose cache is not in the executor as the core believes: it is opened again."""
@@ -61,10 +61,17 @@ class ResultReader:
             if item.sequence.cache_id != item.cache_id:
                 continue
             if not answer.code:
+                sequence = item.sequence
+                if sequence.next_score < sequence.prompt_length and not self._scored(
+                    sequence, answer, events, now
+                ):
+                    continue
                 if answer.tokens:
                     self._sampled(item, answer, events, now)
+                elif sequence.end_kv:
+                    self._evaluated(sequence, answer, events, now)
                 else:
-                    self._advanced(item.sequence, answer, events, now)
+                    self._advanced(sequence, answer, events, now)
             elif lacking := self._refused_row(item, answer, events, now):
                 short |= lacking
                 starved |= item.sequence.cache_id > 0 and not item.drafts
@@ -88,6 +95,11 @@ class ResultReader:
         if item.drafts and sequence.draft_state is not None:
             self._verified(sequence.draft_state, len(item.drafts), min(len(tokens) - 1, count))
         logprobs, live = answer.logprobs, sequence.live
+        if (
+            logprobs and live.request.prompt_logprobs is not None
+        ):  # it may have asked for fewer than its prompt
+            k = live.request.sampling.logprobs
+            logprobs = () if k is None else [one.cut(k) for one in logprobs]
         news = Tokens(
             live.request.id,
             sequence.index,
@@ -134,8 +146,7 @@ class ResultReader:
         self._note_hit(sequence, answer)
         self._counters.prefilled_tokens += answer.kv_length - max(sequence.kv, answer.cached_length)
         sequence.prefill(now)
-        if sequence.index == 0:
-            self._pool.unhold(sequence.live)
+        self._pool.unhold(sequence)
 
     def _advanced(self, sequence: LiveSequence, answer: RowAnswer, events: list[Event], now: float) -> None:
         if not sequence.kv < answer.kv_length < len(sequence.tokens):
@@ -144,6 +155,41 @@ class ResultReader:
         self._note_hit(sequence, answer)
         self._counters.prefilled_tokens += answer.kv_length - max(sequence.kv, answer.cached_length)
         sequence.advance(answer.kv_length)
+
+    def _scored(self, sequence: LiveSequence, answer: RowAnswer, events: list[Event], now: float) -> bool:
+        """Take the scores of a row whose sequence still lacks some; False if they are not what is due."""
+        due = min(answer.kv_length + 1, sequence.prompt_length) - sequence.next_score
+        scores = answer.scores
+        if due <= 0:
+            return True
+        if scores is None or scores.first != sequence.next_score or len(scores.logprobs) != due:
+            self._stale(sequence, f"it brought no scores from token {sequence.next_score} on", events, now)
+            return False
+        live = sequence.live
+        scores = scores.cut(live.request.prompt_logprobs or 0)
+        events.append(PromptScores(live.request.id, sequence.index, scores))
+        sequence.score(sequence.next_score + due)
+        if not sequence.end_kv:
+            live.emitted = True
+        return True
+
+    def _evaluated(self, sequence: LiveSequence, answer: RowAnswer, events: list[Event], now: float) -> None:
+        """Take a row of an input; its last one ends it."""
+        kv, live = answer.kv_length, sequence.live
+        is_last = kv >= sequence.end_kv
+        if not sequence.kv < kv <= len(sequence.tokens) or (
+            is_last and sequence.mode is RowMode.HIDDEN and answer.hidden is None
+        ):
+            self._stale(sequence, f"its KV length is {kv}, or it brought no vector", events, now)
+            return
+        self._note_hit(sequence, answer)
+        self._counters.prefilled_tokens += kv - max(sequence.kv, answer.cached_length)
+        sequence.advance(kv)
+        if not is_last:
+            return
+        if sequence.mode is RowMode.HIDDEN and answer.hidden is not None:
+            events.append(PromptVector(live.request.id, sequence.index, answer.hidden))
+        events.append(self._registry.finish(sequence, EndReason.EVALUATED, None, now))
 
     def _note_hit(self, sequence: LiveSequence, answer: RowAnswer) -> None:
         if sequence.state is not SequenceState.OPENING:

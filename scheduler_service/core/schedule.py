@@ -7,11 +7,11 @@ not when its row is scheduled: so dropping the item undoes it completely.
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from scheduler_service.core.sequence import LiveSequence
-from scheduler_service.core.step import CacheFork, CacheOpening, CacheRow
+from scheduler_service.core.step import CacheFork, CacheOpening, CacheRow, RowMode
 
 
 class ScheduledRow(CacheRow):
@@ -20,7 +20,13 @@ class ScheduledRow(CacheRow):
     __slots__ = ("pages", "sequence")
 
     def __init__(
-        self, sequence: LiveSequence, kv_length: int, pages: int, limit: int = 0, tokens: tuple[int, ...] = ()
+        self,
+        sequence: LiveSequence,
+        kv_length: int,
+        pages: int,
+        limit: int = 0,
+        tokens: tuple[int, ...] = (),
+        mode: RowMode = RowMode.SAMPLE,
     ) -> None:
         self.sequence = sequence
         self.cache_id = sequence.cache_id
@@ -30,6 +36,7 @@ class ScheduledRow(CacheRow):
         self.tokens = tokens
         self.drafts = ()
         self.steps = 1
+        self.mode = mode
 
     @property
     def fed(self) -> int:
@@ -44,7 +51,7 @@ class ScheduledOpening(CacheOpening):
     kv_length: ClassVar[int] = 0
     drafts: ClassVar[tuple[int, ...]] = ()
 
-    sequence: LiveSequence
+    sequence: LiveSequence = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,10 +64,11 @@ class ScheduledFork(CacheFork):
 class Schedule:
     """The items of one step."""
 
-    def __init__(self, tokens: int, pages: int) -> None:
-        """tokens: that the step may feed. pages: that it may take."""
+    def __init__(self, tokens: int, pages: int, output_bytes: int = 0) -> None:
+        """tokens: that the step may feed. pages: that it may take. output_bytes: of scores and vectors."""
         self.tokens_left = tokens
         self.pages_left = pages
+        self.bytes_left = output_bytes
         self.rows: list[ScheduledRow] = []
         self.openings: list[ScheduledOpening] = []
         self.forks: list[ScheduledFork] = []

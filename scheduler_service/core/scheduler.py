@@ -137,7 +137,7 @@ class StepScheduler:
         live = self._registry.add(request, limits, now, is_trial=is_trial)
         self._expiry.added(live, now)
         self._counters.requests += 1
-        self._counters.prompt_tokens += len(request.prompt)
+        self._counters.prompt_tokens += request.prompt_tokens
         return self._registry.take_over(live, now) if request.continued else []
 
     def max_tokens(self, request: Request) -> int:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
+from dataclasses import replace
 
 from scheduler_service.core.account import Account
+from scheduler_service.core.evaluation import EvaluationInput
 from scheduler_service.core.events import CompletionUsage, EndReason
-from scheduler_service.core.request import Request
+from scheduler_service.core.request import Request, SamplingSettings
 from scheduler_service.core.seeds import index_seed
 from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.states import SequenceState, Trigger, after
+from scheduler_service.core.step import RowMode
 
 Ending = tuple[EndReason, int | None]
 """Why a completion finishes, and the id of the end or stop token that finishes it; None for other reasons."""
@@ -35,6 +39,7 @@ class LiveRequest:
         "started",
         "stop_token_ids",
         "stops",
+        "to_start",
     )
 
     def __init__(self, request: Request, account: Account, serial: int, max_tokens: int, now: float) -> None:
@@ -49,10 +54,26 @@ class LiveRequest:
         self.predicted_wait_s = 0.0  # from its adding to its start, as predicted at its adding
         self.stops = request.eos_token_ids | request.stop_token_ids
         self.stop_token_ids = tuple(sorted(self.stops))  # as openings and forks carry them
-        prompt = request.prompt if isinstance(request.prompt, array) else array("I", request.prompt)
-        self.sequences = [LiveSequence(self, i, prompt, max_tokens) for i in range(request.n)]
-        for one in request.continued:
-            self.sequences[one.index].continue_from(one.ids)
+        self.to_start = (
+            1  # sequences that must have had a cache before the request no longer counts as queued
+        )
+        if request.evaluation is not None:
+            self.sequences = [
+                LiveSequence(self, i, _array(one.tokens), 0, one)
+                for i, one in enumerate(request.evaluation.inputs)
+            ]
+            self.to_start = len(self.sequences)
+            leaders = request.evaluation.leaders()
+            for sequence, shared in zip(self.sequences, leaders, strict=True):
+                if shared is not None:
+                    sequence.follow(self.sequences[shared.leader], shared.tokens)
+        else:
+            prompt = _array(request.prompt)
+            self.sequences = [LiveSequence(self, i, prompt, max_tokens) for i in range(request.n)]
+            for sequence in self.sequences[1:]:
+                sequence.follow(self.sequences[0])
+        for continued in request.continued:
+            self.sequences[continued.index].continue_from(continued.ids)
 
     @property
     def ended(self) -> bool:
@@ -66,13 +87,28 @@ class LiveRequest:
         return fits and not self.started
 
     def set_max_tokens(self, max_tokens: int) -> None:
-        """Set the maximum of output tokens of each completion, after another executor became ready."""
+        """Set the maximum of output tokens of each completion, after another executor became ready.
+
+        Not of an evaluation, which has no output.
+        """
         for sequence in self.sequences:
             sequence.end_length = sequence.prompt_length + max_tokens
 
 
+def score_bytes(k: int) -> int:
+    """Maximum size of a token's score in an executor's answer, with `k` alternatives (its contract)."""
+    return 4 + 9 * k
+
+
+def _array(tokens: Sequence[int]) -> array[int]:
+    return tokens if isinstance(tokens, array) else array("I", tokens)
+
+
 class LiveSequence:
-    """One completion. Its *known* tokens are prompt and output; the KV cache holds the first `kv` of them."""
+    """One completion, or one input of an evaluation.
+
+    Its *known* tokens are prompt and output; the KV cache holds the first `kv` of them.
+    """
 
     __slots__ = (
         "awaits_drafts",
@@ -80,9 +116,12 @@ class LiveSequence:
         "cached",
         "charged",
         "draft_state",
+        "end_kv",
         "end_length",
         "evictions",
+        "expected_hit",
         "first_token_at",
+        "followers",
         "in_flight",
         "index",
         "input_length",
@@ -90,9 +129,12 @@ class LiveSequence:
         "is_predictable",
         "key",
         "kv",
+        "leader",
         "live",
         "losses",
         "lost_at",
+        "mode",
+        "next_score",
         "prompt_length",
         "refusals",
         "sampling",
@@ -103,7 +145,14 @@ class LiveSequence:
         "tokens",
     )
 
-    def __init__(self, live: LiveRequest, index: int, prompt: array[int], max_tokens: int) -> None:
+    def __init__(
+        self,
+        live: LiveRequest,
+        index: int,
+        prompt: array[int],
+        max_tokens: int,
+        evaluated: EvaluationInput | None = None,
+    ) -> None:
         request = live.request
         self.live = live
         self.index = index
@@ -113,7 +162,21 @@ class LiveSequence:
         self.prompt_length = len(prompt)
         self.input_length = self.prompt_length  # prompt, and output that was produced elsewhere
         self.end_length = self.prompt_length + max_tokens  # known tokens at which it ends
-        self.state = SequenceState.QUEUED if index == 0 else SequenceState.HELD
+        self.state = SequenceState.QUEUED
+        self.leader: LiveSequence | None = None  # it is held until this one has computed their common prefix
+        self.followers: list[LiveSequence] = []  # those that are held until then
+        self.expected_hit = 0  # tokens that its opening is likely to find in the prefix cache
+        # scores of the prompt
+        self.next_score = self.prompt_length  # tokens before this position have theirs, or need none
+        self.mode = RowMode.SAMPLE
+        self.end_kv = 0  # KV length at which an evaluation ends; 0: it is none
+        if evaluated is not None:
+            is_scored = evaluated.scored_from > 0
+            self.next_score = evaluated.scored_from or self.prompt_length
+            self.mode = RowMode.NONE if is_scored else RowMode.HIDDEN
+            self.end_kv = self.prompt_length - is_scored
+        elif index == 0 and request.prompt_logprobs is not None and not request.continued:
+            self.next_score = min(1, self.prompt_length)
         # the cache
         self.cache_id = 0  # 0: none
         self.kv = 0
@@ -147,14 +210,21 @@ class LiveSequence:
         self.tokens = array("I", [*self.tokens, *ids])  # the prompt's own array is shared
         self.input_length += len(ids)
 
+    def follow(self, leader: LiveSequence, expected_hit: int = 0) -> None:
+        """Hold it until the leader has computed what they have in common. Only before it is queued."""
+        self.state = SequenceState.HELD
+        self.leader, self.expected_hit = leader, expected_hit
+        leader.followers.append(self)
+
     def open(self, cache_id: int, now: float) -> None:
         """Give it a cache, which the next step opens. Raises IllegalEvent."""
         self.happen(Trigger.OPEN)
         self.cache_id = cache_id
-        if not isinstance(self.tokens, list):
+        if not (isinstance(self.tokens, list) or self.end_kv):
             self.tokens = self.tokens.tolist()
         if self.started_at is None:
             self.started_at = now
+            self.live.to_start -= 1
 
     def fork(self, source: LiveSequence, length: int, *, shares_tail: bool) -> None:
         """Record that its new cache is a copy of the first `length` tokens of the source's cache.
@@ -185,6 +255,10 @@ class LiveSequence:
         self.in_flight -= 1
         self.kv = kv_length
 
+    def score(self, end: int) -> None:
+        """The prompt's tokens before position `end` have their scores."""
+        self.next_score = end
+
     def prefill(self, now: float) -> None:
         """Note that all its known tokens are computed, so that it decodes now. Raises IllegalEvent."""
         self.happen(Trigger.SAMPLE)
@@ -208,12 +282,15 @@ class LiveSequence:
         """Note the tokens that a new cache began with, by a prefix hit or as a fork.
 
         Returns how many of the prompt were in the prefix cache, if this is the request's first cache, else
-        0: a request's prompt counts once, however many completions share it.
+        0: a request's prompt counts once, however many completions share it. Each input has its own prompt.
         """
         self.shared_tokens = tokens
         self.is_behind = False
+        is_first = self.cached is None
         if self.cached is None:
             self.cached = tokens
+        if self.end_kv:
+            return tokens if is_first else 0
         if self.live.cached is not None:
             return 0
         self.live.cached = min(tokens, self.prompt_length)
@@ -273,10 +350,30 @@ class LiveSequence:
         return len(self.tokens) - self.prompt_length
 
     @property
+    def to_compute(self) -> int:
+        """Known tokens that have to be computed: for scores all but the last."""
+        return (self.end_kv or len(self.tokens)) - self.kv
+
+    @property
+    def score_bytes(self) -> int:
+        """Maximum size, in an executor's answer, of the scores of one token that is fed; 0: it needs none."""
+        if self.next_score >= self.prompt_length:
+            return 0
+        return score_bytes(self.opening_sampling.logprobs or 0)
+
+    @property
+    def opening_sampling(self) -> SamplingSettings:
+        """The sampling of its next opening: its alternatives are for scores of the prompt as well."""
+        k = self.live.request.prompt_logprobs
+        if k is None or self.next_score >= self.prompt_length:
+            return self.sampling
+        return replace(self.sampling, logprobs=max(k, self.sampling.logprobs or 0))
+
+    @property
     def source(self) -> LiveSequence | None:
         """The first completion, if this one can be its fork: it decodes, and this one has no output yet."""
-        first = self.live.sequences[0]
-        if first is self or first.state is not SequenceState.RUNNING or len(self.tokens) > self.prompt_length:
+        first = self.leader
+        if first is None or first.state is not SequenceState.RUNNING or len(self.tokens) > self.prompt_length:
             return None
         return first
 
@@ -294,7 +391,7 @@ class LiveSequence:
         return None
 
     def usage(self, now: float) -> CompletionUsage:
-        """What the completion took until `now`."""
+        """What the completion or the evaluation took until `now`."""
         arrival, drafts = self.live.request.arrival, self.draft_state
         drafted = drafts.drafted_by_position if drafts else ()
         accepted = drafts.accepted_by_position if drafts else ()

@@ -22,16 +22,19 @@ class SequencePool:
         self.releases: list[int] = []  # cache ids, for the next plan
         self.slots = UsedSlots()  # of the adapters of `running`
         self.preemptions = 0
-        self.held = 0  # completions in state HELD
+        self.held = 0  # sequences in state HELD
         self.held_tokens = 0  # their known tokens
         self.speculating = 0  # sequences that want drafts and have not ended
         self._last_cache_id = 0  # an id is never used twice, not even in another session
 
     def enlist(self, live: LiveRequest) -> None:
-        """Queue a new request's first sequence; the others are held until it is prefilled."""
-        self.queue.add(live.sequences[0])
-        self.held += len(live.sequences) - 1
-        self.held_tokens += sum(len(s.tokens) for s in live.sequences[1:])
+        """Queue a new request's sequences, but for those that are held until their leader is prefilled."""
+        for sequence in live.sequences:
+            if sequence.state is SequenceState.HELD:
+                self.held += 1
+                self.held_tokens += len(sequence.tokens)
+            else:
+                self.queue.add(sequence)
         self.speculating += sum(s.draft_state is not None for s in live.sequences)
 
     def open(self, sequence: LiveSequence, now: float) -> int:
@@ -56,7 +59,7 @@ class SequencePool:
         self.preemptions += 1
 
     def end(self, sequence: LiveSequence) -> None:
-        """End a sequence in any state. Completions that were held until it is prefilled are queued."""
+        """End a sequence in any state. Those that were held until it is prefilled are queued."""
         if sequence.state is SequenceState.ENDED:
             return
         if sequence.cache_id:
@@ -69,12 +72,11 @@ class SequencePool:
         if sequence.draft_state is not None:
             self.speculating -= 1
         sequence.happen(Trigger.END)
-        if sequence.index == 0:
-            self.unhold(sequence.live)
+        self.unhold(sequence)
 
-    def unhold(self, live: LiveRequest) -> None:
-        """Queue the held completions: the first one has computed their prompt, or has ended."""
-        for sequence in live.sequences[1:]:
+    def unhold(self, leader: LiveSequence) -> None:
+        """Queue those that are held: their leader has computed the prefix that they share, or has ended."""
+        for sequence in leader.followers:
             if sequence.state is SequenceState.HELD:
                 self._count_out(sequence)
                 sequence.happen(Trigger.QUEUE)
@@ -133,7 +135,7 @@ class SequencePool:
         self.queue.check_integrity(self.running)
         self.slots.check_integrity(s.live.request.adapter for s in self.running)
         held = [s for s in sequences if s.state is SequenceState.HELD]
-        assert self.held == len(held), "held completions are miscounted"
+        assert self.held == len(held), "held sequences are miscounted"
         assert self.held_tokens == sum(len(s.tokens) for s in held), "held tokens are miscounted"
         for queue in (self.running, self.isolated):
             keys = [s.key for s in queue]

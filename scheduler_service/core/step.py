@@ -6,10 +6,20 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from scheduler_service.core.evaluation import HiddenPooling
 from scheduler_service.core.request import SamplingSettings
+
+
+class RowMode(enum.Enum):
+    """What a row brings back when it has computed all known tokens; scores come in any mode."""
+
+    SAMPLE = "sample"
+    NONE = "none"
+    HIDDEN = "hidden"  # the vector of the prompt
 
 
 class Code(enum.IntEnum):
@@ -51,6 +61,8 @@ class Capacity:
     max_in_flight: int = 64  # steps sent and not answered
     steps_to_be_busy: int = 1  # in flight, so that the device never waits for the next step
     max_adapter_slots: int = 0  # adapters that caches use at once; 0: it has no adapters
+    max_output_bytes: int = 16 << 20  # of a step's scores and vectors
+    hidden_size: int = 0  # of a vector; 0: it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,9 @@ class CacheOpening:
     min_tokens: int
     salt: bytes
     adapter: bytes  # fingerprint; empty: none
+    mode: RowMode = RowMode.SAMPLE
+    scored_from: int = 0  # tokens from this position on get scores; 0: none
+    pooling: HiddenPooling | None = None  # with RowMode.HIDDEN
 
 
 @dataclass(slots=True)
@@ -81,6 +96,7 @@ class CacheRow:
     tokens: tuple[int, ...] = ()  # empty: what the executor has pending
     drafts: tuple[int, ...] = ()
     steps: int = 1  # sample so many tokens, feeding each back; not together with drafts
+    mode: RowMode = RowMode.SAMPLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +142,47 @@ class TopLogprobs:
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
 
+    def cut(self, k: int) -> TopLogprobs:
+        """With at most `k` of the most likely tokens."""
+        if len(self.top_ids) <= k:
+            return self
+        return TopLogprobs(self.logprob, self.top_ids[:k], self.top_logprobs[:k])
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """Logprobs of consecutive tokens of a prompt, each given all tokens before it, by the raw logits.
+
+    The sequences are arrays: a prompt may have a hundred thousand tokens, with 20 alternatives each.
+    """
+
+    first: int  # position of the first token
+    logprobs: Sequence[float]  # natural logs, [tokens]
+    k: int = 0
+    top_ids: Sequence[int] = ()  # the most likely tokens at each position, [tokens * k]
+    top_logprobs: Sequence[float] = ()
+
+    def parts(self, size: int) -> Iterator[ScoredTokens]:
+        """The same in parts of at most `size` tokens."""
+        for at in range(0, len(self.logprobs), size):
+            end, k = at + size, self.k
+            yield ScoredTokens(
+                self.first + at,
+                self.logprobs[at:end],
+                k,
+                self.top_ids[at * k : end * k],
+                self.top_logprobs[at * k : end * k],
+            )
+
+    def cut(self, k: int) -> ScoredTokens:
+        """With at most `k` of the most likely tokens at each position."""
+        if k >= self.k:
+            return self
+        starts = range(0, len(self.top_ids), self.k)
+        ids = array("I", [id_ for at in starts for id_ in self.top_ids[at : at + k]])
+        values = array("f", [value for at in starts for value in self.top_logprobs[at : at + k]])
+        return ScoredTokens(self.first, self.logprobs, k, ids, values)
+
 
 @dataclass(slots=True)
 class RowAnswer:
@@ -136,6 +193,8 @@ class RowAnswer:
     cached_length: int = 0
     logprobs: Sequence[TopLogprobs] = ()  # one per token, if asked for
     forced: tuple[int, ...] = ()  # the tokens that come next, where a grammar leaves no choice
+    scores: ScoredTokens | None = None  # of the opening's tokens behind those that this row computed
+    hidden: bytes | None = None  # with RowMode.HIDDEN, of a row that computed all: fp32, little-endian
     code: Code = Code.OK
     message: str = ""
     cause: RefusalCause = RefusalCause.OTHER

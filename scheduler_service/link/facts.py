@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from paceline.service.logs import Log
 
 from scheduler_service.core.ranges import RANGES
+from scheduler_service.core.sequence import score_bytes
 from scheduler_service.core.step import Capacity
 from scheduler_service.model import Fingerprints, RequestAllowance, ServedModel, TokenizerSource, TokenSpace
 
@@ -43,6 +44,7 @@ class Bounds:
     vocab_size: int
     context_length: int  # tokens
     total_pages: int
+    hidden_size: int = 0  # of a vector; 0: the executor has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,25 @@ class ExecutorFacts:
     max_logprobs: int
     max_grammar_bytes: int = 0  # 0: it has no grammars
     grammars_begin: bool = False  # behind a token, if the scheduler says so
+    can_score: bool = False  # the tokens of prompts
 
     @property
     def bounds(self) -> Bounds:
         """The bounds of this executor's answers."""
-        return Bounds(self.vocabulary.size, self.capacity.context_length, self.capacity.total_pages)
+        capacity = self.capacity
+        return Bounds(
+            self.vocabulary.size, capacity.context_length, capacity.total_pages, capacity.hidden_size
+        )
+
+    def scores(self, max_logprobs: int) -> bool:
+        """Whether it scores prompts, with so many alternatives: a step's answer must hold a token's."""
+        return self.can_score and score_bytes(max_logprobs) <= self.capacity.max_output_bytes
+
+    @property
+    def embedding_size(self) -> int:
+        """Values of the vector of a prompt; 0: it has none, or an answer can't hold one."""
+        size = self.capacity.hidden_size
+        return size if 4 * size <= self.capacity.max_output_bytes else 0
 
 
 def served_model(facts: ExecutorFacts, tokenizer: TokenizerSource, own: RequestAllowance) -> ServedModel:
@@ -101,11 +117,14 @@ def served_model(facts: ExecutorFacts, tokenizer: TokenizerSource, own: RequestA
             max_logit_bias=min(own.max_logit_bias, facts.max_logit_bias),
             max_logprobs=min(own.max_logprobs, facts.max_logprobs),
             max_prompt_bytes=own.max_prompt_bytes,
+            max_inputs=own.max_inputs,
         ),
         max_draft_tokens=facts.capacity.max_drafts,
         max_grammar_bytes=facts.max_grammar_bytes,
         grammars_begin=facts.grammars_begin,
         has_adapters=facts.capacity.max_adapter_slots > 0,
+        can_score=facts.scores(min(own.max_logprobs, facts.max_logprobs)),
+        embedding_size=facts.embedding_size,
         generation_defaults=_generation_defaults(tokenizer.generation_defaults),
     )
 
@@ -128,6 +147,8 @@ def shortcomings(facts: ExecutorFacts, model: ServedModel) -> list[str]:
         "max_grammar_bytes": (facts.max_grammar_bytes, model.max_grammar_bytes),
         "grammars that begin behind a token": (facts.grammars_begin, model.grammars_begin),
         "adapters": (facts.capacity.max_adapter_slots > 0, model.has_adapters),
+        "scores": (facts.scores(limits.max_logprobs), model.can_score),
+        "hidden_size": (facts.embedding_size, model.embedding_size),
     }
     return [
         f"{name}: {int(has)}, not {int(wanted)}" for name, (has, wanted) in promises.items() if has < wanted

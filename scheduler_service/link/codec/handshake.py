@@ -37,7 +37,11 @@ def decode_facts(info: pb.GetInfoResponse) -> ExecutorFacts:
         max_logprobs=limits.max_logprobs,
         max_grammar_bytes=limits.max_grammar_bytes if pb.CAPABILITY_GRAMMAR in info.capabilities else 0,
         grammars_begin=pb.CAPABILITY_GRAMMAR_BEGIN in info.capabilities,
+        can_score=pb.CAPABILITY_SCORES in info.capabilities,
     )
+
+
+_MAY_BE_0 = ("max_drafts", "max_adapter_slots", "max_output_bytes", "hidden_size")
 
 
 def _capacity(info: pb.GetInfoResponse) -> Capacity:
@@ -54,9 +58,11 @@ def _capacity(info: pb.GetInfoResponse) -> Capacity:
         max_in_flight=max(1, limits.max_in_flight),
         steps_to_be_busy=2 if info.model.device.startswith("cuda") else 1,
         max_adapter_slots=limits.max_adapter_slots if pb.CAPABILITY_ADAPTERS in info.capabilities else 0,
+        max_output_bytes=limits.max_full_logits_bytes,
+        hidden_size=info.model.hidden_size if pb.CAPABILITY_POOLING in info.capabilities else 0,
     )
     for name in capacity.__slots__:
-        if getattr(capacity, name) < 1 and name not in ("max_drafts", "max_adapter_slots"):
+        if getattr(capacity, name) < 1 and name not in _MAY_BE_0:
             raise ValueError(f"the executor's {name} is {getattr(capacity, name)}")
     return capacity
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Sequence
 
+import numpy as np
 from paceline.executor.v1 import executor_pb2 as pb
 
+from scheduler_service.core.evaluation import HiddenPooling
 from scheduler_service.core.packed import packed_ids
 from scheduler_service.core.request import SamplingSettings
 from scheduler_service.core.step import (
@@ -21,6 +24,8 @@ from scheduler_service.core.step import (
     PlannedStep,
     RefusalCause,
     RowAnswer,
+    RowMode,
+    ScoredTokens,
     StepAnswer,
     TopLogprobs,
 )
@@ -29,6 +34,16 @@ from scheduler_service.link.codec.grammar import encode_grammar
 from scheduler_service.link.facts import Bounds
 
 _DEFAULT = SamplingSettings()
+_MODES = {
+    RowMode.SAMPLE: pb.OUTPUT_MODE_UNSPECIFIED,
+    RowMode.NONE: pb.OUTPUT_MODE_NONE,
+    RowMode.HIDDEN: pb.OUTPUT_MODE_HIDDEN,
+}
+_POOLINGS = {
+    None: pb.POOLING_UNSPECIFIED,
+    HiddenPooling.LAST: pb.POOLING_LAST,
+    HiddenPooling.MEAN: pb.POOLING_MEAN,
+}
 
 
 def encode_step(plan: PlannedStep, header: pb.StepHeader, *, grammars: bool = True) -> pb.Step:
@@ -59,6 +74,9 @@ def encode_step(plan: PlannedStep, header: pb.StepHeader, *, grammars: bool = Tr
                 ),
                 salt=opening.salt,
                 adapter=opening.adapter,
+                output=_MODES[opening.mode],
+                scored_from=opening.scored_from or None,
+                pooling=_POOLINGS[opening.pooling],
             )
             for opening in plan.openings
         ],
@@ -81,6 +99,9 @@ def _rows(rows: tuple[CacheRow, ...]) -> pb.Rows:
     steps = [row.steps for row in rows]
     if any(number > 1 for number in steps):
         message.steps.extend(steps)
+    modes = [row.mode for row in rows]
+    if modes.count(RowMode.SAMPLE) < len(modes):
+        message.outputs.extend([_MODES[mode] for mode in modes])
     return message
 
 
@@ -141,7 +162,11 @@ def decode_result(plan: PlannedStep, message: pb.StepResult, bounds: Bounds) -> 
             if max(detail.forced_tokens) >= bounds.vocab_size:
                 raise ValueError(f"a forced token {max(detail.forced_tokens)} is outside of the vocabulary")
             answer.forced = tuple(detail.forced_tokens)
-        if detail.logprobs or not detail.forced_tokens:
+        if detail.HasField("scores"):
+            answer.scores = _scores(detail.scores, bounds)
+        if detail.HasField("hidden"):
+            answer.hidden = _vector(detail.hidden, bounds)
+        if detail.logprobs or not (detail.forced_tokens or answer.scores or answer.hidden):
             answer.logprobs = _logprobs(detail, len(answer.tokens))
     return StepAnswer(
         number=plan.number,
@@ -217,6 +242,32 @@ def _logprobs(detail: pb.RowDetail, count: int) -> list[TopLogprobs]:
         TopLogprobs(logprob, ids[i * k : i * k + k], values[i * k : i * k + k])
         for i, logprob in enumerate(detail.logprobs)
     ]
+
+
+def _scores(scores: pb.Scores, bounds: Bounds) -> ScoredTokens:
+    logprobs, values = np.array(scores.logprobs, np.float32), np.array(scores.top_logprobs, np.float32)
+    ids = np.array(scores.top_ids, np.uint32)
+    if len(ids) != scores.k * len(logprobs) or len(values) != len(ids):
+        raise ValueError(f"{len(logprobs)} scores with {len(ids)} alternatives, {scores.k} each")
+    if not (np.isfinite(logprobs).all() and np.isfinite(values).all()):
+        raise ValueError("a score is not finite")
+    if len(ids) and ids.max() >= bounds.vocab_size:
+        raise ValueError(f"token id {ids.max()} of a vocabulary of {bounds.vocab_size}")
+    return ScoredTokens(
+        scores.first,
+        array("f", logprobs.tobytes()),
+        scores.k,
+        array("I", ids.tobytes()),
+        array("f", values.tobytes()),
+    )
+
+
+def _vector(tensor: pb.Tensor, bounds: Bounds) -> bytes:
+    if list(tensor.shape) != [bounds.hidden_size] or len(tensor.data) != 4 * bounds.hidden_size:
+        raise ValueError(f"a vector of {list(tensor.shape)} values, not {bounds.hidden_size}")
+    if not np.isfinite(np.frombuffer(tensor.data, "<f4")).all():
+        raise ValueError("a vector is not finite")
+    return tensor.data
 
 
 def _code(number: int) -> Code:

@@ -31,7 +31,6 @@ async def channel(stack: Stack) -> AsyncIterator[grpc.aio.Channel]:
 
 UNSUPPORTED = [
     pb.GenerateRequest(labels={"team": "x"}),
-    pb.GenerateRequest(prompt_logprobs=0),
     pb.GenerateRequest(ttft_ms=5),
     pb.GenerateRequest(tpot_ms=5),
     pb.GenerateRequest(messages=pb.Messages(tools=[pb.Tool(name="t")])),

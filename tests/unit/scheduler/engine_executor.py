@@ -75,6 +75,9 @@ class EngineExecutor:
             max_adapters=len(ADAPTERS),
             max_adapter_slots=capacity.max_adapter_slots,
             max_adapter_bytes=1,
+            max_full_logits_bytes=capacity.max_output_bytes,
+            can_score=True,
+            hidden_size=backend.info.hidden_size,
         )
         self._grammars = {
             GrammarSource("regex", LOOPS.text): loops(end=0, vocabulary=backend.info.vocab_size),
@@ -111,7 +114,7 @@ class EngineExecutor:
         reply = pb.StepResult()
         encode_result(reply, execute(self.engine, step_plan), step_plan, EPOCH)
         limits = self._limits
-        bounds = Bounds(limits.vocab_size, limits.context_length, limits.total_pages)
+        bounds = Bounds(limits.vocab_size, limits.context_length, limits.total_pages, limits.hidden_size)
         return decode_result(plan, pb.StepResult.FromString(reply.SerializeToString()), bounds)
 
     def squeeze(self, tokens: int, adapter: bytes = b"") -> None:

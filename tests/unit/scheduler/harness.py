@@ -7,10 +7,18 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.events import CompletionEnded, Event, Failed, Tokens
+from scheduler_service.core.events import CompletionEnded, Event, Failed, PromptScores, PromptVector, Tokens
 from scheduler_service.core.request import Request, SamplingSettings
 from scheduler_service.core.scheduler import StepScheduler
-from scheduler_service.core.step import CacheFork, CacheOpening, CacheRow, Capacity, PlannedStep, StepAnswer
+from scheduler_service.core.step import (
+    CacheFork,
+    CacheOpening,
+    CacheRow,
+    Capacity,
+    PlannedStep,
+    ScoredTokens,
+    StepAnswer,
+)
 
 CAPACITY = Capacity(
     total_pages=64, page_size=4, context_length=128, max_sequences=16, max_rows=16, max_step_tokens=64
@@ -73,6 +81,8 @@ class Harness:
         self.core = StepScheduler(self.config)
         self.now = 0.0
         self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.scores: dict[tuple[str, int], list[ScoredTokens]] = {}
+        self.vectors: dict[tuple[str, int], bytes] = {}
         self.finished: dict[tuple[str, int], CompletionEnded] = {}
         self.failed: dict[str, Failed] = {}
         self.requests: dict[str, Request] = {}
@@ -225,16 +235,39 @@ class Harness:
                     len(self.tokens[event.request_id, i]) > given.get(i, 0)
                     for i in range(self._n(event.request_id))
                 )
-                assert event.emitted == emitted
+                is_evaluation = self.requests[event.request_id].evaluation is not None
+                assert event.emitted == (
+                    emitted or (not is_evaluation and (event.request_id, 0) in self.scores)
+                )
                 continue
             key = event.request_id, event.index
             assert key not in self.finished, "a completion that finished has another event"
             if isinstance(event, Tokens):
                 self.tokens[key] += event.ids
+            elif isinstance(event, PromptScores):
+                self._take_scores(key, event.scores)
+            elif isinstance(event, PromptVector):
+                assert key not in self.vectors, "a second vector"
+                self.vectors[key] = event.data
             else:
                 self.finished[key] = event
                 assert event.usage.completion_tokens == len(self.tokens[key])
                 assert 0 <= event.usage.queue_s <= event.usage.first_token_s <= event.usage.total_s
+
+    def _take_scores(self, key: tuple[str, int], scores: ScoredTokens) -> None:
+        request, earlier = self.requests[key[0]], self.scores.setdefault(key, [])
+        assert not self.tokens[key], "scores of the prompt behind the first token"
+        evaluation = request.evaluation
+        begin = 1 if evaluation is None else evaluation.inputs[key[1]].scored_from
+        assert scores.first == begin + sum(len(one.logprobs) for one in earlier), "doubled, or a gap"
+        assert scores.logprobs
+        assert len(scores.top_ids) == len(scores.top_logprobs) == scores.k * len(scores.logprobs)
+        assert scores.k == (request.prompt_logprobs or 0)
+        earlier.append(scores)
+
+    def logprobs(self, key: tuple[str, int]) -> list[float]:
+        """Of the prompt's tokens, so far."""
+        return [logprob for scores in self.scores.get(key, []) for logprob in scores.logprobs]
 
     def _n(self, request_id: str) -> int:
         return self.requests[request_id].n

@@ -3,7 +3,8 @@
 Pools are barely larger than one request, so that everything is preempted all the time; requests are
 cancelled, stopped, run out of time, lose their executor before and after it has computed a step. Some were
 begun elsewhere, and continue what came there; some have a grammar, and some an adapter, of more adapters than
-there are slots.
+there are slots. Some have their prompt scored, and some
+are evaluations: they bring the scores and vectors of their solo run, each token's score once.
 With speculation they draft by n-grams and on a draft executor that is small, slow, lost and frozen.
 """
 
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,6 +24,7 @@ from hypothesis import strategies as st
 from executor_service.backends.base import Backend
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import TooLate
+from scheduler_service.core.evaluation import Evaluation, EvaluationInput, HiddenPooling
 from scheduler_service.core.events import EndReason, Failure
 from scheduler_service.core.request import Continued, DraftingWish, DraftSource, Request, SamplingSettings
 from scheduler_service.core.step import Capacity
@@ -113,8 +116,35 @@ _speculations = st.builds(
 
 
 @st.composite
+def evaluations(draw: st.DrawFn, number: int) -> Request:
+    """One request that scores its inputs, or asks for a vector of each."""
+    pooling = draw(st.sampled_from([None, None, *HiddenPooling]))
+    shared = draw(st.sampled_from([(), (), tuple(range(1, 34))]))  # long enough to be waited for
+    inputs = []
+    for _ in range(draw(st.sampled_from([1, 2, 5]))):
+        tokens = (shared + draw(_prefixes) + draw(_tails) + draw(_tails))[:CONTEXT]
+        scored_from = 0 if pooling else draw(st.integers(1, len(tokens) - 1))
+        inputs.append(EvaluationInput(tokens, scored_from))
+    return Request(
+        id=f"r{number}",
+        prompt=(),
+        sampling=SamplingSettings(),
+        n=len(inputs),
+        priority=draw(st.integers(0, 2)),
+        deadline=draw(st.none() | st.none() | st.floats(0.05, 2.0)),
+        salt=draw(st.sampled_from([b"", b"", b"salt"])),
+        identity=draw(st.sampled_from(["", "", "a", "b"])),
+        weight=draw(st.sampled_from([1.0, 1.0, 0.5, 3.0])),
+        prompt_logprobs=None if pooling else draw(st.sampled_from([0, 2])),
+        evaluation=Evaluation(tuple(inputs), pooling),
+    )
+
+
+@st.composite
 def requests(draw: st.DrawFn, number: int, speculation: st.SearchStrategy[DraftingWish]) -> Request:
     """One request; few prompts, so that prefixes are shared."""
+    if not draw(st.integers(0, 3)):
+        return draw(evaluations(number))
     max_tokens = draw(st.none() | st.integers(1, 24))
     return Request(
         id=f"r{number}",
@@ -141,6 +171,7 @@ def requests(draw: st.DrawFn, number: int, speculation: st.SearchStrategy[Drafti
         speculation=draw(speculation),
         identity=draw(st.sampled_from(["", "", "a", "b"])),
         weight=draw(st.sampled_from([1.0, 1.0, 0.5, 3.0])),
+        prompt_logprobs=draw(st.sampled_from([None, None, None, 0, 3])),
     )
 
 
@@ -159,6 +190,13 @@ _draft_capacities = st.none() | st.builds(
 )
 
 
+def needed(request: Request) -> int:
+    """Tokens that it must have room for."""
+    if request.evaluation is not None:
+        return request.evaluation.longest
+    return len(request.prompt) + (request.max_tokens or 1)
+
+
 @st.composite
 def schedules(
     draw: st.DrawFn,
@@ -172,7 +210,7 @@ def schedules(
     speculation = _speculations if speculate else st.just(DraftingWish())
     wanted = tuple(draw(requests(number, speculation)) for number in range(count))
     page_size = draw(st.sampled_from([1, 2, 4, 8]))
-    largest = max(len(r.prompt) + (r.max_tokens or 1) for r in wanted)
+    largest = max(map(needed, wanted))
     capacity = Capacity(
         total_pages=-(-largest // page_size) * draw(st.sampled_from([4, 5, 6])) // 4,
         page_size=page_size,
@@ -182,6 +220,8 @@ def schedules(
         max_step_tokens=draw(st.sampled_from([8, 16, 64])),
         max_drafts=draw(st.sampled_from([2, 8, 64])),
         max_adapter_slots=draw(st.sampled_from([1, 1, 2, 3])),
+        max_output_bytes=draw(st.sampled_from([192, 400, 1 << 20])),
+        hidden_size=BACKENDS[backend][0](CONTEXT).info.hidden_size,
     )
     config = CoreConfig(
         max_step_tokens=draw(st.sampled_from([2, 8, 32])),
@@ -208,14 +248,37 @@ def schedules(
     )
 
 
+@dataclass(frozen=True)
+class Solo:
+    """What a request brings when it is alone, by index."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]]  # of its prompt
+    top_ids: list[list[int]]
+    vectors: list[bytes]  # b"": none
+
+
 @functools.lru_cache(maxsize=4096)
-def solo(request: Request, request_tokens: int, backend: str) -> dict[int, list[int]]:
-    """The completions of the plain request when it is alone in a pool with plenty of room."""
-    capacity = Capacity(512, 4, request_tokens, 16, 16, 512, max_adapter_slots=1)
-    harness = Harness(EngineExecutor(capacity, BACKENDS[backend][0](request_tokens)))
+def solo(request: Request, request_tokens: int, backend: str) -> Solo:
+    """What the plain request brings when it is alone in a pool with plenty of room."""
+    target = BACKENDS[backend][0](request_tokens)
+    size = target.info.hidden_size
+    capacity = Capacity(512, 4, request_tokens, 16, 16, 512, max_adapter_slots=1, hidden_size=size)
+    harness = Harness(EngineExecutor(capacity, target))
     harness.add(request)
     harness.run()
-    return {index: harness.tokens[request.id, index] for index in range(request.n)}
+    keys = [(request.id, index) for index in range(request.n)]
+    return Solo(
+        [harness.tokens[key] for key in keys],
+        [harness.logprobs(key) for key in keys],
+        [top_ids(harness, key) for key in keys],
+        [harness.vectors.get(key, b"") for key in keys],
+    )
+
+
+def top_ids(harness: Harness, key: tuple[str, int]) -> list[int]:
+    """The alternatives to the prompt's tokens, so far."""
+    return [id_ for scores in harness.scores.get(key, []) for id_ in scores.top_ids]
 
 
 class Run:
@@ -276,8 +339,8 @@ class Run:
     def deadline(self, request: Request) -> float | None:
         return None if request.deadline is None else self.harness.now + request.deadline
 
-    def expected(self, request: Request) -> dict[int, list[int]]:
-        """Its completions when it is alone, plain, and not begun elsewhere."""
+    def expected(self, request: Request) -> Solo:
+        """What it brings when it is alone, plain, and not begun elsewhere."""
         capacity = self.schedule.capacity
         limit = min(CONTEXT, capacity.total_pages * capacity.page_size)
         plain = replace(request, deadline=None, identity="", weight=1.0, speculation=DraftingWish())
@@ -286,8 +349,10 @@ class Run:
     def continued(self, request: Request, begun: tuple[float, ...]) -> tuple[Continued, ...]:
         """What was produced elsewhere; at least one completion has not ended there."""
         made: list[Continued] = []
+        if request.evaluation is not None:
+            return ()
         for index, share in enumerate(begun[: request.n]):
-            ids = self.expected(request)[index]
+            ids = self.expected(request).tokens[index]
             finished = share > 1 and len(made) < request.n - 1
             if had := ids[: int(min(share, 1.0) * len(ids))]:
                 made.append(Continued(index, tuple(had), finished))
@@ -295,11 +360,12 @@ class Run:
                 self.ended_elsewhere.add((request.id, index))
         return tuple(made)
 
-    def progress(self) -> tuple[int, int]:
+    def progress(self) -> tuple[int, int, int]:
         harness = self.harness
-        return sum(map(len, harness.tokens.values())), len(harness.finished) + len(harness.failed)
+        scores = sum(map(len, harness.scores.values()))
+        return sum(map(len, harness.tokens.values())), scores, len(harness.finished) + len(harness.failed)
 
-    def stuck(self, before: tuple[int, int]) -> bool:
+    def stuck(self, before: tuple[int, int, int]) -> bool:
         snapshot = self.harness.core.snapshot()
         working = snapshot.running or snapshot.waiting
         return bool(working) and not self.squeezed and self.progress() == before
@@ -419,15 +485,31 @@ class Run:
                 key = request.id, index
                 tokens = harness.tokens[key]
                 if failed is not None or key in self.stopped:
-                    assert tokens == expected[index][: len(tokens)]
+                    assert tokens == expected.tokens[index][: len(tokens)]
                 else:
-                    assert tokens == expected[index]
+                    assert tokens == expected.tokens[index]
+                self.judge_prompt(key, expected, is_whole=failed is None)
                 if key in harness.finished:
                     stopped = harness.finished[key].reason is EndReason.STOP_STRING
                     assert stopped == (key in self.stopped)
                 else:
                     ended = failed is not None or key in self.ended_elsewhere
                     assert ended, f"{key} has not ended"
+
+    def judge_prompt(self, key: tuple[str, int], expected: Solo, *, is_whole: bool) -> None:
+        """Scores and vectors are those of the solo run; not bit by bit, since chunks differ."""
+        harness, index = self.harness, key[1]
+        scores, vector = harness.logprobs(key), harness.vectors.get(key, b"")
+        if is_whole and not any(one.ids for one in harness.requests[key[0]].continued):
+            assert len(scores) == len(expected.logprobs[index])
+            assert len(vector) == len(expected.vectors[index])
+        assert np.allclose(scores, expected.logprobs[index][: len(scores)], atol=1e-5)
+        ids = top_ids(harness, key)
+        assert ids == expected.top_ids[index][: len(ids)]
+        if vector:
+            assert np.allclose(
+                np.frombuffer(vector, "<f4"), np.frombuffer(expected.vectors[index], "<f4"), atol=1e-5
+            )
 
 
 def check(schedule: Schedule) -> Counter[str]:

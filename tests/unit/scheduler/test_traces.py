@@ -28,7 +28,7 @@ import pytest
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import AdmissionError
-from scheduler_service.core.events import Event, Failed, Tokens
+from scheduler_service.core.events import CompletionEnded, Event, Failed, Tokens
 from scheduler_service.core.request import DraftingWish, DraftSource
 from scheduler_service.core.seeds import index_seed
 from scheduler_service.core.step import CacheFork, CacheOpening, CacheRow, Capacity, PlannedStep, StepAnswer
@@ -143,6 +143,7 @@ def describe_event(event: Event) -> str:
     who = f"{event.request_id}.{event.index}"
     if isinstance(event, Tokens):
         return f"{who} + {' '.join(map(str, event.ids))}"
+    assert isinstance(event, CompletionEnded), "no trace has evaluations"
     tokens, preemptions = event.usage.completion_tokens, event.usage.preemptions
     return f"{who} finished: {event.reason.value}, {tokens} tokens, {preemptions} preemptions"
 

@@ -80,19 +80,31 @@ def test_end_tokens_outside_of_the_vocabulary_are_ignored_with_a_warning(
     assert record.fields["ids"] == [100, 2**32 - 1]  # type: ignore[attr-defined]
 
 
-FULL = {"max_stop_token_ids": 8, "max_logprobs": 5, "max_logit_bias": 4, "max_grammar_bytes": 100}
-FULL |= {"max_adapter_slots": 8}
+FULL = {
+    "max_stop_token_ids": 8,
+    "max_logprobs": 5,
+    "max_logit_bias": 4,
+    "max_grammar_bytes": 100,
+    "max_adapter_slots": 8,
+    "max_full_logits_bytes": 49,
+}
 ALL = (
     executor_pb.CAPABILITY_FORK,
     executor_pb.CAPABILITY_GRAMMAR,
     executor_pb.CAPABILITY_GRAMMAR_BEGIN,
+    executor_pb.CAPABILITY_SCORES,
+    executor_pb.CAPABILITY_POOLING,
     executor_pb.CAPABILITY_ADAPTERS,
 )
 
 
-def facts_of(capabilities: Sequence[Any] = ALL, context: int = 64, **limits: int) -> ExecutorFacts:
+def facts_of(
+    capabilities: Sequence[Any] = ALL, context: int = 64, hidden: int = 8, **limits: int
+) -> ExecutorFacts:
     info = executor_pb.GetInfoResponse(
-        model=executor_pb.ModelInfo(vocab_size=100, context_length=context, eos_token_ids=[0]),
+        model=executor_pb.ModelInfo(
+            vocab_size=100, context_length=context, eos_token_ids=[0], hidden_size=hidden
+        ),
         limits=executor_pb.Limits(**{**HOLDS, **FULL, **limits}),
         capabilities=capabilities,
     )
@@ -105,8 +117,8 @@ def facts_of(capabilities: Sequence[Any] = ALL, context: int = 64, **limits: int
         (facts_of(), ""),
         (facts_of(context=65, max_logprobs=6), ""),
         (facts_of(max_sequences=1, total_pages=4, max_drafts=0, max_adapter_slots=1), ""),
-        (facts_of(ALL[:3]), "adapters: 0, not 1"),
-        (facts_of((*ALL[:2], ALL[3])), "grammars that begin behind a token: 0, not 1"),
+        (facts_of(ALL[:5]), "adapters: 0, not 1"),
+        (facts_of((*ALL[:2], *ALL[3:])), "grammars that begin behind a token: 0, not 1"),
         (facts_of((*ALL[:1], *ALL[2:])), "max_grammar_bytes: 0, not 100"),
         (facts_of(ALL[1:]), "forks: 0, not 1"),
         (facts_of(context=63), "context_length: 63, not 64"),
@@ -114,6 +126,10 @@ def facts_of(capabilities: Sequence[Any] = ALL, context: int = 64, **limits: int
         (facts_of(max_stop_token_ids=4), "max_stop_token_ids: 4, not 5"),
         (facts_of(max_logit_bias=3), "max_logit_bias: 3, not 4"),
         (facts_of(max_logprobs=4), "max_logprobs: 4, not 5"),
+        (facts_of((*ALL[:4], ALL[5])), "hidden_size: 0, not 8"),
+        (facts_of(hidden=4), "hidden_size: 4, not 8"),
+        (facts_of((*ALL[:3], *ALL[4:])), "scores: 0, not 1"),
+        (facts_of(max_full_logits_bytes=48), "scores: 0, not 1"),
     ],
 )
 def test_a_standby_executor_that_can_not_do_what_is_offered_is_refused_at_the_handshake(
@@ -134,12 +150,17 @@ def test_a_standby_executor_that_can_not_do_what_is_offered_is_refused_at_the_ha
 def test_every_limit_that_clients_are_told_is_asked_of_a_standby_executor() -> None:
     """A field that is added to what is offered belongs into `shortcomings`, or here."""
     speed = {"max_n", "max_draft_tokens"}  # completions that have no place wait; drafts change no token
-    own = {"max_stop_strings", "max_stop_string_bytes", "max_prompt_bytes"}  # the scheduler's
+    own = {"max_stop_strings", "max_stop_string_bytes", "max_prompt_bytes", "max_inputs"}  # the scheduler's
     offered = {field.name for field in fields(RequestAllowance)}
     offered |= {field.name for field in fields(ServedModel) if field.type in ("int", "bool")}
     model = served_model(facts_of(), TokenizerSource(), LIMITS)
-    least = facts_of((), context=1, **dict.fromkeys(FULL, 0))
+    least = facts_of((), context=1, hidden=0, **dict.fromkeys(FULL, 0))
     lacking = {line.split(":")[0] for line in shortcomings(least, model)}
-    named = {"adapters": "has_adapters", "forks": "max_n"}
-    named |= {"grammars that begin behind a token": "grammars_begin"}
+    named = {
+        "adapters": "has_adapters",
+        "forks": "max_n",
+        "grammars that begin behind a token": "grammars_begin",
+        "scores": "can_score",
+        "hidden_size": "embedding_size",
+    }
     assert {named.get(name, name) for name in lacking} | speed | own == offered - {"vocab_size"}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from paceline.executor.v1 import executor_pb2 as pb
 
+from scheduler_service.core.evaluation import HiddenPooling
 from scheduler_service.core.request import OutputGrammar, SamplingSettings
 from scheduler_service.core.step import (
     CacheFork,
@@ -18,6 +20,8 @@ from scheduler_service.core.step import (
     Code,
     PlannedStep,
     RefusalCause,
+    RowMode,
+    ScoredTokens,
     TopLogprobs,
 )
 from scheduler_service.link.codec.foreign import MAX_CHARACTERS
@@ -296,6 +300,62 @@ def test_an_executor_with_a_limit_of_0_is_refused(field: str) -> None:
     info.limits.ClearField(field)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=field):
         decode_facts(info)
+
+
+def test_a_prompts_scores_and_vector_are_asked_for_and_read() -> None:
+    plan = PlannedStep(
+        1,
+        rows=(CacheRow(10, 7, limit=2, mode=RowMode.HIDDEN), CacheRow(11, 7)),
+        openings=(
+            replace(OPENING, mode=RowMode.NONE, scored_from=1),
+            replace(OPENING, mode=RowMode.HIDDEN, pooling=HiddenPooling.MEAN),
+        ),
+    )
+    step = encode_step(plan, HEADER)
+    assert list(step.rows.outputs) == [pb.OUTPUT_MODE_HIDDEN, pb.OUTPUT_MODE_UNSPECIFIED]
+    scored, pooled = step.openings
+    assert (scored.output, scored.scored_from) == (pb.OUTPUT_MODE_NONE, 1)
+    assert (pooled.output, pooled.pooling) == (pb.OUTPUT_MODE_HIDDEN, pb.POOLING_MEAN)
+    assert not pooled.HasField("scored_from")
+    answer = decode_result(plan, _prompt_answer(), replace(BOUNDS, hidden_size=2))
+    assert answer.rows[0].hidden == VECTOR
+    scores = ScoredTokens(1, array("f", [-1.0]), 2, array("I", [3, 4]), array("f", [-0.5, -1.0]))
+    assert answer.rows[2].scores == scores
+
+
+VECTOR = b"\0\0\x80?\0\0\0@"
+
+
+def _prompt_answer(scores: pb.Scores | None = None, hidden: pb.Tensor | None = None) -> pb.StepResult:
+    rows = pb.RowResults(
+        kv_lengths=[9, 8, 2, 2], token_counts=[0, 1, 0, 0], tokens=[1], cached_lengths=[0, 0]
+    )
+    rows.details.add(row=0, hidden=hidden or pb.Tensor(shape=[2], data=VECTOR))
+    given = pb.Scores(first=1, logprobs=[-1], k=2, top_ids=[3, 4], top_logprobs=[-0.5, -1])
+    rows.details.add(row=2, scores=scores or given)
+    return pb.StepResult(rows=rows)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        _prompt_answer(pb.Scores(first=1, logprobs=[math.nan])),
+        _prompt_answer(pb.Scores(first=1, logprobs=[-math.inf])),
+        _prompt_answer(pb.Scores(first=1, logprobs=[-1], k=1)),
+        _prompt_answer(pb.Scores(first=1, logprobs=[-1], top_ids=[1], top_logprobs=[-1])),
+        _prompt_answer(pb.Scores(first=1, logprobs=[-1], k=1, top_ids=[100], top_logprobs=[-1])),
+        _prompt_answer(pb.Scores(first=1, logprobs=[-1], k=1, top_ids=[1], top_logprobs=[math.nan])),
+        _prompt_answer(hidden=pb.Tensor(shape=[3], data=VECTOR)),
+        _prompt_answer(hidden=pb.Tensor(shape=[2], data=VECTOR[:4])),
+        _prompt_answer(hidden=pb.Tensor(shape=[2], data=b"\0\0\xc0\x7f" * 2)),
+    ],
+)
+def test_malformed_scores_and_vectors_are_refused(message: pb.StepResult) -> None:
+    plan = PlannedStep(
+        1, rows=(CacheRow(10, 7, limit=2, mode=RowMode.HIDDEN), CacheRow(11, 7)), openings=(OPENING, OPENING)
+    )
+    with pytest.raises(ValueError, match=r"score|vector|token id"):
+        decode_result(plan, message, replace(BOUNDS, hidden_size=2))
 
 
 def test_forced_tokens_come_with_logprobs_or_without() -> None:
