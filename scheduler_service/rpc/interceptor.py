@@ -23,7 +23,8 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _OURS = "/paceline."
-_GENERATING = ("/Generate", "/GenerateUnary")
+_ADMITTED = ("/Generate", "/GenerateUnary", "/Score", "/Embed", "/Rerank")
+"""Methods whose calls are queued: they are read only when there may be room for them."""
 
 Admit: TypeAlias = Callable[[_Context], Awaitable[None]]
 """Called before a call's message is read. Raises ServiceError to refuse the call."""
@@ -33,7 +34,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handlers of paceline's services, and ends failed calls with a status.
 
     Handlers are coroutines that write their messages themselves, so streamed messages do not pass through
-    here. With `admit`, calls of Generate and GenerateUnary are read only after it has returned.
+    here. With `admit`, calls that would be queued are read only after it has returned.
     """
 
     def __init__(self, credentials: Credentials, audit: Audit, admit: Admit | None = None) -> None:
@@ -56,11 +57,11 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         return wrapped
 
     def _wrap(self, handler: _Handler, method: str) -> _Handler:
-        if self._admit is not None and method.endswith(_GENERATING):
+        if self._admit is not None and method.endswith(_ADMITTED):
             return grpc.stream_stream_rpc_method_handler(
                 self._guarded(_reading(handler, self._admit), method),
                 lenient(handler.request_deserializer),
-                handler.response_serializer,
+                _unless_encoded(handler.response_serializer),
             )
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(

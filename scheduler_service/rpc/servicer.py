@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -15,10 +15,11 @@ from paceline.service.credentials import Credentials
 from paceline.service.identity import Identity
 
 from scheduler_service.core.request import OutputGrammar
-from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError, invalid, not_served
+from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsupported
 from scheduler_service.link.pool import Served
 from scheduler_service.rpc.arrivals import ArrivalQueue, RefusalPace
 from scheduler_service.rpc.codec.adapters import check_still_served
+from scheduler_service.rpc.codec.embed import EmbedTask
 from scheduler_service.rpc.codec.output import UnaryAnswer, output_message
 from scheduler_service.rpc.codec.requests import (
     check_aborts,
@@ -27,17 +28,21 @@ from scheduler_service.rpc.codec.requests import (
     check_prompt,
     check_request,
 )
+from scheduler_service.rpc.codec.rerank import RerankTask
 from scheduler_service.rpc.codec.responses import (
     model_info,
     service_status,
     tokenize_response,
     tokenizer_pieces,
 )
+from scheduler_service.rpc.codec.score import ScoreTask
 from scheduler_service.rpc.codec.tools import grammar_of_demand, required_format
+from scheduler_service.rpc.deadlines import deadline_of
+from scheduler_service.rpc.evaluations import Evaluations
+from scheduler_service.rpc.text_errors import text_errors
 from scheduler_service.service import SchedulerService
 from scheduler_service.streams.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from scheduler_service.streams.stream import RequestStream
-from scheduler_service.text.errors import BusyError, PromptError, StuckError
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -50,6 +55,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         self._metrics = service.metrics
         self._drafting = service.settings.drafting
         self._arrivals, self._refusals = ArrivalQueue(), RefusalPace(time.monotonic)
+        self._evaluations = Evaluations(service, credentials, self._refused)
 
     async def Generate(  # type: ignore[override]  # writes, and so is no iterator
         self, request: pb.GenerateRequest, context: _Context
@@ -82,6 +88,8 @@ class SchedulerServicer(SchedulerServiceServicer):
         self, request: pb.GenerateUnaryRequest, context: _Context
     ) -> pb.GenerateUnaryResponse:
         """The output of Generate, collected into one response."""
+        if request.request.HasField("prompt_logprobs"):
+            raise unsupported("prompt_logprobs", "GenerateUnary's response has no place for them")
         stream = await self._admitted(request.request, context)
         try:
             answer = UnaryAnswer(stream.request_id)
@@ -94,6 +102,24 @@ class SchedulerServicer(SchedulerServiceServicer):
             raise
         finally:
             self._service.streams.close(stream)
+
+    async def Score(  # type: ignore[override]  # encodes by itself, as the next two
+        self, request: pb.ScoreRequest, context: _Context
+    ) -> bytes:
+        """Logprobs of given tokens."""
+        return await self._evaluations.answer(partial(ScoreTask, request), context)
+
+    async def Embed(  # type: ignore[override]
+        self, request: pb.EmbedRequest, context: _Context
+    ) -> bytes:
+        """Vectors of texts."""
+        return await self._evaluations.answer(partial(EmbedTask, request), context)
+
+    async def Rerank(  # type: ignore[override]
+        self, request: pb.RerankRequest, context: _Context
+    ) -> bytes:
+        """Documents in the order in which they answer a query."""
+        return await self._evaluations.answer(partial(RerankTask, request), context)
 
     async def Tokenize(  # type: ignore[override]  # encodes by itself
         self, request: pb.TokenizeRequest, context: _Context
@@ -165,20 +191,8 @@ class SchedulerServicer(SchedulerServiceServicer):
             rates=service.rates,
         )
 
-    async def Score(self, request: pb.ScoreRequest, context: _Context) -> pb.ScoreResponse:
-        """Refused: CAPABILITY_SCORE is not advertised."""
-        raise not_served("Score")
-
-    async def Embed(self, request: pb.EmbedRequest, context: _Context) -> pb.EmbedResponse:
-        """Refused: CAPABILITY_EMBED is not advertised."""
-        raise not_served("Embed")
-
-    async def Rerank(self, request: pb.RerankRequest, context: _Context) -> pb.RerankResponse:
-        """Refused: CAPABILITY_RERANK is not advertised."""
-        raise not_served("Rerank")
-
     async def admit(self, context: _Context) -> None:
-        """Wait until a call of Generate or GenerateUnary may start: callers take turns.
+        """Wait until a call that would be queued may start: callers take turns.
 
         Raises ServiceError, before the message is read, if no further request of the caller would be queued.
         Only a call that may be a resend is read first, unless the caller has sent many at once.
@@ -189,7 +203,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             return
         try:
             self._service.served_for_request(caller)
-            self._service.streams.check_room(caller, 1, _deadline(context))
+            self._service.streams.check_room(caller, 1, deadline_of(context))
         except ServiceError as error:
             await self._refused(caller, error)
             raise
@@ -204,7 +218,7 @@ class SchedulerServicer(SchedulerServiceServicer):
 
     async def _admitted(self, request: pb.GenerateRequest, context: _Context) -> RequestStream:
         arrival, caller = time.monotonic(), self._credentials.identify(context)
-        deadline = _deadline(context)
+        deadline = deadline_of(context)
         try:
             served = self._service.served_for_request(caller)
             checked = check_request(request, served.model, self._drafting, self._service.wanted)
@@ -240,18 +254,12 @@ class SchedulerServicer(SchedulerServiceServicer):
 _REFUSALS = (ErrorReason.QUEUE_FULL, ErrorReason.QUOTA, ErrorReason.TOO_LATE)
 
 
-def _deadline(context: _Context) -> float | None:
-    """The call's deadline on the clock of time.monotonic; None without one."""
-    remaining = context.time_remaining()
-    return None if remaining is None else time.monotonic() + remaining
-
-
 async def _grammar_of_demand(prompt: ChatPrompt, served: Served, caller: Identity) -> OutputGrammar:
     """The grammar of the calls that the output must be. Raises ServiceError."""
     style = required_format("messages.tools", served.model)
     if served.text is None:
         raise invalid("messages", "the model has no tokenizer: send token_ids")
-    with _text_errors("messages.tools"):
+    with text_errors("messages.tools"):
         text = await served.text.grammar_of_calls(
             [(index, prompt.tools[index]) for index in prompt.demanded],
             style.name,
@@ -259,19 +267,6 @@ async def _grammar_of_demand(prompt: ChatPrompt, served: Served, caller: Identit
             caller=caller.name,
         )
     return grammar_of_demand(text, served.model)
-
-
-@contextmanager
-def _text_errors(field: str) -> Iterator[None]:
-    """Errors of the tokenizer processes as ServiceError. `field`: what is at fault if they don't say."""
-    try:
-        yield
-    except PromptError as error:
-        raise invalid(error.field or field, str(error)) from error
-    except BusyError as error:
-        raise ServiceError(ErrorReason.QUEUE_FULL, str(error), retry_after_s=RETRY_AFTER_S) from error
-    except StuckError as error:
-        raise ServiceError(ErrorReason.INTERNAL, str(error)) from error
 
 
 async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequence[int]:
@@ -282,7 +277,7 @@ async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequen
     model_text = served.text
     if model_text is None:
         raise invalid(field, "the model has no tokenizer: send token_ids")
-    with _text_errors(field):
+    with text_errors(field):
         if isinstance(prompt, TextPrompt):
             ids = await model_text.encode_text(prompt.text, caller.name)
         else:

@@ -1,5 +1,7 @@
 """The outputs of a stream, as plain data: a start, then deltas of its completions, and an end of each.
 
+Logprobs of the prompt stand between the start and the first delta.
+
 The RPC layer encodes them.
 """
 
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from scheduler_service.chat.events import CallPiece
 from scheduler_service.core.events import CompletionEnded
 from scheduler_service.core.request import Request
-from scheduler_service.core.step import TopLogprobs
+from scheduler_service.core.step import ScoredTokens, TopLogprobs
 from scheduler_service.model import ServedAdapter, ServedModel
 
 
@@ -53,4 +55,11 @@ class OutputEnd:
     reasoning_tokens: int = 0  # before the answer
 
 
-Output = OutputStart | OutputDelta | OutputEnd
+@dataclass(frozen=True, slots=True)
+class PromptOutput:
+    """Logprobs of tokens of the prompt, between the start and the first delta."""
+
+    scores: ScoredTokens
+
+
+Output = OutputStart | PromptOutput | OutputDelta | OutputEnd

@@ -6,23 +6,28 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from paceline.service.identity import Identity
 
 from scheduler_service.core.errors import AdmissionError
-from scheduler_service.core.events import CompletionEnded, Event, Failed, Tokens
+from scheduler_service.core.evaluation import Evaluation
+from scheduler_service.core.events import CompletionEnded, Event, Failed, PromptScores, PromptVector, Tokens
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.errors import ErrorReason, ServiceError, of_admission, of_failure
 from scheduler_service.link.pool import Served
 from scheduler_service.metrics.metrics import Telemetry
 from scheduler_service.model import ServedAdapter, ServedModel
+from scheduler_service.streams.evaluation import EvaluationCall, EvaluationStream
 from scheduler_service.streams.output import OutputStart
 from scheduler_service.streams.reading import behind_reasoning, chat_reading
 from scheduler_service.streams.request import CheckedRequest, scoped_id
 from scheduler_service.streams.stream import RequestStream, WakeQueue
 
 Clock = Callable[[], float]
+LiveStream: TypeAlias = RequestStream | EvaluationStream
+Checked: TypeAlias = CheckedRequest | EvaluationCall
 
 
 class StreamRegistry:
@@ -39,18 +44,16 @@ class StreamRegistry:
         self._metrics = metrics
         self._clock = clock
         self._wake = wake
-        self._streams: dict[str, RequestStream] = {}  # by the core's ids
+        self._streams: dict[str, LiveStream] = {}  # by the core's ids
         self._resendable: Counter[str] = Counter()  # those with an id of the client's own, by identity
         self._wake_queue = WakeQueue()
-        self._posted: list[tuple[RequestStream, Event]] = []  # for the next `deliver`
+        self._posted: list[tuple[LiveStream, Event]] = []  # for the next `deliver`
         self.request_ended = asyncio.Event()  # set whenever one has ended, well or badly
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def check(
-        self, caller: Identity, checked: CheckedRequest, prompt_tokens: int, deadline: float | None
-    ) -> None:
+    def check(self, caller: Identity, checked: Checked, prompt_tokens: int, deadline: float | None) -> None:
         """Raises ServiceError if a request with `prompt_tokens` or more would not be admitted now.
 
         A resend needs no room of its own: it gets the earlier call's.
@@ -58,7 +61,7 @@ class StreamRegistry:
         if self._replaced(caller, checked) is None:
             self.check_room(caller, prompt_tokens, deadline)
 
-    def _replaced(self, caller: Identity, checked: CheckedRequest) -> RequestStream | None:
+    def _replaced(self, caller: Identity, checked: Checked) -> LiveStream | None:
         """The stream that a resend replaces; None: the request is no resend.
 
         A resend has the id and the bytes of a stream of which the client was sent nothing. Raises
@@ -105,20 +108,41 @@ class StreamRegistry:
         if checked.continuation is not None:
             checked.continuation.check_prompt(prompt)
             stopped = stream.continue_after(checked.continuation)
+        stream.make_start = partial(self._start, request, served.model, checked.adapter)
+        self._enter(stream, request, replaced)
+        for index in stopped:
+            self._stop(stream, index)
+        return stream
+
+    def admit_evaluation(
+        self,
+        call: EvaluationCall,
+        evaluation: Evaluation,
+        alternatives: int,
+        caller: Identity,
+        *,
+        arrival: float,
+        deadline: float | None,
+    ) -> EvaluationStream:
+        """Queue an evaluation. Raises ServiceError, and then nothing has changed."""
+        replaced = self._replaced(caller, call)
+        request = call.to_core(evaluation, alternatives, caller, arrival=arrival, deadline=deadline)
+        stream = EvaluationStream(call, request.id, caller.name, arrival, len(evaluation.inputs))
+        self._enter(stream, request, replaced)
+        return stream
+
+    def _enter(self, stream: LiveStream, request: Request, replaced: LiveStream | None) -> None:
+        """Queue the stream's request in the core."""
         try:
             events = self._core.add(request, self._clock(), replaces=replaced is not None)
         except AdmissionError as error:
             raise of_admission(error) from error
         if replaced is not None:
             self._end(replaced, ServiceError(ErrorReason.REPLACED, "the same request was sent again"))
-        stream.make_start = partial(self._start, request, served.model, checked.adapter)
         self._streams[request.id] = stream
-        self._resendable[caller.name] += bool(stream.digest)
+        self._resendable[stream.identity] += bool(stream.digest)
         self.post(events)
-        for index in stopped:
-            self._stop(stream, index)
         self._wake()
-        return stream
 
     def _start(
         self, request: Request, model: ServedModel, adapter: ServedAdapter | None, stream: RequestStream
@@ -143,7 +167,7 @@ class StreamRegistry:
             if self._streams.get(event.request_id) is not stream:
                 continue  # it has ended, or another request has its id now
             match event:
-                case Tokens():
+                case Tokens() if isinstance(stream, RequestStream):
                     completion = stream.completions[event.index]
                     if completion.tokens_at is None:
                         self._metrics.first_token_s.observe(now - stream.arrival)
@@ -155,6 +179,10 @@ class StreamRegistry:
                         stream.cached_tokens = event.cached_tokens
                     if stream.push(event) is not None:
                         self._stop(stream, event.index)
+                case PromptScores():
+                    stream.push_scores(event)
+                case PromptVector() if isinstance(stream, EvaluationStream):
+                    stream.push_vector(event)
                 case CompletionEnded():
                     self._finish(stream, event)
                 case Failed():
@@ -176,7 +204,7 @@ class StreamRegistry:
             self._cancel(stream, ServiceError(ErrorReason.ABORTED, why))
         return bool(found)
 
-    def close(self, stream: RequestStream) -> None:
+    def close(self, stream: LiveStream) -> None:
         """End a stream's request: its reader takes no more output. No effect after the stream's end."""
         if self._streams.get(stream.core_id) is stream:
             self._cancel(stream, ServiceError(ErrorReason.ABORTED, "the client has left"))
@@ -189,7 +217,8 @@ class StreamRegistry:
     def cancel_stalled(self, timeout_s: float) -> None:
         """End the requests whose client has not read the output that was written for `timeout_s` seconds."""
         now = self._clock()
-        stalled = [stream for stream in self._streams.values() if stream.stalled_s(now) > timeout_s]
+        streams = [stream for stream in self._streams.values() if isinstance(stream, RequestStream)]
+        stalled = [stream for stream in streams if stream.stalled_s(now) > timeout_s]
         for stream in stalled:
             why = f"nothing was read for {timeout_s:g} s"
             self._cancel(stream, ServiceError(ErrorReason.STALLED_READER, why))
@@ -203,22 +232,22 @@ class StreamRegistry:
             self._finish(stream, finished)
             self._wake()
 
-    def _cancel(self, stream: RequestStream, error: ServiceError) -> None:
+    def _cancel(self, stream: LiveStream, error: ServiceError) -> None:
         self._core.cancel(stream.core_id, self._clock(), error.message)
         self._end(stream, error)
         self._wake()
 
-    def _finish(self, stream: RequestStream, event: CompletionEnded) -> None:
+    def _finish(self, stream: LiveStream, event: CompletionEnded) -> None:
         stream.finish(event)
         self._metrics.finished(event.usage)
         if stream.ended:
             self._forget(stream)
 
-    def _end(self, stream: RequestStream, error: ServiceError) -> None:
+    def _end(self, stream: LiveStream, error: ServiceError) -> None:
         stream.fail(error)
         self._forget(stream)
 
-    def _forget(self, stream: RequestStream) -> None:
+    def _forget(self, stream: LiveStream) -> None:
         del self._streams[stream.core_id]
         self.request_ended.set()
         if stream.digest:

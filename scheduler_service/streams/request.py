@@ -72,6 +72,7 @@ class CheckedRequest:
     output: StreamOptions
     continuation: Continuation | None
     digest: bytes  # of the request's bytes; empty with a random id, under which no resend can come
+    prompt_logprobs: int | None = None  # set: the prompt's tokens are scored, with so many alternatives
 
     @property
     def grammar_field(self) -> str:
@@ -110,6 +111,7 @@ class CheckedRequest:
             continued=self.continuation.completions if self.continuation else (),
             identity=caller.name,
             weight=caller.weight,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 

@@ -16,11 +16,12 @@ from collections.abc import Callable
 from functools import partial
 
 from scheduler_service.chat.reading import ChatReading
-from scheduler_service.core.events import CompletionEnded, Tokens
+from scheduler_service.core.events import CompletionEnded, PromptScores, Tokens
+from scheduler_service.core.step import ScoredTokens
 from scheduler_service.errors import ServiceError
-from scheduler_service.streams.completion import CompletionBuffer
+from scheduler_service.streams.completion import MAX_DELTA_TOKENS, CompletionBuffer
 from scheduler_service.streams.continuation import Continuation
-from scheduler_service.streams.output import Output, OutputStart
+from scheduler_service.streams.output import Output, OutputStart, PromptOutput
 from scheduler_service.streams.request import CheckedRequest
 from scheduler_service.text.chat_output import ChatOutput
 from scheduler_service.text.detokenizer import Detokenizer
@@ -95,6 +96,7 @@ class RequestStream:
             )
             for index in range(checked.n)
         ]
+        self._scores: list[ScoredTokens] = []  # of the prompt, not taken yet
         self._unfinished = checked.n
         self._changed: dict[int, CompletionBuffer] = {}  # those with new output by index, first change first
         self.error: ServiceError | None = None
@@ -124,6 +126,12 @@ class RequestStream:
         found = completion.push(event, self._terminators)
         self._wake(completion)
         return found
+
+    def push_scores(self, event: PromptScores) -> None:
+        """Append logprobs of the prompt, which come before its first tokens."""
+        if self.error is None:
+            self._scores.append(event.scores)
+            self._wake()
 
     def continue_after(self, continuation: Continuation) -> list[int]:
         """Begin after the output that the client has received. Call it before the first `push`.
@@ -176,7 +184,7 @@ class RequestStream:
         """Wait for output, remove and return it; empty at the stream's end. Raises the request's error."""
         self._taken_at = None
         while True:
-            while not self._changed:
+            while not (self._changed or self._scores):
                 if self.error is not None:
                     raise self.error
                 if self._unfinished == 0:
@@ -188,6 +196,9 @@ class RequestStream:
                 outputs = next(iter(changed.values())).take(self.arrival)
             else:
                 outputs = [one for completion in changed.values() for one in completion.take(self.arrival)]
+            if self._scores:
+                scores, self._scores = self._scores, []
+                outputs[:0] = [PromptOutput(p) for part in scores for p in part.parts(MAX_DELTA_TOKENS)]
             if self.make_start is not None and outputs:
                 outputs.insert(0, self.make_start(self))
                 self.make_start = None

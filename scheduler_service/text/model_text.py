@@ -6,6 +6,7 @@ import asyncio
 import json
 from array import array
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 
 from scheduler_service.chat import formats, reasoning
@@ -14,6 +15,7 @@ from scheduler_service.model import TokenizerSource
 from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.errors import PromptError
 from scheduler_service.text.frames import unpack_ints
+from scheduler_service.text.items import ChatItem, TextItem
 from scheduler_service.text.pool import TextPool
 from scheduler_service.text.vocabulary import Vocabulary
 
@@ -101,6 +103,25 @@ class ModelText:
         }
         payload = json.dumps(chat, ensure_ascii=False).encode()
         return unpack_ints(await self._pool.submit({"op": "chat", "max_bytes": max_bytes}, payload, caller))
+
+    async def encode_items(
+        self, items: Sequence[TextItem], max_bytes: int, *, caller: str = ""
+    ) -> list[array[int]]:
+        """Token ids of each item, at least one; `max_bytes` limits the rendered text of a chat.
+
+        `caller` and errors are those of `encode_text`; PromptError names the item's field.
+        """
+        if not items:
+            return []
+        if not self.has_chat_template and any(isinstance(item, ChatItem) for item in items):
+            field = next(item.field for item in items if isinstance(item, ChatItem))
+            raise PromptError("the model has no chat template", field)
+        payload = json.dumps([item.sent() for item in items], ensure_ascii=False).encode()
+        answer = unpack_ints(
+            await self._pool.submit({"op": "items", "max_bytes": max_bytes}, payload, caller)
+        )
+        ends = list(accumulate(answer[: len(items)], initial=len(items)))
+        return [answer[start:end] for start, end in pairwise(ends)]
 
     async def grammar_of_calls(
         self, tools: Sequence[tuple[int, SentTool]], style: str, *, single: bool, caller: str = ""

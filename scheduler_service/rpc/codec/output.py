@@ -9,8 +9,9 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from scheduler_service.chat.events import CallPiece
 from scheduler_service.core.events import EndReason
 from scheduler_service.core.step import TopLogprobs
+from scheduler_service.rpc.codec.scores import prompt_logprobs
 from scheduler_service.streams.continuation import prompt_digest
-from scheduler_service.streams.output import Output, OutputDelta, OutputEnd, OutputStart
+from scheduler_service.streams.output import Output, OutputDelta, OutputEnd, OutputStart, PromptOutput
 
 
 def output_message(output: Output) -> pb.GenerateResponse:
@@ -32,6 +33,8 @@ def output_message(output: Output) -> pb.GenerateResponse:
         return response
     if isinstance(output, OutputEnd):
         return pb.GenerateResponse(index=output.index, finished=_finished(output))
+    if isinstance(output, PromptOutput):
+        return pb.GenerateResponse(prompt_logprobs=prompt_logprobs(output.scores))
     return pb.GenerateResponse(started=_started(output))
 
 
@@ -124,7 +127,7 @@ class UnaryAnswer:
     def add(self, outputs: Iterable[Output]) -> None:
         """Append outputs of the stream."""
         for output in outputs:
-            if isinstance(output, OutputStart):
+            if isinstance(output, OutputStart | PromptOutput):
                 continue
             index = output.index
             completion = self._completions.setdefault(index, pb.Completion(index=index))

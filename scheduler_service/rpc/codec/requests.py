@@ -19,7 +19,7 @@ from paceline.service.identity import Identity
 
 from scheduler_service.core.ranges import RANGES
 from scheduler_service.core.request import DraftingWish, DraftSource, SamplingSettings
-from scheduler_service.errors import invalid, unsupported
+from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsupported
 from scheduler_service.model import DraftingOffer, ServedAdapter, ServedModel
 from scheduler_service.rpc.codec.adapters import AdapterNames, NoAdapterNames, find_adapter
 from scheduler_service.rpc.codec.chat import check_chat
@@ -84,12 +84,11 @@ def check_request(
         check_range("stop.max_tokens", max_tokens, 1, model.context_length)
     check_range("stop.min_tokens", stop.min_tokens, 0, max_tokens or model.context_length)
     check_range("n", message.n, 0, limits.max_n)
-    salt = message.cache_salt.encode()
-    check_size("cache_salt", len(salt), MAX_SALT_BYTES, "bytes")
+    salt = check_salt(message.cache_salt)
     prompt = check_prompt(message, model)
     check_demand(message, prompt, model)
     return CheckedRequest(
-        id=_request_id(message.request_id),
+        id=check_request_id(message.request_id),
         prompt=prompt,
         sampling=replace(_sampling(message.sampling, model), grammar=check_grammar(message, model)),
         max_tokens=max_tokens,
@@ -105,10 +104,35 @@ def check_request(
         output=_stream_options(message),
         continuation=_continuation(message, model, adapter),
         digest=_digest(message),
+        prompt_logprobs=_prompt_logprobs(message, model),
     )
 
 
-_UNSUPPORTED = ("labels", "prompt_logprobs", "ttft_ms", "tpot_ms")
+def check_model(name: str, model: ServedModel) -> None:
+    """Raises ServiceError if this is not the name of what is served."""
+    if name not in ("", model.name):
+        raise ServiceError(
+            ErrorReason.MODEL_NOT_FOUND, f"model: {name[:64]!r} is not served, {model.name!r} is"
+        )
+
+
+def check_salt(given: str) -> bytes:
+    """The prefix cache's namespace. Raises ServiceError."""
+    salt = given.encode()
+    check_size("cache_salt", len(salt), MAX_SALT_BYTES, "bytes")
+    return salt
+
+
+def _prompt_logprobs(message: pb.GenerateRequest, model: ServedModel) -> int | None:
+    if not message.HasField("prompt_logprobs"):
+        return None
+    if not model.can_score:
+        raise unsupported("prompt_logprobs", "the executor does not score prompts")
+    check_range("prompt_logprobs", message.prompt_logprobs, 0, model.limits.max_logprobs)
+    return message.prompt_logprobs
+
+
+_UNSUPPORTED = ("labels", "ttft_ms", "tpot_ms")
 """Fields of GenerateRequest whose features are missing here."""
 
 
@@ -188,7 +212,8 @@ def check_detokenize(ids: Sequence[int], model: ServedModel) -> None:
     check_token_ids("token_ids", ids, model)
 
 
-def _request_id(given: str) -> str:
+def check_request_id(given: str) -> str:
+    """The caller's id, or a random one if it gives none. Raises ServiceError."""
     if not given:
         return secrets.token_hex(16)
     check_size("request_id", len(given.encode()), MAX_REQUEST_ID_BYTES, "bytes")

@@ -67,6 +67,7 @@ def model_info(
             max_draft_tokens=model.max_draft_tokens,
             max_grammar_bytes=model.max_grammar_bytes,
             max_tools=0 if model.tool_format is None else MAX_TOOLS,
+            max_inputs=limits.max_inputs,
         ),
         version=model.version,
         model_fingerprint=model.fingerprints.model,
@@ -78,6 +79,7 @@ def model_info(
         sampler=model.fingerprints.sampler,
         tool_format="" if model.tool_format is None else model.tool_format.name,
         adapters=named_adapters(adapters),
+        embedding_size=model.embedding_size,
     )
 
 
@@ -95,6 +97,10 @@ def _capabilities(
         pb.CAPABILITY_TOOLS: model.tool_format is not None,
         pb.CAPABILITY_REASONING: model.reasoning is not None,
         pb.CAPABILITY_ADAPTERS: model.has_adapters,
+        pb.CAPABILITY_PROMPT_LOGPROBS: model.can_score,
+        pb.CAPABILITY_SCORE: model.can_score,
+        pb.CAPABILITY_EMBED: model.embedding_size > 0,
+        pb.CAPABILITY_RERANK: model.can_score and has_text,
     }
     return [capability for capability, is_offered in offered.items() if is_offered]
 

@@ -7,6 +7,7 @@ process exits when the scheduler closes its end.
     {op: load, lane, chat_template, ...} + tokenizer.json  ->  {lane, chat, strip, ...} + lengths + pieces
     {op: text, lane} + text                                ->  {lane} + token ids
     {op: chat, lane, max_bytes} + a chat as JSON           ->  {lane} + token ids
+    {op: items, lane, max_bytes} + items as JSON           ->  {lane} + number of ids of each, then their ids
     {op: calls, lane, style, single} + tools as JSON       ->  {lane} + a grammar of calls
     any of them that fails                                 ->  {lane, error, field}
 
@@ -47,6 +48,7 @@ from scheduler_service.text.frames import (
 from scheduler_service.text.worker import limits
 from scheduler_service.text.worker.chat_template import ChatTemplateError, RenderedTooLargeError
 from scheduler_service.text.worker.encoder import Encoder, Files
+from scheduler_service.text.worker.items import ItemError, encode_chat, item_ids
 from scheduler_service.text.worker.sent_json import SentJsonError, grammar_of_calls, parse_chat
 
 SWITCH_INTERVAL_S = 0.0005
@@ -141,12 +143,15 @@ class Worker:
                 case "calls":
                     added = encoder.added_tokens(MARKERS)
                     return {}, grammar_of_calls(payload, job["style"], added, single=job["single"]).encode()
+                case "items":
+                    counts, ids = item_ids(encoder, payload, job["max_bytes"])
+                    return {}, pack_ints(counts) + _packed(ids)
             return {}, _packed(chat_ids(encoder, payload, job["max_bytes"]))
         except RenderedTooLargeError:
             why, field = f"the template makes more than {job['max_bytes']} bytes of them", "messages"
         except TooManyTokensError:
             why, field = f"has more than {MAX_IDS} tokens", ""
-        except (ChatTemplateError, SentJsonError) as error:
+        except (ChatTemplateError, SentJsonError, ItemError) as error:
             why, field = str(error), error.field
         except MemoryError:
             raise
@@ -170,19 +175,7 @@ class Worker:
 
 def chat_ids(encoder: Encoder, payload: bytes, max_bytes: int) -> array[int]:
     """Ids of a chat. Raises as Encoder.encode_messages, and SentJsonError."""
-    chat = parse_chat(payload)
-    try:
-        return encoder.encode_messages(
-            chat.messages, max_bytes, arguments=chat.arguments, tools=chat.tools, continues=chat.continues
-        )
-    except ChatTemplateError as error:
-        if not chat.unparsed:
-            raise
-        raise SentJsonError(
-            f"is no JSON object, so the chat template gets its text, and fails: {error}. Send {{}} in its "
-            "place, or leave the call and its answer out",
-            chat.unparsed,
-        ) from error
+    return encode_chat(encoder, parse_chat(payload), max_bytes)
 
 
 def _packed(ids: array[int]) -> bytes:

@@ -68,10 +68,15 @@ class Encoder:
         """Whether messages can be prompts."""
         return self._template is not None
 
-    def encode_text(self, text: str) -> array[int]:
-        """Ids of text. Control tokens in it are recognized; BOS is prepended if the model adds it."""
+    def encode_text(self, text: str, *, begins: bool = True) -> array[int]:
+        """Ids of text. Control tokens in it are recognized; BOS is prepended if the model adds it.
+
+        Without `begins`, the text follows another one: it gets no BOS.
+        """
         ids = self._encode(text)
-        return array("I", ids if self._bos_id is None or ids[:1] == [self._bos_id] else [self._bos_id, *ids])
+        if self._bos_id is None or not begins or ids[:1] == [self._bos_id]:
+            return array("I", ids)
+        return array("I", [self._bos_id, *ids])
 
     def encode_messages(
         self,

@@ -38,7 +38,11 @@ class Chat:
 
 def parse_chat(payload: bytes) -> Chat:
     """The chat in the payload of a job. Raises SentJsonError for a tool's parameters."""
-    sent = json.loads(payload)
+    return parsed_chat(json.loads(payload))
+
+
+def parsed_chat(sent: dict[str, Any]) -> Chat:
+    """The chat, its arguments of calls and parameters of tools parsed. Raises SentJsonError."""
     unparsed = ""
     for at, message in enumerate(sent["messages"]):
         for index, call in enumerate(message.get("tool_calls", ())):

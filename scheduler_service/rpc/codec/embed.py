@@ -1,0 +1,99 @@
+"""Embed: from the request to its reply."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from scheduler_service.core.evaluation import Evaluation, EvaluationInput, HiddenPooling
+from scheduler_service.errors import ErrorReason, ServiceError, invalid
+from scheduler_service.model import ServedModel
+from scheduler_service.rpc.codec.checks import check_range, check_size
+from scheduler_service.rpc.codec.evaluation import (
+    check_call,
+    check_count,
+    check_ids,
+    check_length,
+    check_text,
+)
+from scheduler_service.rpc.codec.scores import MAX_REPLY_BYTES
+from scheduler_service.streams.evaluation import EvaluatedInput
+from scheduler_service.text.items import TextItem
+
+_POOLINGS = {
+    pb.POOLING_UNSPECIFIED: HiddenPooling.LAST,
+    pb.POOLING_LAST: HiddenPooling.LAST,
+    pb.POOLING_MEAN: HiddenPooling.MEAN,
+}
+_FRAME_BYTES = 32  # of an Embedding, beside its values
+
+
+class EmbedTask:
+    """A checked EmbedRequest."""
+
+    field = "inputs"
+    alternatives = 0
+
+    def __init__(self, message: pb.EmbedRequest, model: ServedModel) -> None:
+        """Raises ServiceError."""
+        if not model.embedding_size:
+            raise ServiceError(ErrorReason.UNSUPPORTED, "the executor gives no vectors of prompts")
+        self.call = check_call(message, model)
+        if message.pooling not in _POOLINGS:
+            raise invalid("pooling", f"unknown kind {message.pooling}")
+        self._pooling = _POOLINGS[message.pooling]
+        check_range("dimensions", message.dimensions, 0, model.embedding_size)
+        self._dimensions = message.dimensions or model.embedding_size
+        self._normalize = message.normalize if message.HasField("normalize") else True
+        check_count("inputs", len(message.inputs), model)
+        size = len(message.inputs) * (4 * self._dimensions + _FRAME_BYTES)
+        check_size("inputs", size, MAX_REPLY_BYTES, "bytes of vectors")
+        self.items: list[TextItem] = []
+        self._given: list[array[int] | None] = []  # None: the next of `items`
+        for index, one in enumerate(message.inputs):
+            self._given.append(self._input(f"inputs[{index}]", one, model))
+        self.min_tokens = sum(1 if ids is None else len(ids) for ids in self._given)
+        self._counts: list[int] = []
+
+    def _input(self, field: str, given: pb.EmbedInput, model: ServedModel) -> array[int] | None:
+        match given.WhichOneof("input"):
+            case "text":
+                self.items.append(check_text(f"{field}.text", given.text, model))
+                return None
+            case "token_ids":
+                return check_ids(f"{field}.token_ids", given.token_ids, model)
+        raise invalid(field, "has neither text nor token_ids")
+
+    def evaluation(self, ids: Sequence[array[int]], max_tokens: int) -> Evaluation | None:
+        """See `EvaluationTask`."""
+        made = iter(ids)
+        inputs = [EvaluationInput(next(made) if one is None else one) for one in self._given]
+        self._counts = [len(one.tokens) for one in inputs]
+        for index, count in enumerate(self._counts):
+            check_length(f"inputs[{index}]", count, max_tokens)
+        return Evaluation(tuple(inputs), self._pooling)
+
+    def response(self, results: Sequence[EvaluatedInput], usage: pb.InputUsage) -> Iterator[bytes]:
+        """See `EvaluationTask`."""
+        usage.prompt_tokens = sum(self._counts)
+        yield pb.EmbedResponse(request_id=self.call.id, usage=usage).SerializeToString()
+        for result, count in zip(results, self._counts, strict=True):
+            vector = np.frombuffer(result.vector, "<f4")
+            values = cut_vector(vector, self._dimensions, normalize=self._normalize)
+            embedding = pb.Embedding(values=values.tolist(), tokens=count)
+            yield pb.EmbedResponse(embeddings=[embedding]).SerializeToString()
+
+
+def cut_vector(
+    vector: npt.NDArray[np.float32], dimensions: int, *, normalize: bool
+) -> npt.NDArray[np.float32]:
+    """The first `dimensions` values [hidden], of length 1 if that is asked for; a zero vector stays one."""
+    kept = vector[:dimensions].astype(np.float64)
+    length = float(np.linalg.norm(kept))
+    if normalize and length > 0:
+        kept /= length
+    return kept.astype(np.float32)
