@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import grpc.aio
 import pytest
@@ -44,11 +45,24 @@ async def canary(stub: rpc.SchedulerServiceAsyncStub, new: int) -> list[int]:
 async def test_hostile_requests_harm_nobody(
     executor: ServiceProcess, scheduler: ServiceProcess, count: int
 ) -> None:
+    await check_traffic(executor, scheduler, count, public_traffic.RPCS)
+
+
+@pytest.mark.slow
+async def test_ten_thousand_hostile_evaluations_harm_nobody(
+    executor: ServiceProcess, scheduler: ServiceProcess
+) -> None:
+    await check_traffic(executor, scheduler, 10_000, public_traffic.EVALUATIONS)
+
+
+async def check_traffic(
+    executor: ServiceProcess, scheduler: ServiceProcess, count: int, rpcs: Sequence[str]
+) -> None:
     async with grpc.aio.insecure_channel(scheduler.address) as channel:
         stub = rpc.SchedulerServiceStub(channel)
         vocab_size = (await stub.GetModelInfo(pb.GetModelInfoRequest())).vocab_size
         expected = await canary(stub, 200)
-        hostile = asyncio.create_task(public_traffic.run(stub, vocab_size, count, seed=count))
+        hostile = asyncio.create_task(public_traffic.run(stub, vocab_size, count, count, rpcs=rpcs))
         checked = 0
         while not hostile.done():
             assert await canary(stub, 200) == expected
