@@ -33,6 +33,7 @@ Part = tuple[slice, ...]
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _HEAD_BIAS, _LAYERS = "lm_head.bias", "model.layers."
+_CLASSIFIER = "score.weight"  # of a model for sequence classification, such as a cross-encoder
 _BUFFERS = (".rotary_emb.inv_freq", ".masked_bias")  # old files have them beside the weights; ignored
 _ROPE_FACTORS = "rope_freqs.weight"
 _COMPARED_ROWS = 4096  # of two matrices, read at once
@@ -284,6 +285,8 @@ def _refuse_unused(spec: ModelSpec, found: Shapes, where: str) -> None:
     Layers beyond the spec's and the buffers of old files are ignored.
     """
     used = {name for name, _ in expected_shapes(spec)} | {HEAD}
+    if _CLASSIFIER in found:
+        raise ModelError(f"{where}: tensor {_CLASSIFIER!r} is a classification head, which is not supported")
     for name in found:
         layer = name.removeprefix(_LAYERS).split(".", 1)[0] if name.startswith(_LAYERS) else ""
         inside = layer.isdecimal() and int(layer) < spec.layers and not name.endswith(_BUFFERS)
