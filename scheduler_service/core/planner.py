@@ -13,12 +13,12 @@ from scheduler_service.core.adapter_slots import SlotTurns
 from scheduler_service.core.admission import Admission, Start
 from scheduler_service.core.in_flight import StepsInFlight
 from scheduler_service.core.policy import JointLimits, can_go_ahead, pages_back, victims
+from scheduler_service.core.prompt_budget import PromptBudget
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.schedule import Schedule, ScheduledFork, ScheduledOpening, ScheduledRow
 from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.states import SequenceState
-from scheduler_service.core.step import RowMode
 
 LEAD = 1024
 """Virtual tokens: an identity that was served this many more than another gives places to it, even if it does
@@ -58,6 +58,7 @@ class StepBuilder:
         self._max_pace_s: float | None = None
         self._drafts_to_come = False  # some sequence gets no row, since it waits for drafts
         self.schedule = Schedule(limits.step_tokens, pages, limits.output_bytes)
+        self._prompts = PromptBudget(self.schedule, limits)
         self.reserve = 0  # pages kept for the prompts and the next token of running sequences
         self.stalled: list[LiveSequence] = []  # with a cache, and without pages for their next row
 
@@ -161,27 +162,15 @@ class StepBuilder:
         limits, schedule, kv = self._limits, self.schedule, sequence.kv
         held = limits.pages(kv)
         room = (held + schedule.pages_left) * limits.page_size - kv  # tokens that the pages allow
-        chunk = min(limits.chunk_tokens, schedule.tokens_left, self._answerable(sequence))
+        chunk = self._prompts.chunk(sequence, kv)
         if chunk and not room:
             self.stalled.append(sequence)
         elif chunk:
             chunk = min(chunk, room)
             pages = limits.pages(kv + chunk) - held
             schedule.add_row(ScheduledRow(sequence, kv, pages, limit=chunk, mode=sequence.mode))
-            schedule.bytes_left -= self._output_bytes(sequence, chunk)
+            self._prompts.spend(sequence, kv, chunk)
             self.reserve -= pages
-
-    def _answerable(self, sequence: LiveSequence) -> int:
-        """Of the tokens left to compute, how many the step can feed so that its answer has room for it."""
-        left, tokens = self.schedule.bytes_left, sequence.to_compute
-        if size := sequence.score_bytes:
-            return min(tokens, left // size)
-        return tokens if self._output_bytes(sequence, tokens) <= left else 0
-
-    def _output_bytes(self, sequence: LiveSequence, tokens: int) -> int:
-        """Maximum size of what the executor answers of a prompt, if so many tokens of it are fed."""
-        vector = self._limits.vector_bytes if sequence.mode is RowMode.HIDDEN else 0
-        return vector + tokens * sequence.score_bytes
 
     def _make_room(self) -> None:
         """Preempt for stalled sequences; the next answer of the executor counts the pages that came free.
@@ -236,7 +225,7 @@ class StepBuilder:
         """Schedule a row although no pages are counted as free: the executor may have some by now."""
         limit = 0
         if sequence.state is not SequenceState.RUNNING:
-            limit = min(self._answerable(sequence), self._limits.chunk_tokens)
+            limit = min(self._prompts.answerable(sequence), self._limits.chunk_tokens)
         self.schedule.add_row(ScheduledRow(sequence, sequence.kv, 0, limit=limit, mode=sequence.mode))
 
     def _admit(self, *, force: bool, ahead_of: Account | None = None) -> None:
@@ -258,7 +247,7 @@ class StepBuilder:
                 continue
             if len(pool.running) >= self._limits.max_sequences and not self._make_way(account):
                 return
-            if not self._answerable(sequence):
+            if not self._prompts.answerable(sequence):
                 return
             if len(pool.running):
                 start = self._may_start(sequence)
@@ -296,9 +285,7 @@ class StepBuilder:
             return False
         # With a smaller hit than expected, the rest is computed in further chunks.
         hit = sequence.expected_hit // self._limits.page_size * self._limits.page_size
-        limit = min(sequence.to_compute - hit, self._limits.chunk_tokens, schedule.tokens_left)
-        limit = 1 if sequence.is_behind else min(limit, self._answerable(sequence))
-        schedule.bytes_left -= self._output_bytes(sequence, limit)
+        limit = 1 if sequence.is_behind else self._prompts.chunk(sequence, hit)
         opening = ScheduledOpening(
             cache_id=self._pool.open(sequence, self._now),
             tokens=tuple(sequence.tokens),
@@ -315,6 +302,7 @@ class StepBuilder:
             sequence=sequence,
         )
         schedule.add_opening(opening, need)
+        self._prompts.spend(sequence, hit, limit)
         return True
 
     def _fork(self, sequence: LiveSequence, source: LiveSequence) -> bool:

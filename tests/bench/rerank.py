@@ -41,13 +41,13 @@ class Random:
         return pb.TokenIds(ids=[self._rng.randrange(100, self._size) for _ in range(count)])
 
 
-async def prefix(stub: Stub, draw: Random, pairs: int) -> dict[str, object]:
+async def prefix(stub: Stub, draw: Random, pairs: int, documents: int) -> dict[str, object]:
     """Seconds of one call, and of as many calls as there are documents."""
     together, apart, cached = [], [], []
     for pair in range(pairs):
         query = draw.ids(QUERY)
         inputs = [
-            pb.ScoreInput(prompt_token_ids=query, token_ids=draw.ids(DOCUMENT)) for _ in range(DOCUMENTS)
+            pb.ScoreInput(prompt_token_ids=query, token_ids=draw.ids(DOCUMENT)) for _ in range(documents)
         ]
         began = time.perf_counter()
         reply = await stub.Score(pb.ScoreRequest(inputs=inputs, cache_salt=f"together {pair}"))
@@ -63,6 +63,7 @@ async def prefix(stub: Stub, draw: Random, pairs: int) -> dict[str, object]:
         worst = max(abs(a.logprob - b) for a, b in zip(reply.scores, others, strict=True))
     return {
         "part": "prefix",
+        "documents": documents,
         "one_call_s": spread(together),
         "without_sharing_s": spread(apart),
         "times_faster": spread([b / a for a, b in zip(together, apart, strict=True)]),
@@ -146,6 +147,7 @@ async def main() -> None:
     parser.add_argument("address")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--part", choices=["prefix", "beside", "both"], default="both")
+    parser.add_argument("--documents", type=int, default=DOCUMENTS)
     parser.add_argument("--per-s", type=float, default=1.0, help="prompts that arrive beside generations")
     args = parser.parse_args()
     async with grpc.aio.insecure_channel(args.address) as channel:
@@ -153,7 +155,7 @@ async def main() -> None:
         draw = Random((await stub.GetModelInfo(pb.GetModelInfoRequest())).vocab_size, seed=1)
         await gaps_s(stub, draw.ids(32))  # warm
         if args.part != "beside":
-            print(json.dumps(await prefix(stub, draw, args.pairs)), flush=True)
+            print(json.dumps(await prefix(stub, draw, args.pairs, args.documents)), flush=True)
         if args.part != "prefix":
             print(json.dumps(await beside(stub, draw, args.pairs, args.per_s)), flush=True)
 

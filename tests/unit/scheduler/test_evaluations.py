@@ -81,10 +81,10 @@ def test_each_input_gets_one_vector(pooling: HiddenPooling) -> None:
 
 def test_the_last_token_of_a_scored_input_is_not_fed() -> None:
     run = harness()
-    run.add(evaluation("a", (TEXT[:17], 3)))
+    run.add(evaluation("a", (TEXT[:12], 3)))
     plan = run.plan()
     assert plan is not None
-    assert [(opening.limit, opening.mode) for opening in plan.openings] == [(16, RowMode.NONE)]
+    assert [(opening.limit, opening.mode) for opening in plan.openings] == [(11, RowMode.NONE)]
     run.answer()
     assert ("a", 0) in run.finished
 
@@ -118,7 +118,7 @@ def test_a_loss_amid_a_scored_prompt_keeps_the_scores_that_came() -> None:
     run.step()
     run.step()
     had = len(run.logprobs(("a", 0)))
-    assert had == 32
+    assert had == 20
     run.plan()
     run.lose()
     run.ready()
@@ -142,6 +142,16 @@ def test_a_step_asks_for_no_more_scores_than_its_answer_may_hold() -> None:
         tokens = TEXT[40 * index : 40 * index + 40]
         assert run.logprobs(("a", index)) == pytest.approx(expected(tokens, 1), abs=1e-5)
     assert len(run.tokens["b", 0]) == 2
+
+
+def test_tokens_with_scores_count_half_as_much_again() -> None:
+    """So that a step of scores takes no longer than one of other prompts."""
+    run = harness()
+    run.add(evaluation("a", (TEXT[:40], 1), (TEXT[:40], 11), *((TEXT[40 + i : 80 + i], 1) for i in range(4))))
+    plan = run.plan()
+    assert plan is not None
+    # Chunks of 16: 10 of 1.5, or 10 of 1 and 4 of 1.5. 3 of the step's 64 are left for a fifth input.
+    assert [opening.limit for opening in plan.openings] == [10, 14, 10, 10, 2]
 
 
 def test_a_step_asks_for_no_more_vectors_than_its_answer_may_hold() -> None:
