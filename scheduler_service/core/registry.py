@@ -250,12 +250,12 @@ def _tokens_in_turn(request: Request, limits: JointLimits) -> int:
 
 def misfit(request: Request, limits: JointLimits) -> tuple[str, str] | None:
     """The field, and what is wrong with it, if a completion could not even run alone; None if it could."""
+    if request.adapter and not limits.adapter_slots:
+        return "model", "is an adapter, and the executor has none"
     if request.evaluation is not None:
         return request.evaluation.misfit(limits.request_tokens)
     if not request.prompt:
         return "prompt", "is empty"
-    if request.adapter and not limits.adapter_slots:
-        return "model", "is an adapter, and the executor has none"
     if request.n < 1:
         return "n", "must be at least 1"
     if len(request.prompt) >= limits.request_tokens:

@@ -50,6 +50,11 @@ class WantedAdapters:
             self.version += 1
             self.loads += 1
 
+    def count(self, adapter: ServedAdapter | None) -> None:
+        """Count a request that was taken, if it names an adapter."""
+        if adapter is not None:
+            self.requests[adapter.name] += 1
+
     def leave(self, name: str) -> ServedAdapter | None:
         """No further request may name it. Returns the adapter; None: there is none of this name."""
         adapter = self._served.pop(name, None)

@@ -17,6 +17,7 @@ from scheduler_service.core.evaluation import Evaluation
 from scheduler_service.errors import ServiceError, invalid
 from scheduler_service.link.pool import Served
 from scheduler_service.model import ServedModel
+from scheduler_service.rpc.codec.adapters import AdapterNames, check_still_served
 from scheduler_service.rpc.codec.checks import check_size
 from scheduler_service.rpc.codec.evaluation import EvaluationTask
 from scheduler_service.rpc.codec.requests import check_priority
@@ -42,22 +43,26 @@ class Evaluations:
     ) -> None:
         self._service, self._credentials, self._refused = service, credentials, refused
 
-    async def answer(self, make_task: Callable[[ServedModel], EvaluationTask], context: _Context) -> bytes:
+    async def answer(
+        self, make_task: Callable[[ServedModel, AdapterNames], EvaluationTask], context: _Context
+    ) -> bytes:
         """The encoded reply to a call. Its request ends when this coroutine does, for whatever reason."""
         arrival, caller = time.monotonic(), self._credentials.identify(context)
         deadline = deadline_of(context)
         streams = self._service.streams
         try:
             served = self._service.served_for_request(caller)
-            task = make_task(served.model)
+            task = make_task(served.model, self._service.wanted)
             check_priority(task.call.priority, caller)
             streams.check(caller, task.call, task.min_tokens, deadline)  # before tokenizing
             evaluation = self._fitting(task, await _token_ids(task, served, caller))
+            check_still_served(task.call.adapter, served.model, self._service.wanted)
             stream: EvaluationStream | None = None
             if evaluation is not None:
                 stream = streams.admit_evaluation(
                     task.call, evaluation, task.alternatives, caller, arrival=arrival, deadline=deadline
                 )
+                self._service.wanted.count(task.call.adapter)
         except ServiceError as error:
             await self._refused(caller, error)
             raise

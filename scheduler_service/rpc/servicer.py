@@ -239,8 +239,7 @@ class SchedulerServicer(SchedulerServiceServicer):
                 deadline=deadline,
                 served=served,
             )
-            if checked.adapter is not None:
-                self._service.wanted.requests[checked.adapter.name] += 1
+            self._service.wanted.count(checked.adapter)
             return stream
         except ServiceError as error:
             await self._refused(caller, error)

@@ -13,6 +13,7 @@ from scheduler_service.core.events import CompletionEnded, CompletionUsage, Prom
 from scheduler_service.core.request import Request, SamplingSettings
 from scheduler_service.core.step import ScoredTokens
 from scheduler_service.errors import ServiceError
+from scheduler_service.model import ServedAdapter
 from scheduler_service.streams.request import scoped_id
 
 
@@ -24,6 +25,7 @@ class EvaluationCall:
     priority: int
     salt: bytes
     digest: bytes  # of method and request; empty with a random id, under which no resend can come
+    adapter: ServedAdapter | None = None  # None: the model as it is
 
     def to_core(
         self,
@@ -44,6 +46,7 @@ class EvaluationCall:
             arrival=arrival,
             deadline=deadline,
             salt=self.salt,
+            adapter=self.adapter.fingerprint if self.adapter else b"",
             identity=caller.name,
             weight=caller.weight,
             prompt_logprobs=alternatives,

@@ -37,6 +37,9 @@ class NoAdapterNames:
         """None."""
 
 
+NO_ADAPTERS = NoAdapterNames()
+
+
 def find_adapter(name: str, model: ServedModel, adapters: AdapterNames) -> ServedAdapter | None:
     """The adapter that the field `model` of a request names; None: it names the model, or is empty.
 

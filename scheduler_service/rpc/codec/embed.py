@@ -12,6 +12,7 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from scheduler_service.core.evaluation import Evaluation, EvaluationInput, HiddenPooling
 from scheduler_service.errors import ErrorReason, ServiceError, invalid
 from scheduler_service.model import ServedModel
+from scheduler_service.rpc.codec.adapters import NO_ADAPTERS, AdapterNames
 from scheduler_service.rpc.codec.checks import check_range, check_size
 from scheduler_service.rpc.codec.evaluation import (
     check_call,
@@ -38,11 +39,13 @@ class EmbedTask:
     field = "inputs"
     alternatives = 0
 
-    def __init__(self, message: pb.EmbedRequest, model: ServedModel) -> None:
+    def __init__(
+        self, message: pb.EmbedRequest, model: ServedModel, adapters: AdapterNames = NO_ADAPTERS
+    ) -> None:
         """Raises ServiceError."""
         if not model.embedding_size:
             raise ServiceError(ErrorReason.UNSUPPORTED, "the executor gives no vectors of prompts")
-        self.call = check_call(message, model)
+        self.call = check_call(message, model, adapters)
         if message.pooling not in _POOLINGS:
             raise invalid("pooling", f"unknown kind {message.pooling}")
         self._pooling = _POOLINGS[message.pooling]

@@ -14,8 +14,9 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from scheduler_service.core.evaluation import Evaluation
 from scheduler_service.errors import invalid, unsupported
 from scheduler_service.model import ServedModel
+from scheduler_service.rpc.codec.adapters import AdapterNames, find_adapter
 from scheduler_service.rpc.codec.checks import check_size
-from scheduler_service.rpc.codec.requests import check_model, check_request_id, check_salt, check_token_ids
+from scheduler_service.rpc.codec.requests import check_request_id, check_salt, check_token_ids
 from scheduler_service.streams.evaluation import EvaluatedInput, EvaluationCall
 from scheduler_service.text.items import PlainItem, TextItem
 
@@ -55,18 +56,18 @@ class EvaluationTask(Protocol):
         """The reply, encoded in parts to be concatenated. `results`: of the evaluation's inputs."""
 
 
-def check_call(message: EvaluationRequest, model: ServedModel) -> EvaluationCall:
+def check_call(message: EvaluationRequest, model: ServedModel, adapters: AdapterNames) -> EvaluationCall:
     """The fields that all evaluations have. Raises ServiceError."""
     check_size("request", message.ByteSize(), PUBLIC_MESSAGE_BYTES, "bytes")
     if message.labels:
         raise unsupported("labels")
-    check_model(message.model, model)
+    adapter = find_adapter(message.model, model, adapters)
     request_id = check_request_id(message.request_id)
     digest = b""
     if message.request_id:
         content = message.DESCRIPTOR.name.encode() + message.SerializeToString(deterministic=True)
         digest = hashlib.sha256(content).digest()
-    return EvaluationCall(request_id, message.priority, check_salt(message.cache_salt), digest)
+    return EvaluationCall(request_id, message.priority, check_salt(message.cache_salt), digest, adapter)
 
 
 def check_count(field: str, count: int, model: ServedModel) -> None:

@@ -19,9 +19,9 @@ from paceline.service.identity import Identity
 
 from scheduler_service.core.ranges import RANGES
 from scheduler_service.core.request import DraftingWish, DraftSource, SamplingSettings
-from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsupported
+from scheduler_service.errors import invalid, unsupported
 from scheduler_service.model import DraftingOffer, ServedAdapter, ServedModel
-from scheduler_service.rpc.codec.adapters import AdapterNames, NoAdapterNames, find_adapter
+from scheduler_service.rpc.codec.adapters import NO_ADAPTERS, AdapterNames, find_adapter
 from scheduler_service.rpc.codec.chat import check_chat
 from scheduler_service.rpc.codec.checks import check_range, check_size
 from scheduler_service.rpc.codec.continuation import check_continuation
@@ -63,14 +63,11 @@ def check_priority(priority: int, caller: Identity) -> None:
         raise invalid("priority", f"{caller.name} may ask for at most {caller.max_priority}, not {priority}")
 
 
-_NO_ADAPTERS = NoAdapterNames()
-
-
 def check_request(
     message: pb.GenerateRequest,
     model: ServedModel,
     drafting: DraftingOffer,
-    adapters: AdapterNames = _NO_ADAPTERS,
+    adapters: AdapterNames = NO_ADAPTERS,
 ) -> CheckedRequest:
     """The checked request. A missing request_id and a missing seed are drawn at random.
 
@@ -106,14 +103,6 @@ def check_request(
         digest=_digest(message),
         prompt_logprobs=_prompt_logprobs(message, model),
     )
-
-
-def check_model(name: str, model: ServedModel) -> None:
-    """Raises ServiceError if this is not the name of what is served."""
-    if name not in ("", model.name):
-        raise ServiceError(
-            ErrorReason.MODEL_NOT_FOUND, f"model: {name[:64]!r} is not served, {model.name!r} is"
-        )
 
 
 def check_salt(given: str) -> bytes:

@@ -17,6 +17,7 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from scheduler_service.core.evaluation import Evaluation, EvaluationInput
 from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsupported
 from scheduler_service.model import ServedModel
+from scheduler_service.rpc.codec.adapters import NO_ADAPTERS, AdapterNames
 from scheduler_service.rpc.codec.checks import check_size
 from scheduler_service.rpc.codec.evaluation import check_call, check_count, check_length, check_text
 from scheduler_service.streams.evaluation import EvaluatedInput
@@ -38,11 +39,13 @@ class RerankTask:
     field = "documents"
     alternatives = 0
 
-    def __init__(self, message: pb.RerankRequest, model: ServedModel) -> None:
+    def __init__(
+        self, message: pb.RerankRequest, model: ServedModel, adapters: AdapterNames = NO_ADAPTERS
+    ) -> None:
         """Raises ServiceError."""
         if not model.can_score:
             raise ServiceError(ErrorReason.UNSUPPORTED, "the executor does not score prompts")
-        self.call = check_call(message, model)
+        self.call = check_call(message, model, adapters)
         if message.method not in pb.RerankMethod.values():
             raise invalid("method", f"unknown method {message.method}")
         self._asks = message.method != pb.RERANK_METHOD_LIKELIHOOD

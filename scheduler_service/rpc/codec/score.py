@@ -12,6 +12,7 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from scheduler_service.core.evaluation import Evaluation, EvaluationInput
 from scheduler_service.errors import ErrorReason, ServiceError, invalid
 from scheduler_service.model import ServedModel
+from scheduler_service.rpc.codec.adapters import NO_ADAPTERS, AdapterNames
 from scheduler_service.rpc.codec.chat import check_chat
 from scheduler_service.rpc.codec.checks import check_range, check_size
 from scheduler_service.rpc.codec.evaluation import (
@@ -41,11 +42,13 @@ class ScoreTask:
 
     field = "inputs"
 
-    def __init__(self, message: pb.ScoreRequest, model: ServedModel) -> None:
+    def __init__(
+        self, message: pb.ScoreRequest, model: ServedModel, adapters: AdapterNames = NO_ADAPTERS
+    ) -> None:
         """Raises ServiceError."""
         if not model.can_score:
             raise ServiceError(ErrorReason.UNSUPPORTED, "the executor does not score prompts")
-        self.call = check_call(message, model)
+        self.call = check_call(message, model, adapters)
         if message.HasField("top_logprobs"):
             check_range("top_logprobs", message.top_logprobs, 0, model.limits.max_logprobs)
         self.alternatives = message.top_logprobs

@@ -69,6 +69,8 @@ async def test_adapters_are_loaded_and_unloaded_while_streams_run(stack: Stack, 
         ]
         assert pb.CAPABILITY_ADAPTERS in info.capabilities
         assert await operator.unload("also-a")
+        await check_scores(operator)
+        assert (await operator.listed())["a"].requests == 3
         unloading = asyncio.create_task(operator.unload("a"))
 
         async def unlisted() -> bool:
@@ -84,6 +86,20 @@ async def test_adapters_are_loaded_and_unloaded_while_streams_run(stack: Stack, 
         again = await tokens_of(client, "again", 1, 200)
         assert again[-len(whole) :] == whole
         assert again != await plain == await tokens_of(client, "", 1, 200)
+
+
+async def check_scores(operator: Operator) -> None:
+    """Those of a text with "a" are those of a prompt of a generation with "a", and not the model's."""
+    stub = SchedulerServiceStub(operator._channel)
+    ids = pb.TokenIds(ids=range(40))
+    inputs = [pb.ScoreInput(token_ids=ids)]
+    replies = [await stub.Score(pb.ScoreRequest(model=name, inputs=inputs)) for name in ("a", "")]
+    scored, plain = [[one.logprob for one in reply.scores[0].logprobs] for reply in replies]
+    request = pb.GenerateRequest(model="a", token_ids=ids, prompt_logprobs=0)
+    request.stop.max_tokens = 1
+    prompt = [one.logprob async for event in stub.Generate(request) for one in event.prompt_logprobs.logprobs]
+    assert scored == pytest.approx(prompt, abs=1e-5)
+    assert scored != pytest.approx(plain, abs=1e-2)
 
 
 def stack_is_busy(client: aio.Client):  # type: ignore[no-untyped-def]

@@ -13,8 +13,9 @@ from scheduler_service.core.errors import NeverFits, NoRoom, TooLate
 from scheduler_service.core.evaluation import Evaluation, EvaluationInput, HiddenPooling
 from scheduler_service.core.events import EndReason, Failure
 from scheduler_service.core.request import Request, SamplingSettings
+from scheduler_service.core.snapshot import AdapterUse
 from scheduler_service.core.step import Capacity, Code, RowMode, ScoredTokens
-from tests.unit.scheduler.engine_executor import VOCABULARY, EngineExecutor, oracle
+from tests.unit.scheduler.engine_executor import ADAPTERS, VOCABULARY, EngineExecutor, oracle
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request
 
@@ -109,6 +110,50 @@ def test_inputs_wait_for_the_one_that_computes_their_common_prefix() -> None:
     for index in range(4):
         tokens = query + TEXT[60 + 9 * index : 69 + 9 * index]
         assert run.logprobs(("a", index)) == pytest.approx(expected(tokens, 48), abs=1e-5)
+
+
+def test_inputs_of_an_adapter_share_its_slot_and_no_prefix_with_those_of_another() -> None:
+    """Whether they wait for a slot or not, they bring what they bring alone."""
+    room = replace(ROOM, max_adapter_slots=1)
+    inputs = [(TEXT[:48] + TEXT[60 + 9 * i : 69 + 9 * i], 48) for i in range(3)]
+    calls = [
+        evaluation(name, *inputs, (TEXT[100:110], 1), adapter=adapter)
+        for name, adapter in (("a", ADAPTERS[0]), ("b", ADAPTERS[1]), ("plain", b""))
+    ]
+    run = harness(room)
+    for call in calls:
+        run.add(call)
+    plan = run.plan()
+    assert plan is not None
+    assert [opening.adapter for opening in plan.openings] == [ADAPTERS[0]] * 2 + [b""] * 2
+    assert run.core.adapter_use() == {ADAPTERS[0]: AdapterUse(2, 2), ADAPTERS[1]: AdapterUse(0, 4)}
+    run.answer()
+    run.run()
+    scores = []
+    for call in calls:
+        alone = harness(room)
+        alone.add(call)
+        alone.run()
+        scores.append([alone.logprobs((call.id, index)) for index in range(4)])
+        assert [run.logprobs((call.id, index)) for index in range(4)] == [
+            pytest.approx(one, abs=1e-5) for one in scores[-1]
+        ]
+        cached = [run.finished[call.id, index].usage.cached_tokens for index in range(4)]
+        assert cached == [0, 44, 44, 0]
+    assert len({tuple(one[3]) for one in scores}) == 3
+
+
+def test_inputs_with_an_adapter_are_given_to_no_executor_without_adapters() -> None:
+    call = evaluation("a", (TEXT[:9], 1), adapter=ADAPTERS[0])
+    with pytest.raises(NeverFits, match="the executor has none") as caught:
+        harness().add(call)
+    assert caught.value.field == "model"
+    run = harness(replace(ROOM, max_adapter_slots=1))
+    run.add(call)
+    run.lose()
+    run.executor = EngineExecutor(ROOM)
+    run.ready()
+    assert "the executor has none" in run.failed["a"].message
 
 
 def test_a_loss_amid_a_scored_prompt_keeps_the_scores_that_came() -> None:

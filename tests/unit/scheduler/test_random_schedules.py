@@ -2,9 +2,9 @@
 
 Pools are barely larger than one request, so that everything is preempted all the time; requests are
 cancelled, stopped, run out of time, lose their executor before and after it has computed a step. Some were
-begun elsewhere, and continue what came there; some have a grammar, and some an adapter, of more adapters than
-there are slots. Some have their prompt scored, and some
-are evaluations: they bring the scores and vectors of their solo run, each token's score once.
+begun elsewhere, and continue what came there; some have a grammar. Some have their prompt scored, and some
+are evaluations: they bring the scores and vectors of their solo run, each token's score once. All may have an
+adapter, of more adapters than there are slots.
 With speculation they draft by n-grams and on a draft executor that is small, slow, lost and frozen.
 """
 
@@ -56,6 +56,7 @@ read it, if the grammar takes a millisecond for each, and then 24 until it is co
 _prefixes = st.sampled_from([(), (), tuple(range(1, 9)), tuple(range(1, 13)), tuple(range(20, 26))])
 _tails = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6).map(tuple)
 _ids = st.frozensets(st.integers(0, VOCABULARY - 1), max_size=1)
+_adapters = st.sampled_from([b"", b"", *ADAPTERS[:-1]])
 
 
 FEW = tuple((token, 50.0) for token in range(3))  # repeats itself soon, so that n-grams match
@@ -133,6 +134,7 @@ def evaluations(draw: st.DrawFn, number: int) -> Request:
         priority=draw(st.integers(0, 2)),
         deadline=draw(st.none() | st.none() | st.floats(0.05, 2.0)),
         salt=draw(st.sampled_from([b"", b"", b"salt"])),
+        adapter=draw(_adapters),
         identity=draw(st.sampled_from(["", "", "a", "b"])),
         weight=draw(st.sampled_from([1.0, 1.0, 0.5, 3.0])),
         prompt_logprobs=None if pooling else draw(st.sampled_from([0, 2])),
@@ -167,7 +169,7 @@ def requests(draw: st.DrawFn, number: int, speculation: st.SearchStrategy[Drafti
         priority=draw(st.integers(0, 2)),
         deadline=draw(st.none() | st.none() | st.floats(0.05, 2.0)),
         salt=draw(st.sampled_from([b"", b"", b"salt"])),
-        adapter=draw(st.sampled_from([b"", b"", *ADAPTERS[:-1]])),
+        adapter=draw(_adapters),
         speculation=draw(speculation),
         identity=draw(st.sampled_from(["", "", "a", "b"])),
         weight=draw(st.sampled_from([1.0, 1.0, 0.5, 3.0])),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from paceline.channel import PLAINTEXT
@@ -16,6 +20,7 @@ from paceline.service.identity import Identity
 
 from scheduler_service.adapters import AdapterAdmin
 from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.evaluation import Evaluation, EvaluationInput
 from scheduler_service.core.request import Request, SamplingSettings
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.core.step import Capacity
@@ -27,7 +32,11 @@ from scheduler_service.link.wanted import WantedAdapters
 from scheduler_service.metrics.adapters import MAX_ADAPTERS, OTHER, AdapterMetrics
 from scheduler_service.model import ServedAdapter
 from scheduler_service.rpc.codec.adapters import check_load, check_still_served, find_adapter
+from scheduler_service.rpc.codec.embed import EmbedTask
 from scheduler_service.rpc.codec.requests import check_request
+from scheduler_service.rpc.codec.rerank import RerankTask
+from scheduler_service.rpc.codec.score import ScoreTask
+from scheduler_service.rpc.evaluations import Evaluations
 from scheduler_service.text.job import TextLimits
 from scheduler_service.text.pool import TextPool
 from tests.unit.scheduler_shell.bad_ends import raises
@@ -326,6 +335,53 @@ def test_a_request_names_the_model_or_an_adapter() -> None:
         assert checked.adapter == adapter
         request = checked.to_core([1], Identity("a", "token"), arrival=0.0, deadline=None)
         assert request.adapter == (adapter.fingerprint if adapter else b"")
+
+
+EVALUATIONS: tuple[tuple[Any, Any], ...] = (
+    (ScoreTask, pb.ScoreRequest(inputs=[pb.ScoreInput(text="x")])),
+    (EmbedTask, pb.EmbedRequest(inputs=[pb.EmbedInput(text="x")])),
+    (RerankTask, pb.RerankRequest(query="x", documents=["x"])),
+)
+ABLE = replace(MODEL, can_score=True, embedding_size=8)
+
+
+@pytest.mark.parametrize(("task", "message"), EVALUATIONS)
+def test_an_evaluation_names_the_model_or_an_adapter(task: Any, message: Any) -> None:
+    evaluation = Evaluation((EvaluationInput((1, 2), 1),))
+    for name, adapter in (("", None), ("small", None), ("sql", SQL)):
+        message.model = name
+        call = task(message, ABLE, names(SQL)).call
+        assert call.adapter == adapter
+        request = call.to_core(evaluation, 0, Identity("a", "token"), arrival=0.0, deadline=None)
+        assert request.adapter == (adapter.fingerprint if adapter else b"")
+    message.model = "x"
+    with raises(ErrorReason.MODEL_NOT_FOUND, match="'small' is; adapters: sql$"):
+        task(message, ABLE, names(SQL))
+
+
+async def test_an_evaluation_whose_adapter_is_unloaded_while_it_is_tokenized_is_not_found() -> None:
+    adapters = names(SQL)
+
+    class Text:
+        async def encode_items(self, *_: object, **__: object) -> list[array[int]]:
+            adapters.leave("sql")
+            return [array("I", [1, 2])]
+
+    async def refused(*_: object) -> None:
+        pass
+
+    service: Any = SimpleNamespace(
+        served_for_request=lambda _: SimpleNamespace(model=ABLE, text=Text()),
+        wanted=adapters,
+        streams=SimpleNamespace(check=lambda *_: None),
+        core=SimpleNamespace(max_request_tokens=64),
+        settings=SimpleNamespace(core=CoreConfig()),
+    )
+    caller: Any = SimpleNamespace(identify=lambda _: Identity("a", "token"))
+    context: Any = SimpleNamespace(time_remaining=lambda: None)
+    message = pb.ScoreRequest(inputs=[pb.ScoreInput(text="x")], model="sql")
+    with raises(ErrorReason.MODEL_NOT_FOUND):
+        await Evaluations(service, caller, refused).answer(partial(ScoreTask, message), context)
 
 
 def test_an_unknown_name_is_refused_with_the_names_that_there_are() -> None:
