@@ -38,8 +38,17 @@ class SequenceQueue:
             self.remove(sequence)
 
     def first(self, passed: Container[bytes]) -> LiveSequence | None:
-        """The first sequence whose adapter is not one of `passed`."""
-        return next((one for one in self._items if one.live.request.adapter not in passed), None)
+        """The first sequence whose adapter is not one of `passed`; of each request one is looked at."""
+        items, at = self._items, 0
+        while at < len(items):
+            live = items[at].live
+            if live.request.adapter not in passed:
+                return items[at]
+            at += 1
+            if (count := len(live.sequences)) > 1:
+                behind = (*live.sequences[0].key[:-1], count)
+                at = bisect_left(items, behind, at, key=_key)
+        return None
 
     def __contains__(self, sequence: LiveSequence) -> bool:
         at = bisect_left(self._items, sequence.key, key=_key)

@@ -9,6 +9,7 @@ import pytest
 from scheduler_service.core.adapter_slots import MAX_OVERTAKINGS
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import NeverFits
+from scheduler_service.core.evaluation import Evaluation, EvaluationInput, HiddenPooling
 from scheduler_service.core.snapshot import AdapterUse
 from tests.unit.scheduler.engine_executor import ADAPTERS, EngineExecutor
 from tests.unit.scheduler.fake_executor import FakeExecutor
@@ -63,6 +64,27 @@ def starts_before(harness: Harness, waiting: str, adapter: bytes, most: int) -> 
         if harness.tokens[waiting, 0]:
             return count
     raise AssertionError(f"it waits although {count} others were taken")
+
+
+def test_whoever_starts_before_a_waiting_call_is_found_without_a_look_at_each_of_its_inputs() -> None:
+    harness = Harness(EngineExecutor(ONE_SLOT))
+    inputs = tuple(EvaluationInput((number,)) for number in range(40))
+    harness.add(make_request("a", adapter=A, max_tokens=9))
+    waiting = Evaluation(inputs, HiddenPooling.LAST)
+    harness.add(make_request("b", (), adapter=B, n=len(inputs), evaluation=waiting))
+    harness.add(make_request("plain"))
+    looked_at: list[bytes] = []
+
+    class Passed(frozenset[bytes]):
+        def __contains__(self, adapter: object) -> bool:
+            assert isinstance(adapter, bytes)
+            looked_at.append(adapter)
+            return super().__contains__(adapter)
+
+    found = harness.core._pool.queue.next_sequence(Passed({A, B}))
+    assert found is not None
+    assert found.live.request.id == "plain"
+    assert looked_at == [A, B, b""]
 
 
 @pytest.mark.parametrize("identity", ["", "another"])
