@@ -245,9 +245,9 @@ class StepBuilder:
                 return
             if not self._slots.admits(sequence.live.request.adapter):
                 continue
-            if len(pool.running) >= self._limits.max_sequences and not self._make_way(account):
-                return
             if not self._prompts.answerable(sequence):
+                return
+            if len(pool.running) >= self._limits.max_sequences and not self._make_way(account):
                 return
             if len(pool.running):
                 start = self._may_start(sequence)

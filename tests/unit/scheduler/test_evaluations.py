@@ -156,6 +156,22 @@ def test_inputs_with_an_adapter_are_given_to_no_executor_without_adapters() -> N
     assert "the executor has none" in run.failed["a"].message
 
 
+def test_nobody_is_preempted_for_an_input_whose_scores_the_answer_has_no_room_for() -> None:
+    """The scores of another call, which is served before it, take all of the room."""
+    run = harness(replace(ROOM, max_output_bytes=8), max_running=3)
+    run.add(make_request("before", TEXT[:60], max_tokens=1, identity="last"))
+    run.run()
+    run.add(evaluation("scored", (TEXT[:40], 1), identity="first"))
+    for number in range(2):
+        run.add(make_request(f"{number}", TEXT[60 + number : 160 + number], identity="long"))
+    run.step()
+    run.add(evaluation("refused", (TEXT[:20], 1), identity="last"))
+    run.step()
+    assert run.core.snapshot().counters.preemptions == 0
+    run.run()
+    assert len(run.logprobs(("refused", 0))) == 19
+
+
 def test_a_loss_amid_a_scored_prompt_keeps_the_scores_that_came() -> None:
     """The cache that replaces the lost one is asked for the others alone."""
     run = harness()
