@@ -12,12 +12,14 @@ from paceline.channel import Security
 from paceline.chat import Message, Tool, ToolCall, ToolCallDelta
 from paceline.client import Client
 from paceline.errors import PacelineError
+from paceline.evaluations import EmbedReply, RankedText, RerankReply, ScoredText, ScoreReply, TextToScore
 from paceline.executor_client import ExecutorClient, StepStream
 from paceline.generation import Generation
 from paceline.requests import Options
 from paceline.session import Session
 from paceline.types import (
     Aborted,
+    AdapterInfo,
     Completion,
     Delta,
     Drafter,
@@ -36,10 +38,12 @@ from paceline.types import (
 
 __all__ = [
     "Aborted",
+    "AdapterInfo",
     "Client",
     "Completion",
     "Delta",
     "Drafter",
+    "EmbedReply",
     "Event",
     "ExecutorClient",
     "ExecutorStatus",
@@ -50,13 +54,18 @@ __all__ = [
     "ModelInfo",
     "Options",
     "PacelineError",
+    "RankedText",
     "RequestLimits",
+    "RerankReply",
+    "ScoreReply",
+    "ScoredText",
     "Security",
     "Session",
     "Speculation",
     "Started",
     "Status",
     "StepStream",
+    "TextToScore",
     "TokenLogprobs",
     "Tool",
     "ToolCall",

@@ -11,13 +11,25 @@ from paceline import errors, requests, responses
 from paceline.channel import PLAINTEXT, SCHEDULER_ADDRESS, Security
 from paceline.chat import MessageLike
 from paceline.connections import SchedulerConnections
+from paceline.evaluation_replies import embed_reply, rerank_reply, score_reply
+from paceline.evaluation_requests import embed_request, rerank_request, score_request
+from paceline.evaluations import (
+    EmbedInputLike,
+    EmbedReply,
+    EvaluationOptions,
+    PoolingName,
+    RerankMethodName,
+    RerankReply,
+    ScoreInputLike,
+    ScoreReply,
+)
 from paceline.failover import FAILOVER_TIMEOUT_S
 from paceline.generation import Generation
 from paceline.requests import Options
 from paceline.resume import ResumableStream, identified
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.types import Aborted, Completion, ExecutorStatus, ModelInfo, Status
+from paceline.types import Aborted, AdapterInfo, Completion, ExecutorStatus, ModelInfo, Status
 
 
 class Client:
@@ -35,6 +47,9 @@ class Client:
     A request has exactly one of `prompt` (text, without a chat template), `messages` (formatted with the
     model's chat template) and `token_ids`. `timeout_s` is the deadline of all attempts of a call together,
     which the scheduler enforces too; None: no deadline. All calls raise `paceline.errors`.
+
+    `complete`, `score`, `embed` and `rerank` may be sent again without harm, and are, on another scheduler or
+    the same one, for `failover_timeout_s` after their scheduler was lost.
     """
 
     def __init__(
@@ -96,6 +111,80 @@ class Client:
         """The model's answer to a conversation: completion 0 of `complete`."""
         return self.complete(messages=messages, timeout_s=timeout_s, **options)[0]
 
+    def score(
+        self,
+        inputs: Sequence[ScoreInputLike],
+        *,
+        top_logprobs: int | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[EvaluationOptions],
+    ) -> ScoreReply:
+        """Logprobs and perplexity of texts, or of what follows prompts. Nothing is generated.
+
+        `top_logprobs` adds so many most likely ids at each token; 0: none. Raises InvalidRequest for inputs
+        that are empty, too long, more than `limits.max_inputs`, or whose reply would be too large;
+        Unsupported if the model can't score.
+        """
+        request = score_request(inputs, top_logprobs, options)
+        reply = self._schedulers.call(
+            lambda endpoint: endpoint.scheduler.Score,
+            request,
+            timeout_s,
+            self._schedulers.failover_timeout_s,
+        )
+        return score_reply(reply, request)
+
+    def embed(
+        self,
+        inputs: Sequence[EmbedInputLike],
+        *,
+        pooling: PoolingName | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[EvaluationOptions],
+    ) -> EmbedReply:
+        """A vector for each text, [inputs][dimensions].
+
+        `pooling`: "last" (the default) or "mean". `dimensions` keeps the first so many values (default: all
+        `ModelInfo.embedding_size`); then vectors are scaled to length 1, unless `normalize` is False. Raises
+        InvalidRequest as `score` does; Unsupported if the model gives no vectors.
+        """
+        request = embed_request(inputs, options, pooling=pooling, normalize=normalize, dimensions=dimensions)
+        reply = self._schedulers.call(
+            lambda endpoint: endpoint.scheduler.Embed,
+            request,
+            timeout_s,
+            self._schedulers.failover_timeout_s,
+        )
+        return embed_reply(reply, request)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        method: RerankMethodName | None = None,
+        instruction: str | None = None,
+        top_n: int | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[EvaluationOptions],
+    ) -> RerankReply:
+        """Documents in the order of how well they answer a query, best first.
+
+        `method`: "yes_no" (the default; needs a chat template) or "likelihood". `instruction` says what makes
+        a document fit. `top_n` returns the best so many; 0: all. Raises InvalidRequest as `score` does;
+        Unsupported if the model can't score.
+        """
+        request = rerank_request(query, documents, method, instruction, top_n, options)
+        reply = self._schedulers.call(
+            lambda endpoint: endpoint.scheduler.Rerank,
+            request,
+            timeout_s,
+            self._schedulers.failover_timeout_s,
+        )
+        return rerank_reply(reply, request)
+
     def tokenize(
         self,
         text: str | None = None,
@@ -156,3 +245,33 @@ class Client:
         return responses.executors(
             self._schedulers.call(lambda endpoint: endpoint.admin.ListExecutors, request, timeout_s)
         )
+
+    def load_adapter(self, name: str, path: str = "", *, timeout_s: float | None = None) -> AdapterInfo:
+        """Load an adapter on all executors of all schedulers; afterwards a request's `model` may name it.
+
+        `path` (default: the name) is a directory below each executor's --adapter-dir. Needs admin rights.
+        Raises the first error; loading again is harmless. NotFound: no such directory; DuplicateRequest: the
+        name is another adapter's; StaleState: the executors' directories differ; QueueFull: no memory for it.
+        """
+        request = admin_pb2.LoadAdapterRequest(name=name, path=path)
+        replies = self._schedulers.call_all(lambda endpoint: endpoint.admin.LoadAdapter, request, timeout_s)
+        return responses.adapter(replies[0].adapter)
+
+    def unload_adapter(self, name: str, *, timeout_s: float | None = None) -> bool:
+        """Unload an adapter from all executors of all schedulers, when live requests that name it have ended.
+
+        Returns whether a scheduler had it. Needs admin rights. Raises the first error: unloading again is
+        harmless.
+        """
+        request = admin_pb2.UnloadAdapterRequest(name=name)
+        replies = self._schedulers.call_all(lambda endpoint: endpoint.admin.UnloadAdapter, request, timeout_s)
+        return any(reply.unloaded for reply in replies)
+
+    def adapters(self, *, timeout_s: float | None = None) -> tuple[AdapterInfo, ...]:
+        """The adapters that requests may name, of one scheduler that answers. Needs admin rights.
+
+        `model_info().adapters` tells their names without.
+        """
+        request = admin_pb2.ListAdaptersRequest()
+        reply = self._schedulers.call(lambda endpoint: endpoint.admin.ListAdapters, request, timeout_s)
+        return tuple(responses.adapter(one) for one in reply.adapters)

@@ -84,3 +84,21 @@ class SchedulerConnections:
                 return reply
             if self.closed.wait(attempts.failed(failure, time.monotonic())):
                 raise failure
+
+    def call_all(
+        self,
+        method: Callable[[Endpoint], grpc.UnaryUnaryMultiCallable[_Request, _Reply]],
+        request: _Request,
+        timeout_s: float | None,
+    ) -> list[_Reply]:
+        """Make a unary call on all schedulers, one after the other. Raises the first `paceline.errors`.
+
+        `timeout_s` is the deadline of each call.
+        """
+        replies = []
+        for endpoint in self.endpoints:
+            try:
+                replies.append(method(endpoint)(request, timeout=timeout_s, metadata=self.metadata))
+            except grpc.RpcError as error:
+                raise errors.from_rpc(error) from None
+        return replies

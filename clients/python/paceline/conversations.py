@@ -23,16 +23,16 @@ _CHOICES = {
 }
 
 
-def chat_messages(messages: Sequence[MessageLike]) -> pb.Messages:
-    """Messages for Generate and Tokenize.
+def chat_messages(messages: Sequence[MessageLike], name: str = "messages") -> pb.Messages:
+    """Messages for Generate, Tokenize and Score. `name` is the argument's, for errors.
 
     Raises InvalidRequest, naming the message's index and field; TypeError for a wrong type.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
-        refuse("messages", "a sequence of messages", messages)
+        refuse(name, "a sequence of messages", messages)
     wire = pb.Messages()
     for index, message in enumerate(messages):
-        _set_message(wire.messages.add(), message, f"messages[{index}]")
+        _set_message(wire.messages.add(), message, f"{name}[{index}]")
     return wire
 
 

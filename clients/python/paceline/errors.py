@@ -3,7 +3,7 @@
     PacelineError
     ├── InvalidRequest         a parameter is bad or too large; the message names the field
     ├── DuplicateRequest       the request_id (or cache_id) is in use
-    ├── NotFound               unknown or released cache, unknown session
+    ├── NotFound               unknown or released cache, unknown session, model or adapter
     ├── StaleState             the KV length, epoch or step order differs from what the request expects
     ├── Unauthenticated        missing or wrong token or certificate
     ├── Unsupported            the service does not offer this
@@ -72,7 +72,7 @@ class DuplicateRequest(PacelineError):
 
 
 class NotFound(PacelineError):
-    """The cache is unknown or released, or the session is unknown. Open it again."""
+    """The cache, session, model or adapter is unknown, or the cache was released. Open or load it again."""
 
     code = grpc.StatusCode.NOT_FOUND
 

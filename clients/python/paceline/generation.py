@@ -14,7 +14,7 @@ from paceline.connections import SchedulerConnections
 from paceline.resume import ResumableStream
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.schemas import SchemaLike
-from paceline.types import Completion, Event, Started
+from paceline.types import Completion, Event, Started, TokenLogprobs
 
 
 class Generation:
@@ -73,6 +73,14 @@ class Generation:
     def started(self) -> Started | None:
         """The request with its defaults filled in, as the scheduler reports it; None before any event."""
         return self._stream.started
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of the prompt's tokens, each given all before it, if the option of this name is set.
+
+        Item i is that of token i + 1: the first token has none. All are there when the first event is.
+        """
+        return self._stream.prompt_logprobs
 
     @property
     def resumptions(self) -> int:

@@ -42,7 +42,8 @@ class Options(TypedDict, total=False):
     priority: int  # higher is served first
     cache_salt: str  # prompts share cached prefixes only under the same salt
     request_id: str  # default: a random one
-    model: str  # default: the served model
+    model: str  # the served model, the default, or an adapter
+    prompt_logprobs: int  # of `generate`: the prompt's logprobs, see Generation.prompt_logprobs
     returns: Literal["both", "text", "token_ids"]  # contents of the deltas
     template_arguments: Mapping[str, Any]  # chat template variables, such as enable_thinking; needs messages
     continue_final_message: bool  # continue the last message instead of opening a new turn; needs messages
@@ -67,7 +68,7 @@ _STOP = {
     "include_stop_string": "include_stop_string",
 }
 _RETURNS = {"both": pb.RETURNS_BOTH, "text": pb.RETURNS_TEXT, "token_ids": pb.RETURNS_TOKEN_IDS}
-_REQUEST = frozenset({"n", "priority", "cache_salt", "request_id", "model"})
+_REQUEST = frozenset({"n", "priority", "cache_salt", "request_id", "model", "prompt_logprobs"})
 
 
 def generate_request(

@@ -13,6 +13,7 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.schemas import SchemaLike
 from paceline.types import (
     Aborted,
+    AdapterInfo,
     Completion,
     Delta,
     Drafter,
@@ -57,7 +58,7 @@ def event(message: pb.GenerateResponse) -> Event | None:
         index=message.index,
         token_ids=tuple(delta.token_ids),
         text=delta.text,
-        logprobs=_logprobs(delta.logprobs),
+        logprobs=token_logprobs(delta.logprobs),
         elapsed_us=delta.elapsed_us,
         reasoning=delta.reasoning,
         tool_calls=tuple(
@@ -91,6 +92,7 @@ def started(message: pb.Started) -> Started:
         prompt_digest=message.prompt_digest,
         model_fingerprint=message.model_fingerprint,
         sampler=message.sampler,
+        adapter_fingerprint=message.adapter_fingerprint,
     )
 
 
@@ -112,7 +114,7 @@ def completions(
             index=one.index,
             text=one.text,
             token_ids=tuple(one.token_ids),
-            logprobs=_logprobs(one.logprobs),
+            logprobs=token_logprobs(one.logprobs),
             finished=_finished(one.index, one.finished),
             reasoning=one.reasoning,
             tool_calls=tuple(ToolCall(call.id, call.name, call.arguments) for call in one.tool_calls),
@@ -144,6 +146,8 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         drafters=tuple(_DRAFTERS[drafter] for drafter in message.drafters if drafter in _DRAFTERS),
         speculation=_speculation(message.speculation),
         tool_format=message.tool_format,
+        adapters=tuple(AdapterInfo(one.name, one.fingerprint, one.rank) for one in message.adapters),
+        embedding_size=message.embedding_size,
     )
 
 
@@ -157,6 +161,19 @@ def status(message: pb.GetStatusResponse) -> Status:
 def executors(message: admin_pb2.ListExecutorsResponse) -> tuple[ExecutorStatus, ...]:
     """The executors, as AdminService lists them."""
     return tuple(ExecutorStatus(**_fields_of(ExecutorStatus, one)) for one in message.executors)
+
+
+def adapter(message: admin_pb2.LoadedAdapter) -> AdapterInfo:
+    """An adapter, as AdminService tells of it."""
+    return AdapterInfo(
+        name=message.name,
+        fingerprint=message.fingerprint,
+        rank=message.rank,
+        memory_bytes=message.bytes,
+        requests=message.requests,
+        running=message.running,
+        waiting=message.waiting,
+    )
 
 
 def aborted(request_ids: Sequence[str], messages: Iterable[pb.AbortResponse]) -> Aborted:
@@ -240,7 +257,8 @@ def _speculation(message: pb.Speculation) -> Speculation:
     return Speculation()
 
 
-def _logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+def token_logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    """One per token. Raises InternalError if one contradicts itself."""
     try:
         return tuple(
             TokenLogprobs(one.logprob, tuple(zip(one.top_ids, one.top_logprobs, strict=True)))

@@ -13,13 +13,15 @@ from paceline import responses
 from paceline.errors import (
     DuplicateRequest,
     InternalError,
+    NotFound,
     PacelineError,
     RetryLater,
     StaleState,
     StreamLost,
+    incomplete,
 )
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.types import Delta, Event, Finished, Started
+from paceline.types import Delta, Event, Finished, Started, TokenLogprobs
 
 
 def identified(request: pb.GenerateRequest) -> pb.GenerateRequest:
@@ -85,6 +87,7 @@ class ResumableStream:
         self._offset_us = 0  # from `_began_at` to the current attempt
         # Of the attempt that brought the first event; before that event, of the current attempt.
         self._first: pb.Started | None = None
+        self._prompt_logprobs: list[TokenLogprobs] = []
         self._attempt_started = False  # whether the current attempt brought a Started
         self._continued: int | None = None  # tokens in the current attempt's continuation
         self.resumptions = 0  # number of attempts with a continuation
@@ -112,6 +115,11 @@ class ResumableStream:
         """
         return None if self._first is None else responses.started(self._first)
 
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of the prompt's tokens behind the first, if they were requested; complete with the first event."""
+        return tuple(self._prompt_logprobs)
+
     def attempt(self, now: float) -> pb.GenerateRequest:
         """Begin an attempt at time `now` (seconds); the request to send: the caller's, or its continuation.
 
@@ -121,6 +129,7 @@ class ResumableStream:
         self._sent_at = now
         if self._began_at is None:
             self._first = None
+            self._prompt_logprobs.clear()
             return self._request
         if self._first is None:
             raise StreamLost("the stream was lost, and its scheduler is too old to say how to continue it")
@@ -135,8 +144,12 @@ class ResumableStream:
         Raises StreamLost if the scheduler ignores the continuation, InternalError if the message
         contradicts earlier ones.
         """
-        if message.WhichOneof("event") == "started":
+        kind = message.WhichOneof("event")
+        if kind == "started":
             self._see_started(message.started)
+            return None
+        if kind == "prompt_logprobs":
+            self._see_prompt_logprobs(message.prompt_logprobs)
             return None
         event = responses.event(message)
         if event is None:
@@ -145,6 +158,7 @@ class ResumableStream:
             raise self._ignored(0)
         self._progress.see(event)
         if self._began_at is None:
+            self._check_prompt_logprobs()
             self._began_at = self._sent_at
         received = self._received[event.index]
         if isinstance(event, Finished):
@@ -169,8 +183,8 @@ class ResumableStream:
             error, RetryLater | DuplicateRequest
         ):  # a duplicate: the previous attempt's request still runs there
             return StreamLost(text, reason=error.reason, metadata=error.metadata)
-        if isinstance(error, StaleState) and self._continued is not None:
-            return StaleState(text, reason=error.reason, metadata=error.metadata)
+        if isinstance(error, StaleState | NotFound) and self._continued is not None:
+            return type(error)(text, reason=error.reason, metadata=error.metadata)
         return error
 
     def _see_started(self, message: pb.Started) -> None:
@@ -181,6 +195,23 @@ class ResumableStream:
             self._first = message
         if self._continued is not None and message.continued_tokens != self._continued:
             raise self._ignored(message.continued_tokens)
+
+    def _see_prompt_logprobs(self, message: pb.PromptLogprobs) -> None:
+        if self.has_begun:
+            return  # a continuation repeats them
+        if message.first != 1 + len(self._prompt_logprobs):
+            raise InternalError(
+                f"logprobs of the prompt from token {message.first} on, behind {len(self._prompt_logprobs)}"
+            )
+        self._prompt_logprobs += responses.token_logprobs(message.logprobs)
+
+    def _check_prompt_logprobs(self) -> None:
+        """Call before the first event. Raises InternalError if some are missing that were requested."""
+        if self._first is None or not self._request.HasField("prompt_logprobs"):
+            return
+        found, wanted = len(self._prompt_logprobs), self._first.prompt_tokens - 1
+        if found != wanted:
+            raise incomplete(f"{found} logprobs of the prompt came before the first token, not {wanted}")
 
     def _ignored(self, continued: int) -> StreamLost:
         return StreamLost(

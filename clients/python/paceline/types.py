@@ -124,6 +124,7 @@ class Started:
     prompt_digest: bytes  # SHA-256 of the prompt's token ids
     model_fingerprint: bytes
     sampler: str  # version of the sampling rules
+    adapter_fingerprint: bytes = b""  # of the adapter that the request names; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,23 @@ class RequestLimits:
     max_draft_tokens: int = 0  # for Speculation.mode; 0: the executor verifies no drafts
     max_grammar_bytes: int = 0  # of a grammar; 0: the server has none
     max_tools: int = 0  # of a chat; 0: the model has no tool calls
+    max_inputs: int = 0  # of a call of score, embed or rerank
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """An adapter (LoRA) that requests may name as their `model`.
+
+    ModelInfo tells the first three fields alone; the others are for administrators.
+    """
+
+    name: str
+    fingerprint: bytes  # SHA-256 of its weights and settings; the same fingerprint gives the same tokens
+    rank: int
+    memory_bytes: int = 0  # of its weights in one executor
+    requests: int = 0  # that named it, since it was loaded
+    running: int = 0  # sequences
+    waiting: int = 0  # sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +231,8 @@ class ModelInfo:
     drafters: tuple[Drafter, ...] = ()  # drafters that a request may select
     speculation: Speculation = Speculation()  # of requests that set none
     tool_format: str = ""  # how the model writes tool calls; empty: it has none
+    adapters: tuple[AdapterInfo, ...] = ()  # that a request's `model` may name
+    embedding_size: int = 0  # dimensions of `embed`'s vectors; 0: the model gives none
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from grpc_status import rpc_status
 from paceline.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2_grpc
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
+from tests.unit.client.fake_evaluations import FakeAdapters, FakeEvaluations
+
 
 def rich_status(code: int, message: str, reason: str, retry_after_s: float | None = None) -> grpc.Status:
     details = [
@@ -31,7 +33,7 @@ def rich_status(code: int, message: str, reason: str, retry_after_s: float | Non
     return status
 
 
-class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer):
     """By prompt: "forever" never ends, "midway" fails after a delta, "full" is refused; else three words.
 
     A chat that asks "why" has reasoning before them. One with tools has calls of them behind, unless it ends
@@ -39,6 +41,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.requests: list[pb.GenerateRequest] = []
         self.metadata: dict[str, str] = {}
         self.loading = False
@@ -121,7 +124,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             max_request_tokens=1000,
             capabilities=[pb.CAPABILITY_CHAT, pb.CAPABILITY_REASONING],
             tool_format="hermes",
-            limits=pb.RequestLimits(max_n=4),
+            limits=pb.RequestLimits(max_n=4, max_inputs=3),
+            adapters=[pb.Adapter(name="a", fingerprint=b"f", rank=4)],
+            embedding_size=4,
             drafters=[pb.DRAFTER_NGRAM, cast(Any, 77)],  # 77: of a newer server
             speculation=pb.Speculation(mode=pb.SPECULATION_MODE_FIXED, draft_tokens=4),
         )
@@ -130,7 +135,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         return pb.GetStatusResponse(state=pb.SCHEDULER_STATE_SERVING, running=2, ready_executors=1)
 
 
-class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
+class FakeAdmin(FakeAdapters, admin_pb2_grpc.AdminServiceServicer):
     """One executor."""
 
     async def ListExecutors(

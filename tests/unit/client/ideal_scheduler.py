@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 PIECES = ("a", "bc ", "é", "日本", "🙂", "")  # the text of token ids, by id modulo their number
-DIGEST, MODEL, SAMPLER = b"digest of the prompt", b"the model", "sampler-1"
+DIGEST, MODEL, SAMPLER, ADAPTER = b"digest of the prompt", b"the model", "sampler-1", b"the adapter"
+PROMPT_TOKENS = 5
 _CALL_TOKENS = 2  # of each tool call; the last may have fewer
 
 
@@ -54,12 +55,13 @@ def replies(
     if request.HasField("continuation"):
         told = request.continuation
         assert (told.prompt_digest, told.model_fingerprint, told.sampler) == (DIGEST, MODEL, SAMPLER)
+        assert told.adapter_fingerprint == (ADAPTER if request.model else b"")
         assert request.sampling.temperature == 0.5  # as Started resolved it
     yield pb.GenerateResponse(
         started=pb.Started(
             request_id=request.request_id,
             model="ideal",
-            prompt_tokens=5,
+            prompt_tokens=PROMPT_TOKENS,
             cached_tokens=cached_tokens,
             sampling=pb.SamplingParams(
                 temperature=0.5, seed=request.sampling.seed, logprobs=request.sampling.logprobs
@@ -69,8 +71,11 @@ def replies(
             model_fingerprint=MODEL,
             sampler=SAMPLER,
             continued_tokens=sum(len(one.token_ids) for one in had.values()),
+            adapter_fingerprint=ADAPTER if request.model else b"",
         )
     )
+    if request.HasField("prompt_logprobs") and not any(one.token_ids for one in had.values()):
+        yield from _prompt_logprobs(request, draw)
     streams = []
     for index in range(max(request.n, 1)):
         ids = ids_of(request.sampling.seed, index, max_tokens)
@@ -123,6 +128,20 @@ def _completion(
     yield pb.GenerateResponse(
         index=index, finished=pb.Finished(reason=pb.FINISH_REASON_STOP, stop_string="END", usage=usage)
     )
+
+
+def _prompt_logprobs(request: pb.GenerateRequest, draw: random.Random) -> Iterator[pb.GenerateResponse]:
+    """In one message, or in two."""
+    scores = [pb.TokenLogprobs(logprob=one) for one in prompt_logprobs_of(request.sampling.seed)]
+    cut = draw.randrange(len(scores))
+    for first, part in ((0, scores[:cut]), (cut, scores[cut:])):
+        if part:
+            yield pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(first=1 + first, logprobs=part))
+
+
+def prompt_logprobs_of(seed: int) -> list[float]:
+    """Of all tokens of the prompt but the first."""
+    return [-float(seed % 7) - i for i in range(PROMPT_TOKENS - 1)]
 
 
 def _new_calls(sent: tuple[bytes, ...], seen: tuple[bytes, ...]) -> Iterator[pb.ToolCallDelta]:

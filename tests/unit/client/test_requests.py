@@ -30,9 +30,11 @@ EVERYTHING: dict[str, Any] = {
     "cache_salt": "salt",
     "request_id": "id",
     "model": "a model",
+    "prompt_logprobs": 0,
 }
 
 
+ON_REQUEST = {"n", "priority", "cache_salt", "request_id", "model", "prompt_logprobs"}
 CHAT_ONLY = {"template_arguments", "continue_final_message", "tools", "tool_choice"}
 
 
@@ -75,7 +77,7 @@ def test_the_options_are_all_that_the_wire_has() -> None:
     on_wire = {
         field.name for kind in (pb.SamplingParams, pb.StopConditions) for field in kind.DESCRIPTOR.fields
     }
-    assert len(on_wire) == len(set(EVERYTHING) - {"n", "priority", "cache_salt", "request_id", "model"})
+    assert len(on_wire) == len(set(EVERYTHING) - ON_REQUEST)
 
 
 @pytest.mark.parametrize(

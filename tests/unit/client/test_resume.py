@@ -16,7 +16,7 @@ from paceline.resume import ResumableStream, identified
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import Completion, Event, Finished
 
-from tests.unit.client.ideal_scheduler import Output, ids_of, output_of, replies
+from tests.unit.client.ideal_scheduler import Output, ids_of, output_of, prompt_logprobs_of, replies
 
 
 def stream_of(*, chat: bool = False, **options: object) -> ResumableStream:
@@ -57,17 +57,20 @@ def without_usage(completion: Completion) -> Completion:
     n=st.integers(1, 3),
     returns=st.sampled_from(["both", "text", "token_ids"]),
     chat=st.booleans(),
+    of_adapter=st.booleans(),
     cuts=st.lists(st.integers(0, 8), max_size=4),
     draw=st.randoms(use_true_random=False),
 )
 def test_a_stream_that_is_cut_and_continued_is_the_one_that_was_not(
-    seed: int, n: int, returns: str, chat: bool, cuts: list[int], draw: random.Random
+    seed: int, n: int, returns: str, chat: bool, of_adapter: bool, cuts: list[int], draw: random.Random
 ) -> None:
-    options = {"seed": seed, "n": n, "returns": returns, "logprobs": 1}
+    options = {"seed": seed, "n": n, "returns": returns, "logprobs": 1, "prompt_logprobs": 0}
+    options |= {"model": "an adapter"} if of_adapter else {}
     undisturbed = whole(read(stream_of(chat=chat, **options), draw, []))
     stream = stream_of(chat=chat, **options)
     events = read(stream, draw, cuts)
     assert [without_usage(one) for one in whole(events)] == [without_usage(one) for one in undisturbed]
+    assert [one.logprob for one in stream.prompt_logprobs] == prompt_logprobs_of(seed)
     assert sum(isinstance(event, Finished) for event in events) == n
     deltas = [event for event in events if not isinstance(event, Finished)]
     assert all(one.token_ids or one.text or one.reasoning or one.tool_calls for one in deltas)
@@ -110,6 +113,31 @@ def test_times_count_from_the_first_attempt_and_cached_tokens_are_its() -> None:
     assert times[-1] > 1_000_000
     assert end.usage.first_token_ms == times[0] // 1000
     assert stream.resumptions == 1
+
+
+def part(first: int, count: int) -> pb.GenerateResponse:
+    scores = [pb.TokenLogprobs(logprob=-1)] * count
+    return pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(first=first, logprobs=scores))
+
+
+@pytest.mark.parametrize("parts", [[], [part(1, 2)], [part(2, 3)], [part(1, 2), part(2, 2)], [part(1, 4)]])
+def test_logprobs_of_a_prompt_that_are_not_whole_raise(parts: list[pb.GenerateResponse]) -> None:
+    stream = stream_of(prompt_logprobs=0)
+    stream.attempt(0.0)
+    stream.see(pb.GenerateResponse(started=pb.Started(prompt_tokens=4)))
+    messages = [*parts, pb.GenerateResponse(delta=pb.Delta(token_ids=[1]))]
+    with pytest.raises(errors.InternalError, match="logprobs of the prompt"):
+        list(map(stream.see, messages))
+
+
+def test_a_scheduler_without_the_adapter_is_named_as_the_one_that_could_not_continue() -> None:
+    stream = stream_of(model="a")
+    for message in list(replies(stream.attempt(0.0), random.Random(1)))[:2]:
+        stream.see(message)
+    stream.attempt(1.0)
+    told = stream.final_error(errors.NotFound("model: 'a' is not served", reason="MODEL_NOT_FOUND"), "b:1")
+    assert isinstance(told, errors.NotFound)
+    assert "could not be continued: model: 'a' is not served (b:1)" in str(told)
 
 
 CALLS = [

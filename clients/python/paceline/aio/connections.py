@@ -92,3 +92,18 @@ class AsyncSchedulerConnections:
             await asyncio.sleep(attempts.failed(failure, time.monotonic()))
             if self.closed:
                 raise failure
+
+    async def call_all(
+        self,
+        method: Callable[[AsyncEndpoint], grpc.aio.UnaryUnaryMultiCallable[_Request, _Reply]],
+        request: _Request,
+        timeout_s: float | None,
+    ) -> list[_Reply]:
+        """Make a unary call on all schedulers, one after the other. Raises the first `paceline.errors`.
+
+        `timeout_s` is the deadline of each call.
+        """
+        return [
+            await reply_of(method(endpoint)(request, timeout=timeout_s, metadata=self.metadata))
+            for endpoint in self.endpoints
+        ]
