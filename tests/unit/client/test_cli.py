@@ -21,7 +21,9 @@ from typer.testing import CliRunner, Result
 
 from tests.unit.client.conftest import Served
 
-COMMANDS = ["serve", "model", "generate", "chat", "status", "bench", "demo"]
+OURS = ["serve", "model", "adapters"]
+OF_CLIENTS = ["generate", "chat", "score", "embed", "rerank", "status", "bench", "demo"]
+COMMANDS = [*OURS, *OF_CLIENTS]
 
 
 @pytest.fixture

@@ -10,7 +10,22 @@ from typing import Annotated
 import typer
 
 from paceline.channel import Security
-from paceline.cli import bench, chat, demo, doctor, generate, model, serve, services, status, token
+from paceline.cli import (
+    adapters,
+    bench,
+    chat,
+    demo,
+    doctor,
+    embed,
+    generate,
+    model,
+    rerank,
+    score,
+    serve,
+    services,
+    status,
+    token,
+)
 from paceline.cli.client_options import note_command_line
 from paceline.cli.common import fail, warn
 
@@ -32,8 +47,12 @@ app.command(rich_help_panel="Serve", context_settings=_PASS_THROUGH)(services.ex
 app.command(rich_help_panel="Serve", context_settings=_PASS_THROUGH)(services.scheduler)
 app.command(rich_help_panel="Serve")(model.model)
 app.command(rich_help_panel="Serve")(token.token)
+app.add_typer(adapters.adapters, name="adapters", rich_help_panel="Serve")
 app.command(rich_help_panel="Talk")(generate.generate)
 app.command(rich_help_panel="Talk")(chat.chat)
+app.command(rich_help_panel="Evaluate")(score.score)
+app.command(rich_help_panel="Evaluate")(embed.embed)
+app.command(rich_help_panel="Evaluate")(rerank.rerank)
 app.command(rich_help_panel="Look")(status.status)
 app.command(rich_help_panel="Look")(doctor.doctor)
 app.command(rich_help_panel="Look")(bench.bench)

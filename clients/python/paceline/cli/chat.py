@@ -29,6 +29,7 @@ from paceline.cli.generate import (
     options,
     speculation,
 )
+from paceline.cli.inputs import Adapter
 from paceline.client import Client
 from paceline.requests import Options
 from paceline.types import Delta
@@ -40,6 +41,7 @@ def chat(
     context: typer.Context,
     addresses: Addresses,
     system: System = None,
+    model: Adapter = None,
     max_tokens: MaxTokens = 512,
     temperature: Temperature = None,
     top_p: TopP = None,
@@ -52,6 +54,7 @@ def chat(
     The whole conversation is sent each turn; the prefix cache makes that cheap.
     """
     chosen = options(
+        model=model,
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
@@ -60,10 +63,10 @@ def chat(
     )
     address = ", ".join(addresses)
     with one_line_errors(address), Client(addresses, security=security(context)) as client:
-        model = client.model_info(timeout_s=10)
-        if not model.has_chat_template:
-            fail(f"{model.name} has no chat template; use `paceline generate`")
-        console.print(f"[bold]{model.name}[/] at {address}", _HELP, highlight=False)
+        info = client.model_info(timeout_s=10)
+        if not info.has_chat_template:
+            fail(f"{info.name} has no chat template; use `paceline generate`")
+        console.print(f"[bold]{model or info.name}[/] at {address}", _HELP, highlight=False)
         opening = [Message("system", system)] if system is not None else []
         _converse(client, opening, chosen, address)
 

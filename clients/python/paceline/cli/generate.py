@@ -14,6 +14,7 @@ import typer
 from paceline.chat import Message
 from paceline.cli.answer import StreamedAnswer, calls, write, write_reasoning
 from paceline.cli.common import Addresses, TimeoutS, fail, one_line_errors, security, stderr
+from paceline.cli.inputs import Adapter
 from paceline.client import Client
 from paceline.generation import Generation
 from paceline.requests import Options
@@ -113,6 +114,7 @@ def generate(
         bool, typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.")
     ] = False,
     system: System = None,
+    model: Adapter = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     top_p: TopP = None,
@@ -153,6 +155,7 @@ def generate(
     messages = [Message("system", system)] if system is not None else []
     messages.append(Message("user", prompt))
     chosen = options(
+        model=model,
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,

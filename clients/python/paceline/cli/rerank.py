@@ -1,0 +1,65 @@
+"""`paceline rerank`: documents in the order of how well they answer a query."""
+
+from __future__ import annotations
+
+import enum
+import json
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.answer import write
+from paceline.cli.common import Addresses, TimeoutS, one_line_errors, security
+from paceline.cli.inputs import Adapter, InputFile, texts
+from paceline.client import Client
+
+
+class MethodChoice(enum.Enum):
+    """What a document's score is."""
+
+    YES_NO = "yes_no"
+    LIKELIHOOD = "likelihood"
+
+
+def rerank(
+    context: typer.Context,
+    addresses: Addresses,
+    query: Annotated[str, typer.Argument(help="What is looked for.")],
+    document: Annotated[
+        list[str] | None, typer.Argument(help="Documents. Default: the lines of stdin.")
+    ] = None,
+    *,
+    file: InputFile = None,
+    method: Annotated[
+        MethodChoice,
+        typer.Option(
+            help="yes_no: how probable it is that the model says the document answers the query; needs a chat"
+            " template, and a model trained for it. likelihood: how likely the query is behind the document."
+        ),
+    ] = MethodChoice.YES_NO,
+    instruction: Annotated[
+        str | None, typer.Option(help="What makes a document fit.", show_default="it answers the query")
+    ] = None,
+    top_n: Annotated[int | None, typer.Option("--top-n", "-n", min=1, help="Print the best so many.")] = None,
+    model: Adapter = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per document: index, score, document.")
+    ] = False,
+    timeout_s: TimeoutS = None,
+) -> None:
+    """Print documents by how well they answer a query, best first, each behind its score.
+
+    paceline rerank "Why is the sky blue?" "Air scatters blue light." "Grass is green."
+
+    paceline rerank "Why is the sky blue?" --file lines.txt --top-n 3
+    """
+    documents = texts(document, file)
+    options: dict[str, Any] = {"method": method.value, "instruction": instruction, "top_n": top_n}
+    if model is not None:
+        options["model"] = model
+    with one_line_errors(", ".join(addresses)), Client(addresses, security=security(context)) as client:
+        reply = client.rerank(query, documents, timeout_s=timeout_s, **options)
+        for one in reply.results:
+            found = documents[one.index]
+            line = {"index": one.index, "score": one.score, "document": found}
+            write((json.dumps(line) if as_json else f"{one.score:.4f}  {found}") + "\n")
