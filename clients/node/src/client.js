@@ -7,6 +7,7 @@ import grpc from '@grpc/grpc-js';
 import { chat } from './chat.js';
 import { SchedulerService } from './contract.js';
 import { fromRpc, PacelineError } from './errors.js';
+import * as evaluations from './evaluations.js';
 import { addressesOf, Attempts, FAILOVER_TIMEOUT_MS, Rotation } from './failover.js';
 import * as messages from './messages.js';
 import { identified, ResumableStream } from './resume.js';
@@ -139,6 +140,44 @@ export class Client {
   async chat(conversation, options = {}) {
     const [answer] = await this.complete({ ...options, messages: conversation });
     return answer;
+  }
+
+  /**
+   * Logprobs and perplexity of texts, or of what follows prompts; nothing is generated. A lost call is sent again,
+   * as those of `embed`, `rerank` and `complete` are: it may be without harm.
+   *
+   * @param {evaluations.ScoreInput[]} inputs
+   * @param {evaluations.ScoreOptions} [options]
+   * @returns {Promise<evaluations.ScoreReply>}
+   */
+  async score(inputs, options = {}) {
+    const request = evaluations.scoreRequest(inputs, options);
+    return evaluations.scoreReply(await this.#call('score', request, options, this.#failoverTimeoutMs), request);
+  }
+
+  /**
+   * A vector for each text.
+   *
+   * @param {(string | number[])[]} inputs Texts as they are, or token ids.
+   * @param {evaluations.EmbedOptions} [options]
+   * @returns {Promise<evaluations.EmbedReply>}
+   */
+  async embed(inputs, options = {}) {
+    const request = evaluations.embedRequest(inputs, options);
+    return evaluations.embedReply(await this.#call('embed', request, options, this.#failoverTimeoutMs), request);
+  }
+
+  /**
+   * Documents in the order of how well they answer a query, best first.
+   *
+   * @param {string} query
+   * @param {string[]} documents
+   * @param {evaluations.RerankOptions} [options]
+   * @returns {Promise<evaluations.RerankReply>}
+   */
+  async rerank(query, documents, options = {}) {
+    const request = evaluations.rerankRequest(query, documents, options);
+    return evaluations.rerankReply(await this.#call('rerank', request, options, this.#failoverTimeoutMs), request);
   }
 
   /**

@@ -21,6 +21,7 @@ export async function collect(events) {
       one.finished = event;
       continue;
     }
+    if (event.promptLogprobs) one.promptLogprobs = event.promptLogprobs;
     one.text += event.text;
     one.reasoning += event.reasoning;
     for (const id of event.tokenIds) one.tokenIds.push(id);

@@ -23,3 +23,7 @@ export { InvalidOutput, PacelineError, StreamLost } from './errors.js';
 /** @typedef {import('./messages.js').Delta} Delta */
 /** @typedef {import('./messages.js').Finished} Finished */
 /** @typedef {import('./messages.js').Completion} Completion */
+/** @typedef {import('./evaluations.js').ScoreInput} ScoreInput */
+/** @typedef {import('./evaluations.js').ScoreReply} ScoreReply */
+/** @typedef {import('./evaluations.js').EmbedReply} EmbedReply */
+/** @typedef {import('./evaluations.js').RerankReply} RerankReply */

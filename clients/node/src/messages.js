@@ -4,6 +4,7 @@ import { chat, CHAT_OPTIONS } from './chat.js';
 import { incomplete } from './errors.js';
 import { isUint32 } from './fields.js';
 import { grammar, GRAMMARS } from './grammars.js';
+import { tokenLogprobs } from './logprobs.js';
 import { speculation } from './speculation.js';
 
 /**
@@ -34,7 +35,9 @@ import { speculation } from './speculation.js';
  * @property {number} [priority] Higher goes first.
  * @property {string} [cacheSalt]
  * @property {string} [requestId]
- * @property {string} [model] Default: the one that is served.
+ * @property {string} [model] The one that is served, which is the default, or an adapter.
+ * @property {number} [promptLogprobs] Of `generate`: logprobs of the prompt's tokens but the first, and of so many most
+ *   likely ones; see Delta.
  * @property {import('./speculation.js').Speculation | import('./speculation.js').Speculation['mode']} [speculation] How far ahead tokens are guessed; plain: its mode.
  * @property {object | string} [schema] What the output must match, as a JSON schema: an object, or JSON. Of this and
  *   the next four there may be one.
@@ -64,6 +67,8 @@ import { speculation } from './speculation.js';
  * @property {string} reasoning What the model writes before its answer.
  * @property {(import('./chat.js').ToolCall & { index: number })[]} toolCalls Parts of tool calls, each with the
  *   index of its call; id and name are those of the first part, and '' in the others.
+ * @property {TokenLogprobs[]} [promptLogprobs] If asked for, in the stream's first delta alone: item i is that of the
+ *   prompt's token i + 1.
  */
 
 /**
@@ -111,6 +116,7 @@ import { speculation } from './speculation.js';
  * @property {string} reasoning What the model wrote before its answer.
  * @property {import('./chat.js').ToolCall[]} toolCalls
  * @property {Finished} finished
+ * @property {TokenLogprobs[]} [promptLogprobs] As its deltas had them; of `collect` alone.
  */
 
 const SAMPLING = [
@@ -118,14 +124,14 @@ const SAMPLING = [
   'frequencyPenalty', 'logitBias', 'seed', 'logprobs',
 ];
 const STOP = { maxTokens: 'maxTokens', minTokens: 'minTokens', stop: 'strings', stopTokenIds: 'tokenIds', ignoreEos: 'ignoreEos', includeStopString: 'includeStopString' };
-const REQUEST = ['n', 'priority', 'cacheSalt', 'requestId', 'model'];
+const REQUEST = ['n', 'priority', 'cacheSalt', 'requestId', 'model', 'promptLogprobs'];
 const PROMPTS = ['prompt', 'messages', 'tokenIds'];
 const CALL = ['timeoutMs', 'signal'];
 const KNOWN = new Set([
   ...SAMPLING, ...Object.keys(STOP), ...REQUEST, ...GRAMMARS, ...CHAT_OPTIONS, 'speculation', ...PROMPTS, ...CALL,
 ]);
 
-const UINT32 = new Set(['topK', 'logprobs', 'maxTokens', 'minTokens', 'n']);
+const UINT32 = new Set(['topK', 'logprobs', 'promptLogprobs', 'maxTokens', 'minTokens', 'n']);
 
 /**
  * @param {GenerateOptions} options
@@ -275,12 +281,4 @@ function finished(index, message) {
   if (!reason) throw incomplete(`completion ${index} ended with the unknown reason ${message.reason}`);
   const matched = message.matched ? { [message.matched]: message[message.matched] } : {};
   return { type: 'finished', index, reason, ...matched, usage: { ...message.usage } };
-}
-
-/**
- * @param {any} message A TokenLogprobs.
- * @returns {TokenLogprobs}
- */
-function tokenLogprobs({ logprob, topIds, topLogprobs }) {
-  return { logprob, top: topIds.map((/** @type {number} */ id, /** @type {number} */ i) => ({ id, logprob: topLogprobs[i] })) };
 }

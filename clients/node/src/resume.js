@@ -4,6 +4,7 @@
 import { randomBytes } from 'node:crypto';
 
 import { incomplete, PacelineError, StreamLost } from './errors.js';
+import { tokenLogprobs } from './logprobs.js';
 import { event, Progress } from './messages.js';
 
 /**
@@ -36,6 +37,8 @@ export class ResumableStream {
   #offsetMs = 0; // from the first attempt to this one
   /** @type {any} */
   #first; // Started, of the first attempt
+  /** @type {import('./messages.js').TokenLogprobs[]} */
+  #promptLogprobs = []; // of the first attempt
   #attemptStarted = false;
   /** @type {number | undefined} */
   #continued; // tokens sent in this attempt's continuation
@@ -76,6 +79,7 @@ export class ResumableStream {
     this.#sentAt = now;
     if (this.#beganAt === undefined) {
       this.#first = undefined;
+      this.#promptLogprobs = [];
       return this.#request;
     }
     if (!this.#first) throw new StreamLost('the stream was lost, and its scheduler is too old to say how to continue it');
@@ -95,10 +99,15 @@ export class ResumableStream {
       this.#seeStarted(message.started);
       return undefined;
     }
+    if (message.event === 'promptLogprobs') {
+      this.#seePromptLogprobs(message.promptLogprobs);
+      return undefined;
+    }
     const seen = event(message);
     if (!seen) return undefined;
     if (this.#continued !== undefined && !this.#attemptStarted) throw this.#ignored(0);
     this.#progress.see(seen);
+    if (this.#beganAt === undefined) this.#givePromptLogprobs(seen);
     this.#beganAt ??= this.#sentAt;
     const received = this.#received[seen.index];
     if (seen.type === 'finished') {
@@ -130,7 +139,7 @@ export class ResumableStream {
     const text = `the stream was interrupted, and could not be continued: ${error.message} (${address})`;
     const { code, reason, metadata } = error;
     if (error.retryable || code === 'ALREADY_EXISTS') return new StreamLost(text, { reason, metadata, cause: error });
-    const mismatch = code === 'FAILED_PRECONDITION' && this.#continued !== undefined;
+    const mismatch = ['FAILED_PRECONDITION', 'NOT_FOUND'].includes(code) && this.#continued !== undefined;
     return mismatch ? new PacelineError(text, { code, reason, metadata, cause: error }) : error;
   }
 
@@ -142,6 +151,28 @@ export class ResumableStream {
     if (this.#continued !== undefined && started.continuedTokens !== this.#continued) {
       throw this.#ignored(started.continuedTokens);
     }
+  }
+
+  /** @param {any} part A PromptLogprobs. */
+  #seePromptLogprobs({ first, logprobs }) {
+    if (this.hasBegun) return; // a continuation repeats them
+    if (first !== 1 + this.#promptLogprobs.length) {
+      throw incomplete(`logprobs of the prompt from token ${first} on, behind ${this.#promptLogprobs.length}`);
+    }
+    for (const one of logprobs) this.#promptLogprobs.push(tokenLogprobs(one));
+  }
+
+  /**
+   * Adds the prompt's logprobs to the first event, if they were asked for.
+   *
+   * @param {import('./messages.js').Event} seen
+   */
+  #givePromptLogprobs(seen) {
+    if (this.#request.promptLogprobs === undefined || !this.#first || seen.type !== 'delta') return;
+    const [found, wanted] = [this.#promptLogprobs.length, this.#first.promptTokens - 1];
+    if (found !== wanted) throw incomplete(`${found} logprobs of the prompt came before the first token, not ${wanted}`);
+    seen.promptLogprobs = this.#promptLogprobs;
+    this.#promptLogprobs = [];
   }
 
   /** @param {number} continued */
@@ -165,7 +196,7 @@ export class ResumableStream {
   }
 
   #continuation() {
-    const { sampling, maxTokens, promptDigest, modelFingerprint, sampler } = this.#first;
+    const { sampling, maxTokens, promptDigest, modelFingerprint, sampler, adapterFingerprint } = this.#first;
     const completions = this.#received
       .map(({ firstMs, ...one }, index) => ({ index, ...one }))
       .filter(({ tokenIds, finished }) => tokenIds.length > 0 || finished);
@@ -173,7 +204,7 @@ export class ResumableStream {
       ...this.#request,
       sampling: { ...sampling, seed: this.#request.sampling.seed }, // all of its 64 bits
       stop: { ...this.#request.stop, maxTokens },
-      continuation: { completions, promptDigest, modelFingerprint, sampler },
+      continuation: { completions, promptDigest, modelFingerprint, sampler, adapterFingerprint },
     };
   }
 }

@@ -6,6 +6,8 @@ import { SchedulerService } from '../src/contract.js';
 
 const PIECES = ['a', 'bc ', 'é', '日本', '🙂', ''];
 const KEYS = { promptDigest: Buffer.from('digest'), modelFingerprint: Buffer.from('model'), sampler: 'sampler-1' };
+const ADAPTER = Buffer.from('adapter');
+export const PROMPT_LOGPROBS = [-1, -2, -3, -4];
 
 /**
  * @param {bigint} seed A server of this contract reads 53 bits of it.
@@ -31,20 +33,26 @@ export function replies(request, cachedTokens = 0) {
   const { seed, temperature } = request.sampling;
   const had = new Map((request.continuation?.completions ?? []).map((/** @type {any} */ one) => [one.index, one]));
   if (request.continuation) {
-    const { promptDigest, modelFingerprint, sampler } = request.continuation;
+    const { promptDigest, modelFingerprint, sampler, adapterFingerprint } = request.continuation;
+    if (String(adapterFingerprint) !== (request.model ? 'adapter' : '')) throw new Error('not the adapter that Started said');
     if (String(promptDigest) !== 'digest' || String(modelFingerprint) !== 'model' || sampler !== KEYS.sampler || temperature !== 0.5) {
       throw new Error('not what Started said');
     }
   }
   const continuedTokens = [...had.values()].reduce((sum, { tokenIds }) => sum + tokenIds.length, 0);
   const sampling = { temperature: 0.5, seed: String(seed) };
-  const started = { ...KEYS, requestId: request.requestId, cachedTokens, sampling, maxTokens: 64, continuedTokens };
+  const started = { ...KEYS, requestId: request.requestId, cachedTokens, sampling, maxTokens: 64, continuedTokens, promptTokens: 5, adapterFingerprint: request.model ? ADAPTER : Buffer.alloc(0) };
   const streams = Array.from({ length: request.n || 1 }, (_, index) => completion(BigInt(seed), index, had.get(index), Boolean(request.messages)));
   const messages = [];
   for (let i = 0; streams.some((stream) => i < stream.length); i++) {
     for (const stream of streams) if (i < stream.length) messages.push(stream[i]);
   }
-  return [{ event: 'started', index: 0, started }, ...messages];
+  const scores = PROMPT_LOGPROBS.map((logprob) => ({ logprob, topIds: [], topLogprobs: [] }));
+  const parts = [[1, scores.slice(0, 3)], [4, scores.slice(3)]].map(([first, logprobs]) => ({
+    event: 'promptLogprobs', index: 0, promptLogprobs: { first, logprobs },
+  }));
+  const prompt = request.promptLogprobs !== undefined && continuedTokens === 0 ? parts : [];
+  return [{ event: 'started', index: 0, started }, ...prompt, ...messages];
 }
 
 /**
@@ -123,6 +131,13 @@ export async function serving(scripts, use) {
         const ending = script.shift();
         if (ending) answer(ending[1]);
         else answer(null, { completions: [{ tokenIds: idsOf(BigInt(request.sampling.seed), 0), finished: { reason: 'FINISH_REASON_STOP' } }] });
+      },
+      embed(/** @type {any} */ call, /** @type {any} */ answer) {
+        const { request } = call;
+        requests[which].push(request);
+        const ending = script.shift();
+        if (ending) answer(ending[1]);
+        else answer(null, { requestId: request.requestId, embeddings: request.inputs.map(() => ({ values: [which, 1], tokens: 1 })) });
       },
       abort(/** @type {any} */ call, /** @type {any} */ answer) {
         answer(null, { aborted: call.request.requestIds.filter((/** @type {string} */ id) => id === `of ${which}`) });

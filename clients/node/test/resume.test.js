@@ -9,7 +9,7 @@ import { addressesOf, Attempts, MAX_LOSSES, Rotation } from '../src/failover.js'
 import { Client, PacelineError, StreamLost } from '../src/index.js';
 import { generateRequest } from '../src/messages.js';
 import { identified, ResumableStream } from '../src/resume.js';
-import { BROKEN, idsOf, outputOf, replies, serving } from './fakes.js';
+import { BROKEN, idsOf, outputOf, PROMPT_LOGPROBS, replies, serving } from './fakes.js';
 
 const SEED = (1n << 64n) - 7n; // beyond 53 bits
 
@@ -70,6 +70,30 @@ for (const [what, n, kind] of /** @type {[string, number, object][]} */ ([['1', 
         assert.deepEqual(whole(read(streamOf(options), [first, second])), undisturbed, `${first} ${second}`);
       }
     }
+  });
+}
+
+test('a cut stream of an adapter names it when it goes on, and the logprobs of its prompt come once', () => {
+  const options = { model: 'an adapter', promptLogprobs: 0 };
+  const expected = whole(read(streamOf(), []));
+  for (let cut = 0; cut < 8; cut++) {
+    const events = read(streamOf(options), [cut]);
+    assert.deepEqual(whole(events), expected, `${cut}`);
+    const prompts = events.map((/** @type {any} */ event) => event.promptLogprobs).filter(Boolean);
+    assert.deepEqual(prompts.map((one) => one.map((/** @type {any} */ { logprob }) => logprob)), [PROMPT_LOGPROBS]);
+    assert.ok(/** @type {any} */ (events[0]).promptLogprobs);
+  }
+});
+
+for (const [what, firsts] of /** @type {[string, number[]][]} */ ([['none', []], ['a gap', [1, 3]], ['too few', [1]], ['one twice', [1, 1]]])) {
+  test(`logprobs of a prompt that are not whole (${what}) throw`, () => {
+    const stream = streamOf({ promptLogprobs: 0 });
+    stream.attempt(0);
+    stream.see({ event: 'started', started: { promptTokens: 3 } });
+    const delta = { tokenIds: [1], text: '', reasoning: '', logprobs: [], elapsedUs: 0, toolCalls: [] };
+    const logprobs = [{ logprob: -1, topIds: [], topLogprobs: [] }];
+    const parts = firsts.map((first) => ({ event: 'promptLogprobs', index: 0, promptLogprobs: { first, logprobs } }));
+    assert.throws(() => [...parts, { event: 'delta', index: 0, delta }].forEach((one) => stream.see(one)), { code: 'DATA_LOSS' });
   });
 }
 
@@ -187,6 +211,13 @@ test('a continuation of something else is an error that says so', async () => {
   );
 });
 
+test('a scheduler without the adapter is named as the one that could not continue', async () => {
+  const unknown = { code: grpc.status.NOT_FOUND, details: "model: 'a' is not served" };
+  await using([[[2, BROKEN], [0, unknown]]], (client) =>
+    assert.rejects(collect(client), { code: 'NOT_FOUND', message: /could not be continued: model: 'a' is not served/ }),
+  );
+});
+
 test('a stream that nobody continues is lost, and not to be sent again', async () => {
   const refusal = { code: grpc.status.UNAVAILABLE, details: 'No connection established' };
   const script = /** @type {[number, object][]} */ ([[2, BROKEN], ...Array(20).fill([0, refusal])]);
@@ -202,6 +233,17 @@ test('a unary call that was lost is sent again as it was', async () => {
     const [{ tokenIds }] = await client.complete({ prompt: 'x' });
     assert.ok(tokenIds.length > 0);
     const [first, ...others] = requests.flat();
+    assert.equal(others.length, 2);
+    for (const other of others) assert.deepEqual(other, first);
+  });
+});
+
+test('an evaluation that was lost is sent again as it was', async () => {
+  await using([[[0, BROKEN]], [[0, BROKEN]]], async (client, requests) => {
+    const { vectors, tokens } = await client.embed(['x', [1]]);
+    assert.deepEqual([vectors.map((one) => one[1]), tokens], [[1, 1], [1, 1]]);
+    const [first, ...others] = requests.flat();
+    assert.match(first.requestId, /^[0-9a-f]{32}$/);
     assert.equal(others.length, 2);
     for (const other of others) assert.deepEqual(other, first);
   });
