@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from paceline import aio, errors
+from paceline import AdapterInfo, aio, errors
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from paceline.service.identity import token_hash
@@ -20,6 +20,7 @@ from paceline.service.identity import token_hash
 from tests.support.adapter_files import write_adapter
 from tests.support.adapter_stack import (
     NAMES,
+    PROMPT,
     Operator,
     adapter_stack,
     adapter_status,
@@ -100,6 +101,37 @@ async def check_scores(operator: Operator) -> None:
     prompt = [one.logprob async for event in stub.Generate(request) for one in event.prompt_logprobs.logprobs]
     assert scored == pytest.approx(prompt, abs=1e-5)
     assert scored != pytest.approx(plain, abs=1e-2)
+
+
+async def test_a_client_loads_an_adapter_and_started_names_its_fingerprint(stack: Stack) -> None:
+    async with stack.client() as client:
+        loaded = await client.load_adapter("b")
+        assert await client.adapters() == (loaded,)
+        assert (await client.model_info()).adapters == (AdapterInfo("b", loaded.fingerprint, loaded.rank),)
+        held = generation(client, "b", 1, 2)
+        await held.collect()
+        assert held.started is not None
+        assert held.started.adapter_fingerprint == loaded.fingerprint
+        await check_evaluations(client, "b")
+        assert await client.unload_adapter("b")
+        with pytest.raises(errors.NotFound, match="'b' is not served"):
+            await tokens_of(client, "b", 1, 2)
+
+
+async def check_evaluations(client: aio.Client, name: str) -> None:
+    """Scores are those of a generation with the adapter; they, vectors and ranks are not the model's."""
+    texts = [PROMPT, "Once upon a time"]
+    scored, plain = await client.score(texts, model=name), await client.score(texts)
+    held = generation(client, name, 1, 1, prompt_logprobs=0)
+    await held.collect()
+    own = [one.logprob for one in held.prompt_logprobs]
+    assert [one.logprob for one in scored.texts[0].logprobs] == pytest.approx(own, abs=1e-5)
+    assert scored.texts[0].logprob != pytest.approx(plain.texts[0].logprob, abs=1e-2)
+    vectors = [(await client.embed(texts, model=each)).vectors for each in (name, "")]
+    assert all(one != pytest.approx(other, abs=1e-2) for one, other in zip(*vectors, strict=True))
+    ranks = [await client.rerank("Which?", texts, method="likelihood", model=each) for each in (name, "")]
+    scores = [{one.index: one.score for one in reply.results} for reply in ranks]
+    assert scores[0] != pytest.approx(scores[1], abs=1e-2)
 
 
 def stack_is_busy(client: aio.Client):  # type: ignore[no-untyped-def]

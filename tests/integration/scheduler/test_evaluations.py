@@ -12,6 +12,7 @@ import grpc.aio
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from paceline import TextToScore, errors
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
 
@@ -165,6 +166,32 @@ async def test_logprobs_of_the_prompt_come_before_the_first_delta(
     with pytest.raises(grpc.aio.AioRpcError, match="no place") as refused:
         await stub.GenerateUnary(pb.GenerateUnaryRequest(request=request))
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_sdk_gives_what_the_wire_has(stack: Stack, stub: rpc.SchedulerServiceAsyncStub) -> None:
+    tokens = list(b"to be or not to be")
+    async with stack.client() as client:
+        scored = await client.score(["to be or not to be", TextToScore(" to be", prompt="to be or not")])
+        for text, first in zip(scored.texts, (1, 12), strict=True):
+            assert [one.logprob for one in text.logprobs] == pytest.approx(scores_of(tokens, first), abs=1e-5)
+        found = await client.embed([tokens], pooling="mean", normalize=False)
+        assert list(found.vectors[0]) == pytest.approx(
+            vector_of(tokens, HiddenPooling.MEAN).tolist(), abs=1e-5
+        )
+        for method in ("yes_no", "likelihood"):
+            ranked = await client.rerank(QUERY, ["riders", "rain"], method=method)
+            assert sorted(one.index for one in ranked.results) == [0, 1]
+            assert ranked.results[0].score >= ranked.results[1].score
+        generation = client.generate(token_ids=tokens, prompt_logprobs=0, max_tokens=2)
+        await generation.collect()
+        prompt = [one.logprob for one in generation.prompt_logprobs]
+        assert prompt == pytest.approx(scores_of(tokens, 1), abs=1e-5)
+        with pytest.raises(errors.InvalidRequest, match=r"inputs\[1\].text: must not be empty"):
+            await client.score(["a", ""])
+        with pytest.raises(errors.InvalidRequest, match="dimensions"):
+            await client.embed(["a"], dimensions=10**6)
+        with pytest.raises(errors.Unsupported, match="no place"):
+            await client.complete("x", prompt_logprobs=0)
 
 
 async def test_a_client_that_leaves_ends_its_call(stub: rpc.SchedulerServiceAsyncStub) -> None:
