@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from scheduler_service.rpc.codec.rerank import INSTRUCTION, JUDGE
@@ -49,8 +50,11 @@ class ServedBeside:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBeside]:
+    """In the layout of Qwen3-Embedding: saved without its output layer, which is tied."""
     path = tmp_path_factory.mktemp("model")
     theirs = save("qwen3", path)
+    theirs.model.save_pretrained(path)
+    assert "embed_tokens.weight" in load_file(path / "model.safetensors")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
     with served(path, tmp_path_factory) as address:

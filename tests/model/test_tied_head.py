@@ -73,6 +73,33 @@ def test_a_tied_head_of_another_shape_is_refused_by_name(tmp_path: Path) -> None
         open_checkpoint(tmp_path)
 
 
+def without_prefix(tensors: dict[str, torch.Tensor]) -> None:
+    for name in list(tensors):
+        tensors[name.removeprefix("model.")] = tensors.pop(name)
+
+
+def test_a_model_that_was_saved_without_its_head_is_the_same_model(tmp_path: Path) -> None:
+    """Qwen3-Embedding's files name tensors without "model."."""
+    rewritten(tmp_path, without_prefix)
+    assert_equal_to_transformers(tmp_path)
+
+
+def test_a_model_without_its_head_that_is_not_tied_is_refused_by_name(tmp_path: Path) -> None:
+    rewritten(tmp_path, without_prefix, tied=False)
+    with pytest.raises(ModelError, match=r"the tensor 'lm_head\.weight' is missing"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_classification_head_is_refused_beside_names_without_prefix_too(tmp_path: Path) -> None:
+    def add_classifier(tensors: dict[str, torch.Tensor]) -> None:
+        without_prefix(tensors)
+        tensors["score.weight"] = torch.ones(3)
+
+    rewritten(tmp_path, add_classifier)
+    with pytest.raises(ModelError, match=r"'score\.weight' is a classification head"):
+        open_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +33,7 @@ Part = tuple[slice, ...]
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _HEAD_BIAS, _LAYERS = "lm_head.bias", "model.layers."
+_STACK, _STACK_PARTS = "model.", ("embed_tokens.", "layers.", "norm.")  # all but the output layer
 _CLASSIFIER = "score.weight"  # of a model for sequence classification, such as a cross-encoder
 _BUFFERS = (".rotary_emb.inv_freq", ".masked_bias")  # old files have them beside the weights; ignored
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -141,7 +142,8 @@ class DirectoryCheckpoint:
     """A Hugging Face directory: config.json and safetensors files.
 
     `tie_word_embeddings` means what it does in transformers: if the file has different tensors for embedding
-    and head, both are used, and one of the two may be missing.
+    and head, both are used, and one of the two may be missing. A model that was saved without its output
+    layer (Qwen3-Embedding) has names without "model.".
     """
 
     def __init__(self, path: Path) -> None:
@@ -155,6 +157,7 @@ class DirectoryCheckpoint:
             "config.json",
         )
         self._store = SafetensorsDirectory(path)
+        self._stored = _whole_model_names(self._store.tensors)
         try:
             self._check()  # an OSError of reading comes as a ModelError
         except ModelError:
@@ -162,7 +165,7 @@ class DirectoryCheckpoint:
             raise
 
     def _check(self) -> None:
-        found: Shapes = {name: tensor.shape for name, tensor in self._store.tensors.items()}
+        found: Shapes = {name: self._store.tensors[stored].shape for name, stored in self._stored.items()}
         if self.spec.tied_embeddings and EMBEDDING in found and HEAD in found:
             untied = dataclasses.replace(self.spec, tied_embeddings=False)
             check_shapes(untied, found, self.name)
@@ -178,12 +181,12 @@ class DirectoryCheckpoint:
         """Whether two matrices [vocabulary, hidden] are equal; reads some rows at a time."""
         pieces = (slice(i, i + _COMPARED_ROWS) for i in range(0, self.spec.vocab_size, _COMPARED_ROWS))
         return all(
-            torch.equal(self._store.read(one, (rows,)).float(), self._store.read(other, (rows,)).float())
-            for rows in pieces
+            torch.equal(self.read(one, (rows,)).float(), self.read(other, (rows,)).float()) for rows in pieces
         )
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        return self._store.read(HEAD if name == EMBEDDING and name not in self._store.tensors else name, part)
+        stored = self._stored.get(name)
+        return self._store.read(HEAD if stored is None and name == EMBEDDING else stored or name, part)
 
     def rope_factors(self) -> torch.Tensor | None:
         return None
@@ -258,6 +261,13 @@ class GgufCheckpoint:
             _, _, expert, part = stem.split(".")
             return f"blk.{layer}.{_GGUF_LAYER_NAMES['mlp.' + part]}_exps.{suffix}", int(expert)
         return f"blk.{layer}.{_GGUF_LAYER_NAMES[stem]}.{suffix}", None
+
+
+def _whole_model_names(stored: Collection[str]) -> dict[str, str]:
+    """The stored names of a directory's tensors, by those that they have in a model with an output layer."""
+    if EMBEDDING.removeprefix(_STACK) not in stored or EMBEDDING in stored:
+        return {name: name for name in stored}
+    return {_STACK + name if name.startswith(_STACK_PARTS) else name: name for name in stored}
 
 
 def _mlp_shapes(prefix: str, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
