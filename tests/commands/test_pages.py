@@ -64,6 +64,7 @@ class Reader:
         (directory / "tokens.yaml").write_text(TOKENS)
         (directory / "examples").symlink_to(ROOT / "examples")
         (directory / "tests").symlink_to(ROOT / "tests")
+        (directory / "adapters").mkdir()
 
     def here(self, text: str) -> str:
         """The text, with what is elsewhere on this machine."""
