@@ -10,7 +10,7 @@ from paceline.scheduler.v1 import scheduler_pb2
 
 EXECUTOR_REVISION = 3
 """Of executor.proto; raised whenever something is added to it."""
-SCHEDULER_REVISION = 2
+SCHEDULER_REVISION = 3
 """Of scheduler.proto; raised whenever something is added to it."""
 
 TOKENIZER_PIECE_BYTES = 1 << 20

@@ -1737,10 +1737,11 @@ class Limits(_message.Message):
     max_grammar_step_fuel: _builtins.int
     """for the mask of one position"""
     max_adapters: _builtins.int
-    """loaded at once; 0: CAPABILITY_ADAPTERS is not advertised"""
+    """names loaded at once; 0: CAPABILITY_ADAPTERS is not advertised"""
     max_adapter_slots: _builtins.int
-    """used by live caches at once"""
+    """adapters used by live caches at once"""
     max_adapter_rank: _builtins.int
+    """of any module"""
     max_adapter_bytes: _builtins.int
     """of all adapters together, see AdapterStatus.bytes"""
     def __init__(
@@ -2072,11 +2073,13 @@ class AdapterStatus(_message.Message):
     SLOT_LOADS_FIELD_NUMBER: _builtins.int
     EVICTIONS_FIELD_NUMBER: _builtins.int
     loaded: _builtins.int
+    """names"""
     slots: _builtins.int
+    """Limits.max_adapter_slots"""
     used_slots: _builtins.int
     """by adapters of live caches"""
     bytes: _builtins.int
-    """of weights of all loaded adapters, and of unloaded ones that caches still use"""
+    """Adapter.bytes of all loaded contents, and of unloaded ones that caches still use"""
     loads: _builtins.int
     """counters are since the start"""
     unloads: _builtins.int
@@ -2940,18 +2943,19 @@ class Adapter(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     fingerprint: _builtins.bytes
-    """for Opening.adapter"""
+    """SHA-256, for Opening.adapter"""
     rank: _builtins.int
     """the largest of its modules"""
     bytes: _builtins.int
-    """memory of its weights"""
-    caches: _builtins.int
-    """Names of the same content tell the same figures here.
-    live ones that use it
+    """Memory of its weights as the backend holds them: in its precision, padding included, and on rank 0 of
+    several once more for the other ranks. Names of the same content tell the same figures from here on.
     """
+    caches: _builtins.int
+    """live ones that use it"""
     rows: _builtins.int
-    """computed with it, since it was loaded"""
+    """computed with it, since its content was loaded"""
     tokens: _builtins.int
+    """fed in these rows"""
     @_builtins.property
     def modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """that it changes, such as q_proj"""

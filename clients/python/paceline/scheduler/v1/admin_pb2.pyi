@@ -30,9 +30,11 @@ class LoadAdapterRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """1..128 letters, digits, '.', '-', '_'; not the model's own name"""
+    """1..128 ASCII letters, digits, '.', '-', '_', the first a letter or digit; not the model's own name."""
     path: _builtins.str
-    """relative to each executor's adapter directory; empty: the name"""
+    """Directory relative to each executor's adapter directory, and inside it; at most 1,024 bytes. Empty: the
+    name.
+    """
     def __init__(
         self,
         *,
@@ -92,7 +94,7 @@ class UnloadAdapterResponse(_message.Message):
 
     UNLOADED_FIELD_NUMBER: _builtins.int
     unloaded: _builtins.bool
-    """it was loaded"""
+    """requests could name it; false: there is none of this name, or it was being unloaded"""
     def __init__(
         self,
         *,
@@ -156,14 +158,17 @@ class LoadedAdapter(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     fingerprint: _builtins.bytes
+    """SHA-256, as Adapter.fingerprint of GetModelInfo"""
     rank: _builtins.int
+    """the largest of its layers"""
     bytes: _builtins.int
-    """memory of its weights in one executor"""
+    """memory of its weights in one executor, as this holds them, padding included"""
     requests: _builtins.int
-    """that named it, since it was loaded"""
+    """taken that named it, since it was loaded"""
     running: _builtins.int
-    """sequences"""
+    """sequences with its content that have a cache; names of one content tell the same"""
     waiting: _builtins.int
+    """likewise, that wait for one"""
     def __init__(
         self,
         *,

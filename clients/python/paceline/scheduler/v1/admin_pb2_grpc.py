@@ -83,16 +83,24 @@ class AdminServiceServicer:
 
     def LoadAdapter(self, request, context):
         """Loads an adapter in all executors, those that connect later included, and answers when requests may name
-        it. Errors: those of the executor's LoadAdapter; FAILED_PRECONDITION: the executors' directories hold
-        different adapters under this path, and none has it loaded; UNAVAILABLE.
+        it. Goes on when its caller leaves. The same name with the same content is no error; a failed load leaves
+        nothing behind. Forgotten when the scheduler restarts. Loads run one at a time; streams go on meanwhile.
+        Errors: INVALID_ARGUMENT (INVALID_REQUEST): name or path, or not an adapter of this model, or of a kind
+        that is not supported, the message says which; NOT_FOUND (MODEL_NOT_FOUND): no such directory in an
+        executor; ALREADY_EXISTS (ADAPTER_NAME): the name has other content, or is being unloaded;
+        RESOURCE_EXHAUSTED (ADAPTER_MEMORY); FAILED_PRECONDITION (ADAPTERS_DIFFER): the executors' directories
+        hold different adapters under this path; PERMISSION_DENIED (PERMISSION): also if the scheduler is no
+        administrator of an executor; UNIMPLEMENTED without CAPABILITY_ADAPTERS; UNAVAILABLE: no executor is
+        ready.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """From now on requests that name the adapter are NOT_FOUND; live ones go on. Unloads it in all
-        executors. An unknown name is no error.
+        """At once requests that name the adapter are NOT_FOUND; live ones go on. Answers when none of these uses
+        the adapter any more and the executors were told to unload it, which goes on when the caller leaves. An
+        executor that can't be reached then keeps it until it restarts. An unknown name is no error. Errors: none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -65,13 +65,13 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_UNSUPPORTED: _ErrorReason.ValueType  # 2
     """UNIMPLEMENTED: a field whose feature is missing here"""
     ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 3
-    """NOT_FOUND"""
+    """NOT_FOUND: neither the model nor an adapter; LoadAdapter: no directory"""
     ERROR_REASON_TOKENIZER_NOT_FOUND: _ErrorReason.ValueType  # 4
     """NOT_FOUND: the model has none"""
     ERROR_REASON_DUPLICATE_REQUEST: _ErrorReason.ValueType  # 5
     """ALREADY_EXISTS"""
     ERROR_REASON_CONTINUATION: _ErrorReason.ValueType  # 6
-    """FAILED_PRECONDITION: of another prompt, model or sampler"""
+    """FAILED_PRECONDITION: of another prompt, model, adapter or sampler"""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 7
     """RESOURCE_EXHAUSTED"""
     ERROR_REASON_QUOTA: _ErrorReason.ValueType  # 8
@@ -120,13 +120,13 @@ ERROR_REASON_INVALID_REQUEST: ErrorReason.ValueType  # 1
 ERROR_REASON_UNSUPPORTED: ErrorReason.ValueType  # 2
 """UNIMPLEMENTED: a field whose feature is missing here"""
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 3
-"""NOT_FOUND"""
+"""NOT_FOUND: neither the model nor an adapter; LoadAdapter: no directory"""
 ERROR_REASON_TOKENIZER_NOT_FOUND: ErrorReason.ValueType  # 4
 """NOT_FOUND: the model has none"""
 ERROR_REASON_DUPLICATE_REQUEST: ErrorReason.ValueType  # 5
 """ALREADY_EXISTS"""
 ERROR_REASON_CONTINUATION: ErrorReason.ValueType  # 6
-"""FAILED_PRECONDITION: of another prompt, model or sampler"""
+"""FAILED_PRECONDITION: of another prompt, model, adapter or sampler"""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 7
 """RESOURCE_EXHAUSTED"""
 ERROR_REASON_QUOTA: ErrorReason.ValueType  # 8
@@ -366,9 +366,9 @@ class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.Value
     POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
     """as LAST"""
     POOLING_LAST: _Pooling.ValueType  # 1
-    """of the last token"""
+    """that of the last token"""
     POOLING_MEAN: _Pooling.ValueType  # 2
-    """the mean over all tokens"""
+    """the mean over all tokens; computed without a hit in the prefix cache"""
 
 class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
     """Which hidden state stands for a text."""
@@ -376,9 +376,9 @@ class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
 POOLING_UNSPECIFIED: Pooling.ValueType  # 0
 """as LAST"""
 POOLING_LAST: Pooling.ValueType  # 1
-"""of the last token"""
+"""that of the last token"""
 POOLING_MEAN: Pooling.ValueType  # 2
-"""the mean over all tokens"""
+"""the mean over all tokens; computed without a hit in the prefix cache"""
 Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
 
 class _RerankMethod:
@@ -390,22 +390,28 @@ class _RerankMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RerankMe
     RERANK_METHOD_UNSPECIFIED: _RerankMethod.ValueType  # 0
     """as YES_NO"""
     RERANK_METHOD_YES_NO: _RerankMethod.ValueType  # 1
-    """The model is asked, through its chat template, whether the document answers the query; the score
-    is the probability of "yes" among "yes" and "no" as the first token (the way of Qwen3-Reranker).
+    """The model is asked, through its chat template with reasoning switched off, whether the document answers
+    the query, in the words of Qwen3-Reranker; the score, 0..1, is the probability of "yes" among "yes"
+    and "no" as the first token of the answer.
     """
     RERANK_METHOD_LIKELIHOOD: _RerankMethod.ValueType  # 2
-    """The score is the mean logprob of the query's tokens behind the document (query likelihood)."""
+    """The score, at most 0, is the mean natural logprob of the query's tokens behind the document and an empty
+    line (query likelihood). Without a template, for any model; scores of different queries don't compare.
+    """
 
 class RerankMethod(_RerankMethod, metaclass=_RerankMethodEnumTypeWrapper): ...
 
 RERANK_METHOD_UNSPECIFIED: RerankMethod.ValueType  # 0
 """as YES_NO"""
 RERANK_METHOD_YES_NO: RerankMethod.ValueType  # 1
-"""The model is asked, through its chat template, whether the document answers the query; the score
-is the probability of "yes" among "yes" and "no" as the first token (the way of Qwen3-Reranker).
+"""The model is asked, through its chat template with reasoning switched off, whether the document answers
+the query, in the words of Qwen3-Reranker; the score, 0..1, is the probability of "yes" among "yes"
+and "no" as the first token of the answer.
 """
 RERANK_METHOD_LIKELIHOOD: RerankMethod.ValueType  # 2
-"""The score is the mean logprob of the query's tokens behind the document (query likelihood)."""
+"""The score, at most 0, is the mean natural logprob of the query's tokens behind the document and an empty
+line (query likelihood). Without a template, for any model; scores of different queries don't compare.
+"""
 Global___RerankMethod: _TypeAlias = RerankMethod  # noqa: Y015
 
 class _SchedulerState:
@@ -928,11 +934,11 @@ class Continuation(_message.Message):
     SAMPLER_FIELD_NUMBER: _builtins.int
     ADAPTER_FINGERPRINT_FIELD_NUMBER: _builtins.int
     prompt_digest: _builtins.bytes
-    """these three as Started had them; a mismatch is FAILED_PRECONDITION"""
+    """these four as Started had them; a mismatch is FAILED_PRECONDITION"""
     model_fingerprint: _builtins.bytes
     sampler: _builtins.str
     adapter_fingerprint: _builtins.bytes
-    """as the three before it"""
+    """empty: the request names no adapter"""
     @_builtins.property
     def completions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContinuedCompletion]:
         """One per completion that has had anything; an index without one begins anew."""
@@ -1054,10 +1060,14 @@ class GenerateRequest(_message.Message):
     cached_tokens and the time to the first token then tell whether somebody sent the same beginning.
     """
     model: _builtins.str
-    """GetModelInfo's name, or an adapter's; empty: the model that is served"""
+    """GetModelInfo's name, or that of one of its adapters; empty: the model. Others are NOT_FOUND."""
     returns: Global___Returns.ValueType
     prompt_logprobs: _builtins.int
-    """set: logprobs of the prompt's tokens, and the k best"""
+    """Set: logprobs of the prompt's tokens, each with the so many most likely tokens at its position;
+    0..RequestLimits.max_logprobs. The whole prompt is computed, without a hit in the prefix cache.
+    A continuation that has tokens brings none. UNIMPLEMENTED with GenerateUnary, and without
+    CAPABILITY_PROMPT_LOGPROBS.
+    """
     ttft_ms: _builtins.int
     """wanted time to first token; 0: none"""
     tpot_ms: _builtins.int
@@ -1140,7 +1150,9 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> Global___PromptLogprobs:
-        """With prompt_logprobs, index 0 and before the first delta: any number, which join to the whole prompt."""
+        """With prompt_logprobs, index 0 and before the first delta: any number of them. Joined in order they
+        have all tokens of the prompt but the first, once each; none if the prompt has one token.
+        """
 
     def __init__(
         self,
@@ -1170,9 +1182,11 @@ class PromptLogprobs(_message.Message):
     FIRST_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     first: _builtins.int
-    """position of the first one here; that of the whole prompt's first is 1"""
+    """Position in the prompt of the first one here. The token at 0 has no logprob, so the first message has 1."""
     @_builtins.property
-    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """one per token"""
+
     def __init__(
         self,
         *,
@@ -1221,7 +1235,7 @@ class Started(_message.Message):
     sent some and finds 0 here talks to a server that ignored them, and must stop.
     """
     adapter_fingerprint: _builtins.bytes
-    """of the adapter that the request names; empty: none"""
+    """of the adapter that the request names, for a Continuation; empty: none"""
     @_builtins.property
     def sampling(self) -> Global___SamplingParams:
         """resolved: every field is set, the seed drawn"""
@@ -1568,15 +1582,20 @@ class ScoreInput(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     prompt_text: _builtins.str
+    """at most RequestLimits.max_prompt_bytes, as all texts of a call"""
     text: _builtins.str
     @_builtins.property
     def prompt_token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
     def prompt_messages(self) -> Global___Messages:
-        """through the model's chat template"""
+        """Through the model's chat template, with the opening of the answer; without tool_choice. At most 4,096
+        messages and 64 KiB of template arguments in all inputs together.
+        """
 
     @_builtins.property
-    def token_ids(self) -> Global___TokenIds: ...
+    def token_ids(self) -> Global___TokenIds:
+        """below vocab_size"""
+
     def __init__(
         self,
         *,
@@ -1638,7 +1657,7 @@ class ScoreRequest(_message.Message):
     priority: _builtins.int
     cache_salt: _builtins.str
     top_logprobs: _builtins.int
-    """set: the k most likely tokens at each position too"""
+    """So many most likely tokens at each position too, 0..RequestLimits.max_logprobs; unset: none."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -1675,16 +1694,16 @@ class Score(_message.Message):
     LOGPROB_FIELD_NUMBER: _builtins.int
     PERPLEXITY_FIELD_NUMBER: _builtins.int
     logprob: _builtins.float
-    """their sum"""
+    """their sum, natural log; 0 without tokens"""
     perplexity: _builtins.float
-    """exp(-logprob / tokens)"""
+    """exp(-logprob / number of token_ids): 1 without tokens, infinity where a double can't hold it."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """the scored ones"""
+        """The scored ones: those of `text` or `token_ids`, without the first where no prompt precedes it."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
-        """one per token"""
+        """one per token of token_ids"""
 
     def __init__(
         self,
@@ -1712,7 +1731,7 @@ class ScoreResponse(_message.Message):
     request_id: _builtins.str
     @_builtins.property
     def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___Score]:
-        """one per input"""
+        """one per input, in their order"""
 
     @_builtins.property
     def usage(self) -> Global___InputUsage: ...
@@ -1742,11 +1761,13 @@ class InputUsage(_message.Message):
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     TOTAL_MS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
+    """prompts and scored tokens; each document of Rerank once, with query and template"""
     cached_tokens: _builtins.int
-    """of these, found in the prefix cache"""
+    """Of these, found in the prefix cache: put there by other requests, or by another input of this call."""
     queue_ms: _builtins.int
-    """arrival to first step"""
+    """milliseconds from arrival to the first step of any input"""
     total_ms: _builtins.int
+    """milliseconds from arrival to the reply"""
     def __init__(
         self,
         *,
@@ -1770,9 +1791,11 @@ class EmbedInput(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """as it is: no template"""
+    """as it is: no template, and control tokens in it are recognized; not empty"""
     @_builtins.property
-    def token_ids(self) -> Global___TokenIds: ...
+    def token_ids(self) -> Global___TokenIds:
+        """at least one, below vocab_size"""
+
     def __init__(
         self,
         *,
@@ -1829,9 +1852,9 @@ class EmbedRequest(_message.Message):
     cache_salt: _builtins.str
     pooling: Global___Pooling.ValueType
     normalize: _builtins.bool
-    """to length 1; default true"""
+    """scale to Euclidean length 1; default true. A zero vector stays one"""
     dimensions: _builtins.int
-    """keep the first so many, before normalizing; 0: all"""
+    """Keep the first so many values, before normalizing: 0..GetModelInfoResponse.embedding_size; 0: all."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -1868,9 +1891,11 @@ class Embedding(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     tokens: _builtins.int
-    """of the input"""
+    """of the input, its BOS included"""
     @_builtins.property
-    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """EmbedRequest.dimensions of them, or embedding_size"""
+
     def __init__(
         self,
         *,
@@ -1895,7 +1920,7 @@ class EmbedResponse(_message.Message):
     request_id: _builtins.str
     @_builtins.property
     def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Embedding]:
-        """one per input"""
+        """one per input, in their order"""
 
     @_builtins.property
     def usage(self) -> Global___InputUsage: ...
@@ -1954,16 +1979,19 @@ class RerankRequest(_message.Message):
     priority: _builtins.int
     cache_salt: _builtins.str
     query: _builtins.str
+    """not empty"""
     method: Global___RerankMethod.ValueType
     instruction: _builtins.str
-    """what makes a document fit; empty: that it answers the query"""
+    """What makes a document fit. Empty: with YES_NO, that it answers a web search query; with LIKELIHOOD
+    nothing, otherwise it stands between document and query.
+    """
     top_n: _builtins.int
-    """return the best so many; 0: all"""
+    """return the best so many; 0, or more than there are: all"""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """1..RequestLimits.max_inputs"""
+        """1..RequestLimits.max_inputs, none empty. With query and instruction beside each at most 4 MiB in all."""
 
     def __init__(
         self,
@@ -1996,6 +2024,7 @@ class RankedDocument(_message.Message):
     index: _builtins.int
     """among RerankRequest.documents"""
     score: _builtins.float
+    """see RerankMethod"""
     def __init__(
         self,
         *,
@@ -2277,7 +2306,7 @@ class GetModelInfoResponse(_message.Message):
     tool_format: _builtins.str
     """how the model writes tool calls; empty: CAPABILITY_TOOLS is not advertised"""
     embedding_size: _builtins.int
-    """dimensions of Embed's vectors"""
+    """dimensions of Embed's vectors; 0: CAPABILITY_EMBED is not advertised"""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -2294,7 +2323,7 @@ class GetModelInfoResponse(_message.Message):
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[Global___Capability.ValueType]: ...
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
-        """that GenerateRequest.model may name"""
+        """by name: those that the field `model` of requests may name"""
 
     def __init__(
         self,
@@ -2329,6 +2358,8 @@ Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
 
 @_typing.final
 class Adapter(_message.Message):
+    """A low-rank change of the model's weights (LoRA) that administrators have loaded."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -2336,8 +2367,9 @@ class Adapter(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     fingerprint: _builtins.bytes
-    """SHA-256; equal fingerprints, equal tokens"""
+    """SHA-256 of its content and of the model: equal fingerprints, equal tokens. Names may share one."""
     rank: _builtins.int
+    """the largest of its layers"""
     def __init__(
         self,
         *,
@@ -2388,7 +2420,9 @@ class RequestLimits(_message.Message):
     max_tools: _builtins.int
     """of Messages.tools; 0: CAPABILITY_TOOLS is not advertised"""
     max_inputs: _builtins.int
-    """of a Score, Embed or Rerank call"""
+    """Inputs or documents of a Score, Embed or Rerank call. The call counts as one of max_queued_requests until
+    the last of them is started, and with all of its tokens in max_queued_tokens.
+    """
     def __init__(
         self,
         *,

@@ -119,23 +119,27 @@ class SchedulerServiceServicer:
     def Score(self, request, context):
         """How likely given texts are: logprobs of their tokens, or of continuations of prompts. Nothing is
         generated. All inputs of a call share its queue place, deadline and priority, and are refused
-        together; a prompt that several inputs share is computed once. Errors: as Generate; UNIMPLEMENTED
-        without CAPABILITY_SCORE.
+        together, before anything is computed: for one bad input, which the message names, or for a reply
+        that would exceed 4 MiB. A prompt that several inputs share is computed once. Errors: as Generate,
+        but for those of sampling, grammars and continuations; UNIMPLEMENTED without CAPABILITY_SCORE.
+        Retry: safe, the same call has the same scores. A resend of the same request_id is as Generate's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Vectors of texts. Queued, limited and refused as Score. UNIMPLEMENTED without CAPABILITY_EMBED.
+        """Vectors of texts. Queued, limited, refused and repeated as Score. UNIMPLEMENTED without
+        CAPABILITY_EMBED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rerank(self, request, context):
-        """Orders documents by how well they answer a query. Queued, limited and refused as Score.
-        UNIMPLEMENTED without CAPABILITY_RERANK.
+        """Orders documents by how well they answer a query. Queued, limited, refused and repeated as Score.
+        UNIMPLEMENTED without CAPABILITY_RERANK. The default method needs a chat template with a system role
+        (INVALID_ARGUMENT), and a tokenizer that tells "yes" from "no" by the first token (UNIMPLEMENTED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -80,14 +80,19 @@ class SchedulerServiceStub:
     Score: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ScoreRequest, _scheduler_pb2.ScoreResponse]
     """How likely given texts are: logprobs of their tokens, or of continuations of prompts. Nothing is
     generated. All inputs of a call share its queue place, deadline and priority, and are refused
-    together; a prompt that several inputs share is computed once. Errors: as Generate; UNIMPLEMENTED
-    without CAPABILITY_SCORE.
+    together, before anything is computed: for one bad input, which the message names, or for a reply
+    that would exceed 4 MiB. A prompt that several inputs share is computed once. Errors: as Generate,
+    but for those of sampling, grammars and continuations; UNIMPLEMENTED without CAPABILITY_SCORE.
+    Retry: safe, the same call has the same scores. A resend of the same request_id is as Generate's.
     """
     Embed: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.EmbedRequest, _scheduler_pb2.EmbedResponse]
-    """Vectors of texts. Queued, limited and refused as Score. UNIMPLEMENTED without CAPABILITY_EMBED."""
+    """Vectors of texts. Queued, limited, refused and repeated as Score. UNIMPLEMENTED without
+    CAPABILITY_EMBED.
+    """
     Rerank: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RerankRequest, _scheduler_pb2.RerankResponse]
-    """Orders documents by how well they answer a query. Queued, limited and refused as Score.
-    UNIMPLEMENTED without CAPABILITY_RERANK.
+    """Orders documents by how well they answer a query. Queued, limited, refused and repeated as Score.
+    UNIMPLEMENTED without CAPABILITY_RERANK. The default method needs a chat template with a system role
+    (INVALID_ARGUMENT), and a tokenizer that tells "yes" from "no" by the first token (UNIMPLEMENTED).
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.TokenizeRequest, _scheduler_pb2.TokenizeResponse]
     """Text or messages to token ids, as Generate would. Errors: INVALID_ARGUMENT, also where that
@@ -128,14 +133,19 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Score: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ScoreRequest, _scheduler_pb2.ScoreResponse]  # type: ignore[assignment]
     """How likely given texts are: logprobs of their tokens, or of continuations of prompts. Nothing is
     generated. All inputs of a call share its queue place, deadline and priority, and are refused
-    together; a prompt that several inputs share is computed once. Errors: as Generate; UNIMPLEMENTED
-    without CAPABILITY_SCORE.
+    together, before anything is computed: for one bad input, which the message names, or for a reply
+    that would exceed 4 MiB. A prompt that several inputs share is computed once. Errors: as Generate,
+    but for those of sampling, grammars and continuations; UNIMPLEMENTED without CAPABILITY_SCORE.
+    Retry: safe, the same call has the same scores. A resend of the same request_id is as Generate's.
     """
     Embed: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.EmbedRequest, _scheduler_pb2.EmbedResponse]  # type: ignore[assignment]
-    """Vectors of texts. Queued, limited and refused as Score. UNIMPLEMENTED without CAPABILITY_EMBED."""
+    """Vectors of texts. Queued, limited, refused and repeated as Score. UNIMPLEMENTED without
+    CAPABILITY_EMBED.
+    """
     Rerank: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RerankRequest, _scheduler_pb2.RerankResponse]  # type: ignore[assignment]
-    """Orders documents by how well they answer a query. Queued, limited and refused as Score.
-    UNIMPLEMENTED without CAPABILITY_RERANK.
+    """Orders documents by how well they answer a query. Queued, limited, refused and repeated as Score.
+    UNIMPLEMENTED without CAPABILITY_RERANK. The default method needs a chat template with a system role
+    (INVALID_ARGUMENT), and a tokenizer that tells "yes" from "no" by the first token (UNIMPLEMENTED).
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.TokenizeRequest, _scheduler_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Text or messages to token ids, as Generate would. Errors: INVALID_ARGUMENT, also where that
@@ -191,8 +201,10 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_scheduler_pb2.ScoreResponse, _abc.Awaitable[_scheduler_pb2.ScoreResponse]]:
         """How likely given texts are: logprobs of their tokens, or of continuations of prompts. Nothing is
         generated. All inputs of a call share its queue place, deadline and priority, and are refused
-        together; a prompt that several inputs share is computed once. Errors: as Generate; UNIMPLEMENTED
-        without CAPABILITY_SCORE.
+        together, before anything is computed: for one bad input, which the message names, or for a reply
+        that would exceed 4 MiB. A prompt that several inputs share is computed once. Errors: as Generate,
+        but for those of sampling, grammars and continuations; UNIMPLEMENTED without CAPABILITY_SCORE.
+        Retry: safe, the same call has the same scores. A resend of the same request_id is as Generate's.
         """
 
     @_abc_1.abstractmethod
@@ -201,7 +213,9 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.EmbedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.EmbedResponse, _abc.Awaitable[_scheduler_pb2.EmbedResponse]]:
-        """Vectors of texts. Queued, limited and refused as Score. UNIMPLEMENTED without CAPABILITY_EMBED."""
+        """Vectors of texts. Queued, limited, refused and repeated as Score. UNIMPLEMENTED without
+        CAPABILITY_EMBED.
+        """
 
     @_abc_1.abstractmethod
     def Rerank(
@@ -209,8 +223,9 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.RerankRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.RerankResponse, _abc.Awaitable[_scheduler_pb2.RerankResponse]]:
-        """Orders documents by how well they answer a query. Queued, limited and refused as Score.
-        UNIMPLEMENTED without CAPABILITY_RERANK.
+        """Orders documents by how well they answer a query. Queued, limited, refused and repeated as Score.
+        UNIMPLEMENTED without CAPABILITY_RERANK. The default method needs a chat template with a system role
+        (INVALID_ARGUMENT), and a tokenizer that tells "yes" from "no" by the first token (UNIMPLEMENTED).
         """
 
     @_abc_1.abstractmethod
