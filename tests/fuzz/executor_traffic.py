@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1 import executor_pb2_grpc as rpc
 
+from tests.fuzz import adapter_traffic
 from tests.fuzz.messages import disturb
 
 _TOKEN_RPCS = ["UnifiedDecode"] * 7 + ["Prefill", "BatchPrefill", "Decode", "BatchDecode", "ForwardVerify"]
@@ -30,8 +31,13 @@ _OTHER_RPCS = [
 class Hostile:
     """Builds requests around a handful of caches that it really opens, so that some get deep."""
 
-    def __init__(self, stub: rpc.ExecutorServiceStub, vocab_size: int, seed: int) -> None:
+    def __init__(
+        self, stub: rpc.ExecutorServiceStub, vocab_size: int, seed: int, *, adapters: bool = False
+    ) -> None:
+        """adapters: also load and unload them, and open caches with them."""
         self._stub = stub
+        self._adapters = adapters
+        self._fingerprints = [b""]  # of adapters that were loaded, now or once
         self._vocab = vocab_size
         self._rng = random.Random(seed)
         self._next = 1
@@ -52,7 +58,12 @@ class Hostile:
             step.rows.drafts.extend(rng.randrange(self._vocab) for _ in range(drafts))
         for _ in range(rng.randrange(3) if step.rows.cache_ids else 2):
             tokens = [rng.randrange(self._vocab) for _ in range(rng.choice([1, 5, 16, 33]))]
-            step.openings.add(cache_id=self._next, tokens=tokens)
+            opening = step.openings.add(cache_id=self._next, tokens=tokens)
+            opening.adapter = rng.choice(self._fingerprints)
+            if len(tokens) > 1 and rng.random() < 0.2:
+                opening.scored_from = rng.randrange(1, len(tokens))
+            if rng.random() < 0.1:
+                opening.output, opening.pooling = pb.OUTPUT_MODE_HIDDEN, rng.choice(pb.Pooling.values())
             self._next += 1
         return step
 
@@ -63,6 +74,9 @@ class Hostile:
             if rng.random() < 0.7:
                 name = rng.choice(_TOKEN_RPCS)
                 message: Message = getattr(pb, f"{name}Request")(step=self._step())
+            elif self._adapters and rng.random() < 0.5:
+                yield adapter_traffic.request(rng, pb)
+                continue
             else:
                 name = rng.choice(_OTHER_RPCS)
                 message = getattr(pb, f"{name}Request")()
@@ -85,6 +99,8 @@ class Hostile:
             self.codes["OK"] += 1
             if name in _TOKEN_RPCS:
                 self._learn(message.step, reply.result)  # type: ignore[attr-defined]
+            if name == "LoadAdapter" and reply.adapter.fingerprint not in self._fingerprints:
+                self._fingerprints.append(reply.adapter.fingerprint)
             if len(self._live) > 12:
                 self._stub.ReleaseCache(self._release(list(self._live)[:8]))
 

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
+from paceline.scheduler.v1 import admin_pb2, admin_pb2_grpc
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
 
+from tests.fuzz import adapter_traffic
 from tests.fuzz.messages import disturb
 
 EVALUATIONS = ("Score", "Embed", "Rerank")
@@ -78,16 +80,21 @@ def _evaluation(
     return request
 
 
-def request(rng: random.Random, vocab_size: int, rpcs: Sequence[str] = RPCS) -> tuple[str, Message]:
-    """One hostile request and the RPC, of these, to send it to."""
+def request(
+    rng: random.Random, vocab_size: int, rpcs: Sequence[str] = RPCS, models: Sequence[str] = ("",)
+) -> tuple[str, Message]:
+    """One hostile request and the RPC, of these, to send it to. Most `model` fields name one of `models`."""
     name = rng.choice(rpcs)
+    if name in adapter_traffic.RPCS:
+        return adapter_traffic.request(rng, admin_pb2)
     rate = rng.choice([0.0, 0.03, 0.1, 0.3, 0.65])
     if name in ("Generate", "GenerateUnary"):
         inner = _valid(rng, vocab_size)
         disturb(rng, inner, rate)
         if rng.random() < 0.8:  # else most are refused for these, before anything deep inside is tried
-            for field in ("grammar", "labels", "ttft_ms", "tpot_ms", "model"):
+            for field in ("grammar", "labels", "ttft_ms", "tpot_ms"):
                 inner.ClearField(field)
+            inner.model = rng.choice(models)
             if inner.HasField("messages"):
                 inner.messages.ClearField("tools")
                 inner.messages.ClearField("tool_choice")
@@ -97,8 +104,8 @@ def request(rng: random.Random, vocab_size: int, rpcs: Sequence[str] = RPCS) -> 
         disturb(rng, evaluation, rate / 3)
         if rng.random() < 0.8:
             evaluation.ClearField("labels")
-            evaluation.ClearField("model")
             evaluation.ClearField("priority")
+            evaluation.model = rng.choice(models)
         return name, evaluation
     message: Message = getattr(pb, f"{name}Request")()
     disturb(rng, message, max(rate, 0.5))
@@ -106,21 +113,23 @@ def request(rng: random.Random, vocab_size: int, rpcs: Sequence[str] = RPCS) -> 
 
 
 async def run(
-    stub: rpc.SchedulerServiceAsyncStub,
+    channel: grpc.aio.Channel,
     vocab_size: int,
     count: int,
     seed: int,
     width: int = 8,
     rpcs: Sequence[str] = RPCS,
+    models: Sequence[str] = ("",),
 ) -> Counter[str]:
     """Send `count` requests, `width` at a time; some leave in mid-stream. Counts status codes."""
     rng, codes, slots = random.Random(seed), Counter[str](), asyncio.Semaphore(width)
+    public, admin = rpc.SchedulerServiceStub(channel), admin_pb2_grpc.AdminServiceStub(channel)
 
     async def one(name: str, message: Message, leave_after: int | None) -> None:
         async with slots:
             try:
                 # A disturbed request may legitimately ask for a very long answer: cut it short.
-                call = getattr(stub, name)(message, timeout=2)
+                call = getattr(admin if name in adapter_traffic.RPCS else public, name)(message, timeout=2)
                 if name == "Generate":
                     seen = 0
                     async for _ in call:
@@ -137,6 +146,6 @@ async def run(
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(count):
-            name, message = request(rng, vocab_size, rpcs)
+            name, message = request(rng, vocab_size, rpcs, models)
             tasks.create_task(one(name, message, rng.choice([None, None, 1, 3])))
     return codes

@@ -48,13 +48,18 @@ def all_pages_back(stub: rpc.ExecutorServiceStub) -> bool:
 
 
 def test_hostile_steps_harm_nobody(executor: ServiceProcess, count: int) -> None:
+    check_traffic(executor, count)
+
+
+def check_traffic(executor: ServiceProcess, count: int, *, adapters: bool = False) -> None:
+    """Hostile steps, with adapters among them or not, harm nobody."""
     with open_channel(executor.address, Link.PRIVATE) as channel:
         stub = rpc.ExecutorServiceStub(channel)
         vocab_size = stub.GetInfo(pb.GetInfoRequest()).model.vocab_size
         session, expected = canary(stub, 60)
         stub.CloseSession(pb.CloseSessionRequest(session_id=session.session_id))
         session, tokens = canary(stub, 10)
-        hostile = Hostile(stub, vocab_size, seed=count)
+        hostile = Hostile(stub, vocab_size, count, adapters=adapters)
         for _ in range(50):
             hostile.run(count // 50)
             tokens.append(decode(stub, session.session_id, len(PROMPT) + len(tokens) - 1))

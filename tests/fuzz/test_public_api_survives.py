@@ -56,13 +56,20 @@ async def test_ten_thousand_hostile_evaluations_harm_nobody(
 
 
 async def check_traffic(
-    executor: ServiceProcess, scheduler: ServiceProcess, count: int, rpcs: Sequence[str]
+    executor: ServiceProcess,
+    scheduler: ServiceProcess,
+    count: int,
+    rpcs: Sequence[str],
+    models: Sequence[str] = ("",),
 ) -> None:
+    """Requests to these RPCs that name these models harm nobody."""
     async with grpc.aio.insecure_channel(scheduler.address) as channel:
         stub = rpc.SchedulerServiceStub(channel)
         vocab_size = (await stub.GetModelInfo(pb.GetModelInfoRequest())).vocab_size
         expected = await canary(stub, 200)
-        hostile = asyncio.create_task(public_traffic.run(stub, vocab_size, count, count, rpcs=rpcs))
+        hostile = asyncio.create_task(
+            public_traffic.run(channel, vocab_size, count, count, rpcs=rpcs, models=models)
+        )
         checked = 0
         while not hostile.done():
             assert await canary(stub, 200) == expected
