@@ -268,7 +268,7 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         self, request: pb.ListAdaptersRequest, context: Context
     ) -> pb.ListAdaptersResponse:
         """List the loaded adapters, without waiting for the device."""
-        return encode_adapters(self._adapters().store)
+        return pb.ListAdaptersResponse(adapters=encode_adapters(self._adapters().store))
 
     async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupResponse:
         """Run the shapes that compile or allocate lazily."""

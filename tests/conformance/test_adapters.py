@@ -190,6 +190,7 @@ def test_more_adapters_than_slots_wait_for_a_release(
     listed = {adapter.fingerprint: adapter for adapter in adapters.listed().values()}
     assert [listed[one].caches for one in (chosen[0], chosen[1], chosen[slots])] == [2, 0, 1]
     assert listed[chosen[slots]].rows == 1
+    assert list(after.adapters) == [one for _, one in sorted(adapters.listed().items())]
     session.close()
     assert adapters.status().used_slots == 0
 

@@ -36,14 +36,14 @@ def encode_adapter(name: str, adapter: LoadedAdapter) -> pb.Adapter:
     )
 
 
-def encode_adapters(store: AdapterStore) -> pb.ListAdaptersResponse:
+def encode_adapters(store: AdapterStore) -> list[pb.Adapter]:
     """The loaded adapters, by name. Any thread."""
     named = sorted(store.registry.names.items(), key=lambda item: item[0])
-    return pb.ListAdaptersResponse(adapters=[encode_adapter(name, adapter) for name, adapter in named])
+    return [encode_adapter(name, adapter) for name, adapter in named]
 
 
 def encode_adapter_status(store: AdapterStore) -> pb.AdapterStatus:
-    """The counters of adapters and slots. Any thread."""
+    """The counters of adapters and slots, and the loaded adapters. Any thread."""
     registry, slots = store.registry, store.slots
     return pb.AdapterStatus(
         loaded=len(registry.names),
@@ -55,4 +55,5 @@ def encode_adapter_status(store: AdapterStore) -> pb.AdapterStatus:
         slot_hits=slots.hits,
         slot_loads=slots.loads,
         evictions=slots.evictions,
+        adapters=encode_adapters(store),
     )

@@ -2072,6 +2072,7 @@ class AdapterStatus(_message.Message):
     SLOT_HITS_FIELD_NUMBER: _builtins.int
     SLOT_LOADS_FIELD_NUMBER: _builtins.int
     EVICTIONS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     loaded: _builtins.int
     """names"""
     slots: _builtins.int
@@ -2089,6 +2090,10 @@ class AdapterStatus(_message.Message):
     """times an adapter was given a slot"""
     evictions: _builtins.int
     """slots taken from an adapter without caches"""
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
+        """by name, with the rows and tokens of each"""
+
     def __init__(
         self,
         *,
@@ -2101,10 +2106,11 @@ class AdapterStatus(_message.Message):
         slot_hits: _builtins.int = ...,
         slot_loads: _builtins.int = ...,
         evictions: _builtins.int = ...,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "evictions", b"evictions", "loaded", b"loaded", "loads", b"loads", "slot_hits", b"slot_hits", "slot_loads", b"slot_loads", "slots", b"slots", "unloads", b"unloads", "used_slots", b"used_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "bytes", b"bytes", "evictions", b"evictions", "loaded", b"loaded", "loads", b"loads", "slot_hits", b"slot_hits", "slot_loads", b"slot_loads", "slots", b"slots", "unloads", b"unloads", "used_slots", b"used_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
