@@ -475,7 +475,7 @@ async def test_serve_passes_the_adapter_directory_on_and_a_restarted_scheduler_h
     tmp_path: Path,
 ) -> None:
     directory = write_adapters(tmp_path / "adapters")
-    flags = ("--adapter-dir", str(directory), "-S", "adapter=a", "-S", "adapter=mine=b", "-E", "pages=512")
+    flags = ("--adapter-dir", str(directory), "--adapter", "a", "--adapter", "mine=b", "-E", "pages=512")
     with serving(tmp_path, *flags) as serve:
         async with aio.Client(serve.address) as client:
             expected = [await tokens_of(client, name, 5, 20) for name in ("a", "mine", "")]

@@ -37,6 +37,15 @@ AdapterDirectory = Annotated[
     ),
 ]
 
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME[=DIRECTORY]",
+        help="Load an adapter at the start, from this directory below --adapter-dir. Repeatable.",
+    ),
+]
+
 
 DraftModel = Annotated[
     Path | None,
@@ -64,6 +73,7 @@ def serve(
         ),
     ] = None,
     adapter_dir: AdapterDirectory = None,
+    adapter: Adapters = None,
     draft_model: DraftModel = None,
     draft_backend: DraftBackend = None,
     host: Annotated[str, typer.Option(help="Where the scheduler listens.")] = "127.0.0.1",
@@ -108,8 +118,8 @@ def serve(
     With --draft-model, a second executor drafts tokens, which the first verifies several at a time. This is
     faster if many drafts are accepted, and never changes the tokens.
 
-    With --adapter-dir, requests may name adapters that an administrator has loaded, or that -S adapter=NAME
-    gives, by the name of their directory.
+    With --adapter-dir, requests may name adapters as their model: those of --adapter, and those that an
+    administrator loads later (`paceline adapters load NAME`).
 
     The first start downloads the default model (98 MB). A process that dies or freezes is restarted on its
     port, and streams continue. Restarts are delayed by up to 10 s. After ten starts in a row that never
@@ -122,12 +132,16 @@ def serve(
         paceline serve
         paceline serve --model ~/models/Qwen3-0.6B -S max-running=64 -E kv-memory=2GiB
         paceline serve --model ~/models/Qwen3-8B --draft-model ~/models/Qwen3-0.6B
+        paceline serve --model ~/models/Qwen3-8B --adapter-dir ~/adapters --adapter poet
     """
     refuse_client_options(context)
     logs = ("--log-level", log_level, "--log-format", "console")
     plain = ("--insecure",) if insecure else ()
     executor_token = ("--auth-token-file", str(executor_token_file)) if executor_token_file else ()
-    adapters = ("--adapter-dir", str(adapter_dir)) if adapter_dir else ()
+    if adapter and not adapter_dir:
+        raise typer.BadParameter("--adapter needs the directory of the adapters: --adapter-dir")
+    directory = ("--adapter-dir", str(adapter_dir)) if adapter_dir else ()
+    adapters = tuple(f"--adapter={one}" for one in adapter or ())
     config = StackConfig(
         backend=backend,
         model=(model or fetch_default()) if backend == "torch" else model,
@@ -135,8 +149,8 @@ def serve(
         host=host,
         port=port,
         executor_port=executor_port,
-        executor_options=(*logs, *executor_token, *adapters, *flags(executor_option)),
-        scheduler_options=(*logs, *plain, *flags(scheduler_option)),
+        executor_options=(*logs, *executor_token, *directory, *flags(executor_option)),
+        scheduler_options=(*logs, *plain, *adapters, *flags(scheduler_option)),
         client_token=client_token(context, token_file),
     )
     with never_blocking(stderr):
