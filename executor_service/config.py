@@ -15,22 +15,24 @@ from pydantic_settings import SettingsConfigDict
 from executor_service.backends.oracle_settings import OracleSettings
 from executor_service.backends.paged_attention_settings import PagedAttentionSettings
 from executor_service.backends.ranks import Rank
+from executor_service.backends.script_settings import ScriptSettings
 from executor_service.backends.settings import BackendSettings
 from executor_service.backends.torch_settings import TorchSettings
 from executor_service.contract.limits import MAX_ADAPTER_RANK
 
-BackendName = Literal["oracle", "paged-attention", "torch"]
+BackendName = Literal["oracle", "script", "paged-attention", "torch"]
 Positive = Annotated[int, Field(ge=1)]
 
 
 BACKENDS: Mapping[BackendName, type[BackendSettings]] = {
     "oracle": OracleSettings,
+    "script": ScriptSettings,
     "paged-attention": PagedAttentionSettings,
     "torch": TorchSettings,
 }
 
 
-class ExecutorConfig(TorchSettings, OracleSettings, PagedAttentionSettings, ServiceSettings):
+class ExecutorConfig(TorchSettings, ScriptSettings, PagedAttentionSettings, ServiceSettings):
     """Paceline's executor: a model, its device and a paged KV cache, as a gRPC service."""
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_EXECUTOR_")

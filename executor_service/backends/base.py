@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from executor_service.adapters.weights import AdapterTarget, AdapterWeights
 from executor_service.contract.masks import Masks
 from executor_service.contract.model_error import ModelError as ModelError
-from executor_service.contract.plan import NO_TOKENS, OutputMode, Sampling, TokenIds, TokenScores
+from executor_service.contract.plan import (
+    NO_TOKENS,
+    OutputMode,
+    Refusal,
+    Sampling,
+    TokenIds,
+    TokenScores,
+)
 
 _DEFAULT_PAGES = 4096
 
@@ -128,9 +135,9 @@ class ForwardRow:
 class RowOutput:
     """One row's outputs, in the order of its positions.
 
-    `finite` is False when any of the row's output logits was NaN or infinite (before masks and
-    bias), or anything that its `prompt` asks for; the other fields are then unset. Logprobs are log-softmax
-    of the raw logits.
+    `finite` is False when any of the row's output logits (before masks and bias), or of what its `prompt`
+    asks for, was NaN or infinite, or when the row has no output, which `refusal` explains; the other fields
+    are then unset. Logprobs are log-softmax of the raw logits.
     """
 
     tokens: TokenIds | None = None  # SAMPLE: [outputs]
@@ -142,6 +149,7 @@ class RowOutput:
     scores: TokenScores | None = None  # of prompt.targets, if there are any
     hidden: NDArray[np.float32] | None = None  # prompt.last: [hidden]
     hidden_sum: NDArray[np.float64] | None = None  # prompt.total: [hidden], in multiples of HIDDEN_UNIT
+    refusal: Refusal | None = None  # with `finite` False; None: the logits were NaN or infinite
 
 
 @dataclass(frozen=True, slots=True)

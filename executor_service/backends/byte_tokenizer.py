@@ -31,7 +31,7 @@ def byte_characters() -> list[str]:
     return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
 
 
-def byte_tokenizer() -> TokenizerBundle:
+def byte_tokenizer(chat_template: str = CHAT_TEMPLATE) -> TokenizerBundle:
     """The files of the byte tokenizer."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     eos = {"id": EOS_ID, "content": EOS_TOKEN, "special": True}
@@ -60,7 +60,7 @@ def byte_tokenizer() -> TokenizerBundle:
     }
     return TokenizerBundle(
         tokenizer_json=json.dumps(tokenizer, ensure_ascii=False).encode(),
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
         bos_token="",
         eos_token=EOS_TOKEN,
         add_bos=False,

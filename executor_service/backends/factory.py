@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from executor_service.backends.base import Backend, ModelError
 from executor_service.backends.oracle_settings import OracleSettings
 from executor_service.backends.paged_attention_settings import PagedAttentionSettings
+from executor_service.backends.script_settings import ScriptSettings
 from executor_service.backends.settings import BackendSettings
 from executor_service.backends.torch_settings import TorchSettings
 
@@ -18,6 +19,10 @@ def make_backend(settings: BackendSettings, follower_flags: Sequence[str] = ()) 
     """
     try:
         match settings:
+            case ScriptSettings():
+                from executor_service.backends.scripted_oracle import ScriptedOracle
+
+                return ScriptedOracle(settings)
             case OracleSettings():
                 from executor_service.backends.clocked_oracle import oracle_of
 

@@ -127,12 +127,16 @@ class OracleBackend(Synchronous):
         if masked_later:
             self._pass_time(began, len(batch.tokens))
             self._take_masks(rows)
-        outputs = sample_rows(logits, rows)
+        outputs = self._sample(logits, rows)
         if batch.sampled is not None:
             self._add_prompt_outputs(rows, outputs, contents)
         if not masked_later:
             self._pass_time(began, len(batch.tokens))
         return outputs
+
+    def _sample(self, logits: NDArray[np.float32], rows: Sequence[ForwardRow]) -> list[RowOutput]:
+        """One output per row; `logits` [sum of outputs, V] may be changed. All rows have their masks."""
+        return sample_rows(logits, rows)
 
     def _add_prompt_outputs(
         self, rows: Sequence[ForwardRow], outputs: list[RowOutput], contents: Words

@@ -6,6 +6,9 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+BYTE_VOCABULARY = 257
+"""Ids of the byte tokenizer: one for each byte, and the end of sequence."""
+
 
 class BackendSettings(BaseModel):
     """Base of the declarations. Each field name is declared by one of them only."""
@@ -25,7 +28,7 @@ class SyntheticModelSettings(BackendSettings):
     """Settings of the synthetic models."""
 
     vocab_size: int = Field(
-        default=257,
+        default=BYTE_VOCABULARY,
         ge=1,
         le=1 << 20,
         description="number of ids; 257: bytes and an end id (oracle, paged-attention)",

@@ -15,6 +15,7 @@ from executor_service.steps.masking import forced_behind
 from executor_service.steps.step_rows import StepRows, undo_row
 
 _SAMPLE = OutputMode.SAMPLE
+_NOT_FINITE = Refusal(Reason.NOT_FINITE, "the logits were NaN or infinite")
 _PER_POSITION = ("logprobs", "top_ids", "top_logprobs", "logits")
 
 
@@ -58,7 +59,7 @@ class StepCommit:
         """Commit one row with the output of its last forward; undo it if that is not finite."""
         sequence = row.sequence
         if not output.finite:
-            self._undo(row)
+            self._undo(row, output.refusal or _NOT_FINITE)
             return
         end = row.start + row.fed
         self._computed += row.computed + row.fed
@@ -120,17 +121,15 @@ class StepCommit:
             self.constrained.append(sequence)
             result.forced = forced_behind(sequence, self._store.limits.max_drafts)
 
-    def _undo(self, row: AcceptedRow) -> None:
-        """Undo a row whose logits are not finite."""
+    def _undo(self, row: AcceptedRow, refusal: Refusal) -> None:
+        """Undo a row that has no finite logits."""
         self._computed += row.computed
         length, pages_for = row.sequence.length, self._pages.pages_for
         kept = 0 if row.opened else pages_for(length)
         self.freed_behind += max(kept, row.sequence.table.count) - pages_for(row.end)
         undo_row(row, length, self._rows.session, self._store)
         self.undone.append(row)
-        self._rows.results[row.index] = RowResult(
-            refusal=Refusal(Reason.NOT_FINITE, "the logits were NaN or infinite")
-        )
+        self._rows.results[row.index] = RowResult(refusal=refusal)
 
 
 def _add_prompt_outputs(row: AcceptedRow, output: RowOutput, result: RowResult) -> None:

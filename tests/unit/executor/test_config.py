@@ -82,6 +82,9 @@ def test_it_is_frozen() -> None:
         ([*ORACLE, "--auth-token-file", "/no/such"], "--auth-token-file: no file"),
         (["--backend", "torch", "--model", "/no/such"], "--model: no file"),
         ([*ORACLE, "--draft-agreement", "1.5"], "--draft-agreement"),
+        (["--backend", "script"], "--backend script needs --script"),
+        (["--backend", "script", "--script", "a", "--vocab-size", "256"], "--vocab-size 257 or more"),
+        (["--backend", "script", "--script", "a", "--draft-agreement", "0.5"], "is for --backend oracle"),
         ([*ORACLE, "--host", "0.0.0.0"], "not loopback"),
     ],
 )

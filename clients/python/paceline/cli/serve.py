@@ -26,7 +26,10 @@ _COLORS = {"executor": "magenta", "draft": "yellow", "scheduler": "cyan"}
 
 Backend = Annotated[
     str,
-    typer.Option(help="torch (a model), or without one: oracle (a hash), paged-attention (the reference)."),
+    typer.Option(
+        help="torch (a model), or without one: oracle (a hash), script (what -E script=FILE tells),"
+        " paged-attention (the reference)."
+    ),
 ]
 
 AdapterDirectory = Annotated[
