@@ -18,6 +18,7 @@ from tests.conformance.kit.client import Executor, Session  # noqa: E402  # afte
 from tests.conformance.kit.draw import Draw  # noqa: E402
 from tests.conformance.kit.expect import balanced, code_of  # noqa: E402
 from tests.conformance.kit.judge import Judge  # noqa: E402
+from tests.conformance.kit.speed import measured_deadline_s  # noqa: E402
 from tests.conformance.kit.target import BACKENDS, Target, connect, start  # noqa: E402
 
 
@@ -26,6 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--executor", metavar="HOST:PORT", help="check this one instead of our own backends")
     group.addoption("--exact", action="store_true", help="its arithmetic has no rounding: forgive none")
     group.addoption("--may-drain", action="store_true", help="it may be drained, which ends its use")
+    group.addoption(
+        "--deadline", type=float, metavar="SECONDS", help="of each call; default: 60, or more if it is slow"
+    )
     group.addoption("--kit-seed", metavar="TEXT", help="of all test data; default: random with --executor")
     group.addoption("--adapters", default="", metavar="PATH,...", help="adapters below its adapter directory")
     group.addoption("--tls-ca", type=Path, metavar="PEM", help="authority of its certificate")
@@ -110,9 +114,12 @@ def executor(
             started[target.name] = connect(start(target.name, processes, tmp_path_factory), processes)
         return started[target.name]
     try:
-        return connect(target, processes)
+        executor = connect(target, processes)
+        executor.deadline_s = request.config.getoption("--deadline") or measured_deadline_s(executor)
     except grpc.RpcError as error:
-        pytest.exit(f"no executor answers at {target.address or target.name}: {code_of(error).name}", 2)
+        where, why = target.address or target.name, f"{code_of(error).name}: {error.details()}"
+        pytest.exit(f"no executor answers at {where}: {why}", 2)
+    return executor
 
 
 @pytest.fixture

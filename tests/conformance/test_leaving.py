@@ -147,9 +147,7 @@ def test_a_step_is_done_for_one_who_replays_it_whoever_else_leaves(
 ) -> None:
     opening = session.opening(long)
     request = pb.PrefillRequest(step=session.plan(openings=[opening], step_id=1))
-    first, second = (
-        executor.stub.Prefill.future(request, timeout=60, metadata=executor.metadata) for _ in range(2)
-    )
+    first, second = (executor.begin("Prefill", request) for _ in range(2))
     while not first.done() and not running(executor):
         pass
     first.cancel()

@@ -73,9 +73,7 @@ def test_a_replay_of_a_running_step_joins_it(
 ) -> None:
     sequence = session.open(draw.prompt())
     request = pb.UnifiedDecodeRequest(step=session.plan([sequence.row()], step_id=1))
-    calls = [
-        executor.stub.UnifiedDecode.future(request, timeout=60, metadata=executor.metadata) for _ in range(4)
-    ]
+    calls = [executor.begin("UnifiedDecode", request) for _ in range(4)]
     results = [call.result().result for call in calls]
     assert all(result == results[0] for result in results)
     sequence.cached += sequence.pending

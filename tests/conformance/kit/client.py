@@ -28,7 +28,8 @@ SAMPLE, TOP_K, FULL, NONE = (
 )
 GREEDY = pb.Sampling()
 
-_DEADLINE_S = 60.0
+MIN_DEADLINE_S = 60.0
+"""Seconds of a call, where the executor is fast."""
 _MAX_TRIES = 1000
 
 
@@ -100,6 +101,7 @@ class Executor:
         self.channel = channel
         self.adapters = adapters  # directories of adapters that it can load
         self.metadata = metadata
+        self.deadline_s = MIN_DEADLINE_S  # of each call
         self.stub = executor_pb2_grpc.ExecutorServiceStub(channel)
         self.info: pb.GetInfoResponse = self.call("GetInfo", pb.GetInfoRequest())
         self.limits = self.info.limits
@@ -108,8 +110,12 @@ class Executor:
         self.open_sessions: dict[int, Session] = {}
         self.lost = False  # unreachable: nothing more can be found out
 
-    def call(self, rpc: str, request: Any, timeout: float = _DEADLINE_S) -> Any:
-        """One unary RPC; again, where a grammar has not read all of an output yet. Raises grpc.RpcError."""
+    def call(self, rpc: str, request: Any, timeout: float | None = None) -> Any:
+        """One unary RPC; again, where a grammar has not read all of an output yet.
+
+        Each try has `timeout` seconds, or the deadline of all calls. Raises grpc.RpcError.
+        """
+        timeout = self.deadline_s if timeout is None else timeout
         for _ in range(_MAX_TRIES):
             try:
                 return getattr(self.stub, rpc)(request, timeout=timeout, metadata=self.metadata)
@@ -117,6 +123,10 @@ class Executor:
                 if "GRAMMAR_BEHIND" not in reasons_of(error):
                     raise
         raise AssertionError(f"{rpc}: the grammar has not read the output after {_MAX_TRIES} calls")
+
+    def begin(self, rpc: str, request: Any) -> Any:
+        """A unary RPC's future, within the deadline of all calls."""
+        return getattr(self.stub, rpc).future(request, timeout=self.deadline_s, metadata=self.metadata)
 
     def can(self, capability: str) -> bool:
         """Whether GetInfo advertises CAPABILITY_<capability>."""
@@ -129,8 +139,8 @@ class Executor:
 
     def tokenizer(self) -> list[pb.GetTokenizerResponse]:
         """The pieces of GetTokenizer. Raises grpc.RpcError."""
-        call = self.stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=_DEADLINE_S, metadata=self.metadata)
-        return list(call)
+        request = pb.GetTokenizerRequest()
+        return list(self.stub.GetTokenizer(request, timeout=self.deadline_s, metadata=self.metadata))
 
     def caches(self, session_id: int, *cache_ids: int) -> dict[int, pb.Cache]:
         """GetCaches of these, or of all, by id."""
@@ -155,7 +165,7 @@ class Executor:
         """StreamUnifiedDecode over whatever `steps` yields."""
         requests = (pb.StreamUnifiedDecodeRequest(step=step) for step in steps)
         responses: Iterator[pb.StreamUnifiedDecodeResponse] = self.stub.StreamUnifiedDecode(
-            requests, timeout=_DEADLINE_S, metadata=self.metadata
+            requests, timeout=self.deadline_s, metadata=self.metadata
         )
         return responses
 

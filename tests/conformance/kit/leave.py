@@ -15,7 +15,7 @@ Leave = Callable[[Executor, str, Any], None]
 
 def cancelled(executor: Executor, rpc: str, request: Any) -> None:
     """Send a request, and cancel it once it is being computed, if it is not done before that is seen."""
-    call = getattr(executor.stub, rpc).future(request, timeout=60, metadata=executor.metadata)
+    call = executor.begin(rpc, request)
     while not call.done() and not running(executor):
         pass
     call.cancel()

@@ -31,7 +31,9 @@ OTHERS = {
     "--exact",
     "--kit-seed",
     "--may-drain",
+    "--deadline",
     "--dry",  # of make bench-gpu
+    "--grpc-fake-server",  # of pytest-grpc
 }
 """Flags of the tests' own, which stand alone in a page."""
 _FLAG = re.compile(r"--[a-z][a-z0-9-]*")
