@@ -10,7 +10,7 @@ STUBS ?= clients/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-commands test-node test-triton lint format protos bench bench-hostile soak bench-gpu docs model install clean
+.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-triton lint format protos bench bench-hostile soak bench-gpu docs model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ test-slow: $(STAMP) $(MODEL) ## Run the tests that take minutes each, and print 
 
 test-commands: $(STAMP) $(MODEL) ## Run what README and docs tell readers to run, against real services
 	$(BIN)/python -m pytest tests/commands tests/gpu -m commands $(ARGS)
+
+test-wheel: $(STAMP) ## Install the wheel into an empty environment and run a stranger's tests there
+	.ci/check-wheel $(BIN)
 
 test-node: $(STAMP) ## Run the Node client's tests against a live service
 	cd clients/node && npm ci --no-audit --no-fund && npm test

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.commands
 
 MODEL = ROOT / ".models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 TOKENS = """- {name: "alice", sha256: "0c1c0056c97ccb9fd1b3f163a8d8c9e26f8f3ea8281405b8c0d9602565ebc1ce"}\n"""
+ANSWER = """{"pattern": ".", "text": "Paris."}\n"""
 ELSEWHERE = {
     "make": "steps of .ci/run",
     "pip": "the package is installed from this tree, by make install",
@@ -62,6 +63,7 @@ class Reader:
         path = os.pathsep.join((str(ROOT), str(ROOT / "clients" / "python")))
         self._variables = {**os.environ, "PYTHONPATH": path, "PACELINE_ADDRESS": scheduler}
         (directory / "tokens.yaml").write_text(TOKENS)
+        (directory / "answers.jsonl").write_text(ANSWER)
         (directory / "examples").symlink_to(ROOT / "examples")
         (directory / "tests").symlink_to(ROOT / "tests")
         (directory / "adapters").mkdir()

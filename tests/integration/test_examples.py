@@ -48,10 +48,13 @@ def test_drafts_change_the_number_of_forwards_and_no_token(
         assert own_speculator.generate(client, prompt, 48) == (plain, 7)
 
 
-OF_A_SCHEDULER = {"tool_loop"}  # run in tests/unit/client/test_tools.py
+OTHERS = {
+    "tool_loop",  # of a scheduler; run in tests/unit/client/test_tools.py
+    "test_own_program",  # run in tests/commands/test_testing_page.py
+}
 
 
-@pytest.mark.parametrize("name", sorted({path.stem for path in EXAMPLES.glob("*.py")} - OF_A_SCHEDULER))
+@pytest.mark.parametrize("name", sorted({path.stem for path in EXAMPLES.glob("*.py")} - OTHERS))
 def test_each_example_runs_from_its_file(address: str, name: str, tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), address],
