@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from paceline import Aborted, Client, Delta, FinishReason, ToolCall, aio, errors
+from paceline import Aborted, Client, Delta, Event, FinishReason, ToolCall, aio, errors
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc
 from paceline.testing import FakeError, FakeLoss, FakeReply, FakeScheduler, FakeStall
@@ -120,7 +120,8 @@ def test_the_field_at_fault_is_told(fake: FakeScheduler, client: Client) -> None
 
 def test_an_error_in_mid_stream_comes_behind_its_deltas(fake: FakeScheduler, client: Client) -> None:
     fake.reply(FakeReply("one two three", fault=FakeError("NOT_FINITE", after=2)))
-    stream, seen = client.generate("x"), []
+    stream = client.generate("x")
+    seen: list[Event] = []
     with pytest.raises(errors.InternalError) as caught:
         seen.extend(stream)
     assert [event.text for event in seen if isinstance(event, Delta)] == ["one", " two"]

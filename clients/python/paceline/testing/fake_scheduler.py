@@ -39,7 +39,8 @@ class FakeScheduler:
         """`port` on loopback; 0: any free one, which stays the same when it is started again."""
         self.calls: list[ReceivedCall] = []
         self.unanswered: list[ReceivedCall] = []
-        self.servicer = FakeServicer(self._choose, self.calls)
+        # It has not all methods of the service: gRPC answers the others UNIMPLEMENTED.
+        self.servicer = FakeServicer(self._choose, self.calls)  # type: ignore[abstract]
         self._rules = ReplyRules()
         self._port = port
         self._server: grpc.Server | None = None
