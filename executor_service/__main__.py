@@ -26,7 +26,7 @@ log = logs.Log("executor_service")
 
 def main() -> int:
     """Parse the command line and serve. Returns the exit status."""
-    config = ExecutorConfig.from_command_line(sys.argv[1:], "python -m executor_service")
+    config = ExecutorConfig.from_command_line(sys.argv[1:], "paceline executor")
     logs.configure(config.log_format, config.log_level)
     sys.setswitchinterval(_SWITCH_S)
     threading.stack_size(STACK_BYTES)  # what is not used takes no memory

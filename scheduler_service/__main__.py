@@ -18,7 +18,7 @@ _YOUNG_OBJECTS = 10_000  # between two garbage collections: a call makes a hundr
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a scheduler with the settings of the command line; returns the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
-    settings = SchedulerSettings.from_command_line(given, "python -m scheduler_service")
+    settings = SchedulerSettings.from_command_line(given, "paceline scheduler")
     logs.configure(settings.log_format, settings.log_level)
     limit_collections(_YOUNG_OBJECTS)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -22,6 +22,7 @@ from pydantic_settings import (
 )
 
 from paceline.channel import is_loopback
+from paceline.service.command_line import Parser, add_argument, with_plain_switches
 from paceline.service.credentials import Credentials
 from paceline.service.identity import MAX_PRIORITY, Identity
 from paceline.service.known import nearest, unknown_flags, unknown_variables
@@ -190,13 +191,17 @@ class ServiceSettings(BaseSettings):
         """The checked settings of all sources. Mistakes are written to stderr; then exits with EXIT_USAGE."""
         fields = cls.model_fields
         switches = [name for name, field in fields.items() if field.annotation is bool]
-        problems = unknown_flags(arguments, fields, switches)
+        arguments, problems = with_plain_switches(arguments, switches)
+        problems += unknown_flags(arguments, fields, switches)
         problems += unknown_variables(environ, cls.model_config.get("env_prefix", ""), fields)
         if problems:
             _quit(program, problems)
         try:
             flags: CliSettingsSource[Any] = CliSettingsSource(
-                cls, cli_parse_args=list(arguments), cli_prog_name=program
+                cls,
+                cli_parse_args=list(arguments),
+                root_parser=Parser(program, (cls.__doc__ or "").strip()),
+                add_argument_method=add_argument,
             )
             settings = cls(**flags())
             settings._take_secrets()
