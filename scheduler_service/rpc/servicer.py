@@ -91,6 +91,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         if request.request.HasField("prompt_logprobs"):
             raise unsupported("prompt_logprobs", "GenerateUnary's response has no place for them")
         stream = await self._admitted(request.request, context)
+        stream.method = "GenerateUnary"
         try:
             answer = UnaryAnswer(stream.request_id)
             while outputs := await stream.take():

@@ -49,6 +49,11 @@ class CompletionBuffer:
         return None if self._output is None else self._output.stop_string
 
     @property
+    def tokens(self) -> int:
+        """Output tokens so far, those of the stream that this one continues included."""
+        return self._count
+
+    @property
     def has_output(self) -> bool:
         """There is output that the reader has not taken."""
         output = self._output

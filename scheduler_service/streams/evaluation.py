@@ -26,6 +26,8 @@ class EvaluationCall:
     salt: bytes
     digest: bytes  # of method and request; empty with a random id, under which no resend can come
     adapter: ServedAdapter | None = None  # None: the model as it is
+    method: str = ""  # that was called: Score, Embed, Rerank
+    model: str = ""  # name of the model, or of the adapter
 
     def to_core(
         self,
@@ -75,6 +77,8 @@ class EvaluationStream:
         self, call: EvaluationCall, core_id: str, identity: str, arrival: float, inputs: int
     ) -> None:
         self.request_id = call.id  # the caller's; two callers may use the same one
+        self.method, self.model = call.method, call.model
+        self.prompt_tokens = 0  # of all inputs
         self.core_id = core_id  # the core's, unique
         self.identity = identity  # the caller's
         self.arrival = arrival  # in seconds on the registry's clock
@@ -84,6 +88,11 @@ class EvaluationStream:
         self._inputs = [EvaluatedInput() for _ in range(inputs)]
         self._unfinished = inputs
         self._done = asyncio.Event()
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the inputs that were found in the prefix cache."""
+        return sum(one.usage.cached_tokens for one in self._inputs if one.usage is not None)
 
     @property
     def ended(self) -> bool:

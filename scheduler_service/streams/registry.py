@@ -19,6 +19,7 @@ from scheduler_service.errors import ErrorReason, ServiceError, of_admission, of
 from scheduler_service.link.pool import Served
 from scheduler_service.metrics.metrics import Telemetry
 from scheduler_service.model import ServedAdapter, ServedModel
+from scheduler_service.streams.access_log import log_end
 from scheduler_service.streams.evaluation import EvaluationCall, EvaluationStream
 from scheduler_service.streams.output import OutputStart
 from scheduler_service.streams.reading import behind_reasoning, chat_reading
@@ -104,6 +105,8 @@ class StreamRegistry:
         stream = RequestStream(
             checked, request.id, caller.name, arrival, vocabulary, self._wake_queue, reading
         )
+        stream.model = served.model.name if checked.adapter is None else checked.adapter.name
+        stream.prompt_tokens = len(prompt)
         stopped = []
         if checked.continuation is not None:
             checked.continuation.check_prompt(prompt)
@@ -128,6 +131,7 @@ class StreamRegistry:
         replaced = self._replaced(caller, call)
         request = call.to_core(evaluation, alternatives, caller, arrival=arrival, deadline=deadline)
         stream = EvaluationStream(call, request.id, caller.name, arrival, len(evaluation.inputs))
+        stream.prompt_tokens = evaluation.tokens
         self._enter(stream, request, replaced)
         return stream
 
@@ -205,9 +209,14 @@ class StreamRegistry:
         return bool(found)
 
     def close(self, stream: LiveStream) -> None:
-        """End a stream's request: its reader takes no more output. No effect after the stream's end."""
-        if self._streams.get(stream.core_id) is stream:
+        """End a stream's request: its reader takes no more output. To be called once, by the reader.
+
+        After the stream's end it only writes the line of the access log.
+        """
+        left = self._streams.get(stream.core_id) is stream
+        if left:
             self._cancel(stream, ServiceError(ErrorReason.ABORTED, "the client has left"))
+        log_end(stream, self._clock(), client_left=left)
 
     def cancel_all(self, begun: ServiceError, unsent: ServiceError) -> None:
         """End all requests: with `begun` if the client was sent output, else with `unsent`."""

@@ -81,6 +81,9 @@ class RequestStream:
         self.core_id = core_id  # the core's, unique
         self.identity = identity  # the caller's
         self.arrival = arrival  # in seconds on the registry's clock
+        self.method = "Generate"  # that was called
+        self.model = ""  # name of the model, or of the adapter
+        self.prompt_tokens = 0
         self.cached_tokens = 0  # prefix hit of the prompt; set with the first tokens
         self.make_start: Callable[[RequestStream], OutputStart] | None = None
         """Makes the first output; None once the reader has taken it."""

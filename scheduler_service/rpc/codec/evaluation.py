@@ -67,7 +67,15 @@ def check_call(message: EvaluationRequest, model: ServedModel, adapters: Adapter
     if message.request_id:
         content = message.DESCRIPTOR.name.encode() + message.SerializeToString(deterministic=True)
         digest = hashlib.sha256(content).digest()
-    return EvaluationCall(request_id, message.priority, check_salt(message.cache_salt), digest, adapter)
+    return EvaluationCall(
+        request_id,
+        message.priority,
+        check_salt(message.cache_salt),
+        digest,
+        adapter,
+        method=message.DESCRIPTOR.name.removesuffix("Request"),
+        model=model.name if adapter is None else adapter.name,
+    )
 
 
 def check_count(field: str, count: int, model: ServedModel) -> None:

@@ -1,0 +1,53 @@
+"""The access log: one line at the end of each admitted request, at info. It has no text and no token ids.
+
+Requests that are refused are logged by `paceline.service.audit`, at a bounded rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline.service.logs import Log
+
+from scheduler_service.core.events import EndReason
+from scheduler_service.streams.completion import CompletionBuffer
+from scheduler_service.streams.evaluation import EvaluationStream
+from scheduler_service.streams.stream import RequestStream
+
+log = Log(__name__)
+
+CLIENT_LEFT = "CLIENT_LEFT"
+_REASONS = {
+    EndReason.EOS: "STOP",
+    EndReason.STOP_TOKEN: "STOP",
+    EndReason.STOP_STRING: "STOP",
+    EndReason.LENGTH: "LENGTH",
+    EndReason.EVALUATED: "EVALUATED",
+}
+"""As clients are told."""
+
+
+def log_end(stream: RequestStream | EvaluationStream, now: float, *, client_left: bool) -> None:
+    """Log the end of a request. `now`: in seconds on the registry's clock."""
+    completions = stream.completions if isinstance(stream, RequestStream) else []
+    log.info(
+        "request ended",
+        method=stream.method,
+        request_id=stream.request_id,
+        identity=stream.identity,
+        model=stream.model,
+        prompt_tokens=stream.prompt_tokens,
+        cached_tokens=stream.cached_tokens,
+        completion_tokens=sum(one.tokens for one in completions),
+        reason=CLIENT_LEFT if client_left else _reason(stream, completions),
+        ms=round(1000 * (now - stream.arrival)),
+    )
+
+
+def _reason(stream: RequestStream | EvaluationStream, completions: Iterable[CompletionBuffer]) -> str:
+    """The error's reason; without one, why the completions ended, each reason once."""
+    if stream.error is not None:
+        return stream.error.reason.name
+    if isinstance(stream, EvaluationStream):
+        return _REASONS[EndReason.EVALUATED]
+    return ",".join(sorted({_REASONS[one.finished.reason] for one in completions if one.finished}))
