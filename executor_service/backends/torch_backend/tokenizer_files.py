@@ -16,7 +16,11 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from executor_service.backends.base import ModelError, TokenizerBundle
-from executor_service.backends.torch_backend.generation import GENERATION_CONFIG, generation_defaults
+from executor_service.backends.torch_backend.generation import (
+    GENERATION_CONFIG,
+    generation_defaults,
+    gguf_defaults,
+)
 from executor_service.backends.torch_backend.gguf_file import GgufFile
 from executor_service.files.json_file import read_bounded, read_json
 
@@ -118,6 +122,7 @@ def tokenizer_from_gguf(file: GgufFile) -> TokenizerBundle:
         bos_token=bos,
         eos_token=_token_of(file, tokens, "eos"),
         add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", False)) and bool(bos),
+        generation_defaults=gguf_defaults(meta, file.path.name),
     )
 
 

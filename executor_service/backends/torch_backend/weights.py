@@ -17,6 +17,7 @@ from typing import Protocol
 
 import torch
 from paceline.service.logs import Log
+from paceline.service.model_name import model_name
 
 from executor_service.backends.base import ModelError, Progress
 from executor_service.backends.torch_backend.config_json import spec_from_config
@@ -150,7 +151,7 @@ class DirectoryCheckpoint:
         if not (path / "config.json").is_file():
             raise ModelError(f"{path}: not a model directory: config.json is missing")
         generation = path / "generation_config.json"
-        self.name = path.resolve().name
+        self.name = model_name(path)
         self.spec = spec_from_config(
             read_json(path / "config.json"),
             read_json(generation) if generation.exists() else {},
@@ -205,7 +206,7 @@ class GgufCheckpoint:
         self.file = GgufFile(path)
         try:
             self.spec = spec_from_gguf(self.file.metadata, self.file.tensors, path.name)
-            self.name = str(self.file.metadata.get("general.name") or path.stem)[:200]
+            self.name = model_name(path)
             self._check(path.name)
         except ModelError:
             self.close()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
+from executor_service.backends.torch_backend.generation import FALLBACK, gguf_defaults
 from executor_service.backends.torch_backend.tokenizer_files import tokenizer_from_directory
 from executor_service.backends.torch_backend.weights import open_checkpoint
 from tests.unit.executor.model_files import refuses, write_config, write_model
@@ -30,8 +31,21 @@ def test_defaults_within_their_ranges_are_kept(model: Path) -> None:
     values = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0, "repetition_penalty": 1.05}
     write_generation(model, do_sample=True, **values)
     assert tokenizer_from_directory(model).generation_defaults == values
-    write_generation(model, **values)  # greedy, unless a request says otherwise
-    assert tokenizer_from_directory(model).generation_defaults == {"repetition_penalty": 1.05}
+    write_generation(model, **values)  # without do_sample they are not meant
+    assert tokenizer_from_directory(model).generation_defaults == {**FALLBACK, "repetition_penalty": 1.05}
+
+
+def test_a_model_that_brings_nothing_about_drawing_gets_defaults_that_small_models_bear(model: Path) -> None:
+    assert tokenizer_from_directory(model).generation_defaults == FALLBACK
+    assert 0 < FALLBACK["temperature"] < 1
+    write_generation(model, do_sample=True, top_k=20)  # something: then the rest is as the contract says
+    assert tokenizer_from_directory(model).generation_defaults == {"top_k": 20}
+
+
+def test_sampling_parameters_of_a_gguf_file_are_used() -> None:
+    given = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.sampling.mirostat": 1}
+    assert gguf_defaults(given, "a.gguf") == {"temperature": 0.6, "top_k": 20}
+    assert gguf_defaults({"general.sampling.temp": -1}, "a.gguf") == FALLBACK
 
 
 @pytest.mark.parametrize(
@@ -62,7 +76,7 @@ def test_a_default_that_no_request_may_have_is_dropped_with_a_warning_that_names
     write_generation(model, **({"do_sample": True, "repetition_penalty": 1.25} | {key: value}))
     with caplog.at_level(logging.WARNING):
         defaults = tokenizer_from_directory(model).generation_defaults
-    assert defaults == ({} if key == "repetition_penalty" else {"repetition_penalty": 1.25})
+    assert defaults == FALLBACK | ({} if key == "repetition_penalty" else {"repetition_penalty": 1.25})
     [record] = caplog.records
     fields = record.fields  # type: ignore[attr-defined]
     assert (fields["file"], fields["key"]) == ("generation_config.json", key)
