@@ -63,8 +63,8 @@ def test_answers():
     with LiveService(LiveConfig(script="answers.jsonl")) as service, service.client() as client:
         ask = lambda text, **options: client.chat([{"role": "user", "content": text}], **options)
         assert ask("What is the capital of France?").text == "Paris."
-        assert client.complete("Once upon")[0].text == " a time"
-        assert client.complete("The WEATHER in Paris")[0].text == "It rains."
+        assert client.complete("Once upon").text == " a time"
+        assert client.complete("The WEATHER in Paris").text == "It rains."
         assert ask("Double 3.", tools=[double]).tool_calls[0].parsed == {"x": 3}
 '''
 
@@ -79,13 +79,13 @@ import pytest
 
 @pytest.mark.{mark}
 async def test_asynchronous(paceline_aio_client):
-    assert (await paceline_aio_client.complete("x", max_tokens=3))[0].text
+    assert (await paceline_aio_client.complete("x", max_tokens=3)).text
 
 @pytest.mark.{mark}
 async def test_fake(paceline_fake):
     paceline_fake.reply("yes")
     async with paceline_fake.aio_client() as client:
-        assert (await client.complete("x"))[0].text == "yes"
+        assert (await client.complete("x")).text == "yes"
 
 @pytest.fixture
 def anyio_backend():

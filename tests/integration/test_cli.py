@@ -75,7 +75,7 @@ def test_a_killed_executor_comes_back_and_streams_go_on(tmp_path: Path) -> None:
 def test_a_killed_parent_takes_its_services_along(tmp_path: Path) -> None:
     with serving(tmp_path, "--draft-backend", "oracle", "-D", "draft-agreement=0.9") as serve:
         with paceline.Client(serve.address) as client:
-            (completion,) = client.complete("x", max_tokens=30, temperature=0, speculation=4)
+            (completion,) = client.completions("x", max_tokens=30, temperature=0, speculation=4)
             assert completion.finished is not None
             assert completion.finished.usage.accepted_tokens > 0
         assert "drafts from oracle" in serve.log

@@ -58,7 +58,7 @@ async def test_it_serves_a_script_to_both_clients_and_then_is_gone(monkeypatch: 
             with pytest.raises(errors.InvalidRequest, match=r"line 2 .* does not match the grammar"):
                 client.complete("a city", schema=CITY)
         async with service.aio_client() as asynchronous:
-            assert (await asynchronous.complete("a city"))[0].text == '{"city":"Paris"}'
+            assert (await asynchronous.complete("a city")).text == '{"city":"Paris"}'
         with ExecutorClient(service.executor_address) as executor:
             assert executor.get_info().limits.max_rows == 8
         pids = [process.pid for process in service._processes]

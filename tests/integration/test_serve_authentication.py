@@ -21,7 +21,7 @@ FOR_CERTIFIED = [*PORT_WITH_TLS, "-S", f"tls-client-ca={TLS / 'ca.pem'}"]
 
 def answered(address: str, security: Security) -> bool:
     with paceline.Client(address, security=security) as client:
-        [completion] = client.complete("x", max_tokens=2, timeout_s=60)
+        [completion] = client.completions("x", max_tokens=2, timeout_s=60)
         return len(completion.token_ids) == 2
 
 
@@ -49,7 +49,7 @@ def test_a_token_in_the_environment_is_demanded_of_clients(closed: Serve) -> Non
     for token in ("", "wrong", "of-schedulers"):
         client = paceline.Client(closed.address, security=Security(token=token))
         with client, pytest.raises(errors.Unauthenticated):
-            client.complete("x", max_tokens=1, timeout_s=60)
+            client.completions("x", max_tokens=1, timeout_s=60)
     assert "no token" not in closed.log
 
 

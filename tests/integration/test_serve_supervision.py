@@ -44,7 +44,7 @@ def test_a_frozen_scheduler_is_replaced_with_the_same_tokens_in_force(tmp_path: 
         serve.wait_for(r"scheduler.* frozen: stopped by a signal")
         serve.wait_for(r"scheduler.* serves again")
         with paceline.Client(address, security=paceline.Security(token="sesame")) as client:
-            assert client.complete("x", max_tokens=2, timeout_s=60)
+            assert client.completions("x", max_tokens=2, timeout_s=60)
         with paceline.Client(address) as client, pytest.raises(paceline.errors.Unauthenticated):
             client.model_info(timeout_s=60)
 
@@ -102,7 +102,7 @@ def test_serve_continues_when_its_log_is_not_read(tmp_path: Path) -> None:
             for _ in range(3):  # each death is worth a line
                 before = serve.children()["executor_service"]
                 os.kill(before, signal.SIGKILL)
-                assert client.complete("x", max_tokens=2, timeout_s=60)
+                assert client.completions("x", max_tokens=2, timeout_s=60)
                 assert serve.children()["executor_service"] != before
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
@@ -136,7 +136,7 @@ def test_under_nohup_a_closed_terminal_has_no_effect(tmp_path: Path) -> None:
     try:
         with paceline.Client(serve.address) as client:
             serve.process.send_signal(signal.SIGHUP)
-            assert client.complete("x", max_tokens=2, timeout_s=60)
+            assert client.completions("x", max_tokens=2, timeout_s=60)
         serve.process.send_signal(signal.SIGTERM)
         assert serve.process.wait(60) == 0
         assert serve.log.count("letting running requests end") == 1

@@ -44,12 +44,16 @@ export class Client {
   #closed = false;
 
   /**
-   * @param {string | string[]} [addresses] host:port, or unix:/path; several as an array, or with commas
+   * @param {string | string[]} [addresses] host:port, or unix:/path; several as an array, or with commas. Default:
+   *   PACELINE_ADDRESS, else 127.0.0.1:50051.
    * @param {{ token?: string, tls?: { ca: Buffer, cert?: Buffer, key?: Buffer }, failoverTimeoutMs?: number }} [options]
    *   Without `tls` the channel is plaintext, which a scheduler accepts on loopback only. `token`
-   *   is sent as `authorization: Bearer ...`.
+   *   is sent as `authorization: Bearer ...`; default: PACELINE_TOKEN. '': none.
    */
-  constructor(addresses = '127.0.0.1:50051', { token = '', tls, failoverTimeoutMs = FAILOVER_TIMEOUT_MS } = {}) {
+  constructor(
+    addresses = process.env.PACELINE_ADDRESS || '127.0.0.1:50051',
+    { token = process.env.PACELINE_TOKEN || '', tls, failoverTimeoutMs = FAILOVER_TIMEOUT_MS } = {},
+  ) {
     const credentials = tls
       ? grpc.credentials.createSsl(tls.ca, tls.key ?? null, tls.cert ?? null)
       : grpc.credentials.createInsecure();
@@ -122,24 +126,36 @@ export class Client {
   /**
    * Generate and wait.
    *
+   * @param {GenerateOptions} options `n` is 1; `completions` returns several.
+   * @returns {Promise<messages.Completion>}
+   */
+  async complete(options) {
+    if ((options.n ?? 1) > 1) throw new RangeError(`n: ${options.n} completions are returned by completions(), and not here`);
+    const [completion] = await this.completions(options);
+    return completion;
+  }
+
+  /**
+   * Generate `n` completions and wait for all.
+   *
    * @param {GenerateOptions} options
    * @returns {Promise<messages.Completion[]>} One per index.
    */
-  async complete(options) {
+  async completions(options) {
     const request = identified(messages.generateRequest(options));
     const reply = await this.#call('generateUnary', { request }, options, this.#failoverTimeoutMs);
     return messages.completions(reply, options.n || 1);
   }
 
   /**
-   * The model's answer to a conversation.
+   * The model's answer to a conversation, or to one message of the user's.
    *
-   * @param {import('./chat.js').Message[]} conversation
+   * @param {string | import('./chat.js').Message[]} conversation
    * @param {Omit<GenerateOptions, 'messages' | 'prompt' | 'tokenIds' | 'n'>} [options]
    */
   async chat(conversation, options = {}) {
-    const [answer] = await this.complete({ ...options, messages: conversation });
-    return answer;
+    const messages = typeof conversation === 'string' ? [{ role: 'user', content: conversation }] : conversation;
+    return this.complete({ ...options, messages });
   }
 
   /**

@@ -27,7 +27,7 @@ import { speculation } from './speculation.js';
  * @property {number} [logprobs] Of each token, and of so many most likely ones.
  * @property {number} [maxTokens] Default: what fits.
  * @property {number} [minTokens]
- * @property {string[]} [stop] Not part of the text returned.
+ * @property {string | string[]} [stop] Not part of the text returned.
  * @property {number[]} [stopTokenIds]
  * @property {boolean} [ignoreEos]
  * @property {boolean} [includeStopString] The text ends with the stop string that ended it.
@@ -131,6 +131,13 @@ const KNOWN = new Set([
   ...SAMPLING, ...Object.keys(STOP), ...REQUEST, ...GRAMMARS, ...CHAT_OPTIONS, 'speculation', ...PROMPTS, ...CALL,
 ]);
 
+const TYPES = {
+  string: ['prompt', 'cacheSalt', 'requestId', 'model', 'regex', 'grammar'],
+  number: ['temperature', 'topP', 'minP', 'repetitionPenalty', 'presencePenalty', 'frequencyPenalty', 'timeoutMs'],
+  boolean: ['ignoreEos', 'includeStopString', 'continueFinalMessage'],
+};
+/** @type {Map<string, string>} Types of options, by name; protobufjs would convert other types in silence. */
+const TYPE_OF = new Map(Object.entries(TYPES).flatMap(([type, names]) => names.map((name) => [name, type])));
 const UINT32 = new Set(['topK', 'logprobs', 'promptLogprobs', 'maxTokens', 'minTokens', 'n']);
 
 /**
@@ -146,6 +153,7 @@ export function generateRequest(options) {
   if (PROMPTS.filter((name) => name in given).length !== 1) {
     throw new TypeError('give exactly one of prompt, messages and tokenIds');
   }
+  if (typeof given.stop === 'string') given.stop = [given.stop];
   for (const [name, value] of Object.entries(given)) check(name, value);
   for (const name of CHAT_OPTIONS) {
     if (name in given && !('messages' in given)) throw new TypeError(`${name}: only with messages`);
@@ -173,6 +181,11 @@ export function generateRequest(options) {
  * @param {any} value
  */
 function check(name, value) {
+  const type = TYPE_OF.get(name);
+  if (type && typeof value !== type) throw new TypeError(`${name} must be a ${type}, not ${shown(value)}`);
+  if (name === 'stop' && !(Array.isArray(value) && value.every((one) => typeof one === 'string'))) {
+    throw new TypeError('stop must be a string or an array of strings');
+  }
   if (UINT32.has(name) && !isUint32(value)) throw new RangeError(`${name} must be an integer from 0 to 2^32 - 1`);
   if ((name === 'tokenIds' || name === 'stopTokenIds') && !(Array.isArray(value) && value.every(isUint32))) {
     throw new RangeError(`${name} must be an array of integers from 0 to 2^32 - 1`);
@@ -182,6 +195,11 @@ function check(name, value) {
   }
   if (name === 'seed' && !isUint64(value)) throw new RangeError('seed must be an integer from 0 to 2^64 - 1');
   if (name === 'priority' && (value | 0) !== value) throw new RangeError('priority must be an int32');
+}
+
+/** @param {unknown} value */
+function shown(value) {
+  return value === null ? 'null' : Array.isArray(value) ? 'an array' : `a ${typeof value}`;
 }
 
 /** @param {unknown} value */

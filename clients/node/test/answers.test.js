@@ -100,13 +100,13 @@ const REPLIES = [
 for (const [what, reply] of REPLIES) {
   test(`a collected answer of ${what} throws`, async () => {
     await answering([reply], async (client) => {
-      await assert.rejects(client.complete({ prompt: 'x', n: 2 }), (error) => error instanceof PacelineError);
+      await assert.rejects(client.completions({ prompt: 'x', n: 2 }), (error) => error instanceof PacelineError);
     });
   });
 }
 
 test('a collected answer that is whole does not', async () => {
   await answering([{ completions: [end(0), end(1)] }], async (client) => {
-    assert.equal((await client.complete({ prompt: 'x', n: 2 })).length, 2);
+    assert.equal((await client.completions({ prompt: 'x', n: 2 })).length, 2);
   });
 });

@@ -50,9 +50,9 @@ test('the same seed gives the same tokens, streamed or not, from a 64-bit seed t
   for await (const event of client.generate(options)) {
     if (event.type === 'delta') streamed.push(...event.tokenIds);
   }
-  const [whole] = await client.complete(options);
+  const [whole] = await client.completions(options);
   assert.deepEqual(whole.tokenIds, streamed);
-  const [other] = await client.complete({ ...options, seed: 7 });
+  const [other] = await client.completions({ ...options, seed: 7 });
   assert.notDeepEqual(other.tokenIds, streamed);
 });
 
@@ -72,7 +72,7 @@ test('eight streams at once each end once', async () => {
 });
 
 test('n completions come with their index', async () => {
-  const completions = await client.complete({ prompt: 'x', n: 3, maxTokens: 4, temperature: 1, seed: 1, ignoreEos: true });
+  const completions = await client.completions({ prompt: 'x', n: 3, maxTokens: 4, temperature: 1, seed: 1, ignoreEos: true });
   assert.deepEqual(completions.map(({ index }) => index), [0, 1, 2]);
 });
 
@@ -80,10 +80,10 @@ test('guessing ahead changes no token, and usage says how it went', async () => 
   // Few tokens are left, so that the oracle repeats itself and its n-grams find something.
   const logitBias = Object.fromEntries(Array.from({ length: 251 }, (_, i) => [i + 6, -1000]));
   const options = { prompt: 'again and again', maxTokens: 120, temperature: 0, logitBias, ignoreEos: true };
-  const [plain] = await client.complete({ ...options, speculation: 'off' });
+  const [plain] = await client.completions({ ...options, speculation: 'off' });
   assert.equal(plain.finished.usage.verifications, 0);
   for (const speculation of ['auto', 4, { mode: 4, drafter: 'ngram' }]) {
-    const [guessed] = await client.complete({ ...options, speculation });
+    const [guessed] = await client.completions({ ...options, speculation });
     assert.deepEqual(guessed.tokenIds, plain.tokenIds);
     const { usage } = guessed.finished;
     const sum = (/** @type {number[]} */ counts) => counts.reduce((a, b) => a + b, 0);
@@ -92,12 +92,12 @@ test('guessing ahead changes no token, and usage says how it went', async () => 
     assert.equal(usage.draftedByPosition[0] ?? 0, usage.verifications);
     if (speculation !== 'auto') assert.ok(usage.verifications > 0);
   }
-  await assert.rejects(client.complete({ ...options, speculation: 0 }), /speculation\.draft_tokens/);
-  await assert.rejects(client.complete({ ...options, speculation: { drafter: 'draft-executor' } }), /speculation\.drafter/);
+  await assert.rejects(client.completions({ ...options, speculation: 0 }), /speculation\.draft_tokens/);
+  await assert.rejects(client.completions({ ...options, speculation: { drafter: 'draft-executor' } }), /speculation\.drafter/);
 });
 
 test('logprobs are there when asked for', async () => {
-  const [{ logprobs, tokenIds }] = await client.complete({ prompt: 'x', maxTokens: 3, temperature: 0, logprobs: 2, ignoreEos: true });
+  const [{ logprobs, tokenIds }] = await client.completions({ prompt: 'x', maxTokens: 3, temperature: 0, logprobs: 2, ignoreEos: true });
   assert.equal(logprobs.length, 3);
   assert.equal(logprobs[0].top.length, 2);
   assert.equal(logprobs[0].top[0].id, tokenIds[0]);
@@ -125,7 +125,7 @@ test('an abort signal ends the stream with its reason', async () => {
 
 test('an aborted signal sends nothing', async () => {
   const before = (await client.status()).requests;
-  await assert.rejects(client.complete({ prompt: 'x', signal: AbortSignal.abort() }), { name: 'AbortError' });
+  await assert.rejects(client.completions({ prompt: 'x', signal: AbortSignal.abort() }), { name: 'AbortError' });
   await assert.rejects(client.generate({ prompt: 'x', signal: AbortSignal.abort() }).next(), { name: 'AbortError' });
   assert.equal((await client.status()).requests, before);
 });
@@ -142,7 +142,7 @@ test('abort by id ends the stream ABORTED', async () => {
 });
 
 test('a bad parameter is INVALID_ARGUMENT, names its field and says why', async () => {
-  await assert.rejects(client.complete({ prompt: 'x', topP: 2 }), (error) => {
+  await assert.rejects(client.completions({ prompt: 'x', topP: 2 }), (error) => {
     assert.ok(error instanceof PacelineError);
     assert.equal(error.code, 'INVALID_ARGUMENT');
     assert.match(error.message, /top_p/);
@@ -152,7 +152,7 @@ test('a bad parameter is INVALID_ARGUMENT, names its field and says why', async 
 });
 
 test('a deadline is DEADLINE_EXCEEDED', async () => {
-  await assert.rejects(client.complete({ prompt: 'x', maxTokens: 20000, ignoreEos: true, timeoutMs: 50 }), {
+  await assert.rejects(client.completions({ prompt: 'x', maxTokens: 20000, ignoreEos: true, timeoutMs: 50 }), {
     code: 'DEADLINE_EXCEEDED',
   });
 });
@@ -197,4 +197,39 @@ test("the package's contract is the repository's", () => {
   const file = 'protos/paceline/scheduler/v1/scheduler.proto';
   const read = (/** @type {string} */ path) => readFileSync(new URL(path, import.meta.url), 'utf8');
   assert.equal(read(`../${file}`), read(`../../../${file}`));
+});
+
+test('one completion comes alone, several as a list; a stop string and a message may be plain strings', async () => {
+  const options = { prompt: 'x', maxTokens: 6, temperature: 0, ignoreEos: true };
+  const whole = await client.complete(options);
+  assert.deepEqual([whole.tokenIds], (await client.completions(options)).map(({ tokenIds }) => tokenIds));
+  await assert.rejects(client.complete({ ...options, n: 2 }), /completions\(\)/);
+  assert.deepEqual(
+    generateRequest({ prompt: 'x', stop: 'end' }),
+    generateRequest({ prompt: 'x', stop: ['end'] }),
+  );
+  const chatting = { maxTokens: 4, temperature: 0 };
+  const answer = await client.chat('hi', chatting);
+  assert.deepEqual(answer.tokenIds, (await client.chat([{ role: 'user', content: 'hi' }], chatting)).tokenIds);
+});
+
+test('an option of a wrong type is named before anything is sent', () => {
+  assert.throws(() => generateRequest(/** @type {any} */ ({ prompt: ['x'] })), /prompt must be a string, not an array/);
+  assert.throws(() => generateRequest(/** @type {any} */ ({ prompt: 'x', temperature: 'hot' })), /temperature must be a number/);
+  assert.throws(() => generateRequest(/** @type {any} */ ({ prompt: 'x', ignoreEos: 1 })), /ignoreEos must be a boolean/);
+  assert.throws(() => generateRequest(/** @type {any} */ ({ prompt: 'x', stop: [1] })), /stop must be a string or/);
+});
+
+test('the address comes from the environment where none is given', () => {
+  process.env.PACELINE_ADDRESS = service.address;
+  try {
+    const found = new Client();
+    assert.deepEqual(found.addresses, [service.address]);
+    found.close();
+    const named = new Client('127.0.0.1:1');
+    assert.deepEqual(named.addresses, ['127.0.0.1:1']);
+    named.close();
+  } finally {
+    delete process.env.PACELINE_ADDRESS;
+  }
 });

@@ -230,7 +230,7 @@ test('a stream that nobody continues is lost, and not to be sent again', async (
 
 test('a unary call that was lost is sent again as it was', async () => {
   await using([[[0, BROKEN]], [[0, BROKEN]]], async (client, requests) => {
-    const [{ tokenIds }] = await client.complete({ prompt: 'x' });
+    const [{ tokenIds }] = await client.completions({ prompt: 'x' });
     assert.ok(tokenIds.length > 0);
     const [first, ...others] = requests.flat();
     assert.equal(others.length, 2);
@@ -252,11 +252,11 @@ test('an evaluation that was lost is sent again as it was', async () => {
 test('calls are spread, and what one refuses is taken by another', async () => {
   const full = /** @type {[number, object]} */ ([0, { code: grpc.status.RESOURCE_EXHAUSTED, details: 'full' }]);
   await using([[], []], async (client, requests) => {
-    for (let i = 0; i < 4; i++) await client.complete({ prompt: 'x' });
+    for (let i = 0; i < 4; i++) await client.completions({ prompt: 'x' });
     assert.deepEqual(requests.map(({ length }) => length), [2, 2]);
   });
-  await using([[full], []], async (client) => assert.ok(await client.complete({ prompt: 'x' })));
-  await using([[full], [full]], (client) => assert.rejects(client.complete({ prompt: 'x' }), { code: 'RESOURCE_EXHAUSTED' }));
+  await using([[full], []], async (client) => assert.ok(await client.completions({ prompt: 'x' })));
+  await using([[full], [full]], (client) => assert.rejects(client.completions({ prompt: 'x' }), { code: 'RESOURCE_EXHAUSTED' }));
   await serving([[]], async ([address]) => {
     const client = new Client(`127.0.0.1:1,${address}`);
     for (let i = 0; i < 4; i++) assert.deepEqual(await collect(client, { n: 2 }), UNDISTURBED);

@@ -177,18 +177,18 @@ after(async () => {
 
 test('what ends by itself matches, streamed or not', async () => {
   const options = { prompt: 'x', maxTokens: 200, temperature: 1, seed: 4 };
-  const [whole] = await client.complete({ ...options, schema: SCHEMA });
+  const [whole] = await client.completions({ ...options, schema: SCHEMA });
   assert.deepEqual(Object.keys(parsed(whole)), ['city']);
   const [streamed] = await collect(client.generate({ ...options, schema: SCHEMA }));
   assert.equal(streamed.text, whole.text);
-  const [date] = await client.complete({ ...options, regex: '[0-9]{4}-[0-9]{2}' });
+  const [date] = await client.completions({ ...options, regex: '[0-9]{4}-[0-9]{2}' });
   assert.match(date.text, /^[0-9]{4}-[0-9]{2}$/);
-  const [choice] = await client.complete({ ...options, choices: ['yes', 'no'] });
+  const [choice] = await client.completions({ ...options, choices: ['yes', 'no'] });
   assert.ok(['yes', 'no'].includes(choice.text));
 });
 
 test('a grammar that is none is refused, and the error names the field', async () => {
-  await assert.rejects(client.complete({ prompt: 'x', regex: '(a|' }), (error) => {
+  await assert.rejects(client.completions({ prompt: 'x', regex: '(a|' }), (error) => {
     assert.ok(error instanceof PacelineError);
     assert.equal(error.code, 'INVALID_ARGUMENT');
     assert.equal(error.metadata.field, 'grammar.regex');

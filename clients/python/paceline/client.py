@@ -8,9 +8,10 @@ from typing import Self, Unpack
 import grpc
 
 from paceline import errors, requests, responses
-from paceline.channel import PLAINTEXT, SCHEDULER_ADDRESS, Security
-from paceline.chat import MessageLike
+from paceline.channel import Security
+from paceline.chat import Message, MessageLike
 from paceline.connections import SchedulerConnections
+from paceline.environment import addresses_or_default, security_or_default
 from paceline.evaluation_replies import embed_reply, rerank_reply, score_reply
 from paceline.evaluation_requests import embed_request, rerank_request, score_request
 from paceline.evaluations import (
@@ -44,22 +45,27 @@ class Client:
     gap on another one, or on the same one after its restart; it raises StreamLost if that does not succeed
     within `failover_timeout_s`.
 
+    Without `addresses`, PACELINE_ADDRESS is used, else 127.0.0.1:50051; without `security`, PACELINE_TOKEN
+    and PACELINE_TLS_CA, _CERT and _KEY.
+
     A request has exactly one of `prompt` (text, without a chat template), `messages` (formatted with the
     model's chat template) and `token_ids`. `timeout_s` is the deadline of all attempts of a call together,
     which the scheduler enforces too; None: no deadline. All calls raise `paceline.errors`.
 
-    `complete`, `score`, `embed` and `rerank` may be sent again without harm, and are, on another scheduler or
-    the same one, for `failover_timeout_s` after their scheduler was lost.
+    `complete`, `completions`, `chat`, `score`, `embed` and `rerank` may be sent again without harm, and are,
+    on another scheduler or the same one, for `failover_timeout_s` after their scheduler was lost.
     """
 
     def __init__(
         self,
-        addresses: str | Sequence[str] = SCHEDULER_ADDRESS,
+        addresses: str | Sequence[str] | None = None,
         *,
-        security: Security = PLAINTEXT,
+        security: Security | None = None,
         failover_timeout_s: float = FAILOVER_TIMEOUT_S,
     ) -> None:
-        self._schedulers = SchedulerConnections(addresses, security, failover_timeout_s)
+        self._schedulers = SchedulerConnections(
+            addresses_or_default(addresses), security_or_default(security), failover_timeout_s
+        )
         self.addresses = self._schedulers.addresses
 
     def __enter__(self) -> Self:
@@ -94,8 +100,24 @@ class Client:
         token_ids: Sequence[int] | None = None,
         timeout_s: float | None = None,
         **options: Unpack[Options],
+    ) -> Completion:
+        """Generate, and wait until the completion has finished. Raises InvalidRequest for an `n` above 1."""
+        requests.check_single(options)
+        [completion] = self.completions(
+            prompt, messages=messages, token_ids=token_ids, timeout_s=timeout_s, **options
+        )
+        return completion
+
+    def completions(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[MessageLike] | None = None,
+        token_ids: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
     ) -> list[Completion]:
-        """Generate, and wait until all completions have finished; returns them ordered by index."""
+        """Generate `n` completions, and wait until all have finished; returns them ordered by index."""
         request = identified(requests.generate_request(prompt, messages, token_ids, options))
         reply = self._schedulers.call(
             lambda endpoint: endpoint.scheduler.GenerateUnary,
@@ -106,10 +128,15 @@ class Client:
         return responses.completions(reply, max(request.n, 1), options.get("schema"))
 
     def chat(
-        self, messages: Sequence[MessageLike], *, timeout_s: float | None = None, **options: Unpack[Options]
+        self,
+        messages: str | Sequence[MessageLike],
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
     ) -> Completion:
-        """The model's answer to a conversation: completion 0 of `complete`."""
-        return self.complete(messages=messages, timeout_s=timeout_s, **options)[0]
+        """The model's answer to a conversation, or to one message of the user's."""
+        turns = [Message("user", messages)] if isinstance(messages, str) else messages
+        return self.complete(messages=turns, timeout_s=timeout_s, **options)
 
     def score(
         self,

@@ -69,6 +69,10 @@ class Generation:
         if self._call is not None:
             self._call.cancel()
 
+    def cancel(self) -> None:
+        """The same as `close`."""
+        self.close()
+
     @property
     def started(self) -> Started | None:
         """The request with its defaults filled in, as the scheduler reports it; None before any event."""

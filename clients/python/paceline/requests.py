@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -16,7 +17,7 @@ from paceline.types import Drafter, Speculation
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of `generate`, `complete` and `chat`.
+    """Keyword arguments of `generate`, `complete`, `completions` and `chat`.
 
     An option that is left out has the model's default. The service checks ranges; scheduler.proto
     lists them.
@@ -34,11 +35,11 @@ class Options(TypedDict, total=False):
     logprobs: int  # return each token's logprob and those of this many most likely ids
     max_tokens: int  # default: as many as fit
     min_tokens: int
-    stop: Sequence[str]  # stop strings; by default not part of the returned text
+    stop: str | Sequence[str]  # stop strings; by default not part of the returned text
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     include_stop_string: bool  # the returned text includes the stop string that ended it
-    n: int  # number of completions
+    n: int  # number of completions, of `generate` and `completions`
     priority: int  # higher is served first
     cache_salt: str  # prompts share cached prefixes only under the same salt
     request_id: str  # default: a random one
@@ -95,7 +96,8 @@ def generate_request(
         if name in _SAMPLING:
             set_field(request.sampling, name, value, name)
         elif name in _STOP:
-            set_field(request.stop, _STOP[name], value, name)
+            several = [value] if name == "stop" and isinstance(value, str) else value
+            set_field(request.stop, _STOP[name], several, name)
         elif name in _REQUEST:
             set_field(request, name, value, name)
         elif name == "returns":
@@ -111,8 +113,16 @@ def generate_request(
         elif name == "speculation":
             request.speculation.CopyFrom(speculation(value))
         else:
-            raise TypeError(f"unknown option {name!r}")
+            near = difflib.get_close_matches(name, Options.__annotations__, n=1)
+            raise TypeError(f"unknown option {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
     return request
+
+
+def check_single(options: Mapping[str, Any]) -> None:
+    """Raises InvalidRequest if the options ask for several completions."""
+    n = options.get("n", 1)
+    if isinstance(n, int) and n > 1:
+        raise InvalidRequest(f"n: `completions` returns {n}, and `complete` and `chat` one")
 
 
 _DRAFTERS = {

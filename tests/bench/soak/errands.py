@@ -144,17 +144,17 @@ class Errands:
         timeout_s = 10.0
         try:
             if which == 0:
-                await client.complete("x", temperature=-1.0, timeout_s=timeout_s)
+                await client.completions("x", temperature=-1.0, timeout_s=timeout_s)
             elif which == 1:
-                await client.complete("x", n=10_000, timeout_s=timeout_s)
+                await client.completions("x", n=10_000, timeout_s=timeout_s)
             elif which == 2:
-                await client.complete("x", priority=99, timeout_s=timeout_s)
+                await client.completions("x", priority=99, timeout_s=timeout_s)
             elif which == 3:
                 await client.executors(timeout_s=timeout_s)
             else:
                 security = Security(token="wrong" * 5)
                 async with aio.Client(f"127.0.0.1:{self.port}", security=security) as stranger:
-                    await stranger.complete("x", timeout_s=timeout_s)
+                    await stranger.completions("x", timeout_s=timeout_s)
         except (errors.InvalidRequest, errors.Unauthenticated) as error:
             return type(error).__name__
         except errors.PacelineError as error:

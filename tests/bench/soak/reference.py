@@ -55,7 +55,7 @@ class Question:
 
     async def ask_unary(self, client: aio.Client, timeout_s: float | None = None) -> list[Completion]:
         """The whole answer."""
-        return await client.complete(**self._prompt, timeout_s=timeout_s, **self.options)
+        return await client.completions(**self._prompt, timeout_s=timeout_s, **self.options)
 
     @property
     def _prompt(self) -> dict[str, Any]:

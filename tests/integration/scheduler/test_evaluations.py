@@ -191,7 +191,7 @@ async def test_the_sdk_gives_what_the_wire_has(stack: Stack, stub: rpc.Scheduler
         with pytest.raises(errors.InvalidRequest, match="dimensions"):
             await client.embed(["a"], dimensions=10**6)
         with pytest.raises(errors.Unsupported, match="no place"):
-            await client.complete("x", prompt_logprobs=0)
+            await client.completions("x", prompt_logprobs=0)
 
 
 async def test_a_client_that_leaves_ends_its_call(stub: rpc.SchedulerServiceAsyncStub) -> None:

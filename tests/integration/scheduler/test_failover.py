@@ -215,7 +215,7 @@ async def test_without_an_executor_streams_end_after_the_failover_timeout(tmp_pa
 async def eventually_complete(client: aio.Client) -> None:
     async def completes() -> bool:
         try:
-            await client.complete("x", max_tokens=1)
+            await client.completions("x", max_tokens=1)
         except errors.Unavailable:
             return False
         return True
@@ -233,7 +233,7 @@ async def test_a_request_that_kills_executors_ends_alone(tmp_path: Path) -> None
             clean = [[1 + seed, 2, 3] for seed in range(8)]
             bias = {POISON: -1000.0}
             options = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.0, "logit_bias": bias}
-            alone = [client.complete(token_ids=ids, **options) for ids in clean]  # type: ignore[arg-type]
+            alone = [client.completions(token_ids=ids, **options) for ids in clean]  # type: ignore[arg-type]
             expected = [ids_of(completions[0]) for completions in await asyncio.gather(*alone)]
             (address,) = stack.addresses
             stack.change_executor(address, *EXECUTOR, "--exit-on-token", str(POISON))
@@ -249,7 +249,7 @@ async def test_a_request_that_kills_executors_ends_alone(tmp_path: Path) -> None
             runs = [client.generate(token_ids=ids, **options).collect() for ids in clean]  # type: ignore[arg-type]
             streams = asyncio.gather(*runs)
             with pytest.raises(errors.InternalError, match="lost"):
-                await client.complete(token_ids=[4, POISON, 5], **options)  # type: ignore[arg-type]
+                await client.completions(token_ids=[4, POISON, 5], **options)  # type: ignore[arg-type]
             assert [ids_of(completions[0]) for completions in await streams] == expected
             done.set()
             await supervisor

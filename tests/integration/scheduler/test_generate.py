@@ -68,7 +68,7 @@ async def test_the_initial_metadata_names_the_request(client: aio.Client) -> Non
 
 
 async def test_unary_and_stream_and_batch_agree_token_by_token(client: aio.Client) -> None:
-    (unary,) = await client.complete(PROMPT, max_tokens=30, seed=7, temperature=0.8, ignore_eos=True)
+    (unary,) = await client.completions(PROMPT, max_tokens=30, seed=7, temperature=0.8, ignore_eos=True)
     batch = [
         client.generate(PROMPT, max_tokens=30, seed=seed, temperature=0.8, ignore_eos=True).collect()
         for seed in range(16)
@@ -85,15 +85,15 @@ async def test_each_completion_of_n_is_a_request_under_its_own_seed(client: aio.
         return x ^ (x >> 31)
 
     seeds = [5, *(mix64(5 ^ mix64((0x9E3779B97F4A7C15 * index) & MASK)) for index in (1, 2))]
-    together = await client.complete(PROMPT, n=3, seed=5, max_tokens=12, ignore_eos=True)
-    alone = [await client.complete(PROMPT, seed=seed, max_tokens=12, ignore_eos=True) for seed in seeds]
+    together = await client.completions(PROMPT, n=3, seed=5, max_tokens=12, ignore_eos=True)
+    alone = [await client.completions(PROMPT, seed=seed, max_tokens=12, ignore_eos=True) for seed in seeds]
     assert [ids_of(one) for one in together] == [ids_of(one) for (one,) in alone]
 
 
 async def test_a_stop_string_ends_the_text_before_it(client: aio.Client) -> None:
-    (whole,) = await client.complete(PROMPT, seed=3, max_tokens=60, ignore_eos=True)
+    (whole,) = await client.completions(PROMPT, seed=3, max_tokens=60, ignore_eos=True)
     stop = whole.text[20:23]
-    (stopped,) = await client.complete(
+    (stopped,) = await client.completions(
         PROMPT, seed=3, max_tokens=60, ignore_eos=True, stop=[stop, "\0\0\0\0"]
     )
     assert stopped.text == whole.text[: whole.text.find(stop)]
@@ -105,13 +105,13 @@ async def test_a_stop_string_ends_the_text_before_it(client: aio.Client) -> None
 async def test_messages_go_through_the_template_and_token_ids_go_as_they_are(client: aio.Client) -> None:
     messages = [Message("user", "hello")]
     ids = await client.tokenize(messages=messages)
-    (templated,) = await client.complete(messages=messages, seed=1, max_tokens=8, ignore_eos=True)
-    (direct,) = await client.complete(token_ids=ids, seed=1, max_tokens=8, ignore_eos=True)
+    (templated,) = await client.completions(messages=messages, seed=1, max_tokens=8, ignore_eos=True)
+    (direct,) = await client.completions(token_ids=ids, seed=1, max_tokens=8, ignore_eos=True)
     assert ids_of(templated) == ids_of(direct)
 
 
 async def test_logprobs_come_one_per_token(client: aio.Client) -> None:
-    (completion,) = await client.complete(PROMPT, max_tokens=5, temperature=0, logprobs=2, ignore_eos=True)
+    (completion,) = await client.completions(PROMPT, max_tokens=5, temperature=0, logprobs=2, ignore_eos=True)
     assert [len(one.top) for one in completion.logprobs] == [2] * 5
     for id_, one in zip(completion.token_ids, completion.logprobs, strict=True):
         assert one.top[0][0] == id_  # greedy: the chosen one is the best
@@ -181,18 +181,18 @@ async def test_the_clients_deadline_ends_the_request(client: aio.Client) -> None
     with pytest.raises(errors.DeadlineExceeded):
         await client.generate(PROMPT, max_tokens=20_000, ignore_eos=True, timeout_s=0.3).collect()
     with pytest.raises(errors.DeadlineExceeded):
-        await client.complete(PROMPT, max_tokens=20_000, ignore_eos=True, timeout_s=0.3)
+        await client.completions(PROMPT, max_tokens=20_000, ignore_eos=True, timeout_s=0.3)
 
 
 async def test_a_request_id_can_be_used_again_once_its_request_has_ended(client: aio.Client) -> None:
     generation = await long_generation(client, "twice")
     with pytest.raises(errors.DuplicateRequest):
-        await client.complete(PROMPT, max_tokens=1, request_id="twice")
+        await client.completions(PROMPT, max_tokens=1, request_id="twice")
     assert (await client.abort(["twice", "nobody"])) == types.Aborted(("twice",), ("nobody",))
     with pytest.raises(errors.Cancelled) as caught:
         await generation.collect()
     assert caught.value.reason == "ABORTED"
-    await client.complete(PROMPT, max_tokens=1, request_id="twice")
+    await client.completions(PROMPT, max_tokens=1, request_id="twice")
 
 
 BAD = [
@@ -213,7 +213,7 @@ BAD = [
 async def test_bad_requests_are_refused_with_their_field_and_disturb_no_stream(
     client: aio.Client, stack: Stack
 ) -> None:
-    (expected,) = await client.complete(PROMPT, seed=9, max_tokens=300, ignore_eos=True)
+    (expected,) = await client.completions(PROMPT, seed=9, max_tokens=300, ignore_eos=True)
     canary = asyncio.create_task(client.generate(PROMPT, seed=9, max_tokens=300, ignore_eos=True).collect())
     async with grpc.aio.insecure_channel(stack.scheduler.address) as channel:
         stub = SchedulerServiceStub(channel)
@@ -253,7 +253,7 @@ async def test_a_stalled_reader_ends_its_stream_and_no_other(tmp_path: Path) -> 
 
             await eventually(cut, "the stream is not read, and has not ended", timeout_s=20)
             assert (await client.status()).finished == 0
-            await client.complete(PROMPT, max_tokens=5)
+            await client.completions(PROMPT, max_tokens=5)
             await stack.all_pages_back(stack.addresses[0])
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await _read_all(call)

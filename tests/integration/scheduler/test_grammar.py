@@ -56,7 +56,7 @@ def reason_of(completion: types.Completion) -> types.FinishReason | None:
 
 
 async def texts(client: aio.Client, seeds: range, **options: Any) -> list[types.Completion]:
-    runs = [client.complete(PROMPT, seed=seed, temperature=1.0, **options) for seed in seeds]
+    runs = [client.completions(PROMPT, seed=seed, temperature=1.0, **options) for seed in seeds]
     return [completions[0] for completions in await asyncio.gather(*runs)]
 
 
@@ -124,7 +124,7 @@ async def test_judges_that_know_nothing_of_the_engine_agree(
     client: aio.Client, some: list[CorpusGrammar]
 ) -> None:
     runs = [
-        client.complete(
+        client.completions(
             PROMPT,
             seed=seed,
             temperature=1.0,
@@ -160,7 +160,7 @@ async def test_drafts_completions_and_the_way_of_asking_change_nothing(client: a
         for one in drafted:  # what the schema forces is drafted, whatever else is
             assert one.finished is not None
             assert one.finished.usage.grammar_accepted_tokens > 10
-    several = await client.complete(
+    several = await client.completions(
         PROMPT, seed=0, temperature=1.0, schema=json.dumps(SCHEMA), n=4, max_tokens=200
     )
     assert several[0].text == plain[0].text
@@ -186,7 +186,7 @@ async def test_a_bad_grammar_is_refused_before_it_is_queued(
 ) -> None:
     before = await client.status()
     with pytest.raises(errors.InvalidRequest) as caught:
-        await client.complete(PROMPT, **options)
+        await client.completions(PROMPT, **options)
     assert told in caught.value.message
     assert caught.value.metadata["field"] == field
     assert (await client.status()).failed == before.failed
@@ -195,7 +195,7 @@ async def test_a_bad_grammar_is_refused_before_it_is_queued(
 async def test_a_grammar_that_gets_stuck_ends_its_request_alone(client: aio.Client) -> None:
     """One that allows nothing behind its first choices, which nobody can know before."""
     free = await texts(client, range(2), max_tokens=40, ignore_eos=True)
-    stuck = client.complete(PROMPT, grammar='start: /[a-z]{3}/ <|eos|> "x"', max_tokens=40)
+    stuck = client.completions(PROMPT, grammar='start: /[a-z]{3}/ <|eos|> "x"', max_tokens=40)
     together = await asyncio.gather(
         texts(client, range(2), max_tokens=40, ignore_eos=True), stuck, return_exceptions=True
     )
@@ -207,7 +207,7 @@ async def test_a_grammar_that_gets_stuck_ends_its_request_alone(client: aio.Clie
 
 async def test_two_grammars_at_once_are_no_request(client: aio.Client) -> None:
     with pytest.raises(errors.InvalidRequest, match="only one of"):
-        await client.complete(PROMPT, regex="a", choices=["a"])
+        await client.completions(PROMPT, regex="a", choices=["a"])
 
 
 async def test_neighbours_are_sampled_as_without_it(client: aio.Client) -> None:

@@ -97,7 +97,7 @@ async def ask(client: aio.Client, seed: int, row: dict[str, str], **other: Any) 
     options: dict[str, Any] = {}
     for name, value in row.items():
         options |= OPTIONS[name][value]
-    return await client.complete(f"Number {seed % 3} of", seed=seed, max_tokens=40, **options | other)
+    return await client.completions(f"Number {seed % 3} of", seed=seed, max_tokens=40, **options | other)
 
 
 def seen(completions: list[types.Completion]) -> list[tuple[object, ...]]:

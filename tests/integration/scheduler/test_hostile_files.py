@@ -49,7 +49,7 @@ async def test_an_executor_with_such_files_is_refused_by_name_and_another_one_se
             stack.start_scheduler(*LIMITS, executors=[bad, good])
             stack.scheduler.wait_serving()
             async with stack.client() as client:
-                assert await client.complete("hello", max_tokens=2)
+                assert await client.completions("hello", max_tokens=2)
         finally:
             stack.kill()
     with doctored_executor(tmp_path / "alone", tokenizer_json=bomb()) as bad:

@@ -48,7 +48,7 @@ async def test_a_full_queue_refuses_with_a_retry_time_and_continues_after_a_canc
             queued = client.generate(PROMPT, max_tokens=3, ignore_eos=True)
             await one_waits(client)
             with pytest.raises(errors.QueueFull) as caught:
-                await client.complete(PROMPT, max_tokens=1)
+                await client.completions(PROMPT, max_tokens=1)
             assert caught.value.reason == "QUEUE_FULL"
             assert caught.value.retry_after_s is not None
             running.close()
@@ -62,8 +62,8 @@ async def test_a_request_that_can_never_fit_is_refused_and_blocks_no_other(tmp_p
         async with stack.client() as client:
             for options in ({"max_tokens": 200}, {"prompt": "x" * 200}):
                 with pytest.raises(errors.InvalidRequest):
-                    await client.complete(**({"prompt": PROMPT} | options))
-            (completion,) = await client.complete(PROMPT, max_tokens=5, ignore_eos=True)
+                    await client.completions(**({"prompt": PROMPT} | options))
+            (completion,) = await client.completions(PROMPT, max_tokens=5, ignore_eos=True)
             assert len(completion.token_ids) == 5
 
 
@@ -75,7 +75,7 @@ async def test_without_an_executor_requests_are_refused_with_the_executors_addre
             (executor,) = await client.executors(timeout_s=5)
             assert (status.state, executor.connected) == ("loading", False)
             with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:9") as caught:
-                await client.complete(PROMPT)
+                await client.completions(PROMPT)
             assert caught.value.retry_after_s is not None
             with pytest.raises(errors.Unavailable):
                 await client.model_info()
@@ -97,7 +97,7 @@ async def test_the_first_signal_lets_streams_end_and_refuses_new_requests(tmp_pa
 
             await eventually(draining, "it does not drain")
             with pytest.raises(errors.Unavailable) as caught:
-                await client.complete(PROMPT, max_tokens=1)
+                await client.completions(PROMPT, max_tokens=1)
             assert caught.value.retry_after_s is not None
             assert await health(stack.scheduler.address) == health_pb2.HealthCheckResponse.NOT_SERVING
             (completion,) = await running.collect()
@@ -134,9 +134,9 @@ async def test_streams_that_do_not_end_are_cancelled(tmp_path: Path, how: str) -
 async def test_metrics_show_what_happened(tmp_path: Path) -> None:
     with oracle_stack(tmp_path, scheduler=["--metrics-port", "0", "--log-format", "json"]) as stack:
         async with stack.client() as client:
-            await client.complete(PROMPT, max_tokens=7, ignore_eos=True)
+            await client.completions(PROMPT, max_tokens=7, ignore_eos=True)
             with pytest.raises(errors.InvalidRequest):
-                await client.complete(PROMPT, max_tokens=10**6)
+                await client.completions(PROMPT, max_tokens=10**6)
         port = stack.scheduler.log.partition('"message": "metrics"')[2].partition('"port": ')[2].split("}")[0]
 
         def scrape() -> str:
@@ -186,11 +186,11 @@ async def test_a_token_is_demanded_from_all_but_health_checks(tmp_path: Path) ->
         for security in (Security(), Security(token="wrong")):
             async with aio.Client(stack.scheduler.address, security=security) as client:
                 with pytest.raises(errors.Unauthenticated):
-                    await client.complete(PROMPT, max_tokens=1)
+                    await client.completions(PROMPT, max_tokens=1)
                 with pytest.raises(errors.Unauthenticated):
                     await client.generate(PROMPT, max_tokens=1).collect()
         async with aio.Client(stack.scheduler.address, security=Security(token="sesame")) as client:
-            await client.complete(PROMPT, max_tokens=1)
+            await client.completions(PROMPT, max_tokens=1)
     finally:
         stack.kill()
 
@@ -212,7 +212,7 @@ async def test_both_connections_run_over_mutual_tls_and_demand_a_certificate(tmp
                 return (await known.status(timeout_s=5)).state == "serving"
 
             await eventually(serving, "the links do not come up", timeout_s=20)
-            await known.complete(PROMPT, max_tokens=1)
+            await known.completions(PROMPT, max_tokens=1)
         for security in (Security(ca_file=ca), Security()):
             async with aio.Client(stack.scheduler.address, security=security) as unknown:
                 with pytest.raises(errors.Unavailable):
@@ -240,17 +240,17 @@ async def test_with_only_a_draining_executor_new_requests_end_after_the_failover
             with pytest.raises(
                 errors.Unavailable, match="no executor"
             ) as caught:  # what runs does not hide it
-                await client.complete(PROMPT, max_tokens=1)
+                await client.completions(PROMPT, max_tokens=1)
             assert caught.value.retry_after_s is not None
             (completion,) = await running.collect()  # what runs goes on
             assert completion.finished is not None
             assert await draining == 0
             with pytest.raises(errors.Unavailable, match="no executor"):
-                await client.complete(PROMPT, max_tokens=1)
-            waiting = asyncio.create_task(client.complete(PROMPT, max_tokens=1))
+                await client.completions(PROMPT, max_tokens=1)
+            waiting = asyncio.create_task(client.completions(PROMPT, max_tokens=1))
             stack.restart_executor(address)
             await asyncio.gather(waiting, return_exceptions=True)  # it may have come too late
-            await client.complete(PROMPT, max_tokens=1)
+            await client.completions(PROMPT, max_tokens=1)
             assert (await client.status()).state == "serving"
 
 

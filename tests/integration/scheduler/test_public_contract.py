@@ -61,9 +61,9 @@ async def test_a_field_whose_feature_is_missing_is_refused_by_name(
 async def test_another_model_is_not_found_and_ours_is(stack: Stack) -> None:
     client = stack.client()
     name = (await client.model_info()).name
-    assert (await client.complete("x", model=name, max_tokens=1))[0].token_ids
+    assert (await client.completions("x", model=name, max_tokens=1))[0].token_ids
     with pytest.raises(errors.NotFound, match="nobody"):
-        await client.complete("x", model="nobody", max_tokens=1)
+        await client.completions("x", model="nobody", max_tokens=1)
 
 
 async def test_the_tokenizer_comes_in_pieces_below_the_default_limit(channel: grpc.aio.Channel) -> None:
@@ -75,11 +75,11 @@ async def test_the_tokenizer_comes_in_pieces_below_the_default_limit(channel: gr
 
 async def test_the_stop_string_is_in_the_text_if_asked_for(stack: Stack) -> None:
     client = stack.client()
-    free = (await client.complete("x", max_tokens=40, seed=3, ignore_eos=True))[0]
+    free = (await client.completions("x", max_tokens=40, seed=3, ignore_eos=True))[0]
     stop = next(c for c in free.text[5:] if c.isascii() and c.isprintable())
-    without = (await client.complete("x", max_tokens=40, seed=3, ignore_eos=True, stop=[stop]))[0]
+    without = (await client.completions("x", max_tokens=40, seed=3, ignore_eos=True, stop=[stop]))[0]
     having = (
-        await client.complete(
+        await client.completions(
             "x", max_tokens=40, seed=3, ignore_eos=True, stop=[stop], include_stop_string=True
         )
     )[0]
@@ -89,9 +89,9 @@ async def test_the_stop_string_is_in_the_text_if_asked_for(stack: Stack) -> None
 
 async def test_only_what_was_asked_for_is_returned(stack: Stack) -> None:
     client = stack.client()
-    both = (await client.complete("x", max_tokens=9, seed=3, ignore_eos=True))[0]
-    text = (await client.complete("x", max_tokens=9, seed=3, ignore_eos=True, returns="text"))[0]
-    ids = (await client.complete("x", max_tokens=9, seed=3, ignore_eos=True, returns="token_ids"))[0]
+    both = (await client.completions("x", max_tokens=9, seed=3, ignore_eos=True))[0]
+    text = (await client.completions("x", max_tokens=9, seed=3, ignore_eos=True, returns="text"))[0]
+    ids = (await client.completions("x", max_tokens=9, seed=3, ignore_eos=True, returns="token_ids"))[0]
     assert (text.text, text.token_ids) == (both.text, ())
     assert (ids.text, ids.token_ids) == ("", both.token_ids)
 
@@ -138,7 +138,7 @@ async def test_operators_see_the_executors_and_end_any_request(
 
 async def test_status_has_the_figures_that_a_router_needs(stack: Stack) -> None:
     client = stack.client()
-    await client.complete("a prompt", max_tokens=4)
+    await client.completions("a prompt", max_tokens=4)
     status = await client.status()
     assert (status.state, status.ready_executors) == ("serving", 1)
     assert status.page_size > 0

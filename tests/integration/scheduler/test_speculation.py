@@ -77,7 +77,7 @@ async def test_usage_says_what_was_drafted_and_accepted_by_position(shared: Stac
     async with shared.client() as client:
         await eventually(lambda: drafting(client), "the draft executor is not taken")
         mode = Speculation(3, Drafter.DRAFT_EXECUTOR)
-        (completion,) = await client.complete("text", max_tokens=120, temperature=0, speculation=mode)
+        (completion,) = await client.completions("text", max_tokens=120, temperature=0, speculation=mode)
         assert completion.finished is not None
         usage = completion.finished.usage
         assert sum(usage.drafted_by_position) == usage.drafted_tokens
@@ -98,7 +98,7 @@ async def test_logprobs_several_completions_and_a_stop_string_in_mid_draft_stay_
         await eventually(lambda: drafting(client), "the draft executor is not taken")
 
         async def answer(mode: Speculation | str | int, stop: Sequence[str]) -> list[tuple[Any, ...]]:
-            completions = await client.complete(
+            completions = await client.completions(
                 "three",
                 max_tokens=60,
                 n=3,
@@ -128,7 +128,7 @@ async def test_logprobs_several_completions_and_a_stop_string_in_mid_draft_stay_
 async def test_a_number_of_drafts_beyond_the_limit_is_refused_by_name(drafts: int, shared: Stack) -> None:
     async with shared.client() as client:
         with pytest.raises(errors.InvalidRequest, match=r"speculation\.draft_tokens"):
-            await client.complete("x", max_tokens=1, speculation=drafts)
+            await client.completions("x", max_tokens=1, speculation=drafts)
 
 
 async def test_a_draft_executor_of_another_vocabulary_ends_the_scheduler_with_both_named(

@@ -132,7 +132,7 @@ async def test_a_blocking_clients_stream_goes_on_on_the_other_scheduler_to_the_s
                     disturb()
                     disturb = None
             [whole] = running.collect()
-            [again] = client.complete("x", seed=1, temperature=1.0, schema=Sizes, max_tokens=30)
+            [again] = client.completions("x", seed=1, temperature=1.0, schema=Sizes, max_tokens=30)
         assert list(again.token_ids) == list(whole.token_ids[:30])
         with pytest.raises(errors.InvalidOutput):
             again.parsed  # noqa: B018

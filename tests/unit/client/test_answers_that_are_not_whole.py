@@ -88,7 +88,7 @@ REPLIES: dict[str, Message | bytes] = {
 async def test_a_collected_answer_that_is_not_whole_raises(run: Run, case: str) -> None:
     async with answering("GenerateUnary", REPLIES[case]) as address:
         with pytest.raises(errors.InternalError):
-            await run(address, lambda client: client.complete("x", n=2))
+            await run(address, lambda client: client.completions("x", n=2))
 
 
 @both

@@ -131,9 +131,25 @@ async def test_unary_calls_give_plain_values(served: Served) -> None:
     assert (await client.abort(["a", "b"])).unknown == ("b",)
     assert (await client.model_info()).limits.max_n == 4
     assert (await client.executors())[0].address == "here"
-    [completion] = await client.complete("words")
+    completion = await client.complete("words")
     assert isinstance(completion, Completion)
+    assert await client.completions("words") == [completion]
     assert (await client.chat([{"role": "user", "content": "hi"}])).text == "a b c"
+    assert (await client.chat("hi")).text == "a b c"
+
+
+async def test_several_completions_are_asked_of_completions_alone(served: Served) -> None:
+    with pytest.raises(errors.InvalidRequest, match="`completions` returns 2"):
+        await served.client.complete("words", n=2)
+    with pytest.raises(errors.InvalidRequest, match="`completions` returns 2"):
+        await served.client.chat("words", n=2)
+
+
+async def test_cancel_ends_the_request_and_the_iteration(served: Served) -> None:
+    generation = served.client.generate("forever")
+    async for _ in generation:
+        generation.cancel()
+    await asyncio.wait_for(served.fake.cancelled.wait(), 5)
 
 
 async def test_the_blocking_client_does_the_same(served: Served) -> None:

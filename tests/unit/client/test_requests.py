@@ -160,7 +160,7 @@ def test_an_empty_list_of_ids_reaches_the_service_as_such() -> None:
     assert requests.generate_request(None, None, [], {}).WhichOneof("prompt") == "token_ids"
 
 
-@pytest.mark.parametrize(("name", "value"), [("stop", "END"), ("temperature", "hot"), ("nonsense", 1)])
+@pytest.mark.parametrize(("name", "value"), [("stop", [1]), ("temperature", "hot"), ("nonsense", 1)])
 def test_a_wrong_type_is_a_type_error(name: str, value: Any) -> None:
     with pytest.raises(TypeError, match=name):
         generate(**{name: value})
@@ -272,3 +272,12 @@ def test_messages_of_the_wrong_type_are_refused_with_what_is_wanted(messages: An
 def test_an_option_that_is_none_of_its_words_is_refused_by_its_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match=f"^{name}"):
         requests.generate_request("x", None, None, {name: value})
+
+
+def test_a_stop_string_may_stand_alone() -> None:
+    assert generate(stop="end") == generate(stop=["end"])
+
+
+def test_a_misspelt_option_is_told_what_it_may_mean() -> None:
+    with pytest.raises(TypeError, match="unknown option 'temprature'; did you mean 'temperature'"):
+        generate(temprature=1.0)

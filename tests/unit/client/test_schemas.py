@@ -153,7 +153,7 @@ async def test_each_completion_is_an_instance_or_an_error_however_it_was_asked_f
     async with answering("Generate", *stream) as address:
         collected = await run(address, lambda client: client.generate("x", n=2, schema=Thing).collect())
     async with answering("GenerateUnary", reply) as address:
-        completed = await run(address, lambda client: client.complete("x", n=2, schema=Thing))
+        completed = await run(address, lambda client: client.completions("x", n=2, schema=Thing))
     for first, second in (collected, completed):
         assert isinstance(first.parsed, Thing)
         with pytest.raises(errors.InvalidOutput, match="completion 1 is not a whole value"):

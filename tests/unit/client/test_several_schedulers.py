@@ -212,7 +212,7 @@ async def test_what_one_refuses_is_taken_by_another_and_told_if_all_refuse(
     run: Run, unary: bool, code: int
 ) -> None:
     def use(client: Any) -> Any:
-        return client.complete("x", seed=SEED) if unary else client.generate("x", seed=SEED).collect()
+        return client.completions("x", seed=SEED) if unary else client.generate("x", seed=SEED).collect()
 
     def refuse(after_s: float) -> tuple[int, Ending]:
         return 0, status(code, "WHY", after_s)
@@ -229,7 +229,7 @@ async def test_what_one_refuses_is_taken_by_another_and_told_if_all_refuse(
 async def test_a_unary_call_that_was_lost_is_sent_again_as_it_was(run: Run) -> None:
     fakes = Fake([(0, broken)]), Fake([(0, broken)])
     async with served(*fakes) as addresses:
-        await run(addresses, lambda client: client.complete("x"))
+        await run(addresses, lambda client: client.completions("x"))
     first, *others = [one.SerializeToString(deterministic=True) for f in fakes for one in f.requests]
     assert len(others) == 2
     assert set(others) == {first}
@@ -240,7 +240,7 @@ async def test_calls_are_spread_and_those_of_a_dead_scheduler_go_to_the_others(r
     fakes = Fake(), Fake()
 
     def four(client: Any) -> Any:
-        return [client.complete("x") for _ in range(4)]
+        return [client.completions("x") for _ in range(4)]
 
     async def gathered(client: Any) -> None:
         await asyncio.gather(*four(client))

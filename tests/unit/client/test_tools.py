@@ -223,7 +223,7 @@ async def test_reasoning_and_calls_come_beside_the_text_streamed_or_not(run: Run
     async with answering("Generate", *stream) as address:
         [collected] = await run(address, lambda client: client.generate("x").collect())
     async with answering("GenerateUnary", reply) as address:
-        [completed] = await run(address, lambda client: client.complete("x"))
+        [completed] = await run(address, lambda client: client.completions("x"))
     assert collected == completed
     assert (collected.text, collected.reasoning) == ("Let me see.", "Hmm")
     assert [(call.id, call.name) for call in collected.tool_calls] == [("1", "weather"), ("2", "now")]

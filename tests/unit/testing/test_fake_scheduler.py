@@ -53,7 +53,7 @@ def test_it_says_what_it_was_told_in_streams_and_at_once(fake: FakeScheduler, cl
     fake.reply("Paris is it.", to="capital of France")
     fake.reply(FakeReply("Berlin", finish=FinishReason.LENGTH))
     (streamed,) = client.generate("The capital of France?").collect()
-    (unary,) = client.complete("The capital of France?")
+    unary = client.complete("The capital of France?")
     assert streamed.text == unary.text == "Paris is it."
     assert streamed.token_ids == unary.token_ids == tuple(b"Paris is it.")
     assert client.chat([{"role": "user", "content": "Of Germany?"}]).text == "Berlin"
@@ -67,7 +67,7 @@ def test_it_says_what_it_was_told_in_streams_and_at_once(fake: FakeScheduler, cl
 async def test_the_asyncio_client_gets_the_same(fake: FakeScheduler) -> None:
     fake.reply("a b")
     async with fake.aio_client() as client:
-        assert await client.generate("x", n=2).collect() == await client.complete("x", n=2)
+        assert await client.generate("x", n=2).collect() == await client.completions("x", n=2)
         assert [event.text async for event in client.generate("x") if isinstance(event, Delta)] == ["a", " b"]
 
 
@@ -133,7 +133,7 @@ def test_errors_are_told_to_so_many_calls(fake: FakeScheduler, client: Client) -
     fake.reply("in")
     with pytest.raises(errors.QueueFull):
         client.complete("x")
-    assert client.complete("x")[0].text == "in"
+    assert client.complete("x").text == "in"
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3])
@@ -207,7 +207,7 @@ def test_delays_are_waited_and_a_client_that_leaves_meanwhile_is_noticed(
     for stream in (first, later):
         stream.close()
     assert [call.wait() for call in fake.calls] == ["left", "left"]
-    assert client.complete("else")[0].text == "one two"
+    assert client.complete("else").text == "one two"
 
 
 def test_a_call_without_a_reply_fails_and_is_remembered(fake: FakeScheduler, client: Client) -> None:
@@ -254,7 +254,7 @@ def test_a_scheduler_that_was_stopped_is_unreachable_until_it_is_started_again_o
             assert fake.address == address
             with pytest.raises(RuntimeError, match="started before"):
                 fake.start()
-            assert client.complete("x")[0].text == "one two"
+            assert client.complete("x").text == "one two"
 
 
 def test_stopping_it_ends_a_stalled_stream() -> None:

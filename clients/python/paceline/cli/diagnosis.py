@@ -237,7 +237,7 @@ def _request_verdict(client: Client, status: Status | None, timeout_s: float) ->
         info = client.model_info(timeout_s=timeout_s)
         if _release(info.version) != _release(_our_version()):
             note = f"it has version {info.version or 'unknown'}, this is {_our_version()}"
-        [completion] = client.complete(token_ids=[0], max_tokens=1, ignore_eos=True, timeout_s=timeout_s)
+        completion = client.complete(token_ids=[0], max_tokens=1, ignore_eos=True, timeout_s=timeout_s)
     except errors.QueueFull as error:
         after = f"; try again in {error.retry_after_s:g} s" if error.retry_after_s else ""
         return Diagnosis(Verdict.BUSY, f"{error.message}{after}", note)
