@@ -1,6 +1,6 @@
 """A model that calls Python functions: run what it calls, and give it the results, until it answers in text.
 
-    paceline serve --model ~/models/Qwen3-8B &
+    paceline serve ~/models/Qwen3-8B &
     python examples/tool_loop.py 127.0.0.1:50051 "Which is larger, 17 * 23 or 19 * 21?"
 
 Functions with type hints are tools; pydantic derives the schema of their arguments. The model is told what

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,8 @@ from paceline.cli import (
     embed,
     generate,
     model,
+    models_list,
+    ps,
     rerank,
     score,
     serve,
@@ -29,15 +32,18 @@ from paceline.cli import (
 from paceline.cli.client_options import note_command_line
 from paceline.cli.common import fail, warn
 
+_WIDE = shutil.get_terminal_size().columns >= 60
+"""Whether the terminal has room for the panels of --help; in fewer columns they cut off their own words."""
+
 app = typer.Typer(
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="rich" if _WIDE else None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Serve a language model over gRPC, and talk to it.
 
-    [bold]demo[/] shows everything at once. [bold]serve[/] starts an executor, which computes, and a
-    scheduler, which decides. The rest are clients of the scheduler.""",
+    `demo` shows everything at once. `serve` starts an executor, which computes, and a scheduler, which
+    decides. The rest are clients of the scheduler.""",
 )
 _SERVERS = ("serve", "executor", "scheduler")  # these refuse a client's options
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -45,7 +51,10 @@ _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help
 app.command(rich_help_panel="Serve")(serve.serve)
 app.command(rich_help_panel="Serve", context_settings=_PASS_THROUGH)(services.executor)
 app.command(rich_help_panel="Serve", context_settings=_PASS_THROUGH)(services.scheduler)
-app.command(rich_help_panel="Serve")(model.model)
+app.command(rich_help_panel="Serve")(model.pull)
+app.command(hidden=True)(model.model)
+app.command("list", rich_help_panel="Serve")(models_list.list_models)
+app.command(rich_help_panel="Serve")(ps.ps)
 app.command(rich_help_panel="Serve")(token.token)
 app.add_typer(adapters.adapters, name="adapters", rich_help_panel="Serve")
 app.command(rich_help_panel="Talk")(generate.generate)

@@ -29,6 +29,8 @@ from paceline.cli import plot as plots
 from paceline.cli import speculation_bench
 from paceline.cli.common import DEFAULT_ADDRESS, Address, TimeoutS, console, fail, run, security, stderr
 from paceline.cli.load import Load, Summary, run_rounds, summarize
+from paceline.cli.loading import loading_bar
+from paceline.cli.local_models import find_model
 from paceline.cli.serve import (
     QUIET,
     DraftBackend,
@@ -36,7 +38,6 @@ from paceline.cli.serve import (
     DraftOption,
     draft_config,
     flags,
-    loading_bar,
     say,
     stack_config,
 )
@@ -78,7 +79,7 @@ def bench(
         typer.Option("--serve", metavar="BACKEND", help="Start services for this run: torch, oracle, ..."),
     ] = None,
     served_model: Annotated[
-        Path | None, typer.Option("--model", help="With --serve torch. Default: the default model.")
+        str | None, typer.Option("--model", help="With --serve torch. Default: the default model.")
     ] = None,
     executor_option: Annotated[
         list[str] | None,
@@ -112,7 +113,8 @@ def bench(
     config = None
     draft = draft_config(draft_backend, draft_model, draft_option, QUIET)
     if own is not None:
-        config = stack_config(own, served_model, flags(executor_option), draft)
+        path = find_model(served_model) if served_model else None
+        config = stack_config(own, path, flags(executor_option), draft)
     elif served_model or executor_option or draft:
         fail("--model, --executor-option and --draft-... need --serve", 2)
     load = Load(

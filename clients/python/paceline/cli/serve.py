@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from paceline import errors
+from paceline import aio, errors
 from paceline.cli.client_options import client_token, refuse_client_options
 from paceline.cli.common import fail, stderr
+from paceline.cli.json_lines import JsonLines, json_lines
+from paceline.cli.loading import loading_bar
+from paceline.cli.local_models import find_model
 from paceline.cli.log_writer import never_blocking
 from paceline.cli.model import fetch_default
-from paceline.cli.stack import ExecutorLaunch, Loading, Stack, StackConfig, starting
+from paceline.cli.models import DEFAULT_MODEL
+from paceline.cli.stack import ExecutorLaunch, Stack, StackConfig, starting
 from paceline.cli.stack_secrets import draw_token
 from paceline.cli.supervisor import ChildFailed
+
+
+class LogFormat(enum.Enum):
+    """How `serve` writes what it and its services say."""
+
+    CONSOLE = "console"
+    JSON = "json"
+
 
 _COLORS = {"executor": "magenta", "draft": "yellow", "scheduler": "cyan"}
 
@@ -51,8 +63,10 @@ Adapters = Annotated[
 
 
 DraftModel = Annotated[
-    Path | None,
-    typer.Option(help="A smaller model of the same vocabulary, to draft with.", show_default=False),
+    str | None,
+    typer.Option(
+        metavar="MODEL", help="A smaller model of the same vocabulary, to draft with.", show_default=False
+    ),
 ]
 DraftBackend = Annotated[
     str | None,
@@ -68,12 +82,19 @@ DraftOption = Annotated[
 
 def serve(
     context: typer.Context,
+    served: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="A GGUF file, a Hugging Face directory, or a name from `paceline list`. Default: the default"
+            " model.",
+            show_default=False,
+        ),
+    ] = None,
     backend: Backend = "torch",
     model: Annotated[
-        Path | None,
-        typer.Option(
-            help="A GGUF file or a Hugging Face directory. Default: the default model.", show_default=False
-        ),
+        str | None,
+        typer.Option(metavar="MODEL", help="The same as an option.", show_default=False),
     ] = None,
     adapter_dir: AdapterDirectory = None,
     adapter: Adapters = None,
@@ -104,6 +125,9 @@ def serve(
     log_level: Annotated[
         str, typer.Option(help="Of both services: debug, info, warning, error.")
     ] = "warning",
+    log_format: Annotated[
+        LogFormat, typer.Option(help="json: each line of this command and of both services is an object.")
+    ] = LogFormat.CONSOLE,
     executor_option: Annotated[
         list[str] | None,
         typer.Option("--executor-option", "-E", metavar="NAME=VALUE", help="See `paceline executor --help`."),
@@ -133,12 +157,17 @@ def serve(
     unless --token-file, PACELINE_TOKEN or `-S tokens-file=FILE` is given.
 
         paceline serve
-        paceline serve --model ~/models/Qwen3-0.6B -S max-running=64 -E kv-memory=2GiB
-        paceline serve --model ~/models/Qwen3-8B --draft-model ~/models/Qwen3-0.6B
-        paceline serve --model ~/models/Qwen3-8B --adapter-dir ~/adapters --adapter poet
+        paceline serve ~/models/Qwen3-0.6B -S max-running=64 -E kv-memory=2GiB
+        paceline serve ~/models/Qwen3-8B --draft-model ~/models/Qwen3-0.6B
+        paceline serve ~/models/Qwen3-8B --adapter-dir ~/adapters --adapter poet
     """
     refuse_client_options(context)
-    logs = ("--log-level", log_level, "--log-format", "console")
+    if log_format is LogFormat.JSON:
+        context.with_resource(json_lines(stderr))
+    if served is not None and model is not None:
+        fail(f"{served} and --model {model}: give one of them", 2)
+    chosen = served or model
+    logs = ("--log-level", log_level, "--log-format", log_format.value)
     plain = ("--insecure",) if insecure else ()
     executor_token = ("--auth-token-file", str(executor_token_file)) if executor_token_file else ()
     if adapter and not adapter_dir:
@@ -147,7 +176,7 @@ def serve(
     adapters = tuple(f"--adapter={one}" for one in adapter or ())
     config = StackConfig(
         backend=backend,
-        model=(model or fetch_default()) if backend == "torch" else model,
+        model=served_model(backend, chosen),
         draft=draft_config(draft_backend, draft_model, draft_option, logs),
         host=host,
         port=port,
@@ -165,10 +194,20 @@ def serve(
             fail(str(error))
 
 
+def served_model(backend: str, given: str | None) -> Path | None:
+    """The path of the model to serve; the default one is fetched. Exits with advice if it is missing."""
+    if given is not None and given != DEFAULT_MODEL.name:
+        return find_model(given)
+    return fetch_default() if backend == "torch" else None
+
+
 def draft_config(
-    backend: str | None, model: Path | None, options: list[str] | None, logs: Sequence[str]
+    backend: str | None, model: str | None, options: list[str] | None, logs: Sequence[str]
 ) -> ExecutorLaunch | None:
-    """The draft executor to start, if one is requested. Exits with an error for options that conflict."""
+    """The draft executor to start, if one is requested.
+
+    Exits with an error for options that conflict, and for a model that is not there.
+    """
     if backend is None and model is None:
         if options:
             fail("--draft-option needs --draft-model or --draft-backend", 2)
@@ -176,9 +215,10 @@ def draft_config(
     backend = backend or "torch"
     if backend == "torch" and model is None:
         fail("--draft-backend torch needs --draft-model", 2)
-    return ExecutorLaunch(backend, model, (*logs, *flags(options)))
+    return ExecutorLaunch(backend, find_model(model) if model else None, (*logs, *flags(options)))
 
 
+_CALL_TIMEOUT_S = 5.0
 QUIET = ("--log-level", "error", "--log-format", "console")
 
 
@@ -213,21 +253,12 @@ def flags(given: list[str] | None) -> list[str]:
 
 def say(name: str, line: str) -> None:
     """Print a line of a child process, with the child's name."""
+    if isinstance(stderr.file, JsonLines):
+        stderr.file.pass_on(name, line)
+        return
     stderr.print(
         f"[{_COLORS.get(name, 'white')}]{name:>9}[/] {escape(line)}", highlight=False, soft_wrap=True
     )
-
-
-@contextmanager
-def loading_bar() -> Iterator[Loading]:
-    """A progress bar for the executor's loading, if stderr is a terminal."""
-    if not stderr.is_terminal:
-        yield lambda _what, _fraction: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr, transient=True) as bars:
-        bar = bars.add_task("starting", total=1.0)
-        yield lambda what, fraction: bars.update(bar, description=what, completed=fraction)
 
 
 async def _serve(config: StackConfig, port_file: Path | None) -> None:
@@ -254,6 +285,7 @@ async def _serve(config: StackConfig, port_file: Path | None) -> None:
         supervisor = asyncio.create_task(stack.supervise())
         cleanup.callback(supervisor.cancel)
         _announce(stack, port_file)
+        await _tell_sampling(stack)
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([stopped, supervisor], return_when=asyncio.FIRST_COMPLETED)
         if supervisor.done():
@@ -272,3 +304,16 @@ def _announce(stack: Stack, port_file: Path | None) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+async def _tell_sampling(stack: Stack) -> None:
+    """Print the sampling parameters of requests that set none."""
+    async with aio.ExecutorClient(stack.executor_socket, security=stack.executor_security) as executor:
+        try:
+            tokenizer = await executor.get_tokenizer(timeout_s=_CALL_TIMEOUT_S)
+        except errors.PacelineError:  # it has none, or has just died: then there is nothing to tell
+            return
+    told = dict(tokenizer.generation_defaults)
+    told.setdefault("temperature", 1.0)  # as the contract says
+    words = ", ".join(f"{name} {value:.4g}" for name, value in sorted(told.items(), reverse=True))
+    stderr.print(f"[dim]Sampling, where a request sets none: {words}[/]", highlight=False, soft_wrap=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -13,19 +11,20 @@ from pathlib import Path
 
 from paceline import aio, errors
 from paceline.channel import Security
+from paceline.cli.scratch import scratch_directory
 from paceline.cli.services import command
 from paceline.cli.stack_secrets import StackSecrets
 from paceline.cli.supervisor import Child, ChildFailed, Say
 from paceline.cli.watch import watch_socket
 from paceline.executor.v1 import executor_pb2
 from paceline.service.clock import RunningClock
+from paceline.service.model_name import model_name
 
 _LOOPBACK = "127.0.0.1"
 _SECRETS_FLAG = "--secrets-stdin"  # the service also ends when standard input, and so the parent, ends
 _POLL_S = 0.1
 _CALL_TIMEOUT_S = 5.0
 _SERVING_TIMEOUT_S = 60.0
-_MAX_TEMPDIR_BYTES = 80  # longer paths leave no room for a socket's name; the system's limit is 108
 
 Loading = Callable[[str, float], None]
 """Called with (description of what is being loaded, fraction done in 0..1)."""
@@ -60,7 +59,7 @@ class ExecutorLaunch:
     @property
     def label(self) -> str:
         """The name to show: the model's, else the backend's."""
-        return self.model.stem if self.model else self.backend
+        return model_name(self.model) if self.model else self.backend
 
     def command(self, port: int, files: ChildFiles) -> list[str]:
         """The executor's command line."""
@@ -127,6 +126,11 @@ class Stack:
         return f"{_LOOPBACK}:{self.executor.port}"
 
     @property
+    def executor_socket(self) -> str:
+        """The executor's address for calls of this process, which work whatever TLS its port has."""
+        return _socket("executor", Path(self.socket.removeprefix("unix:")).parent)
+
+    @property
     def client_security(self) -> Security:
         """A client's token for the scheduler; TLS set up in `scheduler_options` is not included."""
         return Security(token=self.secrets.client)
@@ -174,7 +178,7 @@ async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIter
     Raises ChildFailed if a process ends before the stack serves.
     """
     async with AsyncExitStack() as cleanup:
-        scratch = Path(cleanup.enter_context(_directory()))
+        scratch = cleanup.enter_context(scratch_directory())
         secrets = StackSecrets(config.client_token)
 
         def child(name: str, command: Callable[[int, ChildFiles], list[str]], line: bytes) -> Child:
@@ -215,12 +219,6 @@ def _socket(name: str, directory: Path) -> str:
     and would be sent the token.
     """
     return f"unix:{ChildFiles.of(name, directory).socket}"
-
-
-def _directory() -> tempfile.TemporaryDirectory[str]:
-    """A new directory, private to this user, whose path is short enough for Unix sockets in it."""
-    short = len(os.fsencode(tempfile.gettempdir())) < _MAX_TEMPDIR_BYTES
-    return tempfile.TemporaryDirectory(prefix="paceline-", dir=None if short else "/tmp")
 
 
 async def _loaded(socket: str, security: Security, loading: Loading) -> None:

@@ -19,6 +19,7 @@ from paceline.client import Client
 from paceline.types import ExecutorStatus, ModelInfo, Status
 
 _TIMEOUT_S = 10.0
+_WIDE = 70  # columns of a terminal from which on two counters stand in a line
 
 
 def status(
@@ -89,9 +90,11 @@ def table(
 ) -> RenderableType:
     """All counters, as two tables."""
     counters = Table(show_header=False, box=None, padding=(0, 2))
+    for _ in range(4 if console.width >= _WIDE else 2):
+        counters.add_column(overflow="fold")
     hit = status.cached_tokens / status.prompt_tokens if status.prompt_tokens else 0.0
     rows = [
-        ("state", status.state, "up", _duration(status.uptime_s)),
+        ("state", status.state, "up", duration(status.uptime_s)),
         ("running", f"{status.running}", "waiting", f"{status.waiting} ({status.waiting_tokens} tokens)"),
         ("requests", f"{status.requests}", "finished", f"{status.finished}"),
         ("cancelled", f"{status.cancelled}", "failed", f"{status.failed}"),
@@ -122,7 +125,12 @@ def table(
     if status.draft_step_ms:
         rows.append(("draft step", f"{status.draft_step_ms:.1f} ms", "", ""))
     for left, left_value, right, right_value in rows:
-        counters.add_row(f"[dim]{left}[/]", left_value, f"[dim]{right}[/]", right_value)
+        if console.width >= _WIDE:
+            counters.add_row(f"[dim]{left}[/]", left_value, f"[dim]{right}[/]", right_value)
+            continue
+        counters.add_row(f"[dim]{left}[/]", left_value)
+        if right:
+            counters.add_row(f"[dim]{right}[/]", right_value)
     behind = Table(box=None, padding=(0, 2))
     for column in ("executor", "state", "pages used", "losses"):
         behind.add_column(column, style=None, header_style="dim")
@@ -146,7 +154,8 @@ def _pages(executor: ExecutorStatus) -> str:
     return f"{used} of {executor.total_pages}" if executor.total_pages else "-"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"

@@ -1,0 +1,75 @@
+"""What `serve`, `list` and `pull` know of models on this machine, and say of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from paceline.cli.app import app
+from paceline.cli.local_models import find_model, local_models
+from typer.testing import CliRunner
+
+COMMIT = "c1899de289a04d12100db370d81485cdf75e47ca"
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A models directory with a GGUF file and a directory, beside a Hugging Face cache with one model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PACELINE_MODELS", raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    directory = tmp_path / ".models"
+    snapshot = tmp_path / "hub" / "models--Qwen--Qwen3-0.6B" / "snapshots" / COMMIT
+    refs = tmp_path / "hub" / "models--Qwen--Qwen3-0.6B" / "refs"
+    for path in (directory / "tiny", directory / "notes", snapshot, refs):
+        path.mkdir(parents=True)
+    (directory / "small.Q4_1.gguf").write_bytes(bytes(2_000_000))
+    (directory / "tiny" / "config.json").write_text("{}")
+    (snapshot / "config.json").write_text("{}")
+    (refs / "main").write_text(COMMIT)
+    return directory
+
+
+def test_models_are_found_by_path_by_name_and_in_the_hubs_cache(models: Path) -> None:
+    assert [one.name for one in local_models()] == ["small.Q4_1", "tiny", "Qwen/Qwen3-0.6B"]
+    assert find_model(str(models / "tiny")) == models / "tiny"
+    assert find_model("tiny").resolve() == models / "tiny"
+    assert find_model("small.Q4_1").resolve() == models / "small.Q4_1.gguf"
+    assert find_model("small.Q4_1.gguf").resolve() == models / "small.Q4_1.gguf"
+    assert find_model("Qwen/Qwen3-0.6B").name == COMMIT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "meta/llama"], "hf download meta/llama --local-dir llama"),
+        (["serve", "--model", "meta/llama"], "downloads nothing from a hub"),
+        (["serve", "tiny", "--draft-model", "meta/llama"], "downloads nothing from a hub"),
+        (["serve", "nobody"], "no such file or directory"),
+        (["serve", "here/nobody.gguf"], "no such file or directory"),
+        (["serve", "tiny", "--model", "tiny"], "give one of them"),
+        (["pull", "meta/llama"], "hf download meta/llama"),
+        (["pull", "llama3"], "SmolLM2-135M-Instruct alone"),
+    ],
+)
+def test_a_model_that_is_not_there_is_explained_in_one_line(
+    models: Path, arguments: list[str], said: str
+) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code in (1, 2)
+    [line] = result.stderr.strip().splitlines()
+    assert said in line
+
+
+def test_list_shows_names_sizes_and_paths(models: Path) -> None:
+    lines = CliRunner().invoke(app, ["list"]).stdout.splitlines()
+    assert lines[0].split() == ["small.Q4_1", "2", "MB", ".models/small.Q4_1.gguf"]
+    assert lines[2].startswith("Qwen/Qwen3-0.6B ")
+
+
+def test_an_empty_list_says_how_to_get_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_MODELS", str(tmp_path / "none"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
+    result = CliRunner().invoke(app, ["list"])
+    assert result.exit_code == 1
+    assert "paceline pull" in result.stderr

@@ -1,0 +1,53 @@
+"""`paceline ps` finds the stacks of this user, asks each, and trusts no other user's directories."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from paceline.channel import Link, server_options
+from paceline.cli.scratch import scratch_directory, stack_directories
+from paceline.scheduler.v1 import scheduler_pb2_grpc
+
+from tests.unit.client.fake_scheduler import FakeScheduler
+from tests.unit.client.test_cli import paceline
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ps-", dir="/tmp") as short:
+        monkeypatch.setenv("TMPDIR", short)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield Path(short)
+
+
+async def test_a_running_stack_is_listed_and_a_dead_one_is_not(temporary: Path) -> None:
+    dead = temporary / "paceline-dead"
+    dead.mkdir()
+    (dead / "pid").write_text("1")
+    (dead / "scheduler").write_text("50051\n")
+    with scratch_directory() as directory:
+        (directory / "scheduler").write_text("50077\n")
+        server = grpc.aio.server(options=server_options(Link.PUBLIC))
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(FakeScheduler(), server)
+        server.add_insecure_port(f"unix:{directory}/scheduler.socket")
+        await server.start()
+        result = await paceline("ps", "--json")
+        await server.stop(None)
+    [stack] = [json.loads(line) for line in result.stdout.splitlines()]
+    assert (stack["pid"], stack["port"], stack["model"]) == (os.getpid(), 50077, "fake")
+    assert stack["state"] == "serving"
+
+
+def test_a_directory_of_another_user_is_left_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with scratch_directory() as directory:
+        assert [path for _, path in stack_directories()] == [directory]
+        (temporary / "paceline-link").symlink_to(directory)
+        assert len(list(stack_directories())) == 1
+        monkeypatch.setattr(os, "getuid", lambda: 12345678)
+        assert list(stack_directories()) == []
