@@ -7,10 +7,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from paceline import ExecutorClient
 
-from examples import own_scheduler, own_speculator
+from examples import beam_search, own_scheduler, own_speculator, tree_search
+from executor_service.backends.numpy_sampler import log_softmax
+from executor_service.backends.oracle import OracleBackend
+from executor_service.backends.oracle_settings import OracleSettings
 from tests.support.processes import ROOT, executor
 
 EXAMPLES = ROOT / "examples"
@@ -48,8 +53,68 @@ def test_drafts_change_the_number_of_forwards_and_no_token(
         assert own_speculator.generate(client, prompt, 48) == (plain, 7)
 
 
+def next_logprobs(tokens: list[int]) -> NDArray[np.float32]:
+    """Of each id behind these tokens, by the oracle itself."""
+    (whole,) = OracleBackend(OracleSettings(vocab_size=64)).forward_once(
+        [np.array(tokens, np.int32)], frozenset({"logits"})
+    )
+    assert whole.logits is not None
+    last: NDArray[np.float32] = log_softmax(whole.logits)[-1]
+    return last
+
+
+Continuation = tuple[tuple[int, ...], float]  # tokens, logprob
+
+
+def continuations(
+    prompt: list[int], depth: int, branches: int, width: int | None = None
+) -> list[Continuation]:
+    """Those by the `branches` likeliest tokens of each place, likeliest first; computed without a cache.
+
+    `width`: of those of each length, only the likeliest so many are continued.
+    """
+    found: list[Continuation] = [((), 0.0)]
+    for _ in range(depth):
+        longer = [
+            ((*tokens, token), logprob + float(logprobs[token]))
+            for tokens, logprob in found
+            for logprobs in [next_logprobs([*prompt, *tokens])]
+            for token in np.argsort(-logprobs, kind="stable")[:branches].tolist()
+        ]
+        found = sorted(longer, key=lambda one: -one[1])[:width]
+    return found
+
+
+def test_beams_that_share_pages_are_those_that_are_computed_alone(address: str) -> None:
+    prompt = [3, 1, 4, 1, 5]
+    with ExecutorClient(address) as client:
+        beams = beam_search.search(client, prompt, new_tokens=20, width=4)  # further than a page
+        assert client.get_status().sequences == 0
+    expected = continuations(prompt, 20, 4, width=4)
+    assert [beam.tokens for beam in beams] == [tokens for tokens, _ in expected]
+    assert [beam.logprob for beam in beams] == pytest.approx([logprob for _, logprob in expected], abs=1e-3)
+
+
+def test_a_search_that_goes_back_finds_the_likeliest_of_all_continuations(address: str) -> None:
+    depth, branches = 3, 4
+    places = sum(branches**length for length in range(depth))  # a forward at each, if none is left out
+    with ExecutorClient(address) as client:
+        for start in range(4):
+            prompt = [start, 7, 1, 8]
+            tokens, logprob, forwards = tree_search.search(client, prompt, depth, branches)
+            best, best_logprob = continuations(prompt, depth, branches)[0]
+            assert tuple(tokens) == best
+            assert logprob == pytest.approx(best_logprob, abs=1e-3)
+            assert depth < forwards <= places
+        _, greedy_logprob, greedy_forwards = tree_search.search(client, prompt, depth, branches=1)
+        assert client.get_status().sequences == 0
+    assert greedy_logprob <= logprob
+    assert greedy_forwards == depth
+
+
 OTHERS = {
     "tool_loop",  # of a scheduler; run in tests/unit/client/test_tools.py
+    "scoring",  # of a scheduler; run in tests/integration/scheduler/test_evaluations.py
     "test_own_program",  # run in tests/commands/test_testing_page.py
 }
 

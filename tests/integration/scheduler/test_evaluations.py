@@ -12,10 +12,11 @@ import grpc.aio
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from paceline import TextToScore, errors
+from paceline import Client, TextToScore, errors
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
 
+from examples import scoring
 from executor_service.backends.numpy_sampler import log_softmax
 from executor_service.backends.oracle import OracleBackend
 from scheduler_service.core.evaluation import HiddenPooling
@@ -63,6 +64,20 @@ def scores_of(tokens: Sequence[int], first: int) -> list[float]:
 
 def ids(*tokens: int) -> pb.TokenIds:
     return pb.TokenIds(ids=tokens)
+
+
+async def test_the_example_finds_what_the_model_finds_likeliest(stack: Stack) -> None:
+    prompt, choices = "Two and two are", [" four", " five", " the Eiffel Tower"]
+
+    def ask() -> tuple[int, list[float]]:
+        with Client(stack.scheduler.address) as client:
+            return scoring.likeliest(client, prompt, choices)
+
+    best, means = await asyncio.to_thread(ask)
+    behind = [[*prompt.encode(), *text.encode()] for text in choices]
+    expected = [float(np.mean(scores_of(tokens, len(prompt)))) for tokens in behind]
+    assert means == pytest.approx(expected, abs=1e-4)
+    assert best == int(np.argmax(expected))
 
 
 async def test_scores_are_the_models_own(stub: rpc.SchedulerServiceAsyncStub) -> None:
