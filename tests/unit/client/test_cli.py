@@ -287,6 +287,14 @@ async def test_chat_sends_the_whole_conversation_and_can_forget(served: Served) 
     assert sent == [["one"], ["one", "a b c", "two"], ["three"]]
 
 
+async def test_chat_explains_its_commands_and_asks_the_model_about_none_of_them(served: Served) -> None:
+    result = await paceline("chat", "-a", served.address, stdin="/help\n/nope\n/usr/bin is what?\n")
+    assert result.stdout.count("/reset  forgets the conversation") == 2
+    assert "there is no /nope" in result.stdout
+    sent = [request.messages.messages[-1].content for request in served.fake.requests]
+    assert sent == ["/usr/bin is what?"]
+
+
 async def test_status_as_json_has_every_counter(served: Served) -> None:
     status = json.loads((await paceline("status", "--json", "-a", served.address)).stdout)
     assert (status["state"], status["running"], status["executors"][0]["address"]) == ("serving", 2, "here")

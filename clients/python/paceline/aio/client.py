@@ -46,7 +46,7 @@ class Client:
     within `failover_timeout_s`.
 
     Without `addresses`, PACELINE_ADDRESS is used, else 127.0.0.1:50051; without `security`, PACELINE_TOKEN
-    and PACELINE_TLS_CA, _CERT and _KEY.
+    and PACELINE_TLS_CA, _CERT and _KEY. `Security()` is neither token nor TLS.
 
     A request has exactly one of `prompt` (text, without a chat template), `messages` (formatted with the
     model's chat template) and `token_ids`. `timeout_s` is the deadline of all attempts of a call together,

@@ -36,11 +36,10 @@ from paceline.client import Client
 from paceline.requests import Options
 from paceline.types import Delta
 
-_COMMANDS = """[dim]/reset   forgets the conversation
-/quit    leaves, as Ctrl-D does
-/help    shows this; Ctrl-C stops an answer[/]"""
-
-
+_HELP = """[dim]/reset  forgets the conversation
+/quit   leaves, as Ctrl-D does
+/help   shows this
+Ctrl-C  stops an answer[/]"""
 _COMMAND = re.compile(r"/[a-z]+")
 """What is taken for a command. Other lines that begin with a slash, as paths, go to the model."""
 
@@ -74,8 +73,10 @@ def chat(
         info = client.model_info(timeout_s=10)
         if not info.has_chat_template:
             fail(f"{info.name} has no chat template; use `paceline generate`")
-        console.print(f"[bold]{escape(model or info.name)}[/] at {address}", highlight=False)
-        console.print(_COMMANDS, highlight=False)
+        console.print(
+            f"[bold]{escape(model or info.name)}[/] at {address} [dim]/help: commands, Ctrl-D: leave[/]",
+            highlight=False,
+        )
         opening = [Message("system", system)] if system is not None else []
         _converse(client, opening, chosen, address)
 
@@ -93,10 +94,10 @@ def _converse(client: Client, opening: list[Message], chosen: Options, address: 
                 console.print("[dim]forgotten[/]")
                 continue
             case "/help":
-                console.print(_COMMANDS, highlight=False)
+                console.print(_HELP, highlight=False)
                 continue
             case command if _COMMAND.fullmatch(command):
-                console.print(f"[dim]there is no {command}[/]", _COMMANDS, sep="\n", highlight=False)
+                console.print(f"[dim]there is no {command}[/]", _HELP, sep="\n", highlight=False)
                 continue
         asked = [*history, Message("user", line)]
         try:

@@ -11,6 +11,8 @@ from typing import IO, Any, cast
 
 from rich.console import Console
 
+_FAILED = "paceline: "  # what `fail` puts in front of a message
+
 
 class JsonLines(io.TextIOBase):
     """A text stream that writes each line as an object with time, level, logger and message.
@@ -61,7 +63,8 @@ class JsonLines(io.TextIOBase):
 
 def _own(message: str) -> dict[str, Any]:
     time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return {"time": time, "level": "info", "logger": "paceline.serve", "message": message.strip()}
+    level = "error" if message.startswith(_FAILED) else "info"
+    return {"time": time, "level": level, "logger": "paceline.serve", "message": message.strip()}
 
 
 @contextmanager

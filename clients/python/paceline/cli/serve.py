@@ -34,6 +34,7 @@ class LogFormat(enum.Enum):
     JSON = "json"
 
 
+_CALL_TIMEOUT_S = 5.0
 _COLORS = {"executor": "magenta", "draft": "yellow", "scheduler": "cyan"}
 
 Backend = Annotated[
@@ -218,7 +219,6 @@ def draft_config(
     return ExecutorLaunch(backend, find_model(model) if model else None, (*logs, *flags(options)))
 
 
-_CALL_TIMEOUT_S = 5.0
 QUIET = ("--log-level", "error", "--log-format", "console")
 
 
