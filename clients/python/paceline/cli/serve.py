@@ -300,7 +300,7 @@ def _announce(stack: Stack, port_file: Path | None) -> None:
     stderr.print(
         f"Serving [bold]{config.executor.label}[/] at"
         f" [bold]{stack.address}[/] (executor at {stack.executor_address}{draft}). Ctrl-C stops.\n"
-        f'[dim]Try: paceline generate --address {stack.address} "Once upon a time"[/]',
+        f'[dim]Try: paceline generate --address {stack.address} -m 64 "Once upon a time"[/]',
         highlight=False,
         soft_wrap=True,
     )
