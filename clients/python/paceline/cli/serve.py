@@ -86,7 +86,7 @@ def serve(
     served: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]",
+            metavar="MODEL",
             help="A GGUF file, a Hugging Face directory, or a name from `paceline list`. Default: the default"
             " model.",
             show_default=False,
