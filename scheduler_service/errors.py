@@ -23,7 +23,7 @@ class ErrorReason(enum.Enum):
     TOKENIZER_NOT_FOUND = enum.auto()  # the model has no tokenizer
     CONTINUATION = enum.auto()  # the stream to be continued had another prompt, model or sampler
     DUPLICATE_REQUEST = enum.auto()  # the caller has a live request of this id
-    PERMISSION = enum.auto()  # the caller is not an administrator
+    PERMISSION = enum.auto()  # the caller is not an administrator, or not allowed at this port
     QUEUE_FULL = enum.auto()
     QUOTA = enum.auto()  # the caller's queued requests fill its share of the queue
     TOO_LATE = enum.auto()  # predicted to miss its deadline: refused before anything is computed

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
@@ -21,6 +23,9 @@ from scheduler_service.rpc.health import SERVICE, PublishedHealth
 from scheduler_service.rpc.interceptor import StatusInterceptor
 from scheduler_service.rpc.servicer import SchedulerServicer
 from scheduler_service.service import SchedulerService
+
+if TYPE_CHECKING:
+    from scheduler_service.gateway.server import GatewayPort
 
 log = Log(__name__)
 
@@ -71,6 +76,9 @@ class Server:
         if settings.reflection:
             names = (SERVICE, ADMIN_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
+        self._gateway: GatewayPort | None = None
+        if settings.gateway_port is not None:
+            self._gateway = _gateway_port(self.service, servicer, settings, _PUBLIC_OPTIONS)
 
     async def start(self) -> int:
         """Listen, on the metrics port too; returns the gRPC port. Raises RuntimeError, OSError."""
@@ -83,6 +91,11 @@ class Server:
         if settings.metrics_port is not None:
             metrics_port = self.service.metrics.serve(settings.metrics_host, settings.metrics_port)
             log.info("metrics", host=settings.metrics_host, port=metrics_port)
+        if self._gateway is not None:
+            gateway_port = await self._gateway.start()
+            log.info("gateway's port", host=settings.gateway_host, port=gateway_port)
+            if settings.gateway_port_file is not None:
+                write_port_file(settings.gateway_port_file, gateway_port)
         if settings.port_file is not None:
             write_port_file(settings.port_file, port)
         log.info("listening", host=settings.host, port=port, executors=",".join(settings.executor))
@@ -103,7 +116,10 @@ class Server:
         watching.cancel()
         asked.cancel()
         misconfigured.cancel()
-        await self._server.stop(GRACE_S)
+        servers = [self._server.stop(GRACE_S)]
+        if self._gateway is not None:
+            servers.append(self._gateway.stop(GRACE_S))
+        await asyncio.gather(*servers)
         await self.service.close_sessions()
         running.cancel()
         try:
@@ -117,6 +133,22 @@ class Server:
         except BaseExceptionGroup as error:
             log.error("the scheduler failed", error)
         return 1
+
+
+def _gateway_port(
+    service: SchedulerService,
+    servicer: SchedulerServicer,
+    settings: SchedulerSettings,
+    options: Mapping[str, int | str],
+) -> GatewayPort:
+    """The gateway's port, whose packages are imported here alone. Raises RuntimeError if they are missing."""
+    try:
+        from scheduler_service.gateway.server import GatewayPort
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "smg_grpc_proto":
+            raise
+        raise RuntimeError('--gateway-port needs further packages: pip install "paceline[openai]"') from error
+    return GatewayPort(service, servicer, settings, options)
 
 
 async def main(settings: SchedulerSettings) -> int:

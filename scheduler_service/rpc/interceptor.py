@@ -37,8 +37,11 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     here. With `admit`, calls that would be queued are read only after it has returned.
     """
 
-    def __init__(self, credentials: Credentials, audit: Audit, admit: Admit | None = None) -> None:
-        self._credentials, self._audit, self._admit = credentials, audit, admit
+    def __init__(
+        self, credentials: Credentials, audit: Audit, admit: Admit | None = None, *, prefix: str = _OURS
+    ) -> None:
+        """`prefix`: with which the methods begin whose handlers are wrapped."""
+        self._credentials, self._audit, self._admit, self._prefix = credentials, audit, admit, prefix
         self._wrapped: dict[str, _Handler] = {}  # by method
 
     async def intercept_service(
@@ -46,10 +49,10 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler | None:
-        """Wrap one of paceline's handlers; other services' are returned unchanged."""
+        """Wrap a handler whose method has the prefix; others are returned unchanged."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or not method.startswith(_OURS):
+        if handler is None or not method.startswith(self._prefix):
             return handler
         wrapped = self._wrapped.get(method)
         if wrapped is None:

@@ -38,6 +38,7 @@ from scheduler_service.rpc.codec.responses import (
 from scheduler_service.rpc.codec.score import ScoreTask
 from scheduler_service.rpc.codec.tools import grammar_of_demand, required_format
 from scheduler_service.rpc.deadlines import deadline_of
+from scheduler_service.rpc.delivery import delivering
 from scheduler_service.rpc.evaluations import Evaluations
 from scheduler_service.rpc.text_errors import text_errors
 from scheduler_service.service import SchedulerService
@@ -62,8 +63,7 @@ class SchedulerServicer(SchedulerServiceServicer):
     ) -> None:
         """Stream a request's output. The request ends when this coroutine does, for whatever reason."""
         stream = await self._admitted(request, context)
-        stream.reader = asyncio.current_task()
-        try:
+        with delivering(self._service, stream):
             write = context.write
             outputs = await stream.take()
             # Not before the first message: until then the client's own retries work.
@@ -72,17 +72,6 @@ class SchedulerServicer(SchedulerServiceServicer):
                 for output in outputs:
                     await write(output_message(output))
                 outputs = await stream.take()
-        except asyncio.CancelledError:
-            ended = stream.error
-            if ended is not None and ended.reason is ErrorReason.STALLED_READER:
-                self._metrics.ended_badly(ended)
-                raise ended from None  # cancelled by us: the client is still there
-            raise
-        except ServiceError as error:
-            self._metrics.ended_badly(error)
-            raise
-        finally:
-            self._service.streams.close(stream)
 
     async def GenerateUnary(
         self, request: pb.GenerateUnaryRequest, context: _Context
@@ -198,7 +187,10 @@ class SchedulerServicer(SchedulerServiceServicer):
         Raises ServiceError, before the message is read, if no further request of the caller would be queued.
         Only a call that may be a resend is read first, unless the caller has sent many at once.
         """
-        caller = self._credentials.identify(context)
+        await self.take_turn(self._credentials.identify(context), context)
+
+    async def take_turn(self, caller: Identity, context: _Context) -> None:
+        """As `admit`, for a caller that another port has identified."""
         had_to_wait = await self._arrivals.turn(caller.name)
         if not had_to_wait and self._service.streams.may_be_resent(caller):
             return
@@ -218,8 +210,16 @@ class SchedulerServicer(SchedulerServiceServicer):
                 await asyncio.sleep(delay_s)
 
     async def _admitted(self, request: pb.GenerateRequest, context: _Context) -> RequestStream:
-        arrival, caller = time.monotonic(), self._credentials.identify(context)
-        deadline = deadline_of(context)
+        return await self.open_stream(request, self._credentials.identify(context), context)
+
+    async def open_stream(
+        self, request: pb.GenerateRequest, caller: Identity, context: _Context
+    ) -> RequestStream:
+        """Check, tokenize and queue a request of `caller`; returns its stream, to be read with `delivering`.
+
+        `context` has the deadline. Raises ServiceError, and then nothing has changed.
+        """
+        arrival, deadline = time.monotonic(), deadline_of(context)
         try:
             served = self._service.served_for_request(caller)
             checked = check_request(request, served.model, self._drafting, self._service.wanted)

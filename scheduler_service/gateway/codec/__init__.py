@@ -1,0 +1,1 @@
+"""Messages of the worker protocol, from and to plain data."""

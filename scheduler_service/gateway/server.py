@@ -1,0 +1,50 @@
+"""The gateway's port: a gRPC server of its own beside the public API's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import grpc.aio
+from paceline.channel import is_loopback
+from paceline.service.audit import Audit
+from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
+
+from scheduler_service.config import SchedulerSettings
+from scheduler_service.gateway.callers import GatewayCallers
+from scheduler_service.gateway.servicer import WorkerServicer
+from scheduler_service.rpc.interceptor import StatusInterceptor
+from scheduler_service.rpc.servicer import SchedulerServicer
+from scheduler_service.service import SchedulerService
+
+SERVICE_PREFIX = "/vllm.grpc.engine."
+
+
+class GatewayPort:
+    """Serves the worker protocol from `start` to `stop`, in plaintext: the gateway can't do otherwise."""
+
+    def __init__(
+        self,
+        service: SchedulerService,
+        door: SchedulerServicer,
+        settings: SchedulerSettings,
+        options: Mapping[str, int | str],
+    ) -> None:
+        """`options`: of the gRPC server."""
+        self._address = settings.gateway_address
+        own_user_only = settings.callers_need_credentials and is_loopback(self._address)
+        self._callers = GatewayCallers(own_user_only=own_user_only)
+        servicer = WorkerServicer(service, door, self._callers, settings.gateway_model_name)
+        audit = Audit((vllm_engine_pb2.DESCRIPTOR,), service.metrics.call_failed)
+        statuses = StatusInterceptor(self._callers, audit, servicer.admit, prefix=SERVICE_PREFIX)
+        self._server = grpc.aio.server(interceptors=[statuses], options=list(options.items()))
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, self._server)
+
+    async def start(self) -> int:
+        """Listen; returns the port. Raises RuntimeError if it is in use."""
+        self._callers.port = self._server.add_insecure_port(self._address)
+        await self._server.start()
+        return self._callers.port
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop; calls have `grace_s` seconds to send their last messages."""
+        await self._server.stop(grace_s)
