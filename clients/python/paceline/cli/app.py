@@ -18,6 +18,7 @@ from paceline.cli import (
     demo,
     doctor,
     embed,
+    gateway,
     generate,
     model,
     models_list,
@@ -45,12 +46,13 @@ app = typer.Typer(
     `demo` shows everything at once. `serve` starts an executor, which computes, and a scheduler, which
     decides. The rest are clients of the scheduler.""",
 )
-_SERVERS = ("serve", "executor", "scheduler")  # these refuse a client's options
+_SERVERS = ("serve", "executor", "scheduler", "gateway")  # these refuse a client's options
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 app.command(rich_help_panel="Serve")(serve.serve)
 app.command(rich_help_panel="Serve", context_settings=_PASS_THROUGH)(services.executor)
 app.command(rich_help_panel="Serve", context_settings=_PASS_THROUGH)(services.scheduler)
+app.command(rich_help_panel="Serve")(gateway.gateway)
 app.command(rich_help_panel="Serve")(model.pull)
 app.command(hidden=True)(model.model)
 app.command("list", rich_help_panel="Serve")(models_list.list_models)

@@ -16,6 +16,13 @@ from rich.markup import escape
 from paceline import aio, errors
 from paceline.cli.client_options import client_token, refuse_client_options
 from paceline.cli.common import fail, stderr
+from paceline.cli.gateway_launch import (
+    ApiKey,
+    ApiKeyFile,
+    GatewayOption,
+    checked_api_key,
+    gateway_launch,
+)
 from paceline.cli.json_lines import JsonLines, json_lines
 from paceline.cli.loading import loading_bar
 from paceline.cli.local_models import find_model
@@ -35,7 +42,7 @@ class LogFormat(enum.Enum):
 
 
 _CALL_TIMEOUT_S = 5.0
-_COLORS = {"executor": "magenta", "draft": "yellow", "scheduler": "cyan"}
+_COLORS = {"executor": "magenta", "draft": "yellow", "scheduler": "cyan", "gateway": "blue"}
 
 Backend = Annotated[
     str,
@@ -121,6 +128,19 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    openai: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve the OpenAI API here too, with the smg gateway; 0: any free port.",
+            show_default=False,
+        ),
+    ] = None,
+    api_key: ApiKey = "",
+    api_key_file: ApiKeyFile = None,
+    served_model_name: Annotated[
+        str, typer.Option(help="The model's name for OpenAI clients. Default: its own.", show_default=False)
+    ] = "",
     *,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow plaintext beyond loopback.")] = False,
     log_level: Annotated[
@@ -140,6 +160,7 @@ def serve(
             "--scheduler-option", "-S", metavar="NAME=VALUE", help="See `paceline scheduler --help`."
         ),
     ] = None,
+    gateway_option: GatewayOption = None,
 ) -> None:
     """Serve a model: start an executor and a scheduler, and keep them running.
 
@@ -170,6 +191,19 @@ def serve(
     chosen = served or model
     logs = ("--log-level", log_level, "--log-format", log_format.value)
     plain = ("--insecure",) if insecure else ()
+    token = client_token(context, token_file)
+    gateway = None
+    if openai is not None:
+        gateway = gateway_launch(
+            openai,
+            checked_api_key(context, api_key, api_key_file) or token,
+            insecure=insecure,
+            log_level=log_level,
+            options=flags(gateway_option),
+            model_name=served_model_name,
+        )
+    elif api_key_file or served_model_name or gateway_option:
+        fail("--api-key-file, --served-model-name and --gateway-option need --openai", 2)
     executor_token = ("--auth-token-file", str(executor_token_file)) if executor_token_file else ()
     if adapter and not adapter_dir:
         raise typer.BadParameter("--adapter needs the directory of the adapters: --adapter-dir")
@@ -184,7 +218,8 @@ def serve(
         executor_port=executor_port,
         executor_options=(*logs, *executor_token, *directory, *flags(executor_option)),
         scheduler_options=(*logs, *plain, *adapters, *flags(scheduler_option)),
-        client_token=client_token(context, token_file),
+        client_token=token,
+        gateway=gateway,
     )
     with never_blocking(stderr):
         try:
@@ -304,6 +339,13 @@ def _announce(stack: Stack, port_file: Path | None) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if config.gateway is not None and stack.gateway is not None:
+        stderr.print(
+            f"OpenAI API at [bold]{config.gateway.url(stack.gateway.port)}[/]"
+            + ("" if config.gateway.api_key else ", without a key"),
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 async def _tell_sampling(stack: Stack) -> None:

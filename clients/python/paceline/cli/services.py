@@ -15,14 +15,19 @@ import typer
 from paceline.cli.client_options import refuse_ignored_token
 from paceline.cli.common import fail
 
-_EXTRAS = {"executor_service": "executor", "scheduler_service": "scheduler"}
+_EXTRAS = {"executor_service": "executor", "scheduler_service": "scheduler", "smg": "openai"}
 
 
 def command(module: str, *arguments: str) -> list[str]:
     """The command line of a service. Exits with advice if it is not installed."""
+    require(module)
+    return [sys.executable, "-m", module, *arguments]
+
+
+def require(module: str) -> None:
+    """Exit with advice if a module of an extra is not installed."""
     if find_spec(module) is None:
         fail(f'{module} is not installed. Run: pip install "paceline[{_EXTRAS[module]}]"')
-    return [sys.executable, "-m", module, *arguments]
 
 
 def executor(context: typer.Context) -> None:

@@ -7,10 +7,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 
 from paceline import aio, errors
 from paceline.channel import Security
+from paceline.cli.gateway_launch import GatewayLaunch
+from paceline.cli.gateway_probe import probe_status
 from paceline.cli.scratch import scratch_directory
 from paceline.cli.services import command
 from paceline.cli.stack_secrets import StackSecrets
@@ -32,15 +35,16 @@ Loading = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class ChildFiles:
-    """The files of one service: its port file, and the Unix socket on which it answers its parent."""
+    """The files of one service: its port files, and the Unix socket on which it answers its parent."""
 
     port: Path
     socket: Path
+    gateway_port: Path  # of a scheduler
 
     @classmethod
     def of(cls, name: str, directory: Path) -> ChildFiles:
         """The files of service `name` in `directory`, which must be private to this user."""
-        return cls(directory / name, directory / f"{name}.socket")
+        return cls(directory / name, directory / f"{name}.socket", directory / f"{name}.gateway")
 
     @property
     def flags(self) -> list[str]:
@@ -81,6 +85,7 @@ class StackConfig:
     executor_options: tuple[str, ...] = ()
     scheduler_options: tuple[str, ...] = ()
     client_token: str = field(default="", repr=False)  # clients must send it; empty: they need no token
+    gateway: GatewayLaunch | None = None  # the OpenAI gateway, if there is to be one
 
     @property
     def executor(self) -> ExecutorLaunch:
@@ -91,12 +96,21 @@ class StackConfig:
         """The scheduler's command line; `draft` is empty, or the draft executor's address."""
         executors = ["--executor", executor, *(["--draft-executor", draft] if draft else [])]
         where = ["--host", self.host, "--port", str(port), *files.flags, _SECRETS_FLAG]
-        return command("scheduler_service", *executors, *where, *self.scheduler_options)
+        gateway = self._gateway_flags(self.gateway, files.gateway_port) if self.gateway else []
+        return command("scheduler_service", *executors, *where, *gateway, *self.scheduler_options)
+
+    @staticmethod
+    def _gateway_flags(gateway: GatewayLaunch, port_file: Path) -> list[str]:
+        """The scheduler's flags for its gateway's port, which is the same one after a restart."""
+        flags = ["--gateway-port", str(_port_in(port_file)), "--gateway-port-file", str(port_file)]
+        if gateway.model_name:
+            flags += ["--gateway-model-name", gateway.model_name]
+        return [*flags, "--gateway-authenticates"] if gateway.api_key else flags
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stack:
-    """A running executor and scheduler, and a draft executor if one is configured.
+    """A running executor and scheduler, and a draft executor and a gateway if they are configured.
 
     `socket` is the scheduler's address for calls of this process, which work whatever TLS its port has.
     """
@@ -107,11 +121,13 @@ class Stack:
     executor: Child
     scheduler: Child
     draft: Child | None = None
+    gateway: Child | None = None  # started last, once the others serve
 
     @property
     def children(self) -> list[Child]:
-        """All processes, in the order in which they stop: the scheduler first, since it uses the others."""
-        return [self.scheduler, *([self.draft] if self.draft else []), self.executor]
+        """All processes, in the order in which they stop: each before those that it uses."""
+        found = (self.gateway, self.scheduler, self.draft, self.executor)
+        return [child for child in found if child is not None]
 
     @property
     def address(self) -> str:
@@ -206,10 +222,18 @@ async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIter
                 loaded = _loaded(_socket(name, scratch), stack.executor_security, loading)
                 await _while_running(loaded, *stack.children)
             await _while_running(_serving(stack), *stack.children)
+            if config.gateway is not None:
+                files = ChildFiles.of("scheduler", scratch)
+                await _start_gateway(stack, config.gateway, files.gateway_port, say)
             yield stack
         except BaseException:
             stack.kill()
             raise
+
+
+def _port_in(port_file: Path) -> int:
+    """The port that a service has written; 0 before its first start."""
+    return int(port_file.read_text()) if port_file.exists() else 0
 
 
 def _socket(name: str, directory: Path) -> str:
@@ -255,6 +279,27 @@ async def _serving(stack: Stack) -> None:
                 reason = str(error)
             await asyncio.sleep(_POLL_S)
     raise ChildFailed(f"the scheduler does not serve after {_SERVING_TIMEOUT_S:g} s: {reason}")
+
+
+async def _start_gateway(stack: Stack, launch: GatewayLaunch, port_file: Path, say: Say) -> None:
+    """Start the stack's gateway, and wait until it serves the model. Raises ChildFailed."""
+    async with aio.Client(stack.socket, security=stack.admin_security) as client:
+        info = await client.model_info(timeout_s=_CALL_TIMEOUT_S)
+    worker = f"{_LOOPBACK}:{_port_in(port_file)}"
+    stack.gateway = launch.child(port_file.parent, say, [worker], tool_format=info.tool_format)
+    await stack.gateway.start(launch.port)
+    await _while_running(_gateway_serving(launch, stack.gateway.port), *stack.children)
+
+
+async def _gateway_serving(launch: GatewayLaunch, port: int) -> None:
+    """Wait until the gateway has registered the scheduler. Raises ChildFailed after _SERVING_TIMEOUT_S."""
+    clock = RunningClock(time.monotonic)
+    while clock() < _SERVING_TIMEOUT_S:
+        status = await asyncio.to_thread(probe_status, launch.host, port, "/readiness", tls=launch.tls)
+        if status == HTTPStatus.OK:
+            return
+        await asyncio.sleep(_POLL_S)
+    raise ChildFailed(f"the gateway does not serve after {_SERVING_TIMEOUT_S:g} s")
 
 
 async def _while_running(wait: Coroutine[object, object, None], *children: Child) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from pathlib import Path
 
 import grpc
@@ -13,6 +14,7 @@ import grpc.aio
 from paceline.channel import Link, open_aio_channel
 from paceline.cli.activity import activity
 from paceline.cli.freeze_detector import FreezeDetector
+from paceline.cli.gateway_probe import probe_status
 from paceline.service.clock import RunningClock
 
 _TICK_S = 0.25
@@ -56,6 +58,21 @@ def watch_socket(socket: Path) -> Watch:
                 return True
 
             return await _until_frozen(pid, probe)
+
+    return watch_process
+
+
+def watch_gateway(host: str, port: Callable[[], int], *, tls: bool) -> Watch:
+    """A Watch that asks the OpenAI gateway over HTTP; `port` returns where. Any answer counts."""
+
+    async def watch_process(pid: int, on_serving: OnServing) -> str:
+        async def probe() -> bool:
+            status = await asyncio.to_thread(probe_status, host, port(), "/liveness", tls=tls)
+            if status == HTTPStatus.OK:
+                on_serving()
+            return status is not None
+
+        return await _until_frozen(pid, probe)
 
     return watch_process
 

@@ -1,0 +1,89 @@
+"""`paceline gateway`: the OpenAI API in front of schedulers that run already, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.client_options import refuse_client_options
+from paceline.cli.common import check_address, fail, stderr
+from paceline.cli.gateway_launch import (
+    ApiKey,
+    ApiKeyFile,
+    GatewayLaunch,
+    GatewayOption,
+    checked_api_key,
+    gateway_launch,
+)
+from paceline.cli.log_writer import never_blocking
+from paceline.cli.serve import flags, say
+from paceline.cli.supervisor import Child, ChildFailed
+
+
+def gateway(
+    context: typer.Context,
+    workers: Annotated[
+        list[str], typer.Argument(help="Each scheduler's gateway port: HOST:PORT.", metavar="WORKER...")
+    ],
+    listen: Annotated[
+        str, typer.Option(metavar="[HOST:]PORT", help="Where OpenAI clients connect.")
+    ] = "8000",
+    api_key: ApiKey = "",
+    api_key_file: ApiKeyFile = None,
+    *,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow plaintext beyond loopback.")] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning, error.")] = "info",
+    gateway_option: GatewayOption = None,
+) -> None:
+    """Serve the OpenAI API in front of several schedulers, each started with --gateway-port.
+
+    Requests go where a beginning of their prompt is cached, and around schedulers that are down.
+
+        paceline gateway 127.0.0.1:50071 127.0.0.1:50072 --listen 8000
+    """
+    refuse_client_options(context)
+    launch = gateway_launch(
+        listen,
+        checked_api_key(context, api_key, api_key_file),
+        insecure=insecure,
+        log_level=log_level,
+        options=flags(gateway_option),
+    )
+    workers = [check_address(worker) for worker in workers]
+    with never_blocking(stderr), tempfile.TemporaryDirectory(prefix="paceline-") as directory:
+        child = launch.child(Path(directory), say, workers)
+        try:
+            asyncio.run(_keep(child, launch))
+        except (ChildFailed, OSError) as error:
+            fail(str(error))
+
+
+async def _keep(child: Child, launch: GatewayLaunch) -> None:
+    """Keep the gateway running until a signal. A second one ends it at once."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set() or not child.port:
+            child.kill()
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await child.start(launch.port)
+    except ChildFailed:
+        if stop.is_set():
+            return
+        raise
+    stderr.print(f"OpenAI API at {launch.url(child.port)}. Ctrl-C stops.", highlight=False, soft_wrap=True)
+    keeping = asyncio.create_task(child.keep_running())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([keeping, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if stop.is_set():
+        await child.stop()
+    await keeping

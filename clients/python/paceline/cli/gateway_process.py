@@ -1,0 +1,149 @@
+"""The process of the OpenAI gateway: `smg`, with settings that suit Paceline's schedulers as its workers.
+
+`paceline serve --openai` and `paceline gateway` start it: `python -m paceline.cli.gateway_process`. Standard
+input begins with a line of secrets, and the process ends when it ends. Keys are handed to smg within this
+process, so they are on no command line. Nobody has the key of smg's control plane, which adds and removes
+workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from paceline.cli.gateway_probe import probe_status
+from paceline.service.parent import STDIN
+from paceline.service.process import write_port_file
+from paceline.service.secrets import read_secrets
+from paceline.service.settings import EXIT_USAGE
+
+_POLL_S = 0.05
+_LOOPBACK = "127.0.0.1"
+
+SETTINGS = (
+    ("--backend", "vllm"),  # the workers' protocol
+    # A worker that hangs or says that it is not healthy gets no new requests from the next check on.
+    ("--health-check-interval-secs", "2"),
+    ("--health-check-timeout-secs", "2"),
+    ("--health-failure-threshold", "1"),
+    ("--health-success-threshold", "1"),
+    ("--worker-startup-check-interval", "1"),
+    # A request that has not begun is sent to another worker, or again: 0.1, 0.2, 0.4, 0.8 s later.
+    ("--retry-max-retries", "5"),
+    ("--retry-initial-backoff-ms", "100"),
+    ("--retry-max-backoff-ms", "2000"),
+    ("--retry-backoff-multiplier", "2"),
+    # The circuit breaker keeps requests from a worker until the next health check, and not for a minute.
+    ("--cb-success-threshold", "1"),
+    ("--cb-timeout-duration-secs", "2"),
+    # Fewer than the calls that a scheduler takes on one connection, so that health checks always get through.
+    ("--max-concurrent-requests", "4000"),
+    ("--shutdown-grace-period-secs", "30"),  # the scheduler's --drain-timeout-s
+    ("--max-payload-size", str(16 << 20)),  # bytes; smg reads up to 512 MiB by default
+)
+"""smg's settings that differ from its own defaults. Options of the command line come after these, and win."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run smg until it is stopped; returns the exit status."""
+    given, options = _parser().parse_known_args(arguments)
+    try:
+        key = read_secrets(("api_key",)).get("api_key", "")
+        settings = _settings(given, options, key)
+    except (ValueError, TypeError) as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    _in_background(_end_with_parent)
+    tls = settings.server_cert_path is not None
+    _in_background(partial(_tell_port, settings.host, settings.port, given.port_file, tls=tls))
+    try:
+        _start(settings)
+    except (RuntimeError, ValueError) as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m paceline.cli.gateway_process",
+        description="Further options are those of `smg launch`.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--host", default=_LOOPBACK, help="address to listen on")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: any free one")
+    parser.add_argument("--port-file", type=Path, help="write the port here once listening")
+    parser.add_argument(
+        "--worker", action="append", required=True, help="HOST:PORT of a scheduler's gateway port"
+    )
+    return parser
+
+
+def _settings(given: argparse.Namespace, options: Sequence[str], key: str) -> Any:
+    """smg's settings. Raises ValueError; exits with EXIT_USAGE for options that smg does not have."""
+    from smg.launch_router import parse_router_args  # --help needs no smg
+
+    ours = [word for setting in SETTINGS for word in setting]
+    ours += ["--prometheus-host", _LOOPBACK, "--prometheus-port", str(_free_port(_LOOPBACK))]
+    settings = parse_router_args([*ours, *options])
+    if settings.api_key or settings.control_plane_api_keys or settings.tenant_api_keys:
+        raise ValueError("a key among smg's options would show in the process list: give --api-key-file")
+    return replace(
+        settings,
+        host=given.host,
+        port=given.port or _free_port(given.host),
+        worker_urls=[f"grpc://{worker}" for worker in given.worker],
+        api_key=key or None,
+        # (id, name, key, role): without one the control plane is open to everybody
+        control_plane_api_keys=[("closed", "closed", secrets.token_urlsafe(32), "admin")],
+    )
+
+
+def _start(settings: Any) -> None:
+    """Run smg until a signal. Raises RuntimeError, ValueError."""
+    from smg.router import Router
+
+    Router.from_args(settings).start()
+
+
+def _free_port(host: str) -> int:
+    """A port that is free at this moment: smg can't choose one by itself."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _in_background(function: Callable[[], None]) -> None:
+    threading.Thread(target=function, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Stop this process when its standard input ends: its parent has ended."""
+    while os.read(STDIN, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _tell_port(host: str, port: int, port_file: Path | None, *, tls: bool) -> None:
+    """Write the port file once smg answers. `tls`: as for `probe_status`."""
+    while probe_status(host, port, "/liveness", tls=tls) is None:
+        time.sleep(_POLL_S)
+    if port_file is not None:
+        write_port_file(port_file, port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
