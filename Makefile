@@ -10,7 +10,7 @@ STUBS ?= clients/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-triton lint format protos bench bench-hostile soak bench-gpu docs model install clean
+.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-triton lint format protos bench bench-hostile soak bench-gpu docs model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,11 @@ test-wheel: $(STAMP) ## Install the wheel into an empty environment and run a st
 
 test-node: $(STAMP) ## Run the Node client's tests against a live service
 	cd clients/node && npm ci --no-audit --no-fund && npm test
+
+test-openai: $(STAMP) $(MODEL) ## OpenAI's own SDKs, Python and Node, against `paceline serve --openai`
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[openai-sdk]'
+	cd tests/gateway && npm ci --no-audit --no-fund
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gateway -m openai $(ARGS)
 
 test-triton: $(STAMP) ## Interpret and compile the CUDA kernels; no GPU needed (ARGS="-m slow": all shapes)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[triton]'
@@ -88,5 +93,5 @@ $(STAMP): pyproject.toml constraints.txt
 
 clean: ## Remove what was made, but for the model
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	rm -rf clients/node/node_modules clients/node/protos clients/node/types
+	rm -rf tests/gateway/node_modules clients/node/node_modules clients/node/protos clients/node/types
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
