@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -14,12 +15,14 @@ from scheduler_service.errors import ErrorReason, ServiceError, unsupported
 from scheduler_service.gateway.archive import in_chunks, tokenizer_archive
 from scheduler_service.gateway.callers import GATEWAY, GatewayCallers
 from scheduler_service.gateway.codec.answers import WorkerAnswer
+from scheduler_service.gateway.codec.embeddings import WorkerEmbedTask
 from scheduler_service.gateway.codec.info import worker_loads, worker_model, worker_server
 from scheduler_service.gateway.codec.requests import in_openai_words, public_request
 from scheduler_service.link.pool import Served
 from scheduler_service.model import TokenizerSource
 from scheduler_service.rpc.codec.requests import check_aborts
 from scheduler_service.rpc.delivery import delivering
+from scheduler_service.rpc.evaluations import Evaluations
 from scheduler_service.rpc.servicer import SchedulerServicer
 from scheduler_service.service import SchedulerService
 
@@ -34,6 +37,7 @@ class WorkerServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[m
     ) -> None:
         """`name`: the model's, for clients of the gateway; "": its own."""
         self._service, self._door, self._callers, self._name = service, door, callers, name
+        self._evaluations = Evaluations(service, callers, door.refused)
         self._archive: tuple[TokenizerSource, bytes] | None = None  # of these files
 
     async def admit(self, context: _Context) -> None:
@@ -106,9 +110,13 @@ class WorkerServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[m
         for data, digest in in_chunks(self._archive[1]):
             await context.write(common_pb2.GetTokenizerChunk(data=data, sha256=digest))
 
-    async def Embed(self, request: worker_pb.EmbedRequest, context: _Context) -> worker_pb.EmbedResponse:
-        """Not offered."""
-        raise self._refusal("embeddings", context)
+    async def Embed(self, request: worker_pb.EmbedRequest, context: _Context) -> bytes:
+        """The vector of one input: of its last token, with length 1."""
+        self._callers.check(context)
+        try:
+            return await self._evaluations.answer(partial(WorkerEmbedTask, request), context)
+        except ServiceError as error:
+            raise in_openai_words(error) from None
 
     async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: _Context

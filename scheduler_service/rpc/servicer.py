@@ -56,7 +56,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         self._metrics = service.metrics
         self._drafting = service.settings.drafting
         self._arrivals, self._refusals = ArrivalQueue(), RefusalPace(time.monotonic)
-        self._evaluations = Evaluations(service, credentials, self._refused)
+        self._evaluations = Evaluations(service, credentials, self.refused)
 
     async def Generate(  # type: ignore[override]  # writes, and so is no iterator
         self, request: pb.GenerateRequest, context: _Context
@@ -198,10 +198,10 @@ class SchedulerServicer(SchedulerServiceServicer):
             self._service.served_for_request(caller)
             self._service.streams.check_room(caller, 1, deadline_of(context))
         except ServiceError as error:
-            await self._refused(caller, error)
+            await self.refused(caller, error)
             raise
 
-    async def _refused(self, caller: Identity, error: ServiceError) -> None:
+    async def refused(self, caller: Identity, error: ServiceError) -> None:
         """Count a refusal, and delay it if the caller gets too many."""
         self._metrics.ended_badly(error)
         if error.reason in _REFUSALS:
@@ -243,7 +243,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             self._service.wanted.count(checked.adapter)
             return stream
         except ServiceError as error:
-            await self._refused(caller, error)
+            await self.refused(caller, error)
             raise
 
     def _served(self, context: _Context) -> Served:

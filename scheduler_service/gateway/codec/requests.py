@@ -24,6 +24,8 @@ _OPENAI_NAMES = (
     ("stop.", ""),
     ("sampling.", ""),
     ("grammar.", ""),
+    ("inputs[0].token_ids", "input"),
+    ("inputs[0]", "input"),
     ("token_ids", "prompt"),
     ("text", "prompt"),
 )

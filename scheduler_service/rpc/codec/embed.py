@@ -84,11 +84,15 @@ class EmbedTask:
         """See `EvaluationTask`."""
         usage.prompt_tokens = sum(self._counts)
         yield pb.EmbedResponse(request_id=self.call.id, usage=usage).SerializeToString()
+        for values, tokens in self.vectors(results):
+            embedding = pb.Embedding(values=values.tolist(), tokens=tokens)
+            yield pb.EmbedResponse(embeddings=[embedding]).SerializeToString()
+
+    def vectors(self, results: Sequence[EvaluatedInput]) -> Iterator[tuple[npt.NDArray[np.float32], int]]:
+        """Each input's vector [dimensions], and its number of tokens."""
         for result, count in zip(results, self._counts, strict=True):
             vector = np.frombuffer(result.vector, "<f4")
-            values = cut_vector(vector, self._dimensions, normalize=self._normalize)
-            embedding = pb.Embedding(values=values.tolist(), tokens=count)
-            yield pb.EmbedResponse(embeddings=[embedding]).SerializeToString()
+            yield cut_vector(vector, self._dimensions, normalize=self._normalize), count
 
 
 def cut_vector(

@@ -65,13 +65,17 @@ class Door:
         assert self.stream is not None
         return self.stream
 
+    async def refused(self, caller: object, error: ServiceError) -> None:
+        assert caller is GATEWAY
+
 
 def worker(
     service: Any = None, door: Any = None, *, owner: int | None = None, name: str = ""
 ) -> WorkerServicer:
     """One whose callers belong to user `owner`; None: to whom is not asked."""
     callers = GatewayCallers(own_user_only=owner is not None, owner=lambda peer, port: owner)
-    return WorkerServicer(service, door, callers, name)
+    used: Any = door or Door()
+    return WorkerServicer(service, used, callers, name)
 
 
 async def answers(
@@ -160,9 +164,7 @@ async def test_no_method_serves_a_process_of_another_user(method: str) -> None:
     assert not context.written
 
 
-@pytest.mark.parametrize(
-    "method", ["Embed", "SubscribeKvEvents", "FlushCache", "StartProfile", "StopProfile"]
-)
+@pytest.mark.parametrize("method", ["SubscribeKvEvents", "FlushCache", "StartProfile", "StopProfile"])
 async def test_what_is_not_offered_is_refused_with_a_word(method: str) -> None:
     with raises(ErrorReason.UNSUPPORTED, match="Paceline does not offer it"):
         await getattr(worker(), method)(None, a_call())
