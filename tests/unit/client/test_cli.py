@@ -78,6 +78,7 @@ def test_nobody_there_says_how_to_start_it(cli: CliRunner, arguments: list[str])
         (["serve", "--backend", "oracle", "-E", "novalue"], "expected NAME=VALUE"),
         (["serve", "--backend", "oracle", "-D", "a=b"], "--draft-option needs"),
         (["serve", "--backend", "oracle", "--draft-backend", "torch"], "needs --draft-model"),
+        (["serve", "--backend", "oracle", "--api-key", "k"], "need --openai"),
         (["generate", "x", "--speculation", "on"], "--speculation: expected off, auto or a number"),
         (["bench", "--plot", "here"], "--plot needs --speculation"),
         (["bench", "--draft-backend", "oracle"], "need --serve"),

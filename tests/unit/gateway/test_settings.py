@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,18 @@ def test_a_wrong_option_of_smg_ends_the_process_with_its_status(
         gateway_process.main(["--worker", "a:1", "--bogus", "1"])
     assert caught.value.code == EXIT_USAGE
     assert "--bogus" in capsys.readouterr().err
+
+
+def test_a_port_that_another_server_has_ends_the_process_before_anything_answers_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gateway_process, "read_secrets", lambda known: {})
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        arguments = ["--worker", "a:1", "--port", str(port), "--port-file", str(tmp_path / "port")]
+        assert gateway_process.main(arguments) == 1
+    assert f"can't listen at 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
+    assert not (tmp_path / "port").exists()
 
 
 def launch(listen: str, key: str = "", *options: str, insecure: bool = False) -> GatewayLaunch:

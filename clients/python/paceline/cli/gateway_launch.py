@@ -118,10 +118,15 @@ def gateway_launch(
     return launch
 
 
+def shows_api_key(context: typer.Context) -> bool:
+    """Whether the key is on the command line, and not in its variable."""
+    source = context.get_parameter_source("api_key")
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def checked_api_key(context: typer.Context, api_key: str, file: Path | None) -> str:
     """The key of the option, the variable or the file; "": none. Exits with an error if they differ."""
-    source = context.get_parameter_source("api_key")
-    if source is not None and source.name == "COMMANDLINE":
+    if shows_api_key(context):
         warn(f"--api-key shows in the process list of this machine; {API_KEY_VARIABLE} does not")
     try:
         from_file = read_token(file)

@@ -64,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except OSError as error:
+        print(f"gateway: can't listen at {given.host}:{given.port}: {error.strerror}", file=sys.stderr)
+        return 1
     _in_background(_end_with_parent)
     tls = settings.server_cert_path is not None
     _in_background(partial(_tell_port, settings.host, settings.port, given.port_file, tls=tls))
@@ -91,7 +94,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(given: argparse.Namespace, options: Sequence[str], key: str) -> Any:
-    """smg's settings. Raises ValueError; exits with EXIT_USAGE for options that smg does not have."""
+    """smg's settings. Raises ValueError, and OSError if the port is taken.
+
+    Exits with EXIT_USAGE for options that smg does not have.
+    """
     from smg.launch_router import parse_router_args  # --help needs no smg
 
     ours = [word for setting in SETTINGS for word in setting]
@@ -102,7 +108,7 @@ def _settings(given: argparse.Namespace, options: Sequence[str], key: str) -> An
     return replace(
         settings,
         host=given.host,
-        port=given.port or _free_port(given.host),
+        port=_free_port(given.host, given.port),
         worker_urls=[f"grpc://{worker}" for worker in given.worker],
         api_key=key or None,
         # (id, name, key, role): without one the control plane is open to everybody
@@ -117,13 +123,17 @@ def _start(settings: Any) -> None:
     Router.from_args(settings).start()
 
 
-def _free_port(host: str) -> int:
-    """A port that is free at this moment: smg can't choose one by itself."""
+def _free_port(host: str, port: int = 0) -> int:
+    """The port, or for 0 any one, that is free at this moment. Raises OSError if it is taken.
+
+    smg can't choose one by itself. If another server had the port, its answers would be taken for smg's.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that end are no server
+        probe.bind((host, port))
+        found: int = probe.getsockname()[1]
+        return found
 
 
 def _in_background(function: Callable[[], None]) -> None:

@@ -22,6 +22,7 @@ from paceline.cli.gateway_launch import (
     GatewayOption,
     checked_api_key,
     gateway_launch,
+    shows_api_key,
 )
 from paceline.cli.json_lines import JsonLines, json_lines
 from paceline.cli.loading import loading_bar
@@ -202,8 +203,8 @@ def serve(
             options=flags(gateway_option),
             model_name=served_model_name,
         )
-    elif api_key_file or served_model_name or gateway_option:
-        fail("--api-key-file, --served-model-name and --gateway-option need --openai", 2)
+    elif api_key_file or served_model_name or gateway_option or shows_api_key(context):
+        fail("--api-key, --api-key-file, --served-model-name and --gateway-option need --openai", 2)
     executor_token = ("--auth-token-file", str(executor_token_file)) if executor_token_file else ()
     if adapter and not adapter_dir:
         raise typer.BadParameter("--adapter needs the directory of the adapters: --adapter-dir")
