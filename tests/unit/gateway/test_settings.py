@@ -95,14 +95,14 @@ def test_a_key_among_smgs_options_is_refused(option: str) -> None:
         settings_of(option)
 
 
-def test_a_wrong_option_of_smg_ends_the_process_with_its_status(
+def test_a_wrong_option_of_smg_ends_the_process_with_its_status_and_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gateway_process, "read_secrets", lambda known: {})
-    with pytest.raises(SystemExit) as caught:
-        gateway_process.main(["--worker", "a:1", "--bogus", "1"])
-    assert caught.value.code == EXIT_USAGE
-    assert "--bogus" in capsys.readouterr().err
+    for option, value in (("--bogus", "1"), ("--policy", "best")):
+        assert gateway_process.main(["--worker", "a:1", option, value]) == EXIT_USAGE
+        [line] = capsys.readouterr().err.splitlines()
+        assert option in line
 
 
 def test_a_port_that_another_server_has_ends_the_process_before_anything_answers_there(

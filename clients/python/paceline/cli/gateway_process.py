@@ -9,6 +9,7 @@ workers.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import secrets
 import signal
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -94,15 +96,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(given: argparse.Namespace, options: Sequence[str], key: str) -> Any:
-    """smg's settings. Raises ValueError, and OSError if the port is taken.
-
-    Exits with EXIT_USAGE for options that smg does not have.
-    """
-    from smg.launch_router import parse_router_args  # --help needs no smg
-
+    """smg's settings. Raises ValueError, and OSError if the port is taken."""
     ours = [word for setting in SETTINGS for word in setting]
     ours += ["--prometheus-host", _LOOPBACK, "--prometheus-port", str(_free_port(_LOOPBACK))]
-    settings = parse_router_args([*ours, *options])
+    settings = _parsed([*ours, *options])
     if settings.api_key or settings.control_plane_api_keys or settings.tenant_api_keys:
         raise ValueError("a key among smg's options would show in the process list: give --api-key-file")
     return replace(
@@ -114,6 +111,19 @@ def _settings(given: argparse.Namespace, options: Sequence[str], key: str) -> An
         # (id, name, key, role): without one the control plane is open to everybody
         control_plane_api_keys=[("closed", "closed", secrets.token_urlsafe(32), "admin")],
     )
+
+
+def _parsed(options: list[str]) -> Any:
+    """smg's settings. Raises ValueError for options that it does not have."""
+    from smg.launch_router import parse_router_args  # --help needs no smg
+
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return parse_router_args(options)
+    except SystemExit:  # it prints 200 lines of usage, and then what is wrong
+        problem = said.getvalue().rpartition("error: ")[2].strip()
+        raise ValueError(f"{problem} (`smg launch --help` lists the options)") from None
 
 
 def _start(settings: Any) -> None:
