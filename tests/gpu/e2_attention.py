@@ -160,23 +160,22 @@ def _sdpa(rows: Rows, dtype: torch.dtype = torch.bfloat16) -> Attend:
 
 def _triton(rows: Rows) -> Attend:
     """Ours: pages read in place."""
-    from executor_service.backends.torch_backend.cuda.attention import paged_attention
-    from executor_service.backends.torch_backend.cuda.rows import SHORT_TOKENS, AttentionRows, Tiling, cut
+    from executor_service.backends.torch_backend.cuda.attention import new_arrivals, paged_attention
+    from executor_service.backends.torch_backend.cuda.rows import Tiling, attention_rows, cut
 
     q, k_pages, v_pages = rows.flat_q(), rows.paged(rows.k), rows.paged(rows.v)
     tables = rows.tables()
     counts = np.full(rows.count, rows.q_len, np.int32)
     tiling = Tiling.of(rows.spec.heads // rows.spec.kv_heads, torch.bfloat16)
-    arrays = cut(rows.context - counts, counts, tiling)
-    arrays["table_starts"] = np.arange(rows.count, dtype=np.int32) * np.int32(rows.pages_of_a_row)
-    tensors = {name: torch.from_numpy(array.copy()).to(rows.device) for name, array in arrays.items()}
+    table_starts = np.arange(rows.count, dtype=np.int32) * np.int32(rows.pages_of_a_row)
+    arrays = cut(rows.context - counts, counts, table_starts, tiling)
+    parts = {name: torch.from_numpy(array).to(rows.device) for name, array in arrays.items()}
     sets = [
-        AttentionRows(
-            tables[n * rows.count : (n + 1) * rows.count].flatten(), max_short_tokens=SHORT_TOKENS, **tensors
-        )
+        attention_rows(tables[n * rows.count : (n + 1) * rows.count].flatten(), parts, tiling)
         for n in range(rows.sets)
     ]
-    return lambda n: paged_attention(q, k_pages, v_pages, sets[n])
+    arrivals = new_arrivals(rows.spec.kv_heads, rows.device)
+    return lambda n: paged_attention(q, k_pages, v_pages, sets[n], arrivals)
 
 
 def _flashinfer(rows: Rows) -> Attend:

@@ -1,7 +1,8 @@
-"""Compiles the CUDA kernels for sm_80 and sm_90 without a GPU and says what came out of it.
+"""Compiles the CUDA kernels for several architectures without a GPU and says what came out of it.
 
 `python -m tests.triton.ahead_of_time [--all]` prints a line for each kernel, and fails where one spills
-registers or attention lacks matrix instructions. The kernels are those of the launches that the worker makes.
+registers or does not fit its multiprocessor, and where attention lacks matrix instructions or loads too few
+tiles of keys ahead. The kernels are those of the launches that the worker makes.
 """
 
 from __future__ import annotations
@@ -19,22 +20,28 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from executor_service.backends.torch_backend.cuda.attention import attention_launches
+from executor_service.backends.torch_backend.cuda.attention import Pipelines, attention_launches
 from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.cuda.pick import PickRows, pick_launches
 from executor_service.backends.torch_backend.cuda.pointwise import norm_launch, swiglu_launch
 from executor_service.backends.torch_backend.cuda.quantized import round_launch, scale_launch
 from executor_service.backends.torch_backend.cuda.rotary import rotary_launch
-from executor_service.backends.torch_backend.cuda.rows import AttentionRows
+from executor_service.backends.torch_backend.cuda.rows import ITEM_FIELDS, AttentionRows, Tiling, Work
 from executor_service.backends.torch_backend.quantized import Fp8, Int8
 
-ARCHITECTURES = (80, 90)
-SHARED_BYTES = 99 * 1024  # of one block, on the smallest GPUs from sm_80 on
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
+"""Of one program, by architecture; a multiprocessor has 1 KiB more."""
+BUFFERS = {80: (4, 3), 86: (2, 3), 90: (4, 4)}
+"""Tiles of K that attention has room for, at least, in short and in long rows."""
+_REGISTERS = 65536  # of a multiprocessor
 _TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32",
     torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv",
 }  # fmt: skip
+_BUFFERS = re.compile(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x\d+x\d+x(?:bf16|f16)")
+_WAIT = re.compile(r"ttg\.async_wait .*num = (\d+)")
+_INNER_LOOP = re.compile(r"scf\.for (?:(?!scf\.for ).)*?scf\.yield", re.DOTALL)
 _MATRIX = re.compile(r"^\s*(?:@\S+ )?(wgmma\.mma_async|mma\.sync)", re.MULTILINE)
 
 
@@ -67,19 +74,18 @@ class Compiled:
     spilled_bytes: int
     shared_bytes: int
     matrix_instructions: int
+    buffers: int  # tiles of K in shared memory; 0: no loop has a pipeline
+    ahead: int  # loads that may be on their way while a tile is multiplied
 
 
 def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     """All kernels of one step of this model, with pages of 16 tokens."""
+    yield from attention(shape, architecture)
     width = shape.heads + 2 * shape.kv_heads
     numbers = torch.zeros(8, dtype=torch.int32, device="meta")
     pages = torch.empty(9, 16, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device="meta")
     qkv = torch.empty(4096, width * shape.head_dim, dtype=shape.dtype, device="meta")
-    q = qkv.view(4096, width, shape.head_dim)[:, : shape.heads]
     out = torch.empty(4096, shape.heads * shape.head_dim, dtype=shape.dtype, device="meta")
-    rows = AttentionRows(*[numbers] * 13, max_short_tokens=5)  # type: ignore[arg-type,misc]
-    names = ("attention, short", "merge", "attention, long")
-    yield from zip(names, attention_launches(out, q, pages, pages, rows), strict=True)
     angles, norm = torch.empty(32768, shape.head_dim // 2), torch.empty(shape.head_dim)
     yield (
         "rotary",
@@ -98,6 +104,21 @@ def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
         yield f"round, {type(form).__name__.lower()}", round_launch(out, rounded, shares, form)
     sums = torch.empty(out.shape, dtype=torch.int32, device="meta")
     yield "scale, int8", scale_launch(sums, out, shares, shares)
+
+
+def attention(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
+    """The kernels of attention alone."""
+    pages = torch.empty(9, 16, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device="meta")
+    heads = torch.empty(
+        4096, shape.heads + 2 * shape.kv_heads, shape.head_dim, dtype=shape.dtype, device="meta"
+    )
+    out = torch.empty(4096, shape.heads * shape.head_dim, dtype=shape.dtype, device="meta")
+    numbers = torch.zeros(2, dtype=torch.int32, device="meta")
+    items = torch.zeros(64, ITEM_FIELDS, dtype=torch.int32, device="meta")
+    short, long = (Work(items, numbers, how) for how in Tiling.of(shape.heads // shape.kv_heads, shape.dtype))
+    rows, pipelines = AttentionRows(numbers, short, long), Pipelines.of(SHARED_BYTES[architecture] + 1024)
+    made = attention_launches(out, heads[:, : shape.heads], pages, pages, rows, numbers, pipelines)
+    yield from zip(("attention, short", "attention, long"), made, strict=True)
 
 
 def compiled(launch: Launch, architecture: int) -> Compiled:
@@ -128,32 +149,69 @@ def compiled(launch: Launch, architecture: int) -> Compiled:
         re.findall(pattern, log.getvalue())
         for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores, (\d+) bytes spill loads")
     )
+    loops = [loop for loop in _INNER_LOOP.findall(made.asm["ttgir"]) if "dot " in loop]  # over tiles of keys
     return Compiled(
-        int(registers), int(stores) + int(loads), made.metadata.shared, len(_MATRIX.findall(made.asm["ptx"]))
+        int(registers),
+        int(stores) + int(loads),
+        made.metadata.shared,
+        len(_MATRIX.findall(made.asm["ptx"])),
+        buffers=min(map(int, _BUFFERS.findall(made.asm["ttgir"])), default=0),
+        ahead=min((int(wait) for loop in loops for wait in _WAIT.findall(loop)), default=0),
     )
 
 
 def main(shapes: list[Shape]) -> int:
     """Print the table; the number of kernels that are not as they should be."""
-    print("    sm  dtype  heads  head_dim  kernel            registers  spilled  shared B  matrix instr.")
+    print(
+        "    sm  dtype  heads  head_dim  kernel            registers  spilled  shared B  matrix instr."
+        "  programs  buffers  ahead"
+    )
     bad = 0
-    for architecture in ARCHITECTURES:
+    for architecture in SHARED_BYTES:
         for shape in shapes:
-            for name, launch in launches(shape, architecture):
+            every = launches(shape, architecture) if architecture != 86 else attention(shape, architecture)
+            for name, launch in every:
                 made = compiled(launch, architecture)
-                # fp32, for tests, has no matrix instruction of its precision.
-                needs_matrix = name.startswith("attention") and shape.dtype != torch.float32
-                lacks = needs_matrix and not made.matrix_instructions
-                failed = bool(made.spilled_bytes) or lacks or made.shared_bytes > SHARED_BYTES
-                bad += failed
-                print(
-                    f"{'BAD' if failed else '':3} {architecture}  {_TYPES[shape.dtype]:5}"
+                fault = _fault(name, shape, architecture, launch, made)
+                bad += bool(fault)
+                line = (
+                    f"{'BAD' if fault else '':3} {architecture}  {_TYPES[shape.dtype]:5}"
                     f"  {shape.heads:2}/{shape.kv_heads:<2}  {shape.head_dim:8}  {name:16}"
                     f"  {made.registers:9}  {made.spilled_bytes:7}  {made.shared_bytes:8}"
-                    f"  {made.matrix_instructions:13}",
-                    flush=True,
+                    f"  {made.matrix_instructions:13}  {_programs(architecture, launch, made):8}"
                 )
+                if name.startswith("attention"):
+                    line += f"  {made.buffers:7}  {made.ahead:5}"
+                print(line, fault, flush=True)
     return bad
+
+
+def _programs(architecture: int, launch: Launch, made: Compiled) -> int:
+    """How many programs of this kernel a multiprocessor runs at once."""
+    registers = -(-made.registers // 8) * 8 * 32 * launch.warps
+    by_shared = (SHARED_BYTES[architecture] + 1024) // (made.shared_bytes + 1024)  # 1 KiB is the system's
+    return min(
+        _REGISTERS // registers, by_shared, 64 // launch.warps if architecture != 86 else 48 // launch.warps
+    )
+
+
+def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Compiled) -> str:
+    """What is wrong with a kernel; "" if nothing is."""
+    if made.spilled_bytes:
+        return "it spills registers"
+    if made.shared_bytes > SHARED_BYTES[architecture]:
+        return "it does not fit into shared memory"
+    # fp32, for tests, has no matrix instruction of its precision.
+    if not name.startswith("attention") or shape.dtype == torch.float32:
+        return ""
+    if not made.matrix_instructions:
+        return "it has no matrix instructions"
+    pipelines, is_long = Pipelines.of(SHARED_BYTES[architecture] + 1024), name == "attention, long"
+    if made.buffers < BUFFERS[architecture][is_long] or not made.ahead:
+        return "it loads too few tiles of keys ahead"
+    if _programs(architecture, launch, made) < (pipelines.long if is_long else pipelines.short).resident:
+        return "fewer programs run at once than are launched"
+    return ""
 
 
 if __name__ == "__main__":

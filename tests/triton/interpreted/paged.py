@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from executor_service.backends.torch_backend.cuda.attention import paged_attention
-from executor_service.backends.torch_backend.cuda.rows import SHORT_TOKENS, AttentionRows, Tiling, cut
+from executor_service.backends.torch_backend.cuda.attention import new_arrivals, paged_attention
+from executor_service.backends.torch_backend.cuda.rows import Tiling, attention_rows, cut
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,24 @@ class Paged:
             self.k.append(k)
             self.v.append(v)
 
+    def tiling(self, split_tokens: int, part: int) -> Tiling:
+        """The model's, with smaller pieces and parts."""
+        how = Tiling.of(self.heads // self.kv_heads, self.dtype)
+        return Tiling(*(each._replace(split=split_tokens, part=part) for each in how))
+
     def attend(
-        self, rows: Sequence[Row], split_tokens: int = 512, spare: int = 0, padding: int = 0
+        self,
+        rows: Sequence[Row],
+        split_tokens: int = 512,
+        spare: int = 0,
+        padding: int = 0,
+        part: int = 512,
+        processors: int = 0,
     ) -> list[torch.Tensor]:
         """Each row's result [q_len, heads * head_dim], of one step.
 
-        `spare` tokens belong to no row, and `padding` items of each kind are none.
+        `spare` tokens belong to no row, and `padding` items of each class are none. Both classes have pieces
+        of `split_tokens` keys, and parts of up to `part` items. `processors`: see `AttentionRows`.
         """
         queries = [self.q[r.sequence][r.kv_len - r.q_len : r.kv_len] for r in rows]
         tokens = sum(r.q_len for r in rows) + spare
@@ -72,16 +84,19 @@ class Paged:
         qkv[: tokens - spare, : self.heads] = torch.cat(queries)
         counts = np.array([r.q_len for r in rows], np.int32)
         starts = np.array([r.kv_len - r.q_len for r in rows], np.int32)
-        tiling = Tiling.of(self.heads // self.kv_heads, self.dtype)
-        arrays = cut(starts, counts, tiling, split_tokens)
-        padded = [name for name in arrays if name.startswith(("item", "merge", "long"))]
-        arrays |= {name: np.append(arrays[name], [-1] * padding) for name in padded}
-        arrays["table_starts"] = np.array([r.sequence for r in rows]) * self.table.shape[1]
-        tensors = {name: torch.from_numpy(array.astype(np.int32)) for name, array in arrays.items()}
-        work = AttentionRows(self.table.flatten(), max_short_tokens=SHORT_TOKENS, **tensors)
-        out = paged_attention(
-            qkv[:, : self.heads], self.k_pages, self.v_pages, work, split_tokens=split_tokens
-        )
+        tables = np.array([r.sequence for r in rows], np.int32) * np.int32(self.table.shape[1])
+        tiling = self.tiling(split_tokens, part)
+        parts = {n: torch.from_numpy(array) for n, array in cut(starts, counts, tables, tiling).items()}
+        if padding:
+            for name, array in parts.items():
+                if name.endswith("_items"):
+                    parts[name] = torch.cat([array, torch.full((padding, array.shape[1]), -(2**31)).int()])
+                else:
+                    parts[name] = torch.cat([array, array[-1:].repeat(padding)])
+        work = attention_rows(self.table.flatten(), parts, tiling, processors)
+        arrivals = new_arrivals(self.kv_heads, self.table.device)
+        out = paged_attention(qkv[:, : self.heads], self.k_pages, self.v_pages, work, arrivals)
+        assert not arrivals.any()
         return list(out.split([*(r.q_len for r in rows), spare])[:-1])
 
     def dense(self, row: Row) -> torch.Tensor:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor_service.backends.torch_backend.cuda.rows import AttentionRows
+from executor_service.backends.torch_backend.cuda.rows import MAX_CONTEXT, SHORT_TOKENS, Tiling, Work, cut
 from tests.triton.interpreted.paged import Paged, Row
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
-def assert_dense(paged: Paged, rows: list[Row], split_tokens: int = 512) -> None:
-    for row, out in zip(rows, paged.attend(rows, split_tokens), strict=True):
+def assert_dense(paged: Paged, rows: list[Row], split_tokens: int = 512, **how: int) -> None:
+    for row, out in zip(rows, paged.attend(rows, split_tokens, **how), strict=True):
         if row.q_len:
             error = (out.double() - paged.dense(row)).abs().max().item()
             assert error < TOLERANCE[paged.dtype], row
@@ -58,7 +57,8 @@ def test_any_mix_of_rows(data: st.DataObject) -> None:
     paged = Paged(lengths, kv_heads * group, kv_heads, 16, page_size)
     asked = [min(n, data.draw(st.sampled_from([1, 2, 5, 8, 9, n]))) for n in lengths]
     rows = [Row(i, n, q) for i, (n, q) in enumerate(zip(lengths, asked, strict=True))]
-    assert_dense(paged, data.draw(st.permutations(rows)), split)
+    part, processors = data.draw(st.sampled_from([(3, 0), (512, 1), (512, 2), (5, 1)]))
+    assert_dense(paged, data.draw(st.permutations(rows)), split, part=part, processors=processors)
 
 
 def test_a_row_is_bitwise_the_same_in_any_company() -> None:
@@ -95,14 +95,66 @@ def test_padding_changes_nothing() -> None:
         assert torch.equal(plain, padded)
 
 
-def test_a_nan_stays_in_its_own_row() -> None:
-    paged = Paged([70, 70])
-    for pages in (paged.k_pages, paged.v_pages):
-        pages[paged.table[0, 2], 3] = torch.nan
-    outs = paged.attend([Row(0, 70, 2), Row(1, 70, 2), Row(0, 33, 9)], split_tokens=32)
-    assert outs[0].isnan().all()
-    assert outs[1].isfinite().all()
-    assert outs[2].isfinite().all()  # it ends before the NaN
+def test_neither_parts_nor_the_number_of_programs_change_a_bit() -> None:
+    """Programs that do several items end in another order, so that another one merges a block."""
+    paged = Paged([150, 130, 70])
+    rows = [Row(0, 150, 1), Row(1, 130, 4), Row(2, 70, 40), Row(0, 140, 20)]
+    expected = paged.attend(rows, 32)
+    for part, processors in ((5, 0), (7, 1), (512, 1), (512, 2), (512, 5)):
+        for plain, other in zip(
+            expected, paged.attend(rows, 32, part=part, processors=processors), strict=True
+        ):
+            assert torch.equal(plain, other)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 300)), min_size=1, max_size=20),
+    st.sampled_from([torch.bfloat16, torch.float32]),
+    st.integers(1, 17),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_items_hold_each_key_of_each_token_once_and_no_part_is_too_large(
+    rows: list[tuple[int, int]], dtype: torch.dtype, group: int
+) -> None:
+    starts, counts = (np.array(column, np.int32) for column in zip(*rows, strict=True))
+    tiling = Tiling.of(group, dtype)
+    tiling = Tiling(tiling.short._replace(part=7), tiling.long._replace(part=9))
+    arrays = cut(starts, counts, np.arange(len(rows), dtype=np.int32) * 1000, tiling)
+    flat = np.cumsum(counts) - counts
+    covered: dict[tuple[int, int], list[int]] = {}
+    for name, how in (("short", tiling.short), ("long", tiling.long)):
+        items, bounds = arrays[f"{name}_items"], arrays[f"{name}_bounds"]
+        assert bounds[0] == 0
+        assert bounds[-1] == len(items)
+        assert (np.diff(bounds) <= how.part).all()
+        assert all(bound == len(items) or items[bound, 4] == 0 for bound in bounds)  # a block is in one part
+        for first, tokens, position, table, piece in items.tolist():
+            row = table // 1000
+            assert 0 < tokens <= how.block
+            assert (position - starts[row], (counts[row] <= SHORT_TOKENS)) == (
+                first - flat[row],
+                name == "short",
+            )
+            assert piece * how.split < position + tokens
+            for token in range(tokens):
+                covered.setdefault((row, position + token), []).append(piece)
+    for row, (start, count) in enumerate(rows):
+        for position in range(start, start + count):
+            pieces = covered.pop((row, position))
+            assert pieces == list(range(len(pieces)))
+            assert len(pieces) * (512 if count <= SHORT_TOKENS else 2048) > position
+    assert not covered
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_the_longest_context_fits_into_one_launch_and_what_does_not_is_refused(count: int) -> None:
+    fed, cached = np.array([count], np.int32), np.array([MAX_CONTEXT - count], np.int32)
+    tiling = Tiling.of(4, torch.bfloat16)
+    cut(cached, fed, np.zeros(1, np.int32), tiling)
+    pieces = MAX_CONTEXT // (tiling.short if count == 1 else tiling.long).split
+    small = Tiling(*(how._replace(part=pieces - 1) for how in tiling))
+    with pytest.raises(ValueError, match=f"{pieces} pieces .* above the {pieces - 1} of a launch"):
+        cut(cached, fed, np.zeros(1, np.int32), small)
 
 
 def test_what_the_kernel_does_not_take_is_refused() -> None:
@@ -112,9 +164,9 @@ def test_what_the_kernel_does_not_take_is_refused() -> None:
     paged = Paged([8], heads=5)
     with pytest.raises(ValueError, match="5 query heads"):
         paged.attend([Row(0, 8, 1)])
-    one = torch.ones(1, dtype=torch.int32)
-    with pytest.raises(ValueError, match="kv_lens"):
-        AttentionRows(one, one, one, one, one.long(), *[one] * 8, max_short_tokens=1)  # type: ignore[arg-type,misc]
-    scattered: list[Any] = [torch.ones(3, 2, dtype=torch.int32)[:, 0]] * 13
-    with pytest.raises(ValueError, match="contiguous"):
-        AttentionRows(*scattered, max_short_tokens=1)  # type: ignore[misc]
+    how = Tiling.of(1, torch.float32).short
+    items, bounds = torch.ones(1, 5, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="bounds"):
+        Work(items, bounds.long(), how)
+    with pytest.raises(ValueError, match=r"items .* contiguous"):
+        Work(torch.ones(5, 3, dtype=torch.int32).T, bounds, how)

@@ -342,13 +342,13 @@ def test_the_shape_for_so_many_rows_holds_every_step_that_fits_the_pages(
     fed = np.array(counts[: len(starts)], np.int32)
     cached = np.array(starts, np.int32)
     tiling = Tiling.of(4, torch.bfloat16)
-    pages = int((-(-(cached + fed) // PAGE)).sum())
-    work = cut(cached, fed, tiling)
+    lengths = -(-(cached + fed) // PAGE)
+    work = cut(cached, fed, np.cumsum(lengths, dtype=np.int32) - lengths, tiling)
     each = int(fed.max())
     assume(each <= 9)
-    shapes = shapes_of(len(fed), 10_000, pages, PAGE, 4096, tiling)
+    shapes = shapes_of(len(fed), 10_000, PAGE, 4096, tiling)
     need = StepShape(
-        tokens=int(fed.sum()), rows=len(fed), outputs=int(fed.sum()), items=len(work["item_rows"]),
-        merges=len(work["merge_rows"]), long_blocks=0, pages=pages, max_short_tokens=each,
+        tokens=int(fed.sum()), rows=len(fed), outputs=int(fed.sum()), short_items=len(work["short_items"]),
+        short_parts=1, long_items=0, long_parts=0, pages=int(lengths.sum()),
     )  # fmt: skip
     assert any(shape.holds(need) for shape in shapes)

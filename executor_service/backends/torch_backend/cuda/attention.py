@@ -1,35 +1,92 @@
 """Paged attention in Triton: decode, verify, chunk and prefill rows over K and V in pages.
 
-A program computes one query block (consecutive tokens of one row) for one KV head. Its matrix has a line for
-each token and query head of the group, so that K and V are read once for all heads that share them. It goes
-over the keys in tiles with an online softmax (Milakov, Gimelshein 2018; FlashAttention-2, Dao 2023).
-
-There are two classes of rows. Short rows (decode and verify) are bound by memory: their keys are split into
-pieces of SPLIT_TOKENS, which are computed side by side and then merged (Flash-Decoding, Dao et al. 2023).
-Long rows (chunks and prefill) are bound by arithmetic and have enough blocks to fill the device: their keys
-are not split.
+The work is cut into items (see `rows`). A program computes an item, a query block over one piece of its keys,
+for one KV head. Its matrix has a line for each token and query head of the group, so that K and V are read
+once for all heads that share them. It goes over the keys in tiles with an online softmax (Milakov, Gimelshein
+2018; FlashAttention-2, Dao 2023). Where a block's keys are in several pieces, which are computed side by
+side, the program that is done last merges the results (Flash-Decoding, Dao et al. 2023).
 
 **A row's result depends neither on the other rows, nor on their number, nor on the width of the block
 table**: tiles follow from the model and the row's class, pieces have a fixed size and not a fixed number, and
-the order of every sum follows from positions alone.
+the order of every sum follows from positions alone. Programs may end in any order: pieces are merged in
+theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
 from executor_service.backends.torch_backend.cuda.launch import Arguments, Launch, power_of_two
-from executor_service.backends.torch_backend.cuda.rows import SPLIT_TOKENS, AttentionRows, Tiling
+from executor_service.backends.torch_backend.cuda.rows import ITEM_FIELDS, MAX_PART, AttentionRows
 
 MAX_HEAD_DIM = 128  # more would not fit into registers with these tiles
 _MIN_SIDE = 16  # lines, and columns, of a matrix instruction
-_SHORT_TILE_BYTES, _LONG_TILE_BYTES = 8192, 16384  # of K, and as much of V
-_MERGE_PIECES = 16  # pieces whose results are read at once
+
 _LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """How the items of one class of rows are computed.
+
+    `stages` are Triton's. K and V can only be loaded when the lookup of their pages is done, which takes some
+    of the stages: 9 leave four buffers of K and V, 7 three, 5 two, and 3 only one, so that nothing is loaded
+    ahead. Tests compile the kernels and count the buffers.
+    """
+
+    tile_bytes: int  # of K, and as much of V
+    warps: int
+    stages: int
+    resident: int  # programs that a multiprocessor runs at once
+    merge_stages: int = 1
+    merge_columns: int = 32  # of a head, merged at once
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelines:
+    """The pipelines of short and of long rows."""
+
+    short: Pipeline
+    long: Pipeline
+
+    @classmethod
+    def of(cls, shared_bytes: int) -> Pipelines:
+        """For devices whose multiprocessors have so much shared memory."""
+        return next(pipelines for least, pipelines in _PIPELINES if shared_bytes >= least << 10)
+
+
+_PIPELINES = (  # by KiB of shared memory
+    # compute capability 9.0 and 10.0
+    (
+        228,
+        Pipelines(
+            Pipeline(8192, 4, 9, resident=3, merge_stages=4, merge_columns=128),
+            Pipeline(16384, 8, 7, resident=1),
+        ),
+    ),
+    # 8.0
+    (
+        164,
+        Pipelines(
+            Pipeline(8192, 4, 9, resident=2, merge_stages=4, merge_columns=128),
+            Pipeline(8192, 8, 7, resident=1),
+        ),
+    ),
+    # 8.6, 8.9 and 12.0
+    (
+        0,
+        Pipelines(
+            Pipeline(8192, 4, 5, resident=2, merge_stages=4, merge_columns=128),
+            Pipeline(8192, 8, 7, resident=1),
+        ),
+    ),
+)
 
 _MASKED = tl.constexpr(-1e30)  # below every score, but finite: -inf - -inf would be NaN
 
@@ -73,95 +130,126 @@ def _attend(
     return sums, total, highest
 
 
-# partial_tokens changes from step to step: specialized for it, the kernel would be compiled during requests.
-@triton.jit(do_not_specialize=("partial_tokens",))
+@triton.jit
+def _merge(
+    results, lses, mask, real, pieces, step,
+    head_dim: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr,
+    stages: tl.constexpr,
+):  # fmt: skip
+    """The mean of the results [lines, columns] of a block's pieces, by their sums of weights.
+
+    `step` lines are from one piece's results to the next one's. A piece that a line does not see changes
+    nothing in it, to the last bit.
+    """
+    highest = tl.full([lines], _MASKED, tl.float32)
+    total = tl.zeros([lines], tl.float32)
+    sums = tl.zeros([lines, columns], tl.float32)
+    wide_step = tl.full([], step, tl.int64)
+    for piece in tl.range(0, pieces, num_stages=stages):
+        offset = piece * wide_step
+        lse = tl.load(lses + offset, mask=real, other=_MASKED)
+        result = tl.load(results + offset * head_dim, mask=mask, other=0.0)
+        higher = tl.maximum(highest, lse)
+        rescale, share = tl.exp2(highest - higher), tl.exp2(lse - higher)
+        total = total * rescale + share
+        sums = sums * rescale[:, None] + result * share[:, None]
+        highest = higher
+    return sums / total[:, None]
+
+
+# `part` differs between the launches of a step: specialized for it, the kernel would be compiled anew for 1.
+@triton.jit(do_not_specialize=("part",))
 def _attention_kernel(
-    out, partial_out, partial_lse, q, k_pages, v_pages, tables, table_starts, q_starts, q_lens, kv_lens,
-    item_rows, item_firsts, item_pieces, score_scale, q_stride, partial_tokens,
+    out, partial_out, partial_lse, arrivals, q, k_pages, v_pages, tables, items, bounds, part, score_scale,
+    q_stride,
     group: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr,
     block_tokens: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr,
-    split_tokens: tl.constexpr,
+    split_tokens: tl.constexpr, item_fields: tl.constexpr,
+    merge_columns: tl.constexpr, merge_stages: tl.constexpr,
 ):  # fmt: skip
-    """Program (item, KV head): a query block over one piece of its keys, or over all of them if not split.
+    """Program p: of one part's pairs of (item, KV head), the p-th, and those that are whole grids further.
 
-    Programs start in order: all heads of an item, then the next item.
+    All heads of an item come first, then the next item. Where a block has several items, the program that
+    finishes the last of them merges their results.
     """
-    item, kv_head = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads
-    row = tl.load(item_rows + item)
-    if row < 0:
-        return
-    q_len, kv_len = tl.load(q_lens + row), tl.load(kv_lens + row)
-    q_start, first = tl.load(q_starts + row), tl.load(item_firsts + item)
-    begin, end = 0, tl.minimum(kv_len, kv_len - q_len + first + block_tokens)  # seen by its last token
-    if split_tokens > 0:
-        begin = tl.load(item_pieces + item) * split_tokens
-        end = tl.minimum(end, begin + split_tokens)
-
+    heads: tl.constexpr = group * kv_heads
+    used: tl.constexpr = block_tokens * group  # lines
     line, d = tl.arange(0, lines), tl.arange(0, columns)
-    token = first + line // group
-    head = kv_head * group + line % group
-    real = (token < q_len) & (line < block_tokens * group)
-    positions = kv_len - q_len + token
-    mask = real[:, None] & (d < head_dim)[None, :]
-    # int64 only for the row's offset: offsets within a row fit into int32.
-    q += q_start.to(tl.int64) * q_stride
-    out += q_start.to(tl.int64) * (group * kv_heads * head_dim)
-    q_offset = token * q_stride + head * head_dim
-    queries = tl.load(q + q_offset[:, None] + d[None, :], mask=mask, other=0.0)
-    sums, total, highest = _attend(
-        queries, k_pages, v_pages, tables + tl.load(table_starts + row), positions, begin, end, score_scale,
-        kv_head, kv_heads, head_dim, page_size, lines, columns, tile,
-    )  # fmt: skip
-    total = tl.where(total > 0, total, 1.0)  # a padding line, or a token before the piece
-    result = sums / total[:, None]
-    out_offset = token * (group * kv_heads * head_dim) + head * head_dim
-    done = mask
-    if split_tokens > 0:
-        # A token whose keys are all in one piece is done. The others' results are stored to be merged.
-        done = mask & ((positions < split_tokens) & (begin == 0))[:, None]
-        shared = (positions >= split_tokens) & (positions >= begin)
-        place = (item.to(tl.int64) * (group * kv_heads) + head) * partial_tokens + line // group
-        tl.store(partial_out + place[:, None] * head_dim + d[None, :], result, mask=mask & shared[:, None])
-        tl.store(partial_lse + place, highest + tl.log2(total), mask=real & shared)
-    tl.store(out + out_offset[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=done)
+    first_item, end_item = tl.load(bounds + part), tl.load(bounds + part + 1)
+    for work in range(tl.program_id(0), (end_item - first_item) * kv_heads, tl.num_programs(0)):
+        kv_head = work % kv_heads
+        number = first_item + work // kv_heads
+        slot = number - first_item
+        item = items + number * item_fields
+        first_token, tokens, first_position = tl.load(item), tl.load(item + 1), tl.load(item + 2)
+        table, piece = tl.load(item + 3), tl.load(item + 4)
+        begin = piece * split_tokens
+        end = tl.minimum(first_position + tokens, begin + split_tokens)  # seen by the block's last token
 
+        token = line // group
+        head = kv_head * group + line % group
+        real = (token < tokens) & (line < used)
+        mask = real[:, None] & (d < head_dim)[None, :]
+        # int64 only for the block's offset: offsets within a block fit into int32.
+        source = q + first_token.to(tl.int64) * q_stride
+        queries = tl.load(
+            source + (token * q_stride + head * head_dim)[:, None] + d[None, :], mask=mask, other=0.0
+        )
+        sums, total, highest = _attend(
+            queries,
+            k_pages,
+            v_pages,
+            tables + table,
+            first_position + token,
+            begin,
+            end,
+            score_scale,
+            kv_head,
+            kv_heads,
+            head_dim,
+            page_size,
+            lines,
+            columns,
+            tile,
+        )
+        total = tl.where(total > 0, total, 1.0)  # a padding line, or a token before the piece
+        result = sums / total[:, None]
 
-@triton.jit(do_not_specialize=("partial_tokens",))
-def _merge_kernel(
-    out, partial_out, partial_lse, q_starts, q_lens, kv_lens, item_firsts,
-    merge_rows, merge_tokens, merge_items, partial_tokens,
-    group: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, columns: tl.constexpr,
-    split_tokens: tl.constexpr, at_once: tl.constexpr,
-):  # fmt: skip
-    """Program (merge, head): the mean of the results of a token's pieces, by their sums of weights."""
-    row = tl.load(merge_rows + tl.program_id(0))
-    if row < 0:
-        return
-    token, item = tl.load(merge_tokens + tl.program_id(0)), tl.load(merge_items + tl.program_id(0))
-    head, heads = tl.program_id(1), group * kv_heads
-    position = tl.load(kv_lens + row) - tl.load(q_lens + row) + token
-    pieces = position // split_tokens + 1
-    step = heads * partial_tokens  # from one item to the next
-    partial = (item.to(tl.int64) * heads + head) * partial_tokens + token - tl.load(item_firsts + item)
-    d = tl.arange(0, columns)
-    highest, total, sums = _MASKED, 0.0, tl.zeros([columns], tl.float32)
-    for first in range(0, pieces, at_once):
-        piece = first + tl.arange(0, at_once)
-        live = piece < pieces
-        place = partial + piece.to(tl.int64) * step
-        lse = tl.load(partial_lse + place, mask=live, other=float("-inf"))
-        results = tl.load(
-            partial_out + place[:, None] * head_dim + d[None, :],
-            mask=live[:, None] & (d < head_dim)[None, :], other=0.0,
-        )  # fmt: skip
-        higher = tl.maximum(highest, tl.max(lse, 0))
-        rescale = tl.exp2(highest - higher)
-        shares = tl.exp2(lse - higher)
-        total = total * rescale + tl.sum(shares, 0)
-        sums = sums * rescale + tl.sum(results * shares[:, None], 0)
-        highest = higher
-    place = ((tl.load(q_starts + row) + token).to(tl.int64) * heads + head) * head_dim
-    tl.store(out + place + d, (sums / total).to(out.dtype.element_ty), mask=d < head_dim)
+        pieces = (first_position + tokens - 1) // split_tokens + 1
+        if pieces == 1:
+            target = out + first_token.to(tl.int64) * (heads * head_dim)
+            target += (token * (heads * head_dim) + head * head_dim)[:, None] + d[None, :]
+            tl.store(target, result.to(out.dtype.element_ty), mask=mask)
+        else:
+            place = (slot.to(tl.int64) * kv_heads + kv_head) * used + line
+            tl.store(partial_out + place[:, None] * head_dim + d[None, :], result, mask=mask)
+            tl.store(partial_lse + place, highest + tl.log2(total), mask=real)
+            first_slot = slot - piece
+            arrived = arrivals + first_slot * kv_heads + kv_head
+            tl.debug_barrier()  # all threads have stored before one of them counts the program as arrived
+            if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == pieces - 1:
+                place = (first_slot.to(tl.int64) * kv_heads + kv_head) * used + line
+                lines_out = out + first_token.to(tl.int64) * (heads * head_dim)
+                lines_out += (token * (heads * head_dim) + head * head_dim)[:, None]
+                for first in tl.static_range(
+                    0, columns, merge_columns
+                ):  # all at once do not fit into registers
+                    column = first + tl.arange(0, merge_columns)
+                    inside = real[:, None] & (column < head_dim)[None, :]
+                    merged = _merge(
+                        partial_out + place[:, None] * head_dim + column[None, :],
+                        partial_lse + place,
+                        inside,
+                        real,
+                        pieces,
+                        kv_heads * used,
+                        head_dim,
+                        lines,
+                        merge_columns,
+                        merge_stages,
+                    )
+                    tl.store(lines_out + column[None, :], merged.to(out.dtype.element_ty), mask=inside)
+                tl.store(arrived, 0)  # for the next launch
 
 
 def paged_attention(
@@ -169,15 +257,15 @@ def paged_attention(
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
     rows: AttentionRows,
-    *,
-    split_tokens: int = SPLIT_TOKENS,
+    arrivals: torch.Tensor,
 ) -> torch.Tensor:
     """Causal attention of every row's tokens over the row's keys; [tokens, heads * head_dim] in q's dtype.
 
     q [tokens, heads, head_dim] bf16, fp16 or fp32, a view with any stride between tokens (for speed a
     multiple of 16 elements); k_pages, v_pages [pages, page_size, kv_heads, head_dim], contiguous, in q's
     dtype, with the step's own K and V already in them. Scores are scaled by head_dim ** -0.5 and summed in
-    fp32. The result of a token that belongs to no row is undefined. Raises ValueError.
+    fp32. The result of a token that belongs to no row is undefined. `arrivals`: of `new_arrivals`. Raises
+    ValueError.
 
     All arguments are on the device, nothing is read back, and every grid follows from shapes: a CUDA graph
     can capture this after a call outside of it has compiled each kernel.
@@ -191,9 +279,25 @@ def paged_attention(
     if q.stride()[1:] != (head_dim, 1) or not (k_pages.is_contiguous() and v_pages.is_contiguous()):
         raise ValueError("k_pages, v_pages and the heads of each token in q have to be contiguous")
     out = torch.empty(tokens, heads * head_dim, dtype=q.dtype, device=q.device)
-    for launch in attention_launches(out, q, k_pages, v_pages, rows, split_tokens):
+    for launch in attention_launches(out, q, k_pages, v_pages, rows, arrivals, pipelines_of(q.device)):
         launch.run()
     return out
+
+
+def new_arrivals(kv_heads: int, device: torch.device) -> torch.Tensor:
+    """How many items of each block and KV head are done: int32, zero before and after each launch.
+
+    Launches of one stream can share it, as nothing else of them overlaps.
+    """
+    return torch.zeros(MAX_PART * kv_heads, dtype=torch.int32, device=device)
+
+
+@cache
+def pipelines_of(device: torch.device) -> Pipelines:
+    """The pipelines for a device; without CUDA, where kernels are interpreted, those of large ones."""
+    if device.type != "cuda":
+        return Pipelines.of(1 << 20)
+    return Pipelines.of(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor)
 
 
 def attention_launches(
@@ -202,75 +306,43 @@ def attention_launches(
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
     rows: AttentionRows,
-    split_tokens: int = SPLIT_TOKENS,
+    arrivals: torch.Tensor,
+    pipelines: Pipelines,
 ) -> Iterator[Launch]:
-    """The launches of `paged_attention`, in their order: short rows, their merge, long rows."""
+    """The launches of `paged_attention`, in their order: short rows, long rows, a part at a time."""
     heads, head_dim = q.shape[1:]
     _, page_size, kv_heads, _ = k_pages.shape
-    group = heads // kv_heads
-    tiling = Tiling.of(group, q.dtype)
-    columns = max(power_of_two(head_dim), _MIN_SIDE)
-    shape = {"group": group, "kv_heads": kv_heads, "head_dim": head_dim, "columns": columns}
-    common: Arguments = {"q_starts": rows.q_starts, "q_lens": rows.q_lens, "kv_lens": rows.kv_lens}
-    inputs = common | {
+    group, columns = heads // kv_heads, max(power_of_two(head_dim), _MIN_SIDE)
+    inputs: Arguments = {
         "out": out, "q": q, "k_pages": k_pages, "v_pages": v_pages, "tables": rows.tables,
-        "table_starts": rows.table_starts, "score_scale": head_dim**-0.5 * _LOG2_E, "q_stride": q.stride(0),
+        "arrivals": arrivals,
+        "score_scale": head_dim**-0.5 * _LOG2_E, "q_stride": q.stride(0),
     }  # fmt: skip
-
-    def tiles(block_tokens: int, tile_bytes: int) -> dict[str, int]:
-        return shape | {
-            "page_size": page_size,
-            "block_tokens": block_tokens,
-            "lines": max(power_of_two(block_tokens * group), _MIN_SIDE),
-            "tile": min(64, tile_bytes // (columns * q.element_size())),
-        }
-
-    if items := rows.item_rows.shape[0]:
-        merges = rows.merge_rows.shape[0]
-        partial_tokens = min(rows.max_short_tokens, tiling.short)
-        partial_out = partial_lse = q.new_empty(0, dtype=torch.float32)  # not accessed
-        if merges:
-            places = (items, heads, partial_tokens)
-            partial_out = torch.empty(*places, head_dim, dtype=torch.float32, device=q.device)
-            partial_lse = torch.empty(places, dtype=torch.float32, device=q.device)
-        partial: Arguments = {
-            "partial_out": partial_out,
-            "partial_lse": partial_lse,
-            "partial_tokens": partial_tokens,
-        }
-        work: Arguments = {
-            "item_rows": rows.item_rows,
-            "item_firsts": rows.item_firsts,
-            "item_pieces": rows.item_pieces,
-        }
-        yield Launch(
-            _attention_kernel,
-            (items * kv_heads, 1, 1),
-            inputs | partial | work,
-            tiles(tiling.short, _SHORT_TILE_BYTES) | {"split_tokens": split_tokens},
-            warps=4,
-            stages=5,
-        )
-        if merges:
-            which: Arguments = {
-                name: getattr(rows, name) for name in ("merge_rows", "merge_tokens", "merge_items")
-            }
+    for work, how in ((rows.short, pipelines.short), (rows.long, pipelines.long)):
+        slots = work.slots
+        if not slots:
+            continue
+        used, programs = work.cut.block * group, slots * kv_heads
+        if rows.processors:
+            programs = min(programs, rows.processors * how.resident)
+        partial_out = torch.empty(slots, kv_heads, used, head_dim, dtype=torch.float32, device=q.device)
+        partial_lse = torch.empty(slots, kv_heads, used, dtype=torch.float32, device=q.device)
+        for part in range(len(work.bounds) - 1):
             yield Launch(
-                _merge_kernel,
-                (merges, heads, 1),
-                common | partial | which | {"out": out, "item_firsts": rows.item_firsts},
-                shape | {"split_tokens": split_tokens, "at_once": _MERGE_PIECES},
-                warps=4,
-                stages=1,
-            )
-    if blocks := rows.long_rows.shape[0]:
-        none = q.new_empty(0, dtype=torch.float32)
-        work = {"item_rows": rows.long_rows, "item_firsts": rows.long_firsts, "item_pieces": rows.long_firsts}
-        yield Launch(
-            _attention_kernel,
-            (blocks * kv_heads, 1, 1),
-            inputs | {"partial_out": none, "partial_lse": none, "partial_tokens": 0} | work,
-            tiles(tiling.long, _LONG_TILE_BYTES) | {"split_tokens": 0},
-            warps=8,
-            stages=3,
-        )
+                _attention_kernel,
+                (programs, 1, 1),
+                inputs
+                | {
+                    "partial_out": partial_out, "partial_lse": partial_lse, "items": work.items,
+                    "bounds": work.bounds, "part": part,
+                },
+                {
+                    "group": group, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size,
+                    "block_tokens": work.cut.block, "lines": max(power_of_two(used), _MIN_SIDE),
+                    "columns": columns, "tile": min(64, how.tile_bytes // (columns * q.element_size())),
+                    "split_tokens": work.cut.split, "item_fields": ITEM_FIELDS,
+                    "merge_columns": min(columns, how.merge_columns), "merge_stages": how.merge_stages,
+                },
+                warps=how.warps,
+                stages=how.stages,
+            )  # fmt: skip

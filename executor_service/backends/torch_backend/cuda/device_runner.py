@@ -23,13 +23,13 @@ from functools import partial
 
 import torch
 
-from executor_service.backends.base import ForwardRow, PendingForward, Progress, RowOutput
+from executor_service.backends.base import ForwardRow, ModelError, PendingForward, Progress, RowOutput
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS
 from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, shapes_of
 from executor_service.backends.torch_backend.cuda.late_picks import LatePicks
 from executor_service.backends.torch_backend.cuda.pick import pick
-from executor_service.backends.torch_backend.cuda.rows import Tiling
+from executor_service.backends.torch_backend.cuda.rows import MAX_CONTEXT, Tiling
 from executor_service.backends.torch_backend.cuda.step_buffer import HostStep, StepBuffer, numbers_of
 from executor_service.backends.torch_backend.kernels import LayerCache
 from executor_service.backends.torch_backend.model import Model
@@ -46,10 +46,13 @@ class DeviceRunner:
     max_pending_forwards = 2
 
     def __init__(self, model: Model, caches: Sequence[LayerCache], page_size: int) -> None:
+        """Raises ModelError for a model whose context is above MAX_CONTEXT."""
+        if model.spec.context_length > MAX_CONTEXT:
+            raise ModelError(f"context_length {model.spec.context_length} is above {MAX_CONTEXT}: not on CUDA")
         self._model, self._caches, self._page_size = model, caches, page_size
         self._device = model.kernels.device
         self._tiling = Tiling.of(model.spec.heads // model.spec.kv_heads, model.kernels.dtype)
-        self._graphs = Graphs(self._device)
+        self._graphs = Graphs(self._device, self._tiling)
         # The token that each row of the last step sampled last, by the row's index in that step.
         self._sampled = torch.zeros(_MAX_ROWS, dtype=torch.int32, device=self._device)
         self._late = LatePicks(model, self._sampled)
@@ -57,9 +60,8 @@ class DeviceRunner:
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         if not self._model.capturable:
             return
-        pages = self._caches[0].k.shape[0]
-        spec, page_size = self._model.spec, self._page_size
-        shapes = shapes_of(rows, tokens, pages, page_size, spec.context_length, self._tiling)
+        spec = self._model.spec
+        shapes = shapes_of(rows, tokens, self._page_size, spec.context_length, self._tiling)
         with torch.inference_mode():
             logits = torch.zeros(1, spec.vocab_size, device=self._device)
             words = torch.zeros(1, -(-spec.vocab_size // 32), dtype=torch.int32, device=self._device)
@@ -81,14 +83,14 @@ class DeviceRunner:
                 buffer, picked = self._graphs.buffer, found[1].picked
             else:
                 buffer = host.to(self._device, non_blocking=True)
-                on_device = StepBuffer(buffer, shape)
+                on_device = StepBuffer(buffer, shape, self._tiling)
                 if places is None:
                     picked = self._compute(on_device)
                 else:
                     states = self._hidden(on_device, torch.from_numpy(step.states).to(self._device))
                     picked = self._pick(on_device, states[torch.from_numpy(places).to(self._device)])
                     prompts = prompt_outputs(self._model, Whole(), rows, states)
-            return LaunchedStep(self._late, rows, picked, partial(StepBuffer, buffer, shape), prompts)
+            return LaunchedStep(self._late, rows, picked, partial(StepBuffer, buffer, shape, self._tiling), prompts)
 
     def _compute(self, step: StepBuffer) -> Picked:
         """Everything that the device does in a step. Nothing is read back, so that it can be captured."""

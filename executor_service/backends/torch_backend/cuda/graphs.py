@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from executor_service.backends.base import Progress
-from executor_service.backends.torch_backend.cuda.rows import SPLIT_TOKENS, Tiling
+from executor_service.backends.torch_backend.cuda.rows import Cut, Tiling
 from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer, StepShape, numbers_of
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -23,7 +23,7 @@ _ROW_TOKENS = (1, 4, 9)  # of a decode, and of verifications of up to 3 and 8 dr
 _MAX_OUTPUTS = 512  # of a captured step of verifications: logits take most of its memory
 _PROMPT_TOKENS, _DECODES = (64, 128, 256, 384, 512), (8, 32, 128)  # of steps with prompts
 _MAX_PROMPTS = 8  # among which such a step's prompt tokens are divided
-_SHARING = 4  # keys that the rows of a step read, as a multiple of all pages' keys, where rows share prefixes
+_INTERPRETED_PROCESSORS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class Rerun:
 class Graphs:
     """Captured steps by shape, and the buffer that they all read."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, tiling: Tiling) -> None:
+        self._device, self._tiling = device, tiling
         self._captured: dict[StepShape, Captured] = {}
         self.buffer = torch.zeros(0, dtype=torch.int32, device=device)
 
@@ -90,12 +90,18 @@ class Graphs:
         pool = torch.cuda.graph_pool_handle() if cuda else None
         for done, shape in enumerate(sorted(shapes, key=_cost, reverse=True)):
             progress("capturing CUDA graphs", done / len(shapes))
-            numbers = StepBuffer.padding(self.buffer, shape)
+            # The buffer is all zeros: a step of padding alone, which has no work for attention.
+            numbers = StepBuffer(self.buffer, shape, self._tiling, self._processors())
             graph = CudaGraph(step, numbers, stream, pool) if stream is not None else Rerun(step, numbers)
             self._captured[shape] = graph
         # `find` takes the first that holds a step: the cheapest comes first.
         self._captured = dict(sorted(self._captured.items(), key=lambda item: _cost(item[0])))
         progress("capturing CUDA graphs", 1.0)
+
+    def _processors(self) -> int:
+        if self._device.type != "cuda":
+            return _INTERPRETED_PROCESSORS
+        return torch.cuda.get_device_properties(self._device).multi_processor_count
 
     def find(self, shape: StepShape) -> tuple[StepShape, Captured] | None:
         """The cheapest captured step that can hold one of this shape."""
@@ -106,38 +112,36 @@ class Graphs:
 
 
 def _cost(shape: StepShape) -> tuple[int, int, int]:
-    return shape.tokens, shape.rows, shape.items
+    return shape.tokens, shape.rows, shape.short_items
 
 
-def shapes_of(
-    rows: int, tokens: int, pages: int, page_size: int, context_length: int, tiling: Tiling
-) -> list[StepShape]:
-    """The shapes to capture, for steps of up to `rows` rows and `tokens` tokens, with `pages` pages in all.
+def shapes_of(rows: int, tokens: int, page_size: int, context_length: int, tiling: Tiling) -> list[StepShape]:
+    """The shapes to capture, for steps of up to `rows` rows and `tokens` tokens.
 
-    The number of pages bounds the work of attention. Rows that share prefixes can read a page several times:
-    for decodes there is a second shape with room for that.
+    The length of attention's work costs nothing but a place in the buffer: a step that has less of it does less.
     """
 
-    def shape(count: int, each: int, prompt: int = 0, prompts: int = 0, sharing: int = 1) -> StepShape:
+    def items(count: int, how: Cut) -> int:
+        """Of so many blocks, each of which sees all keys that a row can have; at most one part of them."""
+        return min(count * -(-context_length // how.split), how.part)
+
+    def shape(count: int, each: int, prompt: int = 0, prompts: int = 0) -> StepShape:
         """`count` rows of `each` tokens, and up to `prompts` rows that have `prompt` tokens together."""
-        every_row = (count + prompts) * -(-context_length // page_size)
-        readable = min(sharing * pages + count + prompts, every_row)  # one partial page for each row
-        short, blocks = count * each, -(-each // tiling.short)
+        short = count * each
+        long_items = items(prompt // tiling.long.block + prompts, tiling.long) if prompt else 0
         return StepShape(
             tokens=short + prompt,
             rows=count + prompts,
             outputs=short + prompts,
-            # Each block has one item of a partial piece of keys, and items of whole ones.
-            items=blocks * (count + readable * page_size // SPLIT_TOKENS),
-            merges=short,
-            long_blocks=prompt // tiling.long + prompts,
-            pages=readable,
-            max_short_tokens=each,
+            short_items=items(count * -(-each // tiling.short.block), tiling.short),
+            short_parts=1,
+            long_items=long_items,
+            long_parts=1 if long_items else 0,
+            pages=(count + prompts) * -(-context_length // page_size),
         )
 
     counts = sorted({min(count, rows) for count in _ROWS})
     shapes = [shape(n, each) for each in _ROW_TOKENS for n in counts if n * each <= _MAX_OUTPUTS]
-    shapes += [shape(n, 1, sharing=_SHARING) for n in counts]
     decodes = [n for n in _DECODES if n + _MAX_PROMPTS <= rows]
     shapes += [shape(n, 1, prompt, _MAX_PROMPTS) for prompt in _PROMPT_TOKENS for n in decodes]
     return list(dict.fromkeys(s for s in shapes if s.tokens <= tokens))

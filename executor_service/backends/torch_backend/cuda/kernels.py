@@ -14,10 +14,14 @@ import torch
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cuda import pointwise as triton_pointwise
-from executor_service.backends.torch_backend.cuda.attention import MAX_HEAD_DIM, paged_attention
+from executor_service.backends.torch_backend.cuda.attention import (
+    MAX_HEAD_DIM,
+    new_arrivals,
+    paged_attention,
+)
 from executor_service.backends.torch_backend.cuda.quantized import fused
 from executor_service.backends.torch_backend.cuda.rotary import rotary_launch
-from executor_service.backends.torch_backend.cuda.rows import SHORT_TOKENS, AttentionRows, Tiling, cut
+from executor_service.backends.torch_backend.cuda.rows import AttentionRows, Tiling, attention_rows, cut
 from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
     LayerCache,
@@ -69,6 +73,7 @@ class CudaKernels(PlainKernels):
     def __init__(self, device: torch.device, dtype: torch.dtype, form: Format | None = None) -> None:
         super().__init__(device, dtype, None if form is None else fused(form))
         self.low_rank = None
+        self._arrivals: dict[int, torch.Tensor] = {}  # by the number of KV heads
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
         if self.form is not None:
@@ -90,17 +95,16 @@ class CudaKernels(PlainKernels):
         """As `Kernels.new_cache`. Raises ModelError if head_dim is odd or too large."""
         if head_dim > MAX_HEAD_DIM or head_dim % 2:
             raise ModelError(f"head_dim {head_dim} is odd or above {MAX_HEAD_DIM}: not supported on CUDA")
+        if kv_heads not in self._arrivals:
+            self._arrivals[kv_heads] = new_arrivals(kv_heads, self.device)
         return super().new_cache(pages, page_size, kv_heads, head_dim)
 
     def prepare(self, batch: Batch, heads_per_kv_head: int) -> CudaStep:
-        width = batch.tables.shape[1]
-        arrays = cut(batch.starts, batch.counts, Tiling.of(heads_per_kv_head, self.dtype))
-        arrays["table_starts"] = np.arange(len(batch.counts), dtype=np.int32) * np.int32(width)
-        rows = AttentionRows(
-            tables=batch.tables.flatten(),
-            max_short_tokens=SHORT_TOKENS,
-            **{name: torch.from_numpy(a.copy()).to(self.device) for name, a in arrays.items()},
-        )
+        width, tiling = batch.tables.shape[1], Tiling.of(heads_per_kv_head, self.dtype)
+        table_starts = np.arange(len(batch.counts), dtype=np.int32) * np.int32(width)
+        arrays = cut(batch.starts, batch.counts, table_starts, tiling)
+        parts = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
+        rows = attention_rows(batch.tables.flatten(), parts, tiling)
         return CudaStep(batch.positions, batch.pages, batch.slots, rows)
 
     def attention(
@@ -111,4 +115,4 @@ class CudaKernels(PlainKernels):
             w.cos, w.sin, w.q_norm, w.k_norm, w.eps,
         ).run()  # fmt: skip
         q = qkv.view(qkv.shape[0], -1, w.head_dim)[:, : w.heads]
-        return paged_attention(q, cache.k, cache.v, prepared.rows)
+        return paged_attention(q, cache.k, cache.v, prepared.rows, self._arrivals[w.kv_heads])

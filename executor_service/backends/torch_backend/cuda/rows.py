@@ -1,11 +1,17 @@
-"""`AttentionRows`: the rows of a step, and the items of work into which attention is cut.
+"""`AttentionRows`: the work of a step's attention, cut into items of bounded size.
 
-The host cuts (`cut`), since it knows every length. The device derives nothing and reads nothing back, so a
-CUDA graph captured with the rows of one step can be replayed with those of another.
+A query block is a few consecutive tokens of one row. An item is a query block with one piece of its keys, a
+fixed number of them. There are two classes of rows, whose blocks and pieces differ in size: short ones
+(decodes and verifications), which are bound by memory, and long ones (chunks and prompts), bound by
+arithmetic.
+
+The host cuts, since it knows every length. The device derives nothing and reads nothing back, so a CUDA graph
+captured with the work of one step can be replayed with that of another: `Work.bounds` says how much there is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,111 +23,147 @@ Ints = NDArray[np.int32]
 
 SHORT_TOKENS = 16
 """A short row feeds at most this many tokens: a decode, or a verification of up to 15 drafts."""
-SPLIT_TOKENS = 512
-"""Keys of one item of a short row."""
-# Lines of a query block's matrix: its tokens times the query heads that share a KV head. In fp32, for which
-# there are no full matrix instructions, more would not fit into the registers.
-_SHORT_LINES, _LONG_LINES, _LONG_LINES_FP32 = 32, 128, 32
-_MAX_SHORT_BLOCK = 8  # tokens of a short row's query block
+MAX_CONTEXT = 1 << 20
+"""Tokens of the longest row: with the sizes below, all pieces of its keys fit into one part."""
+ITEM_FIELDS = 5
+"""int32s of an item: the flat index of its block's first token among the step's tokens, the block's number of
+tokens, the first one's position in its sequence, where the row's block table starts, and the number of the
+piece.
+"""
+# Lines of a query block's matrix: its tokens times the query heads that share a KV head. The fewest that a
+# matrix instruction has leave registers and shared memory for more keys on their way. In fp32, for which
+# there are no full matrix instructions, 128 would not fit into the registers.
+_SHORT_LINES, _LONG_LINES, _LONG_LINES_FP32 = 16, 128, 32
+_SHORT_SPLIT, _LONG_SPLIT = 512, 2048
+_SHORT_PART, _LONG_PART = 4096, 512
+MAX_PART = max(_SHORT_PART, _LONG_PART)
+"""Items of a launch, at most: their partial results are in memory together."""
+
+
+class Cut(NamedTuple):
+    """How the rows of one class are cut."""
+
+    block: int  # tokens of a query block
+    split: int  # keys of an item
+    part: int  # maximum items of one launch; up to MAX_PART
 
 
 class Tiling(NamedTuple):
-    """Tokens per query block; they follow from the model alone."""
+    """The cuts of both classes; they follow from the model alone."""
 
-    short: int  # in short rows
-    long: int  # in all others
+    short: Cut
+    long: Cut
 
     @classmethod
     def of(cls, group: int, dtype: torch.dtype) -> Tiling:
         """For `group` query heads that share a KV head, and q of this dtype."""
         long = _LONG_LINES_FP32 if dtype == torch.float32 else _LONG_LINES
-        return cls(min(max(_SHORT_LINES // group, 1), _MAX_SHORT_BLOCK), max(long // group, 1))
+        return cls(
+            Cut(max(_SHORT_LINES // group, 1), _SHORT_SPLIT, _SHORT_PART),
+            Cut(max(long // group, 1), _LONG_SPLIT, _LONG_PART),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The items of one class of rows, int32 on the device of q, in parts that are launched one by one.
+
+    The items of a block are consecutive, in the order of their pieces, and in one part. Raises ValueError for
+    a tensor that is not int32 or not contiguous.
+    """
+
+    items: torch.Tensor  # [items, ITEM_FIELDS]
+    bounds: torch.Tensor  # [parts + 1]: the items of part i are bounds[i] .. bounds[i + 1] - 1
+    cut: Cut
+
+    def __post_init__(self) -> None:
+        for name in ("items", "bounds"):
+            tensor = getattr(self, name)
+            if tensor.dtype != torch.int32 or not tensor.is_contiguous():
+                raise ValueError(f"{name} has to be int32 and contiguous")
+
+    @property
+    def slots(self) -> int:
+        """Upper bound of the items of a part."""
+        return min(len(self.items), self.cut.part)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRows:
-    """Rows and items of work, int32 on the device of q.
+    """What attention has to know of a step's rows."""
 
-    In `item_rows`, `merge_rows` and `long_rows`, -1 is padding.
+    tables: torch.Tensor  # int32: the block tables of all rows, concatenated
+    short: Work
+    long: Work
+    # Multiprocessors of the device, where launches have only the programs that it runs at once, whatever the
+    # length of `items`; 0: a program for each item and KV head.
+    processors: int = 0
 
-    Row r has `q_lens[r]` tokens of the step's flat tokens, from index `q_starts[r]` on. They are the last of
-    its `kv_lens[r]` keys, which are in the pages `tables[table_starts[r]:]`. Rows may be in any order.
 
-    Raises ValueError for a tensor that is not int32 or not contiguous.
+def attention_rows(
+    tables: torch.Tensor, parts: Mapping[str, torch.Tensor], tiling: Tiling, processors: int = 0
+) -> AttentionRows:
+    """The rows from what `cut` returns, on the device; items may be flat."""
+    short, long = (
+        Work(parts[f"{name}_items"].view(-1, ITEM_FIELDS), parts[f"{name}_bounds"], how)
+        for name, how in (("short", tiling.short), ("long", tiling.long))
+    )
+    return AttentionRows(tables, short, long, processors)
+
+
+def cut(starts: Ints, counts: Ints, table_starts: Ints, tiling: Tiling) -> dict[str, Ints]:
+    """The items and bounds of both classes, for rows with `starts` cached and `counts` new tokens.
+
+    starts, counts, table_starts: [rows]. A row's items depend on the row alone, hence also its sums and their
+    order. Raises ValueError for a row with more pieces of keys than a part has items.
     """
-
-    tables: torch.Tensor  # block tables of all rows, concatenated
-    table_starts: torch.Tensor  # [rows]
-    q_starts: torch.Tensor  # [rows]
-    q_lens: torch.Tensor  # [rows]
-    kv_lens: torch.Tensor  # [rows], this step's tokens included
-    # Short rows: an item is a query block with SPLIT_TOKENS of its keys. A block's items are consecutive.
-    item_rows: torch.Tensor  # [items]
-    item_firsts: torch.Tensor  # [items]: index in the row of the block's first token
-    item_pieces: torch.Tensor  # [items]: which piece of the keys, counted from 0
-    # Tokens of short rows whose keys are in several items, so that their results have to be merged.
-    merge_rows: torch.Tensor  # [merges]
-    merge_tokens: torch.Tensor  # [merges]: index of the token in its row
-    merge_items: torch.Tensor  # [merges]: the first item of the token's block
-    # Long rows: a query block with all its keys.
-    long_rows: torch.Tensor  # [blocks]
-    long_firsts: torch.Tensor  # [blocks]: index in the row of the block's first token
-    max_short_tokens: int  # of any short row
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            tensor = getattr(self, name)
-            if isinstance(tensor, torch.Tensor) and (
-                tensor.dtype != torch.int32 or not tensor.is_contiguous()
-            ):
-                raise ValueError(f"{name} has to be int32 and contiguous")
-
-
-def cut(starts: Ints, counts: Ints, tiling: Tiling, split_tokens: int = SPLIT_TOKENS) -> dict[str, Ints]:
-    """The fields of `AttentionRows` but the tables, for rows with `starts` cached and `counts` new tokens.
-
-    starts, counts: [rows]. A row's items depend on the row alone, hence also its sums and their order.
-    """
+    first_tokens = np.cumsum(counts, dtype=np.int32) - counts
     short = counts <= SHORT_TOKENS
-    numbers = np.arange(len(counts), dtype=np.int32)
-    rows, firsts, begins = _blocks(numbers[short], counts[short], tiling.short)
-    keys = starts[rows] + np.minimum(firsts + tiling.short, counts[rows])  # seen by the block's last token
-    items, pieces, item_begins = _spread(-(-keys // split_tokens))
-    tokens_of, tokens, _ = _spread(counts[short])
-    merged = starts[short][tokens_of] + tokens >= split_tokens
-    tokens_of, tokens = tokens_of[merged], tokens[merged]
-    long_rows, long_firsts, _ = _blocks(numbers[~short], counts[~short], tiling.long)
-    return {
-        "q_starts": np.cumsum(counts, dtype=np.int32) - counts,
-        "q_lens": counts,
-        "kv_lens": starts + counts,
-        "item_rows": rows[items],
-        "item_firsts": firsts[items],
-        "item_pieces": pieces,
-        "merge_rows": numbers[short][tokens_of],
-        "merge_tokens": tokens,
-        "merge_items": item_begins[begins[tokens_of] + tokens // tiling.short],
-        # The last blocks of a row see the most keys: they start first.
-        "long_rows": long_rows[::-1],
-        "long_firsts": long_firsts[::-1],
-    }
+    arrays: dict[str, Ints] = {}
+    for name, which, how in (("short", short, tiling.short), ("long", ~short, tiling.long)):
+        arrays[f"{name}_items"], arrays[f"{name}_bounds"] = _cut_class(
+            first_tokens[which], starts[which], counts[which], table_starts[which], how,
+            last_first=name == "long",  # blocks that see more keys take longer, and start first
+        )  # fmt: skip
+    return arrays
 
 
-def _blocks(rows: Ints, counts: Ints, tokens: int) -> tuple[Ints, Ints, Ints]:
-    """Cut each row into blocks of up to `tokens`.
+def _cut_class(
+    first_tokens: Ints, starts: Ints, counts: Ints, table_starts: Ints, how: Cut, *, last_first: bool
+) -> tuple[Ints, Ints]:
+    """The items and bounds of one class."""
+    if not len(counts):
+        return np.empty((0, ITEM_FIELDS), np.int32), np.zeros(1, np.int32)
+    rows, numbers = _spread(-(-counts // np.int32(how.block)))
+    if last_first:
+        rows, numbers = rows[::-1], numbers[::-1]
+    firsts = numbers * np.int32(how.block)
+    tokens = np.minimum(counts[rows] - firsts, np.int32(how.block))
+    positions = starts[rows] + firsts
+    pieces = -(
+        -(positions + tokens) // np.int32(how.split)
+    )  # up to the last key that the block's last token sees
+    if pieces.max(initial=0) > how.part:
+        raise ValueError(f"{int(pieces.max())} pieces of a row's keys are above the {how.part} of a launch")
+    blocks, piece = _spread(pieces)
+    fields = (first_tokens[rows] + firsts, tokens, positions, table_starts[rows])
+    items = np.empty((len(blocks), ITEM_FIELDS), np.int32)
+    items[:, :-1] = np.stack(fields, 1)[blocks]
+    items[:, -1] = piece
+    return items, _bounds(pieces, how.part)
 
-    Returns the row of each block, its first token in the row, and the index of each row's first block.
-    """
-    owners, numbers, begins = _spread(-(-counts // tokens))
-    return rows[owners], numbers * np.int32(tokens), begins
+
+def _bounds(pieces: Ints, part: int) -> Ints:
+    """Where parts of at most `part` items begin and end, none of them within a block."""
+    ends = np.cumsum(pieces, dtype=np.int32)
+    bounds = [0]
+    while len(ends) and bounds[-1] < ends[-1]:
+        bounds.append(int(ends[np.searchsorted(ends, bounds[-1] + part, "right") - 1]))
+    return np.array(bounds, np.int32)
 
 
-def _spread(counts: Ints) -> tuple[Ints, Ints, Ints]:
-    """`counts[i]` things for each i, in order.
-
-    Returns the i of each thing, its number among those of its i, and the index of each i's first thing.
-    """
+def _spread(counts: Ints) -> tuple[Ints, Ints]:
+    """`counts[i]` things for each i, in order: the i of each thing, and its number among those of its i."""
     ends = np.cumsum(counts, dtype=np.int32)
-    begins = ends - counts.astype(np.int32)
     owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    return owners, np.arange(len(owners), dtype=np.int32) - begins[owners], begins
+    return owners, np.arange(len(owners), dtype=np.int32) - (ends - counts)[owners]

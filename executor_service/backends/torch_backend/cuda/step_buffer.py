@@ -22,10 +22,10 @@ from executor_service.backends.torch_backend.batch import Layout, lay_out
 from executor_service.backends.torch_backend.cuda.kernels import CudaStep
 from executor_service.backends.torch_backend.cuda.pick import PickRows
 from executor_service.backends.torch_backend.cuda.rows import (
-    SHORT_TOKENS,
-    AttentionRows,
+    ITEM_FIELDS,
     Ints,
     Tiling,
+    attention_rows,
     cut,
 )
 from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE
@@ -33,7 +33,6 @@ from executor_service.contract import noise
 
 _ALIGNMENT = 4  # int32s: Triton compiles anew for a pointer that is not a multiple of 16 bytes
 _FLOATS = ("temperatures", "top_ps", "min_ps")
-_PADDING = {"item_rows": -1, "merge_rows": -1, "long_rows": -1}  # elsewhere padding is 0
 
 
 class StepShape(NamedTuple):
@@ -42,30 +41,44 @@ class StepShape(NamedTuple):
     tokens: int
     rows: int
     outputs: int
-    items: int  # this and the next two: the work of attention, see `AttentionRows`
-    merges: int
-    long_blocks: int
+    short_items: int  # the work of attention, see `AttentionRows`
+    short_parts: int
+    long_items: int
+    long_parts: int
     pages: int  # in all block tables together
-    max_short_tokens: int  # of any short row
 
     def holds(self, other: StepShape) -> bool:
         """Whether a step of the other shape can be padded to this one."""
         return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
 
 
-# The parts in the order of their offsets, each with the field of `StepShape` that is its length. Block tables
-# come last: they are long, and what of them is unused need not be copied.
-_PARTS: Mapping[str, str] = {
-    **dict.fromkeys(("tokens", "positions", "page_of_token", "slots"), "tokens"),
-    **dict.fromkeys(("q_starts", "q_lens", "kv_lens", "table_starts", "last_outputs"), "rows"),
+class _Length(NamedTuple):
+    """The length of a part in int32s: a field of `StepShape`, times `each`, and `more`."""
+
+    field: str
+    each: int = 1
+    more: int = 0
+
+    def of(self, shape: StepShape) -> int:
+        count: int = getattr(shape, self.field)
+        return count * self.each + self.more
+
+
+# The parts in the order of their offsets. Block tables come last: they are long, and what of them is unused
+# need not be copied.
+_PARTS: Mapping[str, _Length] = {
+    **dict.fromkeys(("tokens", "positions", "page_of_token", "slots"), _Length("tokens")),
+    "last_outputs": _Length("rows"),
     **dict.fromkeys(
-        ("outputs", "temperatures", "key_lows", "key_highs", "top_ks", "top_ps", "min_ps"), "outputs"
+        ("outputs", "temperatures", "key_lows", "key_highs", "top_ks", "top_ps", "min_ps"), _Length("outputs")
     ),
-    **dict.fromkeys(("item_rows", "item_firsts", "item_pieces"), "items"),
-    **dict.fromkeys(("merge_rows", "merge_tokens", "merge_items"), "merges"),
-    **dict.fromkeys(("long_rows", "long_firsts"), "long_blocks"),
-    "tables": "pages",
+    "short_bounds": _Length("short_parts", more=1),
+    "long_bounds": _Length("long_parts", more=1),
+    "short_items": _Length("short_items", ITEM_FIELDS),
+    "long_items": _Length("long_items", ITEM_FIELDS),
+    "tables": _Length("pages"),
 }
+_UNPADDED = ("short_items", "long_items", "tables")  # nothing reads beyond what a step has of these
 
 
 def numbers_of(shape: StepShape) -> int:
@@ -77,10 +90,10 @@ def numbers_of(shape: StepShape) -> int:
 def _places(shape: StepShape) -> Iterator[tuple[str, slice]]:
     """Each part's name and its place in the buffer."""
     begin = 0
-    for name, kind in _PARTS.items():
-        length: int = getattr(shape, kind)
-        yield name, slice(begin, begin + length)
-        begin += -(-length // _ALIGNMENT) * _ALIGNMENT
+    for name, length in _PARTS.items():
+        end = begin + length.of(shape)
+        yield name, slice(begin, end)
+        begin = end + -end % _ALIGNMENT
 
 
 class HostStep:
@@ -94,31 +107,38 @@ class HostStep:
             places = np.cumsum(layout.counts) - 1
             tokens[places[follows >= 0]] = -1 - follows[follows >= 0]
         arrays: dict[str, NDArray[np.generic]] = {
-            **cut(layout.starts, layout.counts, tiling),
+            **cut(layout.starts, layout.counts, layout.table_starts, tiling),
             **_pick_parts(rows, layout),
             "tokens": tokens,
             "positions": layout.positions,
             "page_of_token": layout.pages,
             "slots": layout.slots,
             "tables": layout.tables,
-            "table_starts": layout.table_starts,
             "outputs": layout.outputs,
             "last_outputs": np.maximum(np.cumsum(counts, dtype=np.int32) - 1, 0),
         }
         self._arrays, self.states = arrays, layout.states
-        max_short_tokens = int(layout.counts[layout.counts <= SHORT_TOKENS].max(initial=1))
-        lengths = {kind: len(arrays[name]) for name, kind in _PARTS.items()}
-        self.shape = StepShape(**lengths, max_short_tokens=max_short_tokens)
+        self.shape = StepShape(
+            tokens=len(tokens),
+            rows=len(counts),
+            outputs=len(layout.outputs),
+            short_items=len(arrays["short_items"]),
+            short_parts=len(arrays["short_bounds"]) - 1,
+            long_items=len(arrays["long_items"]),
+            long_parts=len(arrays["long_bounds"]) - 1,
+            pages=len(layout.tables),
+        )
 
     def write(self, shape: StepShape, buffer: Ints) -> int:
         """Write the step into `buffer`, padded to `shape`; returns the number of int32s to copy."""
         used = 0
         for name, place in _places(shape):
-            array = self._arrays[name]
+            array = self._arrays[name].reshape(-1)
             end = used = place.start + len(array)
             buffer[place.start : end] = array if array.dtype == np.int32 else array.view(np.int32)
-            if name != "tables":
-                buffer[end : place.stop] = _PADDING.get(name, 0)
+            if name not in _UNPADDED:
+                # Parts of attention's work that the step does not have are empty.
+                buffer[end : place.stop] = array[-1] if name.endswith("_bounds") else 0
         return used
 
 
@@ -146,23 +166,16 @@ def _pick_parts(rows: Sequence[ForwardRow], layout: Layout) -> dict[str, NDArray
 class StepBuffer:
     """A step on the device: a view of each part of a buffer that holds a step of `shape`."""
 
-    def __init__(self, buffer: torch.Tensor, shape: StepShape) -> None:
+    def __init__(self, buffer: torch.Tensor, shape: StepShape, tiling: Tiling, processors: int = 0) -> None:
+        """`processors`: see `AttentionRows`."""
         part = {name: buffer[place] for name, place in _places(shape)}
         self.tokens, self.outputs, self.last_outputs = part["tokens"], part["outputs"], part["last_outputs"]
-        names = set(AttentionRows.__slots__) & set(part)
-        rows = AttentionRows(max_short_tokens=shape.max_short_tokens, **{name: part[name] for name in names})
+        rows = attention_rows(part["tables"], part, tiling, processors)
         self.attention = CudaStep(part["positions"], part["page_of_token"], part["slots"], rows)
         self._pick = {
             name: part[name].view(torch.float32) if name in _FLOATS else part[name]
             for name in PickRows.__slots__
         }
-
-    @classmethod
-    def padding(cls, buffer: torch.Tensor, shape: StepShape) -> StepBuffer:
-        """A step of padding alone, written into the buffer."""
-        for name, place in _places(shape):
-            buffer[place] = _PADDING.get(name, 0)
-        return cls(buffer, shape)
 
     def pick(self, part: slice | torch.Tensor) -> PickRows:
         """The sampling parameters of some of the outputs: consecutive ones, or those with these numbers."""
