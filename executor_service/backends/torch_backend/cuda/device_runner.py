@@ -27,10 +27,16 @@ from executor_service.backends.base import ForwardRow, ModelError, PendingForwar
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS
 from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, shapes_of
+from executor_service.backends.torch_backend.cuda.host_buffers import HostBuffers
 from executor_service.backends.torch_backend.cuda.late_picks import LatePicks
 from executor_service.backends.torch_backend.cuda.pick import pick
 from executor_service.backends.torch_backend.cuda.rows import MAX_CONTEXT, Tiling
-from executor_service.backends.torch_backend.cuda.step_buffer import HostStep, StepBuffer, numbers_of
+from executor_service.backends.torch_backend.cuda.step_buffer import (
+    HostStep,
+    StepBuffer,
+    StepShape,
+    numbers_of,
+)
 from executor_service.backends.torch_backend.kernels import LayerCache
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.prompt_outputs import joined, output_states, prompt_outputs
@@ -48,7 +54,9 @@ class DeviceRunner:
     def __init__(self, model: Model, caches: Sequence[LayerCache], page_size: int) -> None:
         """Raises ModelError for a model whose context is above MAX_CONTEXT."""
         if model.spec.context_length > MAX_CONTEXT:
-            raise ModelError(f"context_length {model.spec.context_length} is above {MAX_CONTEXT}: not on CUDA")
+            raise ModelError(
+                f"context_length {model.spec.context_length} is above {MAX_CONTEXT}: not on CUDA"
+            )
         self._model, self._caches, self._page_size = model, caches, page_size
         self._device = model.kernels.device
         self._tiling = Tiling.of(model.spec.heads // model.spec.kv_heads, model.kernels.dtype)
@@ -56,6 +64,7 @@ class DeviceRunner:
         # The token that each row of the last step sampled last, by the row's index in that step.
         self._sampled = torch.zeros(_MAX_ROWS, dtype=torch.int32, device=self._device)
         self._late = LatePicks(model, self._sampled)
+        self._hosts = HostBuffers(self._device)
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         if not self._model.capturable:
@@ -67,6 +76,7 @@ class DeviceRunner:
             words = torch.zeros(1, -(-spec.vocab_size // 32), dtype=torch.int32, device=self._device)
             exclude_launch(logits, words).run()  # compiled here, and not in the first step with a mask
             self._graphs.capture(self._compute, shapes, progress)
+        self._hosts.reserve(self.max_pending_forwards + 1, max(map(_host_numbers, shapes)))
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         prompts: dict[int, RowOutput] = {}
@@ -75,14 +85,14 @@ class DeviceRunner:
             places = output_states(rows)
             found = self._graphs.find(step.shape) if places is None else None
             shape = found[0] if found else step.shape
-            host = torch.empty(numbers_of(shape), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+            host = self._hosts.take(_host_numbers(shape))
             used = step.write(shape, host.numpy())
             if found:
                 self._graphs.buffer[:used].copy_(host[:used], non_blocking=True)
                 found[1].replay()
                 buffer, picked = self._graphs.buffer, found[1].picked
             else:
-                buffer = host.to(self._device, non_blocking=True)
+                buffer = host[:used].to(self._device, non_blocking=True)
                 on_device = StepBuffer(buffer, shape, self._tiling)
                 if places is None:
                     picked = self._compute(on_device)
@@ -90,7 +100,8 @@ class DeviceRunner:
                     states = self._hidden(on_device, torch.from_numpy(step.states).to(self._device))
                     picked = self._pick(on_device, states[torch.from_numpy(places).to(self._device)])
                     prompts = prompt_outputs(self._model, Whole(), rows, states)
-            return LaunchedStep(self._late, rows, picked, partial(StepBuffer, buffer, shape, self._tiling), prompts)
+            on_device_later = partial(StepBuffer, buffer, shape, self._tiling)
+            return LaunchedStep(self._late, rows, picked, on_device_later, prompts, self._hosts, host)
 
     def _compute(self, step: StepBuffer) -> Picked:
         """Everything that the device does in a step. Nothing is read back, so that it can be captured."""
@@ -112,6 +123,11 @@ class DeviceRunner:
         return Picked(hidden, picks)
 
 
+def _host_numbers(shape: StepShape) -> int:
+    """int32s of a step's host buffer: its inputs, then its picks."""
+    return numbers_of(shape) + 2 * shape.outputs
+
+
 class LaunchedStep:
     """A step that the device is computing: the `PendingForward` of a `DeviceRunner`."""
 
@@ -122,9 +138,12 @@ class LaunchedStep:
         picked: Picked,
         step: Callable[[], StepBuffer],
         prompts: Mapping[int, RowOutput],
+        hosts: HostBuffers,
+        host: torch.Tensor,
     ) -> None:
+        """`prompts`: what the rows' `prompt`s ask for. `host`, of `hosts`, ends with room for the picks."""
         self._late, self._rows, self._picked, self._step = late, rows, picked, step
-        self._prompts = prompts  # what the rows' `prompt`s ask for
+        self._prompts, self._hosts, self._host = prompts, hosts, host
         self._device = picked.picks.device
         self._done: torch.cuda.Event | None = None
         now = [index for index, row in enumerate(rows) if not row.masked_later]
@@ -139,11 +158,11 @@ class LaunchedStep:
 
     def _read_back(self) -> None:
         """Enqueue the copy of the picks to the host, [2, outputs]: tokens, and 1 where logits are finite."""
-        cuda = self._device.type == "cuda"
-        self._picks = torch.empty(self._picked.picks.shape, dtype=torch.int32, pin_memory=cuda)
-        self._picks.copy_(self._picked.picks, non_blocking=True)
+        picks = self._picked.picks
+        self._picks = self._host[-picks.numel() or len(self._host) :].view(picks.shape)
+        self._picks.copy_(picks, non_blocking=True)
         # blocking: wait() sleeps instead of polling, and leaves the core to the thread that launches steps
-        self._done = torch.cuda.Event(blocking=True) if cuda else None  # type: ignore[no-untyped-call]
+        self._done = torch.cuda.Event(blocking=True) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if self._done is not None:
             self._done.record()
 
@@ -154,7 +173,8 @@ class LaunchedStep:
 
     def outputs(self) -> list[RowOutput]:
         self.wait()
-        tokens, finite = self._picks.numpy()
+        tokens, finite = self._picks.numpy().copy()
+        self._hosts.give_back(self._host)
         results = []
         end = 0
         for index, row in enumerate(self._rows):
