@@ -264,6 +264,32 @@ def test_a_captured_step_reads_nothing_back(capturing: DeviceRunner) -> None:
         capturing.launch([row("a", 3, 1), row("b", 0, 9)]).outputs()
 
 
+def test_a_second_capture_replaces_the_first(
+    capturing: DeviceRunner, backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its buffer is a new one, which graphs of the first capture do not read."""
+    monkeypatch.setattr(graphs, "_ROWS", (2,))
+    monkeypatch.setattr(graphs, "_ROW_TOKENS", (1,))
+    monkeypatch.setattr(graphs, "_PROMPT_TOKENS", ())
+    capturing.capture(2, 160, lambda what, done: None)
+    backend.allocate(PAGES, PAGE)
+    for names in ("ab", "abcd"):  # four rows fitted a graph of the first capture
+        rows = [row(name, 0, 1) for name in names]
+        same(capturing.launch(rows).outputs(), backend.forward(rows))
+
+
+def test_steps_use_the_same_host_buffers_again(capturing: DeviceRunner) -> None:
+    """Those of the capture, also where two steps are pending."""
+    hosts = {buffer.data_ptr() for buffer in capturing._hosts._free}
+    pending = deque([capturing.launch([row("a", 0, 9), row("b", 0, 2)])])
+    for start in range(9, 14):
+        pending.append(capturing.launch([row("a", start, 1)]))
+        pending.popleft().outputs()
+    pending.pop().outputs()
+    assert {buffer.data_ptr() for buffer in capturing._hosts._free} == hosts
+    assert len(hosts) == 3
+
+
 def test_a_step_that_no_graph_holds_runs_all_the_same(capturing: DeviceRunner, backend: TorchBackend) -> None:
     backend.allocate(PAGES, PAGE)
     rows = [row(name, 0, 9) for name in "abcde"]

@@ -55,7 +55,8 @@ class CudaGraph:
             step(buffer)  # compiles kernels, and lets libraries allocate
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
+        # thread_local: other threads may allocate and copy meanwhile, which is no part of the step.
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self.picked = step(buffer)
 
     def replay(self) -> None:
@@ -82,7 +83,11 @@ class Graphs:
         self.buffer = torch.zeros(0, dtype=torch.int32, device=device)
 
     def capture(self, step: Step, shapes: Sequence[StepShape], progress: Progress) -> None:
-        """Capture the step for each shape, the largest first, so that the others fit into its memory."""
+        """Capture the step for each shape, the largest first, so that the others fit into its memory.
+
+        Forgets what was captured before, whose graphs read the buffer that is freed here.
+        """
+        self._captured = {}
         self.buffer = torch.zeros(max(map(numbers_of, shapes)), dtype=torch.int32, device=self._device)
         cuda = self._device.type == "cuda"
         # One stream for all: the allocator reuses memory only on the stream that it was allocated on.
@@ -94,8 +99,11 @@ class Graphs:
             numbers = StepBuffer(self.buffer, shape, self._tiling, self._processors())
             graph = CudaGraph(step, numbers, stream, pool) if stream is not None else Rerun(step, numbers)
             self._captured[shape] = graph
+            graph.replay()  # the first one brings the graph to the device
         # `find` takes the first that holds a step: the cheapest comes first.
         self._captured = dict(sorted(self._captured.items(), key=lambda item: _cost(item[0])))
+        if cuda:
+            torch.cuda.synchronize(self._device)  # what is wrong with a graph is known before it is used
         progress("capturing CUDA graphs", 1.0)
 
     def _processors(self) -> int:
