@@ -23,6 +23,7 @@ from executor_service.backends.base import (
     RowOutput,
     TokenizerBundle,
 )
+from executor_service.backends.torch_backend.beside import Beside
 from executor_service.backends.torch_backend.finite import FiniteCheckpoint
 from executor_service.backends.torch_backend.host_runner import HostRunner
 from executor_service.backends.torch_backend.kernel_choice import DTYPES, make_kernels
@@ -116,10 +117,14 @@ class TorchBackend:
                 raise ModelError(f"dtype {self._config.dtype} is not for mixtures of experts on this device")
             is_first_rank = self._shard.rank == 0  # the one that describes the model
             dtypes = self._config.dtype, str(kernels.cache_dtype)
-            digest = fingerprint(checkpoint, dtypes, progress) if is_first_rank else b""
-            with torch.inference_mode():
-                weights = FiniteCheckpoint(self._shard.cut(checkpoint), kernels.dtype)
-                self._model = Model(weights, kernels, progress, self._shard)
+            # Hashing a large model takes as long as reading it.
+            with Beside(
+                lambda told: fingerprint(checkpoint, dtypes, told) if is_first_rank else b""
+            ) as hashing:
+                with torch.inference_mode():
+                    weights = FiniteCheckpoint(self._shard.cut(checkpoint), kernels.dtype)
+                    self._model = Model(weights, kernels, progress, self._shard)
+                digest = hashing.result(progress)
             if kernels.low_rank is not None:
                 self._adapters = SlotAdapters(self._model.spec, kernels.low_rank, self._shard)
         finally:
