@@ -44,8 +44,10 @@ def make_kernels(device_name: str, dtype_name: str, threads: int) -> Kernels:
     if device.type == "cuda":
         # Imported only here: Triton comes with torch's CUDA builds alone.
         from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
+        from executor_service.backends.torch_backend.cuda.toolchain import check_toolchain
 
         if device.index is not None:
             torch.cuda.set_device(device)  # of this thread: Triton launches on the current device
+        check_toolchain()
         return CudaKernels(device, dtype, form)
     return PlainKernels(device, dtype, form)
