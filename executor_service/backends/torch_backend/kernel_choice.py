@@ -49,5 +49,8 @@ def make_kernels(device_name: str, dtype_name: str, threads: int) -> Kernels:
         if device.index is not None:
             torch.cuda.set_device(device)  # of this thread: Triton launches on the current device
         check_toolchain()
+        # Sums of split products are in fp32: by default cuBLAS may add up their parts in 16 bits.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         return CudaKernels(device, dtype, form)
     return PlainKernels(device, dtype, form)
