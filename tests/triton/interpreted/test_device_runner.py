@@ -9,18 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor_service.backends.base import ForwardRow, PromptOutputs, RowOutput
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.cuda import graphs
 from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
-from executor_service.backends.torch_backend.cuda.graphs import shapes_of
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
-from executor_service.backends.torch_backend.cuda.rows import Tiling, cut
-from executor_service.backends.torch_backend.cuda.step_buffer import StepShape
 from executor_service.backends.torch_backend.host_runner import HostRunner
 from executor_service.backends.torch_backend.shard import Whole
 from executor_service.contract.limits import Limits
@@ -62,13 +57,7 @@ def runner(backend: TorchBackend) -> DeviceRunner:
 @pytest.fixture
 def capturing(runner: DeviceRunner, monkeypatch: pytest.MonkeyPatch) -> DeviceRunner:
     """With three graphs: decodes, verifies, and a chunk beside decodes."""
-    sizes = {
-        "_ROWS": (4,),
-        "_ROW_TOKENS": (1, 5),
-        "_PROMPT_TOKENS": (20,),
-        "_DECODES": (2,),
-        "_MAX_PROMPTS": 2,
-    }
+    sizes = {"_SHORT_TOKENS": (4, 20), "_LONG_TOKENS": (24,), "_LONG_OUTPUTS": (6,)}
     for name, size in sizes.items():
         monkeypatch.setattr(graphs, name, size)
     told: list[float] = []
@@ -268,9 +257,8 @@ def test_a_second_capture_replaces_the_first(
     capturing: DeviceRunner, backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its buffer is a new one, which graphs of the first capture do not read."""
-    monkeypatch.setattr(graphs, "_ROWS", (2,))
-    monkeypatch.setattr(graphs, "_ROW_TOKENS", (1,))
-    monkeypatch.setattr(graphs, "_PROMPT_TOKENS", ())
+    monkeypatch.setattr(graphs, "_SHORT_TOKENS", (2,))
+    monkeypatch.setattr(graphs, "_LONG_TOKENS", ())
     capturing.capture(2, 160, lambda what, done: None)
     backend.allocate(PAGES, PAGE)
     for names in ("ab", "abcd"):  # four rows fitted a graph of the first capture
@@ -355,26 +343,3 @@ def test_a_sequence_with_a_grammar_is_sampled_as_where_steps_wait_for_each_other
         found = answers(2)
     assert found == expected
     assert all(10 <= token <= 15 or token == 257 for (token,), _ in found)
-
-
-@given(
-    starts=st.lists(st.integers(0, 4000), min_size=1, max_size=40),
-    counts=st.lists(st.integers(1, 10), min_size=40, max_size=40),
-)
-@settings(max_examples=200, deadline=None, derandomize=True)
-def test_the_shape_for_so_many_rows_holds_every_step_that_fits_the_pages(
-    starts: list[int], counts: list[int]
-) -> None:
-    fed = np.array(counts[: len(starts)], np.int32)
-    cached = np.array(starts, np.int32)
-    tiling = Tiling.of(4, torch.bfloat16)
-    lengths = -(-(cached + fed) // PAGE)
-    work = cut(cached, fed, np.cumsum(lengths, dtype=np.int32) - lengths, tiling)
-    each = int(fed.max())
-    assume(each <= 9)
-    shapes = shapes_of(len(fed), 10_000, PAGE, 4096, tiling)
-    need = StepShape(
-        tokens=int(fed.sum()), rows=len(fed), outputs=int(fed.sum()), short_items=len(work["short_items"]),
-        short_parts=1, long_items=0, long_parts=0, pages=int(lengths.sum()),
-    )  # fmt: skip
-    assert any(shape.holds(need) for shape in shapes)

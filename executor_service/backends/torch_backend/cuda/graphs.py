@@ -1,9 +1,10 @@
 """`Graphs`: steps captured as CUDA graphs, one for each of some shapes, and replayed with other contents.
 
-A CUDA graph launches the thousand or so kernels of a step at once. It repeats addresses, so everything that
+A CUDA graph launches the hundreds of kernels of a step at once. It repeats addresses, so everything that
 changes from step to step is in one buffer, at offsets that follow from the shape; a smaller step is padded.
-Steps that no captured shape holds run without a graph: those of long prompts, whose kernels take longer than
-their launches.
+Only its tokens and outputs are: attention does the work that the buffer says, whatever the shape has room
+for. Steps that no captured shape holds run without a graph: those of long prompts, whose kernels take longer
+than their launches.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ from typing import Any, Protocol
 import torch
 
 from executor_service.backends.base import Progress
-from executor_service.backends.torch_backend.cuda.rows import Cut, Tiling
+from executor_service.backends.torch_backend.cuda.rows import SHORT_TOKENS, Cut, Tiling
 from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer, StepShape, numbers_of
 
-_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_ROW_TOKENS = (1, 4, 9)  # of a decode, and of verifications of up to 3 and 8 drafts
-_MAX_OUTPUTS = 512  # of a captured step of verifications: logits take most of its memory
-_PROMPT_TOKENS, _DECODES = (64, 128, 256, 384, 512), (8, 32, 128)  # of steps with prompts
-_MAX_PROMPTS = 8  # among which such a step's prompt tokens are divided
+# Tokens of captured steps. The gaps are at most half of what is below them, or 8 tokens.
+_SHORT_TOKENS = (
+    1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512,
+)  # fmt: skip
+_LONG_TOKENS = (24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
+_LONG_OUTPUTS = (64, 256)  # of steps with long rows: few of their tokens are sampled
+# The cost of a step, as a number of tokens. Figures are those of an 8B model in bf16 on an H100, where 256
+# tokens take as long to compute as weights to read, and the launches of a step without a graph as long as 256
+# tokens.
+_READING, _LAUNCHING = 256, 256
+_MAX_PADDING, _PADDING_TOKENS = 1.5, 8
 _INTERPRETED_PROCESSORS = 2
 
 
@@ -112,44 +119,52 @@ class Graphs:
         return torch.cuda.get_device_properties(self._device).multi_processor_count
 
     def find(self, shape: StepShape) -> tuple[StepShape, Captured] | None:
-        """The cheapest captured step that can hold one of this shape."""
+        """The cheapest captured step that can hold one of this shape; None: no graph is cheaper."""
         for candidate, captured in self._captured.items():
             if candidate.holds(shape):
-                return candidate, captured
+                return (candidate, captured) if pays(candidate.tokens, shape.tokens) else None
         return None
 
 
-def _cost(shape: StepShape) -> tuple[int, int, int]:
-    return shape.tokens, shape.rows, shape.short_items
+def pays(padded: int, tokens: int) -> bool:
+    """Whether a graph of `padded` tokens is good for a step of fewer: it is nearly full, or cheap."""
+    little = padded <= max(_MAX_PADDING * tokens, tokens + _PADDING_TOKENS)
+    return little or max(padded, _READING) <= max(tokens, _READING) + _LAUNCHING
+
+
+def _cost(shape: StepShape) -> tuple[int, ...]:
+    return shape.tokens, shape.long_items, shape.outputs, shape.rows
 
 
 def shapes_of(rows: int, tokens: int, page_size: int, context_length: int, tiling: Tiling) -> list[StepShape]:
     """The shapes to capture, for steps of up to `rows` rows and `tokens` tokens.
 
-    The length of attention's work costs nothing but a place in the buffer: a step that has less of it does less.
+    A shape holds any division of its tokens among rows. Steps of short rows alone may sample all their
+    tokens; where there are long ones, attention has a launch more, and fewer tokens are sampled. The length
+    of attention's work costs nothing but a place in the buffer: a step that has less of it does less.
     """
 
-    def items(count: int, how: Cut) -> int:
-        """Of so many blocks, each of which sees all keys that a row can have; at most one part of them."""
-        return min(count * -(-context_length // how.split), how.part)
-
-    def shape(count: int, each: int, prompt: int = 0, prompts: int = 0) -> StepShape:
-        """`count` rows of `each` tokens, and up to `prompts` rows that have `prompt` tokens together."""
-        short = count * each
-        long_items = items(prompt // tiling.long.block + prompts, tiling.long) if prompt else 0
+    def shape(count: int, outputs: int, *, long: bool) -> StepShape:
+        """`count` tokens, of which so many may be sampled."""
+        # Blocks of long rows are full but for each row's last, and such a row has more tokens than a short
+        # one.
+        blocks = count // tiling.long.block + count // (SHORT_TOKENS + 1) if long else 0
         return StepShape(
-            tokens=short + prompt,
-            rows=count + prompts,
-            outputs=short + prompts,
-            short_items=items(count * -(-each // tiling.short.block), tiling.short),
+            tokens=count,
+            rows=min(count, rows),
+            outputs=outputs,
+            short_items=_items(count, context_length, tiling.short),
             short_parts=1,
-            long_items=long_items,
-            long_parts=1 if long_items else 0,
-            pages=(count + prompts) * -(-context_length // page_size),
+            long_items=_items(blocks, context_length, tiling.long),
+            long_parts=int(long),
+            pages=min(count, rows) * -(-context_length // page_size),
         )
 
-    counts = sorted({min(count, rows) for count in _ROWS})
-    shapes = [shape(n, each) for each in _ROW_TOKENS for n in counts if n * each <= _MAX_OUTPUTS]
-    decodes = [n for n in _DECODES if n + _MAX_PROMPTS <= rows]
-    shapes += [shape(n, 1, prompt, _MAX_PROMPTS) for prompt in _PROMPT_TOKENS for n in decodes]
+    shapes = [shape(n, n, long=False) for n in _SHORT_TOKENS]
+    shapes += [shape(n, min(n, outputs), long=True) for n in _LONG_TOKENS for outputs in _LONG_OUTPUTS]
     return list(dict.fromkeys(s for s in shapes if s.tokens <= tokens))
+
+
+def _items(blocks: int, context_length: int, how: Cut) -> int:
+    """Of so many blocks, each of which sees all keys that a row can have; at most one part of them."""
+    return min(blocks * -(-context_length // how.split), how.part)

@@ -1,0 +1,136 @@
+"""Nearly every step of chat traffic has a graph, which computes little more than the step needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from executor_service.backends.torch_backend.cuda import graphs
+from executor_service.backends.torch_backend.cuda.attention import Pipelines, attention_launches
+from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, Rerun, pays, shapes_of
+from executor_service.backends.torch_backend.cuda.rows import SHORT_TOKENS, Tiling, cut
+from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer, StepShape, numbers_of
+from tests.triton.traffic import CONTEXT, PAGE, StepRows, Traffic
+
+TILING = Tiling.of(4, torch.bfloat16)
+STEPS = 10_000
+PROCESSORS = 132
+
+
+class _Shapes(Graphs):
+    """The graphs of an 8B model's executor, of which only the shapes are made."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"), TILING)
+        shapes = shapes_of(256, 8192, PAGE, CONTEXT, TILING)
+        self._captured = dict.fromkeys(sorted(shapes, key=graphs._cost), _NOTHING)
+
+    def __len__(self) -> int:
+        return len(self._captured)
+
+
+_NOTHING = Rerun(lambda step: Picked(torch.empty(0), torch.empty(0)), None)  # type: ignore[arg-type]
+
+
+def shape_of(rows: StepRows) -> StepShape:
+    pages = -(-(rows.starts + rows.counts) // PAGE)
+    work = cut(rows.starts, rows.counts, np.cumsum(pages, dtype=np.int32) - pages, TILING)
+    return StepShape(
+        tokens=int(rows.counts.sum()),
+        rows=len(rows.counts),
+        outputs=int(rows.outputs.sum()),
+        short_items=len(work["short_items"]),
+        short_parts=len(work["short_bounds"]) - 1,
+        long_items=len(work["long_items"]),
+        long_parts=len(work["long_bounds"]) - 1,
+        pages=int(pages.sum()),
+    )
+
+
+def kind_of(rows: StepRows) -> str:
+    short, drafting = rows.counts <= SHORT_TOKENS, bool((rows.outputs > 1).any())
+    what = "verifications and decodes" if drafting else "decodes"
+    if short.all():
+        return what
+    return f"prompts beside {what}" if short.any() else "prompts alone"
+
+
+@pytest.mark.parametrize("speculation", [False, True], ids=["plain", "speculation"])
+def test_nearly_every_step_of_chat_traffic_replays_a_graph(
+    speculation: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = _Shapes()
+    steps, replayed = Counter[str](), Counter[str]()
+    tokens, padded = Counter[str](), Counter[str]()
+    for rows in Traffic(speculation).steps(STEPS):
+        kind, shape = kind_of(rows), shape_of(rows)
+        steps[kind] += 1
+        if (found := shapes.find(shape)) is not None:
+            replayed[kind] += 1
+            tokens[kind] += shape.tokens
+            padded[kind] += found[0].tokens
+    share, padding = replayed.total() / steps.total(), padded.total() / tokens.total()
+    with capsys.disabled():
+        print(f"\n{STEPS} steps, speculation {'auto' if speculation else 'off'}, {len(shapes)} graphs")
+        print(f"{'kind of step':42}  steps  replayed  tokens a step  padding")
+        for kind, count in [*steps.most_common(), ("all", STEPS)]:
+            n, whole, more = (
+                counter.total() if kind == "all" else counter[kind] for counter in (replayed, tokens, padded)
+            )
+            print(f"{kind:42} {count:6}  {n / count:8.1%}  {whole / max(n, 1):13.1f}", end="")
+            print(f"  {more / max(whole, 1):7.3f}")
+    assert len(shapes) <= 80
+    assert share >= 0.95
+    assert padding <= 1.25
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 16)), min_size=1, max_size=200),
+    st.lists(st.tuples(st.integers(0, 8000), st.integers(17, 400)), max_size=2),
+)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_steps_of_up_to_512_tokens_have_a_graph_with_little_padding(
+    short: Sequence[tuple[int, int]], long: Sequence[tuple[int, int]]
+) -> None:
+    starts, counts = np.array([*short, *long], np.int32).T
+    rows = StepRows(starts, np.ascontiguousarray(counts), np.where(counts > SHORT_TOKENS, 1, counts))
+    shape = shape_of(rows)
+    found = _Shapes().find(shape)
+    if shape.tokens <= 512 and (not long or shape.outputs <= 256):
+        assert found is not None
+        assert found[0].tokens <= max(1.5 * shape.tokens, shape.tokens + 8)
+    if found is not None:
+        assert found[0].holds(shape)
+        assert pays(found[0].tokens, shape.tokens)
+
+
+def test_a_graph_that_costs_more_than_launching_kernels_does_is_not_taken() -> None:
+    assert pays(256, 3)  # computing 256 tokens takes as long as reading the weights
+    assert pays(512, 100)
+    assert not pays(768, 500)
+    assert pays(640, 500)  # little padding
+    assert not pays(520, 10)
+
+
+@pytest.mark.parametrize("count", [1, 32, 128, 256])
+def test_a_graph_does_the_work_of_its_step_and_no_more(count: int) -> None:
+    """All programs of a launch run at once, and find their items in the buffer; whatever the pages are."""
+    one = np.ones(count, np.int32)
+    decodes = StepRows(1023 * one, one, one)
+    shape = shape_of(decodes)
+    found = _Shapes().find(shape)
+    assert found is not None
+    assert shape.short_items == 2 * count  # of 512 keys
+    buffer = torch.zeros(numbers_of(found[0]), dtype=torch.int32)
+    step = StepBuffer(buffer, found[0], TILING, PROCESSORS)
+    pages = torch.empty(1, PAGE, 8, 128, dtype=torch.bfloat16, device="meta")
+    q = torch.empty(found[0].tokens, 32, 128, dtype=torch.bfloat16, device="meta")
+    pipelines, arrivals = Pipelines.of(228 << 10), torch.empty(0, dtype=torch.int32)
+    [launch] = attention_launches(q.flatten(1), q, pages, pages, step.attention.rows, arrivals, pipelines)
+    assert launch.grid[0] <= PROCESSORS * pipelines.short.resident
