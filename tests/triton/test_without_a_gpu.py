@@ -1,4 +1,4 @@
-"""The CUDA kernels without a GPU: what they compute (interpreted), and what they compile to (ahead of time).
+"""CUDA without a GPU: what kernels compute (interpreted) and compile to, and steps that launch nothing.
 
 Each runs in a process of its own, since Triton is either interpreted or compiled in a whole process.
 """
@@ -38,6 +38,14 @@ def test_the_kernels_compile_without_spills_to_matrix_instructions(
     table = _run("tests.triton.ahead_of_time")
     with capsys.disabled():
         print(f"\n{table}", end="")
+
+
+def test_steps_replay_graphs_that_need_neither_the_host_nor_the_compiler_nor_more_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tables = _run("pytest", "tests/triton/dry", "-s", "-p", "no:cacheprovider", TRITON_INTERPRET="0")
+    with capsys.disabled():
+        print(f"\n{tables}", end="")
 
 
 @pytest.mark.slow

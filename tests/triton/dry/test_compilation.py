@@ -1,0 +1,96 @@
+"""When a model has been loaded and its graphs are captured, no step compiles anything."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from executor_service.backends.base import ForwardRow
+from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
+from executor_service.backends.torch_backend.model import Model
+from executor_service.backends.torch_backend.shard import Whole
+from executor_service.backends.torch_backend.uncached import compile_kernels
+from executor_service.contract.plan import OutputMode, Sampling
+from tests.gpu.shapes import spec_of
+from tests.triton.dry.fake_device import Weights
+from tests.triton.dry.unlaunched import unlaunched
+
+STEPS = 400
+PAGES, PAGE = 2000, 16
+SAMPLINGS = [Sampling(), Sampling(temperature=0.8, top_p=0.9), Sampling(temperature=1.0, top_k=5)]
+
+
+def rows(sizes: list[tuple[int, int, int]], sampling: Sampling) -> list[ForwardRow]:
+    """Of so many cached and fed tokens and outputs each."""
+    made, first = [], 1
+    for start, count, outputs in sizes:
+        pages = -(-(start + count) // PAGE)
+        history = np.zeros(start + count, np.int32)
+        table = (np.arange(first, first + pages, dtype=np.int32) % (PAGES - 1)) + 1
+        first += pages
+        made.append(
+            ForwardRow(start, history[start:], history, start, table, outputs, OutputMode.SAMPLE, sampling)
+        )
+    return made
+
+
+def sizes_of(rng: random.Random) -> list[tuple[int, int, int]]:
+    """A step as schedulers send them: decodes, verifications, remainders of prompts, chunks, or several."""
+    kinds = rng.sample(["decodes", "verifications", "remainders", "chunks"], rng.choice([1, 1, 2, 3]))
+    sizes: list[tuple[int, int, int]] = []
+    for kind in kinds:
+        if kind == "decodes":
+            sizes += [(rng.randrange(1, 1500), 1, 1) for _ in range(rng.randrange(1, 130))]
+        elif kind == "verifications":
+            drafts = [rng.randrange(1, 16) for _ in range(rng.randrange(1, 20))]
+            sizes += [(rng.randrange(1, 1500), 1 + n, 1 + n) for n in drafts]
+        elif kind == "remainders":
+            sizes += [(PAGE * rng.randrange(30), rng.randrange(1, 17), 1) for _ in range(rng.randrange(1, 4))]
+        else:
+            sizes += [
+                (rng.randrange(3000), rng.randrange(17, 1500), rng.randrange(2))
+                for _ in range(rng.randrange(1, 3))
+            ]
+    return sizes
+
+
+def test_no_step_compiles_anything_after_the_capture(capsys: pytest.CaptureFixture[str]) -> None:
+    # Of the 8B model only what kernels are compiled for; products of matrices are small.
+    spec = replace(
+        spec_of("Qwen3-8B"),
+        layers=1,
+        hidden_size=64,
+        intermediate_size=64,
+        vocab_size=512,
+        context_length=8192,
+    )
+    rng = random.Random(1)
+    zeros = mock.patch.object(
+        torch, "empty", torch.zeros
+    )  # nothing is computed: memory must not hold just anything
+    with unlaunched() as compiled, zeros:
+        with torch.inference_mode():
+            model = Model(
+                Weights(spec), CudaKernels(torch.device("cpu"), torch.bfloat16), lambda what, done: None
+            )
+        compile_kernels(model, Whole(), spec.context_length)
+        runner = DeviceRunner(model, model.new_caches(PAGES, PAGE), PAGE)
+        runner.capture(256, 2048, lambda what, done: None)
+        before = Counter(compiled)
+        for _ in range(STEPS):
+            step = rows(sizes_of(rng), rng.choice(SAMPLINGS))
+            runner.launch(step).outputs()
+            assert compiled == before, (
+                compiled - before,
+                [(r.start, len(r.tokens), r.outputs) for r in step],
+            )
+    with capsys.disabled():
+        print(f"\ncompiled before {STEPS} random steps, and nothing after: {dict(before)}")
+    assert before["_attention_kernel"] == 2  # of short and of long rows
