@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend.kernels import PlainLinear
+from executor_service.backends.torch_backend.kernels import Linear, PlainKernels
 from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8, QuantizedLinear
 from tests.gpu.bench import Bench, Case
 from tests.gpu.shapes import spec_of
@@ -23,7 +23,8 @@ def run(bench: Bench) -> Iterator[Case]:
     """A case for each dtype, layer and number of rows; `fraction` is of the roofline through E0's ceilings.
 
     Of int8 and fp8 `ms` has the rounding of the rows in it, `product_ms` has not. `bits_of_all`: whether the
-    rows' results are those of all rows together.
+    rows' results are those of all rows together. Each is called as in a step: the layers that end a half of a
+    block add to the residual in the product itself, and the output layer's results are fp32.
     """
     spec, device = spec_of("Qwen3-8B", dry=bench.dry), bench.device
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
@@ -38,23 +39,24 @@ def run(bench: Bench) -> Iterator[Case]:
         for name, (n, k) in layers.items():
             if name == "head" and form is not None:
                 continue  # stays wide
-            for case in _layer(bench, form, n, k):
+            for case in _layer(bench, form, name, n, k):
                 yield {"dtype": dtype, "layer": name, **case}
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 
 
-def _layer(bench: Bench, form: Format | None, n: int, k: int) -> Iterator[Case]:
+def _layer(bench: Bench, form: Format | None, name: str, n: int, k: int) -> Iterator[Case]:
     device, item_bytes = bench.device, 2 if form is None else 1
     copies = bench.pick(max(-(-_COLD_BYTES // (item_bytes * n * k)), 2), 2)
     try:
-        linears = [_linear(form, n, k, device) for _ in range(copies)]
+        linears = [_linear(form, name, n, k, device) for _ in range(copies)]
+        adds = name in ("output", "down")
         counts = bench.pick(_ROWS, (1, 4))
         everything = _random(counts[-1], k, device)
-        together = linears[0](everything)
+        together = _call(linears[0], everything, n, adds=adds)()
         for rows in counts:
             x = everything[:rows]
-            ms = device_ms([_call(linear, x) for linear in linears], device)
+            ms = device_ms([_call(linear, x, n, adds=adds) for linear in linears], device)
             moved, flops = item_bytes * n * k + 2 * rows * (n + k), 2 * n * k * rows
             rate = bench.machine.flop_per_s * (1 if form is None else _FASTER / form.digits)
             floor_ms = 1e3 * max(moved / bench.machine.bytes_per_s, flops / rate)
@@ -64,7 +66,7 @@ def _layer(bench: Bench, form: Format | None, n: int, k: int) -> Iterator[Case]:
                 "gb_s": moved / ms / 1e6,
                 "tflop_s": flops / ms / 1e9,
                 "fraction": floor_ms / ms,
-                "bits_of_all": torch.equal(linears[0](x), together[:rows]),
+                "bits_of_all": torch.equal(_call(linears[0], x, n, adds=adds)(), together[:rows]),
             }
             if form is not None:
                 case["product_ms"] = device_ms([_product(linear, x) for linear in linears], device)
@@ -77,23 +79,27 @@ def _random(rows: int, columns: int, device: torch.device) -> torch.Tensor:
     return torch.randn(rows, columns, device=device, dtype=torch.bfloat16)
 
 
-def _linear(form: Format | None, n: int, k: int, device: torch.device) -> PlainLinear | QuantizedLinear:
+def _linear(form: Format | None, name: str, n: int, k: int, device: torch.device) -> Linear:
+    """As the backend's kernels make it."""
     weight = _random(n, k, device) * k**-0.5
-    if form is None:
-        return PlainLinear(weight, None)
-    form.check(device)
+    if form is not None:
+        form.check(device)
+    kernels = PlainKernels(device, torch.bfloat16, form)
     if device.type == "cuda":
-        from executor_service.backends.torch_backend.cuda.quantized import fused
+        from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 
-        form = fused(form)
-    return QuantizedLinear([weight], None, form, device, torch.bfloat16)
-
-
-def _call(linear: PlainLinear | QuantizedLinear, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-    return lambda: linear(x)
+        kernels = CudaKernels(device, torch.bfloat16, form)
+    return kernels.head(weight) if name == "head" else kernels.linear([weight])
 
 
-def _product(linear: PlainLinear | QuantizedLinear, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+def _call(linear: Linear, x: torch.Tensor, n: int, *, adds: bool) -> Callable[[], torch.Tensor]:
+    if not adds:
+        return lambda: linear(x)
+    residual = torch.zeros(len(x), n, device=x.device, dtype=x.dtype)
+    return lambda: linear(x, add_to=residual)
+
+
+def _product(linear: Linear, x: torch.Tensor) -> Callable[[], torch.Tensor]:
     assert isinstance(linear, QuantizedLinear)
     rounded, scales = linear.form.round(x)
     return lambda: linear.product(rounded, scales)

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import torch
+from torch.cuda import get_device_properties
 from torch.nn import functional
 
 from executor_service.backends.torch_backend.spec import ModelSpec
@@ -61,14 +62,17 @@ class Rows:
         return self.q.transpose(1, 2).flatten(0, 1).contiguous()
 
     def paged(self, dense: torch.Tensor) -> torch.Tensor:
-        """[1 + pool * pages_of_a_row, PAGE, kv_heads, head_dim]; page 0 is scratch."""
+        """[1 + pool * pages_of_a_row, PAGE, kv_heads, head_dim], as `tables` has them; page 0 is scratch."""
         pages = dense.transpose(1, 2).reshape(-1, PAGE, self.spec.kv_heads, self.spec.head_dim)
-        return torch.cat([torch.full_like(pages[:1], torch.nan), pages])
+        scattered = pages.new_full((1 + len(pages), *pages.shape[1:]), torch.nan)
+        scattered[self.tables().flatten().long()] = pages
+        return scattered
 
     def tables(self) -> torch.Tensor:
-        """Block tables of the pool, int32 [pool, pages_of_a_row]."""
-        pages = torch.arange(1, 1 + self.pool * self.pages_of_a_row, dtype=torch.int32, device=self.device)
-        return pages.view(self.pool, -1)
+        """Block tables of the pool, int32 [pool, pages_of_a_row]: as in a service, in no order."""
+        count = self.pool * self.pages_of_a_row
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+        return (1 + order).view(self.pool, -1).to(self.device)
 
 
 def run(bench: Bench) -> Iterator[Case]:
@@ -91,9 +95,10 @@ def _cases(bench: Bench) -> Iterator[Case]:
     spec = spec_of("Qwen3-8B", dry=bench.dry)
     context = bench.pick(1024, 64)
     sizes = [(count, context, 1) for count in bench.pick((1, 32, 128), (1, 4))]
-    sizes += [(32, context, 5), (1, 2 * context, 2 * context)] if not bench.dry else [(1, 32, 32)]
+    # Verifications, a prompt, and a turn of 100 tokens behind a long prefix.
+    sizes += [(32, context, 5), (1, 2048, 2048), (1, 30_000, 100)] if not bench.dry else [(1, 32, 32)]
     for count, length, q_len in sizes:
-        pool = bench.pick(_POOL if q_len == 1 else max(32, count), 4)
+        pool = bench.pick(_POOL if q_len == 1 else max(32 if length < 30_000 else 4, count), 4)
         rows = Rows.random(spec, bench.device, pool, count, length, q_len)
         exact = _sdpa(rows, torch.float32)(0)
         for name, make in _WAYS.items():
@@ -161,7 +166,12 @@ def _sdpa(rows: Rows, dtype: torch.dtype = torch.bfloat16) -> Attend:
 def _triton(rows: Rows) -> Attend:
     """Ours: pages read in place."""
     from executor_service.backends.torch_backend.cuda.attention import new_arrivals, paged_attention
-    from executor_service.backends.torch_backend.cuda.rows import Tiling, attention_rows, cut
+    from executor_service.backends.torch_backend.cuda.rows import (
+        SHORT_TOKENS,
+        Tiling,
+        attention_rows,
+        cut,
+    )
 
     q, k_pages, v_pages = rows.flat_q(), rows.paged(rows.k), rows.paged(rows.v)
     tables = rows.tables()
@@ -170,8 +180,11 @@ def _triton(rows: Rows) -> Attend:
     table_starts = np.arange(rows.count, dtype=np.int32) * np.int32(rows.pages_of_a_row)
     arrays = cut(rows.context - counts, counts, table_starts, tiling)
     parts = {name: torch.from_numpy(array).to(rows.device) for name, array in arrays.items()}
+    if rows.q_len <= SHORT_TOKENS:  # as a graph has it: room for far more work than there is
+        parts["short_items"] = functional.pad(parts["short_items"], (0, 0, 0, tiling.short.part))
+    processors = 0 if rows.device.type != "cuda" else get_device_properties(rows.device).multi_processor_count
     sets = [
-        attention_rows(tables[n * rows.count : (n + 1) * rows.count].flatten(), parts, tiling)
+        attention_rows(tables[n * rows.count : (n + 1) * rows.count].flatten(), parts, tiling, processors)
         for n in range(rows.sets)
     ]
     arrivals = new_arrivals(rows.spec.kv_heads, rows.device)

@@ -36,13 +36,17 @@ def steps_of(bench: Bench, name: str, counts: tuple[int, ...]) -> Iterator[Case]
     `step_ms` the same where steps are captured and replayed; `ahead_ms` is a step's time where the next one
     is always launched before it is waited for. `as_eager` is the share of the tokens of two captured steps,
     the second launched ahead, that are those of steps launched kernel by kernel, one by one. `kernel_ms` is
-    what the device computes in a step: 1 - kernel_ms / ahead_ms is its idle share.
+    what the device computes in a step: 1 - kernel_ms / ahead_ms is its idle share. There are as many pages as
+    a service would have, and a row's are scattered among them.
     """
     context, prompt = bench.pick(1024, 32), bench.pick(2048, 48)
     repeats = bench.pick(20, 2)
-    room = max(max(counts) * -(-(context + 1) // PAGE) * PAGE, prompt)
-    backend = bench.backend(name, tokens=room)
+    needed = max(max(counts) * -(-(context + 1) // PAGE), -(-prompt // PAGE))
+    backend = bench.backend(name)
     try:
+        pages = bench.pick(backend.default_pages(PAGE, max(counts), 2 * prompt), needed)
+        backend.allocate(1 + max(pages, needed), PAGE)
+        backend.fill_caches()
         spec = backend.model.spec
         eager = {
             count: _step_ms(bench, backend, _decodes(backend, count, context), repeats) for count in counts
@@ -51,7 +55,9 @@ def steps_of(bench: Bench, name: str, counts: tuple[int, ...]) -> Iterator[Case]
         began = time.perf_counter()
         backend.capture(max(counts), 2 * prompt, lambda what, done: None)
         capture_s = time.perf_counter() - began
-        yield {"shape": name, "kind": "capture", "capture_s": capture_s, **backend.memory_bytes()}
+        yield {
+            "shape": name, "kind": "capture", "capture_s": capture_s, "pages": pages, **backend.memory_bytes()
+        }  # fmt: skip
         ahead = backend.max_pending_forwards > 1
         found = {count: _two_steps(backend, count, context, ahead=ahead) for count in counts}
         equal = {count: float(np.mean(found[count] == expected[count])) for count in counts}
@@ -65,7 +71,7 @@ def steps_of(bench: Bench, name: str, counts: tuple[int, ...]) -> Iterator[Case]
             case["ahead_fraction"] = floor_ms / case["ahead_ms"]
             case["sampled_ms"] = _step_ms(bench, backend, drawn, repeats)
             yield {"shape": name, "kind": "decode", "rows": count, "context": context, **case}
-        rows = rows_of(1, prompt, 0, _GREEDY, spec.vocab_size)
+        rows = _scattered(backend, rows_of(1, prompt, 0, _GREEDY, spec.vocab_size))
         floor_ms = 1e3 * prefill_floor_s(spec, prompt, bench.machine)
         case = _timed(bench, backend, rows, floor_ms, repeats)
         yield {"shape": name, "kind": "prefill", "rows": 1, "tokens": prompt, **case}
@@ -119,7 +125,13 @@ def _two_steps(backend: RandomBackend, count: int, context: int, *, ahead: bool)
 
 
 def _decodes(backend: RandomBackend, count: int, context: int, sampling: Sampling = _GREEDY) -> Rows:
-    return rows_of(count, 1, context, sampling, backend.info.vocab_size)
+    return _scattered(backend, rows_of(count, 1, context, sampling, backend.info.vocab_size))
+
+
+def _scattered(backend: RandomBackend, rows: Rows) -> Rows:
+    """The rows on other pages, in no order, from all that there are but page 0."""
+    order = 1 + np.random.default_rng(1).permutation(len(backend._caches[0].k) - 1).astype(np.int32)
+    return [replace(row, block_table=order[row.block_table - 1]) for row in rows]
 
 
 def _timed(bench: Bench, backend: RandomBackend, rows: Rows, floor_ms: float, repeats: int) -> Case:
