@@ -21,10 +21,16 @@ def test_a_line_tells_of_each_stage_and_every_few_seconds_of_a_long_one() -> Non
         (5.0, "loading weights", 0.6),
         (5.1, "loading weights", 0.7),
         (5.2, "grammars", 0.0),
+        (10.3, "grammars", 0.0),
     ]:
         now[0] = at
         show(stage, fraction)
-    assert lines == ["loading weights ...", "loading weights ... 60%", "grammars ..."]
+    assert lines == [
+        "loading weights ...",
+        "loading weights ... 5 s, 60% done",
+        "grammars ...",
+        "grammars ... 5 s",
+    ]
 
 
 def test_every_line_is_an_object_with_a_time_and_services_keep_their_fields() -> None:

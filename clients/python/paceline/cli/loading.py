@@ -15,22 +15,24 @@ _INTERVAL_S = 5.0
 
 
 class LoadingLines:
-    """Prints a line when another stage begins, and every _INTERVAL_S seconds of a longer one."""
+    """Prints a line when another stage begins, and every _INTERVAL_S seconds of one that lasts."""
 
     def __init__(self, show: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._show, self._clock = show, clock
-        self._stage, self._shown_at = "", clock()
+        self._stage, self._began_at, self._shown_at = "", clock(), clock()
 
     def __call__(self, stage: str, fraction: float) -> None:
         """Report the stage, and the fraction of it that is done, 0 to 1."""
         now = self._clock()
         if stage != self._stage:
+            self._stage, self._began_at = stage, now
             self._show(f"{stage} ...")
         elif now - self._shown_at >= _INTERVAL_S:
-            self._show(f"{stage} ... {fraction:.0%}")
+            done = f", {fraction:.0%} done" if fraction else ""  # some stages do not tell
+            self._show(f"{stage} ... {now - self._began_at:.0f} s{done}")
         else:
             return
-        self._stage, self._shown_at = stage, now
+        self._shown_at = now
 
 
 @contextmanager
