@@ -17,6 +17,11 @@ from scheduler_service.rpc.servicer import SchedulerServicer
 from scheduler_service.service import SchedulerService
 
 SERVICE_PREFIX = "/vllm.grpc.engine."
+_OPTIONS = {
+    # Never: clients of the public port are sent away from time to time to find further schedulers, and a
+    # gateway would have to send again what it was just sending.
+    "grpc.max_connection_age_ms": (1 << 31) - 1,
+}
 
 
 class GatewayPort:
@@ -36,7 +41,8 @@ class GatewayPort:
         servicer = WorkerServicer(service, door, self._callers, settings.gateway_model_name)
         audit = Audit((vllm_engine_pb2.DESCRIPTOR,), service.metrics.call_failed)
         statuses = StatusInterceptor(self._callers, audit, servicer.admit, prefix=SERVICE_PREFIX)
-        self._server = grpc.aio.server(interceptors=[statuses], options=list(options.items()))
+        given = {**options, **_OPTIONS}
+        self._server = grpc.aio.server(interceptors=[statuses], options=list(given.items()))
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, self._server)
 
     async def start(self) -> int:

@@ -25,13 +25,13 @@ ECHO = "/test.Echo/Echo"
 
 
 class Echo(grpc.GenericRpcHandler):
-    """Answers the request's own bytes; b"wait" after as many seconds as follow it."""
+    """Answers the request's own bytes; b"wait" after as many seconds as follow, b"peer" with the caller."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         async def echo(request: bytes, context: Any) -> bytes:
             if request.startswith(b"wait"):
                 await asyncio.sleep(float(request.removeprefix(b"wait")))
-            return request
+            return context.peer().encode() if request == b"peer" else request
 
         return grpc.unary_unary_rpc_method_handler(echo)
 
@@ -60,6 +60,20 @@ async def call(
     except grpc.RpcError as error:
         raise errors.from_rpc(error) from None
     return reply
+
+
+async def test_an_old_connection_takes_no_new_calls_and_ends_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_AGE_MS", 200)
+    async with (
+        echo_server(Link.PUBLIC) as port,
+        open_aio_channel(f"127.0.0.1:{port}", Link.PUBLIC) as channel,
+    ):
+        first = await call(channel, b"peer")
+        running = asyncio.create_task(call(channel, b"wait1"))
+        while await call(channel, b"peer") == first:
+            pass
+        assert not running.done()
+        assert await running == b"wait1"
 
 
 async def test_an_executor_that_freezes_after_a_quiet_time_is_noticed_within_seconds(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import { fromRpc, PacelineError } from './errors.js';
 import * as evaluations from './evaluations.js';
 import { addressesOf, Attempts, FAILOVER_TIMEOUT_MS, Rotation } from './failover.js';
 import * as messages from './messages.js';
+import { dnsName, ROUND_ROBIN, schedulersBehind } from './names.js';
 import { identified, ResumableStream } from './resume.js';
 
 /** @typedef {import('./messages.js').GenerateOptions} GenerateOptions */
@@ -32,9 +33,9 @@ const CONNECT_TIMEOUT_MS = 3_000;
  * One scheduler, or several that serve the same model. `close()` it when done. Every call rejects with
  * a PacelineError.
  *
- * Calls are spread over several, those that one refuses are tried on the others, and a stream whose scheduler
- * dies goes on exactly on another, or on the same one when it is back: that may take `failoverTimeoutMs` before
- * it throws StreamLost.
+ * Calls are spread over several (addresses, or those of a DNS name), those that one refuses are tried on the others,
+ * and a stream whose scheduler dies goes on exactly on another, or on the same one when it is back: that may take
+ * `failoverTimeoutMs` before it throws StreamLost.
  */
 export class Client {
   #schedulers;
@@ -60,7 +61,10 @@ export class Client {
     this.addresses = addressesOf(addresses);
     this.#token = token;
     this.#failoverTimeoutMs = failoverTimeoutMs;
-    this.#schedulers = this.addresses.map((address) => new SchedulerService(address, credentials, CHANNEL_OPTIONS));
+    this.#schedulers = this.addresses.map((address) => {
+      const options = dnsName(address) === undefined ? CHANNEL_OPTIONS : { ...CHANNEL_OPTIONS, ...ROUND_ROBIN };
+      return new SchedulerService(address, credentials, options);
+    });
     this.#rotation = new Rotation(this.addresses.length);
   }
 
@@ -284,8 +288,10 @@ export class Client {
   async #again(attempts, failure, signal, stream) {
     const address = this.addresses[attempts.address];
     try {
+      const refused = failure instanceof PacelineError && failure.retryable && failure.reason;
+      const schedulers = refused ? await schedulersBehind(address) : 1;
       signal?.throwIfAborted();
-      const wait = attempts.failed(failure, performance.now());
+      const wait = attempts.failed(failure, performance.now(), schedulers);
       if (wait > 0) await sleep(wait, undefined, { signal });
       if (this.#closed) throw failure;
     } catch (error) {

@@ -13,6 +13,11 @@ const MIN_WAIT_MS = 100;
 const MAX_WAIT_MS = 1_000;
 /** Attempts of a call that may be lost in a row with nothing received: it may itself be the cause. */
 export const MAX_LOSSES = 4;
+/**
+ * Tries of a call at a name of several schedulers some of which take no requests, for example while they drain. The
+ * channel chooses the scheduler of each try, in turn among all calls; so a call may meet the same one again.
+ */
+export const MAX_TRIES_OF_A_NAME = 8;
 
 const NEVER_REACHED = /No connection established|Name resolution failed/;
 
@@ -93,6 +98,7 @@ export class Attempts {
   #answered = false; // this attempt
   /** @type {PacelineError[]} */
   #refusals = []; // of this round
+  #refusalsHere = 0; // in a row, by schedulers of the current address
   /** @type {number | undefined} */
   #lostAt;
   #losses = 0; // since something was received
@@ -133,21 +139,37 @@ export class Attempts {
    *
    * @param {unknown} error
    * @param {number} now
+   * @param {number} [schedulers] How many the current address stands for.
    * @returns {number} Milliseconds to wait before the call is sent to the new `address`.
    */
-  failed(error, now) {
+  failed(error, now, schedulers = 1) {
     if (!(error instanceof PacelineError)) throw error;
+    if (this.#isRefusal(error) && this.#refusalsHere + 1 < tries(error, schedulers)) {
+      this.#refusalsHere += 1;
+      this.#refusals.push(error);
+      return 0;
+    }
+    this.#refusalsHere = 0;
     if (error.code === 'UNAVAILABLE') this.#rotation.down(this.address, now);
     if (this.#isLost(error)) this.#lose(error, now);
     else if (this.#lostAt !== undefined && error.code === 'ALREADY_EXISTS') {
       // The attempt before this one: its scheduler has not noticed yet that we are gone.
-    } else if (error.retryable && !this.#answered) this.#refusals.push(error);
+    } else if (this.#isRefusal(error)) this.#refusals.push(error);
     else throw error;
     this.#answered = false;
     const next = this.#untried.shift();
     if (next === undefined) return this.#nextRound(error, now);
     this.address = next;
     return 0;
+  }
+
+  /**
+   * Whether the call was certainly not taken, and may be by another scheduler.
+   *
+   * @param {PacelineError} error
+   */
+  #isRefusal(error) {
+    return error.retryable && !this.#answered && !this.#isLost(error);
   }
 
   /**
@@ -191,4 +213,15 @@ export class Attempts {
     this.#refusals = [];
     return Math.min(wait, Math.max(0, this.#deadline - now));
   }
+}
+
+/**
+ * Tries of a call at an address that stands for several schedulers. A full queue is tried once for each: more tries
+ * would only add to the load.
+ *
+ * @param {PacelineError} refusal
+ * @param {number} schedulers
+ */
+function tries({ code }, schedulers) {
+  return schedulers === 1 || code !== 'UNAVAILABLE' ? schedulers : Math.max(schedulers, MAX_TRIES_OF_A_NAME);
 }

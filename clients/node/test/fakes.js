@@ -111,8 +111,9 @@ export const BROKEN = { code: grpc.status.UNAVAILABLE, details: 'Connection drop
  *
  * @param {[number, object][][]} scripts
  * @param {(addresses: string[], requests: any[][]) => Promise<unknown>} use
+ * @param {string[]} [hosts] On one port, each on its own address; without them, all on 127.0.0.1, each on its own port.
  */
-export async function serving(scripts, use) {
+export async function serving(scripts, use, hosts) {
   const requests = scripts.map(() => /** @type {any[]} */ ([]));
   const servers = scripts.map((script, which) => {
     const server = new grpc.Server();
@@ -149,15 +150,16 @@ export async function serving(scripts, use) {
     });
     return server;
   });
-  const addresses = await Promise.all(
-    servers.map(
-      (server) =>
-        new Promise((resolve, reject) => {
-          const bound = (/** @type {unknown} */ error, /** @type {number} */ port) => (error ? reject(error) : resolve(`127.0.0.1:${port}`));
-          server.bindAsync('127.0.0.1:0', grpc.ServerCredentials.createInsecure(), bound);
-        }),
-    ),
-  );
+  const addresses = /** @type {string[]} */ ([]);
+  for (const [which, server] of servers.entries()) {
+    const host = hosts?.[which] ?? '127.0.0.1';
+    const port = hosts && which > 0 ? addresses[0].replace(/.*:/, '') : 0;
+    const bound = await new Promise((resolve, reject) => {
+      const answer = (/** @type {unknown} */ error, /** @type {number} */ number) => (error ? reject(error) : resolve(number));
+      server.bindAsync(`${host}:${port}`, grpc.ServerCredentials.createInsecure(), answer);
+    });
+    addresses.push(`${host}:${bound}`);
+  }
   try {
     await use(addresses, requests);
   } finally {

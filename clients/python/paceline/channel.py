@@ -19,6 +19,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from paceline.names import ROUND_ROBIN, dns_name
 from paceline.tls_files import read_certificates, read_key_pair
 
 Options = list[tuple[str, int | str]]
@@ -39,6 +40,11 @@ MAX_CONNECTIONS = 4096
 """Connections per port, unless the process's limit on file descriptors demands fewer: `max_connections`."""
 HANDSHAKE_TIMEOUT_MS = 10_000
 MAX_IDLE_MS = 600_000
+MAX_AGE_MS = 300_000
+"""Age, give or take a tenth, at which a public connection takes no new calls. Its running calls go on.
+
+The client connects anew and resolves its name again, so that schedulers that were added get calls.
+"""
 MAX_PENDING_CALLS = 16 * MAX_CONNECTION_STREAMS
 """Calls of all connections together that have arrived and not yet reached their handlers."""
 
@@ -154,8 +160,11 @@ def max_connections() -> int:
 
 def server_options(link: Link) -> Options:
     """Server-side options of a link, for both services."""
-    message_bytes = PRIVATE_MESSAGE_BYTES if link is Link.PRIVATE else PUBLIC_MESSAGE_BYTES
+    private = link is Link.PRIVATE
+    message_bytes = PRIVATE_MESSAGE_BYTES if private else PUBLIC_MESSAGE_BYTES
+    aging: Options = [] if private else [("grpc.max_connection_age_ms", MAX_AGE_MS)]
     return [
+        *aging,
         ("grpc.max_send_message_length", message_bytes),
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.so_reuseport", 0),  # binding a port that another server uses is an error
@@ -186,23 +195,28 @@ def server_options(link: Link) -> Options:
 
 
 def open_channel(address: str, link: Link, security: Security = PLAINTEXT) -> grpc.Channel:
-    """A blocking channel. Connecting happens with the first call."""
-    options, credentials = _options(link, security), security.credentials()
+    """A blocking channel. Connecting happens with the first call.
+
+    A public channel to a DNS name spreads calls over all addresses of the name.
+    """
+    options, credentials = _options(address, link, security), security.credentials()
     if credentials is None:
         return grpc.insecure_channel(address, options)
     return grpc.secure_channel(address, credentials, options)
 
 
 def open_aio_channel(address: str, link: Link, security: Security = PLAINTEXT) -> grpc.aio.Channel:
-    """An asyncio channel, bound to the running event loop."""
-    options, credentials = _options(link, security), security.credentials()
+    """The same for asyncio, bound to the running event loop."""
+    options, credentials = _options(address, link, security), security.credentials()
     if credentials is None:
         return grpc.aio.insecure_channel(address, options)
     return grpc.aio.secure_channel(address, credentials, options)
 
 
-def _options(link: Link, security: Security) -> Options:
+def _options(address: str, link: Link, security: Security) -> Options:
     options = channel_options(link)
+    if link is Link.PUBLIC and dns_name(address) is not None:
+        options += ROUND_ROBIN
     if security.server_name:
         options.append(("grpc.ssl_target_name_override", security.server_name))
     return options

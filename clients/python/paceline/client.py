@@ -40,10 +40,10 @@ class Client:
             for event in client.generate("Once upon a time", max_tokens=64):
                 ...
 
-    `addresses` is a sequence, or one comma-separated string. Calls are spread over the addresses, and a call
-    that one scheduler refuses is tried on the others. A stream whose scheduler dies is continued without a
-    gap on another one, or on the same one after its restart; it raises StreamLost if that does not succeed
-    within `failover_timeout_s`.
+    `addresses` is a sequence, or one comma-separated string. Calls are spread over the addresses, and over
+    all schedulers of an address that is a DNS name; a call that one scheduler refuses is tried on the
+    others. A stream whose scheduler dies is continued without a gap on another one, or on the same one
+    after its restart; it raises StreamLost if that does not succeed within `failover_timeout_s`.
 
     Without `addresses`, PACELINE_ADDRESS is used, else 127.0.0.1:50051; without `security`, PACELINE_TOKEN
     and PACELINE_TLS_CA, _CERT and _KEY. `Security()` is neither token nor TLS.

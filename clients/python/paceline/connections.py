@@ -13,6 +13,7 @@ from paceline import errors
 from paceline.channel import Link, Security, open_channel
 from paceline.endpoint import SchedulerEndpoint
 from paceline.failover import Attempts, Rotation, addresses_of
+from paceline.names import schedulers_behind
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceStub
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -50,6 +51,12 @@ class SchedulerConnections:
         now = time.monotonic()
         return Attempts(self._rotation, now, timeout_s=timeout_s, failover_timeout_s=failover_timeout_s)
 
+    def wait_s(self, attempts: Attempts, failure: errors.PacelineError) -> float:
+        """Record a failed attempt; returns or raises as `Attempts.failed`: the seconds to wait."""
+        refused = isinstance(failure, errors.RetryLater) and bool(failure.reason)
+        schedulers = schedulers_behind(self.addresses[attempts.address_index]) if refused else 1
+        return attempts.failed(failure, time.monotonic(), schedulers)
+
     def generate(
         self, address: int, request: pb.GenerateRequest, timeout_s: float | None
     ) -> grpc._CallIterator[pb.GenerateResponse]:
@@ -82,7 +89,7 @@ class SchedulerConnections:
             else:
                 attempts.answered()
                 return reply
-            if self.closed.wait(attempts.failed(failure, time.monotonic())):
+            if self.closed.wait(self.wait_s(attempts, failure)):
                 raise failure
 
     def call_all(

@@ -7,6 +7,7 @@ that clock. An address is an index into the client's list of addresses.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from paceline.errors import DeadlineExceeded, DuplicateRequest, PacelineError, RetryLater, Unavailable
 
@@ -19,8 +20,13 @@ MIN_WAIT_S, MAX_WAIT_S = 0.1, 1.0
 """Wait between two rounds through all addresses; doubles each round, unless a scheduler gives a hint."""
 MAX_LOSSES = 4
 """Losses in a row, with nothing received between them, that end a call: the call may be their cause."""
+MAX_TRIES_OF_A_NAME = 8
+"""Tries of a call at a name of several schedulers, where some take no requests, for example while they drain.
 
-_NEVER_REACHED = ("failed to connect", "DNS resolution failed")
+The channel chooses the scheduler of each try, in turn among all calls: a call may meet the same one again.
+"""
+
+_NEVER_REACHED = ("failed to connect", "connections to all backends failing", "DNS resolution failed")
 
 
 def addresses_of(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -72,8 +78,9 @@ class Rotation:
 class Attempts:
     """The attempts of one call. `address_index` is the index of the current attempt's address.
 
-    A refused attempt (by the scheduler, or because it can't be reached) moves on to the next address; when
-    all have refused, the error is the caller's. A lost attempt (the connection broke, or the scheduler ended
+    A refused attempt (by the scheduler, or because it can't be reached) moves on to the next address, after
+    further schedulers of the same one if it is a name of several; when all have refused, the error is the
+    caller's. A lost attempt (the connection broke, or the scheduler ended
     the call with UNAVAILABLE in mid-stream) is repeated at once on each other address, and then on all of
     them for up to `failover_timeout_s`.
     """
@@ -87,6 +94,7 @@ class Attempts:
         self._untried = rotation.order(now)
         self._answered = False  # whether the current attempt received a message
         self._refusals: list[RetryLater] = []  # in this round through the addresses
+        self._refusals_here = 0  # in a row, by schedulers of the current address
         self._lost_at: float | None = None  # time of the last loss after a message, else of the first loss
         self._losses = 0  # in a row, since the last message
         self._wait_s = MIN_WAIT_S
@@ -106,21 +114,26 @@ class Attempts:
             self._answered = True
             self._rotation.up(self.address_index)
 
-    def failed(self, error: PacelineError, now: float) -> float:
+    def failed(self, error: PacelineError, now: float, schedulers: int = 1) -> float:
         """Record that the current attempt failed, and set `address_index` to the next attempt's.
 
         Returns the seconds to wait before that attempt. If there is to be none, raises the error that
-        the caller gets: `error`, or an earlier refusal. Any other error is the caller's at
-        once, as is a refusal after a message; but a DuplicateRequest after a loss means that the lost attempt
-        still runs, and counts as a loss.
+        the caller gets: `error`, or an earlier refusal. Any other error is the caller's at once, as is a
+        refusal after a message; but a DuplicateRequest after a loss means that the lost attempt still runs,
+        and counts as a loss. `schedulers`: how many the current address stands for.
         """
+        if self._is_refusal(error) and self._refusals_here + 1 < _tries(error, schedulers):
+            self._refusals_here += 1
+            self._refusals.append(error)
+            return 0.0
+        self._refusals_here = 0
         if isinstance(error, Unavailable):
             self._rotation.down(self.address_index, now)
         if self._is_lost(error):
             self._lose(error, now)
         elif self._lost_at is not None and isinstance(error, DuplicateRequest):
             pass  # the duplicate is our lost attempt, which its scheduler still runs
-        elif isinstance(error, RetryLater) and not self._answered:
+        elif self._is_refusal(error):
             self._refusals.append(error)
         else:
             raise error
@@ -129,6 +142,10 @@ class Attempts:
             self.address_index = self._untried.pop(0)
             return 0.0
         return self._next_round(error, now)
+
+    def _is_refusal(self, error: PacelineError) -> TypeGuard[RetryLater]:
+        """Whether the call was certainly not accepted, and may be by another scheduler."""
+        return isinstance(error, RetryLater) and not self._answered and not self._is_lost(error)
 
     def _is_lost(self, error: PacelineError) -> bool:
         """Whether the connection broke, or the scheduler ended, when it may have accepted the call.
@@ -167,6 +184,13 @@ class Attempts:
         self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)
         self._refusals = []
         return wait_s if self._deadline is None else min(wait_s, max(0.0, self._deadline - now))
+
+
+def _tries(refusal: RetryLater, schedulers: int) -> int:
+    """Tries of a call at an address that stands for several schedulers."""
+    if schedulers == 1 or not isinstance(refusal, Unavailable):
+        return schedulers  # a full queue is tried once for each: more tries would only add to the load
+    return max(schedulers, MAX_TRIES_OF_A_NAME)
 
 
 def _retry_after_s(error: RetryLater) -> float:

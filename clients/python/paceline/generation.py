@@ -131,7 +131,7 @@ class Generation:
         """After a failed attempt: wait and begin another, or raise the error for the caller."""
         address = self._schedulers.addresses[self._attempts.address_index]
         try:
-            wait_s = self._attempts.failed(failure, time.monotonic())
+            wait_s = self._schedulers.wait_s(self._attempts, failure)
             if self._closed.wait(wait_s):
                 raise StopIteration
             if self._schedulers.closed.is_set():

@@ -14,6 +14,7 @@ from paceline.aio.calls import reply_of
 from paceline.channel import Link, Security, open_aio_channel
 from paceline.endpoint import SchedulerEndpoint
 from paceline.failover import Attempts, Rotation, addresses_of
+from paceline.names import dns_name, schedulers_behind
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceStub
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -57,6 +58,13 @@ class AsyncSchedulerConnections:
         now = time.monotonic()
         return Attempts(self._rotation, now, timeout_s=timeout_s, failover_timeout_s=failover_timeout_s)
 
+    async def wait_s(self, attempts: Attempts, failure: errors.PacelineError) -> float:
+        """Record a failed attempt; returns or raises as `Attempts.failed`: the seconds to wait."""
+        address, schedulers = self.addresses[attempts.address_index], 1
+        if isinstance(failure, errors.RetryLater) and failure.reason and dns_name(address) is not None:
+            schedulers = await asyncio.to_thread(schedulers_behind, address)
+        return attempts.failed(failure, time.monotonic(), schedulers)
+
     def generate(
         self, address: int, request: pb.GenerateRequest, timeout_s: float | None
     ) -> grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]:
@@ -89,7 +97,7 @@ class AsyncSchedulerConnections:
             else:
                 attempts.answered()
                 return reply
-            await asyncio.sleep(attempts.failed(failure, time.monotonic()))
+            await asyncio.sleep(await self.wait_s(attempts, failure))
             if self.closed:
                 raise failure
 

@@ -134,7 +134,7 @@ class Generation:
         """After a failed attempt: wait and begin another, or raise the error for the caller."""
         address = self._schedulers.addresses[self._attempts.address_index]
         try:
-            wait_s = self._attempts.failed(failure, time.monotonic())
+            wait_s = await self._schedulers.wait_s(self._attempts, failure)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._closed.wait()
