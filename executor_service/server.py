@@ -15,6 +15,7 @@ from paceline.executor.v1 import executor_pb2_grpc as rpc
 from paceline.service.audit import Audit
 from paceline.service.gate import Gate
 from paceline.service.logs import Log
+from paceline.service.probes import HealthPort
 from paceline.service.process import Shutdown, bind_local, write_port_file
 
 from executor_service.config import ExecutorConfig
@@ -46,11 +47,13 @@ async def run(config: ExecutorConfig) -> None:
     if config.bound_to_stdin:
         shutdown.listen_to_parent()
 
-    server = _make_server(config, runtime, metrics, health)
+    audit = Audit((executor_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR), metrics.call_failed)
+    server = _make_server(config, runtime, metrics, health, audit)
     port = _bind(server, config)
     metrics_port = _serve_metrics(metrics, config)
     await health.update()
     await server.start()  # GetStatus and health checks are answered while the model loads
+    health_port = await _open_health_port(config, health, audit)
     _announce(config, port, metrics_port)
 
     endless = (
@@ -72,6 +75,8 @@ async def run(config: ExecutorConfig) -> None:
     await health.update()
     live = await runtime.drained(config.drain_timeout_s)
     await server.stop(_GRACE_S)
+    if health_port is not None:
+        await health_port.close()
     for task in background:
         task.cancel()
     runtime.close()
@@ -86,9 +91,8 @@ async def _exit_on_second_signal(shutdown: Shutdown) -> None:
 
 
 def _make_server(
-    config: ExecutorConfig, runtime: Runtime, metrics: Metrics, health: Health
+    config: ExecutorConfig, runtime: Runtime, metrics: Metrics, health: Health, audit: Audit
 ) -> grpc.aio.Server:
-    audit = Audit((executor_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR), metrics.call_failed)
     interceptors: list[Any] = [
         Gate(config.credentials, audit),
         ErrorInterceptor(config.credentials, audit),
@@ -114,6 +118,17 @@ def _bind(server: grpc.aio.Server, config: ExecutorConfig) -> int:
         raise ServerStartError(f"can't bind {config.address}: is the port taken? ({error})") from error
     except OSError as error:
         raise ServerStartError(f"can't read {error.filename}: {error.strerror}") from error
+
+
+async def _open_health_port(config: ExecutorConfig, health: Health, audit: Audit) -> HealthPort | None:
+    if config.health_address is None:
+        return None
+    health_port = HealthPort(health.servicer, audit)
+    try:
+        await health_port.open(config.health_address)
+    except RuntimeError as error:
+        raise ServerStartError(f"can't bind the health port {config.health_address}: {error}") from error
+    return health_port
 
 
 def _serve_metrics(metrics: Metrics, config: ExecutorConfig) -> int | None:

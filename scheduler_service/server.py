@@ -14,6 +14,7 @@ from paceline.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, sche
 from paceline.service.audit import Audit
 from paceline.service.gate import Gate
 from paceline.service.logs import Log
+from paceline.service.probes import HealthPort
 from paceline.service.process import Shutdown, bind_local, write_port_file
 from paceline.service.settings import EXIT_USAGE
 
@@ -69,6 +70,7 @@ class Server:
             options=list(options.items()),
         )
         self._health = PublishedHealth(self._server)
+        self._health_port = HealthPort(self._health.servicer, audit) if settings.health_address else None
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminServicer(self.service, settings.credentials, audit), self._server
@@ -81,13 +83,15 @@ class Server:
             self._gateway = _gateway_port(self.service, servicer, settings, _PUBLIC_OPTIONS)
 
     async def start(self) -> int:
-        """Listen, on the metrics port too; returns the gRPC port. Raises RuntimeError, OSError."""
+        """Listen, on the other ports too; returns the gRPC port. Raises RuntimeError, OSError."""
         settings = self._settings
         port = settings.server_security.bind(self._server, settings.address)
         if settings.local_socket is not None:
             bind_local(self._server, settings.local_socket)
         await self._health.show(serving=False)
         await self._server.start()
+        if self._health_port is not None and settings.health_address is not None:
+            await self._health_port.open(settings.health_address)
         if settings.metrics_port is not None:
             metrics_port = self.service.metrics.serve(settings.metrics_host, settings.metrics_port)
             log.info("metrics", host=settings.metrics_host, port=metrics_port)
@@ -120,6 +124,8 @@ class Server:
         if self._gateway is not None:
             servers.append(self._gateway.stop(GRACE_S))
         await asyncio.gather(*servers)
+        if self._health_port is not None:
+            await self._health_port.close()
         await self.service.close_sessions()
         running.cancel()
         try:

@@ -12,9 +12,9 @@ class PublishedHealth:
     """The health status of the whole server ("") and of the service."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
-        self._servicer = health.aio.HealthServicer()
+        self.servicer = health.aio.HealthServicer()
         self._serving: bool | None = None
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.servicer, server)
 
     async def show(self, serving: bool) -> None:  # noqa: FBT001  # its one argument is what its name says
         """Set the status, and tell it to watchers if it has changed."""
@@ -23,4 +23,4 @@ class PublishedHealth:
         self._serving = serving
         status = health_pb2.HealthCheckResponse
         for service in ("", SERVICE):
-            await self._servicer.set(service, status.SERVING if serving else status.NOT_SERVING)
+            await self.servicer.set(service, status.SERVING if serving else status.NOT_SERVING)

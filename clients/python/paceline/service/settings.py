@@ -86,6 +86,14 @@ class ServiceSettings(BaseSettings):
         default=None, ge=0, le=65535, description="Prometheus on this port; 0: any free one"
     )
     metrics_host: str = Field(default="127.0.0.1", description="address of the metrics port")
+    health_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="a further port with health checks alone, in plaintext and without a token, for probes;"
+        " 0: any free one",
+    )
+    health_host: str = Field(default="127.0.0.1", description="address of the health port")
     reflection: bool = Field(default=False, description="offer gRPC reflection")
     local_socket: Path | None = Field(
         default=None, description="listen on this Unix socket too, without TLS; for the parent process"
@@ -117,7 +125,7 @@ class ServiceSettings(BaseSettings):
 
     _secrets: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
-    @field_validator("host", "metrics_host")
+    @field_validator("host", "metrics_host", "health_host")
     @classmethod
     def _bare(cls, host: str) -> str:
         """Strip the brackets of an IPv6 address: [::1] becomes ::1."""
@@ -126,7 +134,12 @@ class ServiceSettings(BaseSettings):
     @property
     def address(self) -> str:
         """The address to listen on, host:port or [host]:port."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return _address(self.host, self.port)
+
+    @property
+    def health_address(self) -> str | None:
+        """The address of the health port, if there is to be one."""
+        return None if self.health_port is None else _address(self.health_host, self.health_port)
 
     @property
     def bound_to_stdin(self) -> bool:
@@ -234,6 +247,10 @@ class ServiceSettings(BaseSettings):
         path = {**env_settings(), **init_settings()}.get("config")
         file = InitSettingsSource(settings_cls, _read_yaml(Path(path)) if path else {})
         return (init_settings, env_settings, file)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""The health port: grpc.health.v1 alone, in plaintext and without a token, for an orchestrator's probes.
+
+Orchestrators' own gRPC probes speak neither TLS nor tokens. The port tells what the service's own port tells
+every caller too, and whether the process is alive.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from paceline.channel import Link, server_options
+from paceline.service.audit import Audit
+from paceline.service.credentials import Credentials
+from paceline.service.gate import Gate
+from paceline.service.logs import Log
+
+log = Log(__name__)
+
+LIVENESS = "liveness"
+"""A name that health checks may ask for: SERVING whenever the event loop answers, so also while the service
+loads, drains or has no executor. The other names tell whether new requests are taken."""
+
+_BOUNDS = {
+    "grpc.max_receive_message_length": 1024,
+    "grpc.max_allowed_incoming_connections": 64,
+    "grpc.max_concurrent_streams": 16,  # of a connection
+}
+"""Everybody who reaches the port is answered, so little is enough to answer probes."""
+
+
+class HealthPort:
+    """A gRPC server with health checks alone. `servicer` answers them, here and on the service's own port."""
+
+    def __init__(self, servicer: Any, audit: Audit) -> None:
+        self._servicer = servicer
+        options = dict(server_options(Link.PUBLIC)) | _BOUNDS
+        self._server = grpc.aio.server(
+            interceptors=[Gate(Credentials(), audit)], options=list(options.items())
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+
+    async def open(self, address: str) -> int:
+        """Listen; returns the port. Raises RuntimeError if it is taken."""
+        port = self._server.add_insecure_port(address)
+        await self._servicer.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        await self._server.start()
+        log.info("health checks", address=address, port=port)
+        return port
+
+    async def close(self) -> None:
+        """Stop answering."""
+        await self._server.stop(None)
