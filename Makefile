@@ -10,7 +10,7 @@ STUBS ?= clients/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-triton lint format protos bench bench-hostile soak bench-gpu docs model install clean
+.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-triton lint format protos bench bench-hostile soak bench-gpu check-deploy docs model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,10 @@ protos: $(STAMP) ## Write the Python stubs anew (STUBS=directory)
 	@mkdir -p $(STUBS)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=$(STUBS) \
 		--grpc_python_out=$(STUBS) --mypy_out=$(STUBS) --mypy_grpc_out=$(STUBS) $(PROTOS)
+
+check-deploy: $(STAMP) ## Check the files of deploy/ by schemas and linters of their formats
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[deploy]'
+	.ci/check-deploy $(BIN)
 
 docs: $(STAMP) ## Build the site of docs/ into build/docs; a warning is an error
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -17,16 +19,20 @@ from paceline import aio, channel, errors
 from paceline.channel import Link, server_options
 from paceline.failover import MAX_TRIES_OF_A_NAME
 from paceline.names import ROUND_ROBIN, dns_name, schedulers_behind
+from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc
 from paceline.types import Completion
 
 from tests.support.name_server import NameServer
+from tests.support.processes import ROOT
 from tests.unit.client.ideal_scheduler import ids_of
 from tests.unit.client.test_several_schedulers import SEED, Fake, broken, status
 
 NAME = "schedulers.test"
+SERVICE = pb.DESCRIPTOR.services_by_name["SchedulerService"]
 HOSTS = ("127.0.0.2", "127.0.0.3")
 DRAINING = (0, status(code_pb2.UNAVAILABLE, "DRAINING", 1.0))
+PINGS = {"grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"}
 FULL = (0, status(code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL", 1.0))
 
 
@@ -100,6 +106,9 @@ async def schedulers(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scheduler
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in found]
 
     monkeypatch.setattr("paceline.names.socket.getaddrinfo", resolve)
+    # A machine that stands still must not cost a connection: these tests count calls.
+    patient = [one for one in channel.channel_options(Link.PUBLIC) if one[0] not in PINGS]
+    monkeypatch.setattr(channel, "channel_options", lambda link: list(patient))
     with NameServer.running() as names:
         names.addresses = {NAME: HOSTS}
         fakes = [Fake() for _ in HOSTS]
@@ -189,6 +198,33 @@ async def test_a_scheduler_that_is_added_to_a_name_gets_calls_of_the_clients_tha
         await caller.complete()
         schedulers.names.addresses = {NAME: ["127.0.0.4", *HOSTS]}
         await schedulers.reach_all(caller)
+
+
+async def test_the_service_config_of_the_page_spreads_calls_and_tries_again_what_one_refuses(
+    schedulers: Schedulers,
+) -> None:
+    """For clients in other languages, without the SDK."""
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    (config,) = re.findall(r"^```json\n(.*?)^```$", page, re.M | re.S)
+    (method,) = json.loads(config)["methodConfig"]
+    assert [name["service"] for name in method["name"]] == [SERVICE.full_name]
+    options = [("grpc.service_config", config)]
+    async with grpc.aio.insecure_channel(schedulers.address, options) as plain:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(plain)
+        request = pb.GenerateUnaryRequest(
+            request=pb.GenerateRequest(text="x", sampling=pb.SamplingParams(seed=SEED))
+        )
+
+        async def complete() -> list[Completion]:
+            await stub.GenerateUnary(request, timeout=60)
+            return []
+
+        await schedulers.reach_all(Caller(complete, complete))
+        schedulers.fakes[0].script = [DRAINING] * 20
+        for _ in range(4):
+            await complete()
+    assert schedulers.calls[0] > 0
+    assert schedulers.calls[1] == 4
 
 
 NO_NAMES = (

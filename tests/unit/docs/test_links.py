@@ -8,7 +8,16 @@ import pytest
 
 from tests.unit.docs.pages import NAMES, PAGES, ROOT, Page
 
-_ROOMS = ("docs/", "tests/", "protos/", "clients/", "scheduler_service/", "executor_service/", ".ci/")
+_ROOMS = (
+    "docs/",
+    "tests/",
+    "protos/",
+    "clients/",
+    "scheduler_service/",
+    "executor_service/",
+    ".ci/",
+    "deploy/",
+)
 _PATH = re.compile(r"[\w.-]+(/[\w.-]+)*/?")
 _TEST = re.compile(r"\btest_\w+\b(?!\.py)")
 
