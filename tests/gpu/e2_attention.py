@@ -180,9 +180,10 @@ def _triton(rows: Rows) -> Attend:
     table_starts = np.arange(rows.count, dtype=np.int32) * np.int32(rows.pages_of_a_row)
     arrays = cut(rows.context - counts, counts, table_starts, tiling)
     parts = {name: torch.from_numpy(array).to(rows.device) for name, array in arrays.items()}
-    if rows.q_len <= SHORT_TOKENS:  # as a graph has it: room for far more work than there is
+    processors = 0
+    if rows.device.type == "cuda" and rows.q_len <= SHORT_TOKENS:  # as in a graph, with room for more work
         parts["short_items"] = functional.pad(parts["short_items"], (0, 0, 0, tiling.short.part))
-    processors = 0 if rows.device.type != "cuda" else get_device_properties(rows.device).multi_processor_count
+        processors = get_device_properties(rows.device).multi_processor_count
     sets = [
         attention_rows(tables[n * rows.count : (n + 1) * rows.count].flatten(), parts, tiling, processors)
         for n in range(rows.sets)

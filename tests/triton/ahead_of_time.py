@@ -42,6 +42,11 @@ _TYPES = {
 _BUFFERS = re.compile(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x\d+x\d+x(?:bf16|f16)")
 _WAIT = re.compile(r"ttg\.async_wait .*num = (\d+)")
 _INNER_LOOP = re.compile(r"scf\.for (?:(?!scf\.for ).)*?scf\.yield", re.DOTALL)
+# All threads have stored, one counts the program with release and acquire, and all learn the count from it.
+_ARRIVAL = re.compile(
+    r"bar\.sync(?:(?!st\.global|bar\.sync).)*atom\.global\.gpu\.acq_rel\.add(?:(?![ls][dt]\.global).)*bar\.sync",
+    re.DOTALL,
+)
 _MATRIX = re.compile(r"^\s*(?:@\S+ )?(wgmma\.mma_async|mma\.sync)", re.MULTILINE)
 
 
@@ -76,6 +81,7 @@ class Compiled:
     matrix_instructions: int
     buffers: int  # tiles of K in shared memory; 0: no loop has a pipeline
     ahead: int  # loads that may be on their way while a tile is multiplied
+    arrives: bool  # it counts finished programs in an order that memory keeps
 
 
 def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
@@ -157,6 +163,7 @@ def compiled(launch: Launch, architecture: int) -> Compiled:
         len(_MATRIX.findall(made.asm["ptx"])),
         buffers=min(map(int, _BUFFERS.findall(made.asm["ttgir"])), default=0),
         ahead=min((int(wait) for loop in loops for wait in _WAIT.findall(loop)), default=0),
+        arrives=_ARRIVAL.search(made.asm["ptx"]) is not None,
     )
 
 
@@ -201,6 +208,8 @@ def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Com
         return "it spills registers"
     if made.shared_bytes > SHARED_BYTES[architecture]:
         return "it does not fit into shared memory"
+    if name.startswith("attention") and not made.arrives:
+        return "it may merge results that are not stored yet"
     # fp32, for tests, has no matrix instruction of its precision.
     if not name.startswith("attention") or shape.dtype == torch.float32:
         return ""

@@ -27,7 +27,6 @@ from executor_service.backends.torch_backend.cuda.rows import ITEM_FIELDS, MAX_P
 
 MAX_HEAD_DIM = 128  # more would not fit into registers with these tiles
 _MIN_SIDE = 16  # lines, and columns, of a matrix instruction
-
 _LOG2_E = 1.4426950408889634
 
 
@@ -196,22 +195,9 @@ def _attention_kernel(
             source + (token * q_stride + head * head_dim)[:, None] + d[None, :], mask=mask, other=0.0
         )
         sums, total, highest = _attend(
-            queries,
-            k_pages,
-            v_pages,
-            tables + table,
-            first_position + token,
-            begin,
-            end,
-            score_scale,
-            kv_head,
-            kv_heads,
-            head_dim,
-            page_size,
-            lines,
-            columns,
-            tile,
-        )
+            queries, k_pages, v_pages, tables + table, first_position + token, begin, end, score_scale,
+            kv_head, kv_heads, head_dim, page_size, lines, columns, tile,
+        )  # fmt: skip
         total = tl.where(total > 0, total, 1.0)  # a padding line, or a token before the piece
         result = sums / total[:, None]
 
@@ -231,23 +217,14 @@ def _attention_kernel(
                 place = (first_slot.to(tl.int64) * kv_heads + kv_head) * used + line
                 lines_out = out + first_token.to(tl.int64) * (heads * head_dim)
                 lines_out += (token * (heads * head_dim) + head * head_dim)[:, None]
-                for first in tl.static_range(
-                    0, columns, merge_columns
-                ):  # all at once do not fit into registers
+                # All columns of long rows' blocks at once do not fit into registers.
+                for first in tl.static_range(0, columns, merge_columns):
                     column = first + tl.arange(0, merge_columns)
                     inside = real[:, None] & (column < head_dim)[None, :]
                     merged = _merge(
-                        partial_out + place[:, None] * head_dim + column[None, :],
-                        partial_lse + place,
-                        inside,
-                        real,
-                        pieces,
-                        kv_heads * used,
-                        head_dim,
-                        lines,
-                        merge_columns,
-                        merge_stages,
-                    )
+                        partial_out + place[:, None] * head_dim + column[None, :], partial_lse + place,
+                        inside, real, pieces, kv_heads * used, head_dim, lines, merge_columns, merge_stages,
+                    )  # fmt: skip
                     tl.store(lines_out + column[None, :], merged.to(out.dtype.element_ty), mask=inside)
                 tl.store(arrived, 0)  # for the next launch
 
