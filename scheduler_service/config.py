@@ -79,9 +79,17 @@ class SchedulerSettings(ServiceSettings):
     )
 
     # Batches and queues
-    max_step_tokens: int = Field(default=512, ge=1, le=1 << 20, description="tokens computed in one step")
+    max_step_tokens: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 20,
+        description="tokens computed in one step; 0: 2048 if the executor has a GPU, else 512",
+    )
     prefill_chunk_tokens: int = Field(
-        default=256, ge=1, le=1 << 20, description="tokens of one prompt computed in one step"
+        default=0,
+        ge=0,
+        le=1 << 20,
+        description="tokens of one prompt computed in one step; 0: 1024 if the executor has a GPU, else 256",
     )
     max_running: int = Field(default=256, ge=1, le=1 << 16, description="sequences that have a cache")
     steps_in_flight: int = Field(

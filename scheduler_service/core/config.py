@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class CoreConfig:
     """Checked when made; raises ValueError. The executor's own limits hold as well."""
 
-    max_step_tokens: int = 512  # tokens fed in one step, by all rows together
-    prefill_chunk_tokens: int = 256  # tokens of one prompt in one step
+    max_step_tokens: int = 0  # tokens fed in one step, by all rows together; 0: what keeps the executor busy
+    prefill_chunk_tokens: int = 0  # tokens of one prompt in one step; 0: half of what keeps the executor busy
     max_running: int = 256  # sequences with a cache
     max_queued_requests: int = 1024  # not started; shared by the identities that have some
     max_queued_requests_per_identity: int = 0  # 0: an identity's share of max_queued_requests
@@ -22,8 +22,6 @@ class CoreConfig:
 
     def __post_init__(self) -> None:
         for name in (
-            "max_step_tokens",
-            "prefill_chunk_tokens",
             "max_running",
             "max_queued_requests",
             "max_queued_tokens",
@@ -32,7 +30,12 @@ class CoreConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        for name in ("max_in_flight", "max_queued_requests_per_identity"):
+        for name in (
+            "max_step_tokens",
+            "prefill_chunk_tokens",
+            "max_in_flight",
+            "max_queued_requests_per_identity",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0")
         if not self.failover_timeout_s >= 0:

@@ -29,11 +29,12 @@ class JointLimits:
     @classmethod
     def of(cls, config: CoreConfig, capacity: Capacity) -> JointLimits:
         """The limits that hold while this executor is connected."""
-        step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)
+        busy = capacity.tokens_to_be_busy
+        step_tokens = min(config.max_step_tokens or busy, capacity.max_step_tokens)
         return cls(
             max_sequences=min(config.max_running, capacity.max_sequences, capacity.max_rows, step_tokens),
             step_tokens=step_tokens,
-            chunk_tokens=min(config.prefill_chunk_tokens, step_tokens),
+            chunk_tokens=min(config.prefill_chunk_tokens or max(busy // 2, 1), step_tokens),
             page_size=capacity.page_size,
             total_pages=capacity.total_pages,
             request_tokens=min(capacity.context_length, capacity.total_pages * capacity.page_size),

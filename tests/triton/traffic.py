@@ -68,9 +68,9 @@ class Traffic:
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
-        config = CoreConfig(max_step_tokens=2048, prefill_chunk_tokens=1024, max_in_flight=2)
-        self._core = StepScheduler(config)
-        self._core.executor_ready(Capacity(PAGES, PAGE, CONTEXT, 256, 256, 8192), 0.0)
+        self._core = StepScheduler(CoreConfig())
+        gpu = Capacity(PAGES, PAGE, CONTEXT, 256, 256, 8192, steps_to_be_busy=2, tokens_to_be_busy=2048)
+        self._core.executor_ready(gpu, 0.0)
         self._arrivals = [(self._rng.expovariate(1 / 3), client) for client in range(self.clients)]
         self._arrivals.sort()
         self._conversations: list[list[int]] = [[] for _ in range(self.clients)]

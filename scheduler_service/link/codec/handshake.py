@@ -45,7 +45,7 @@ _MAY_BE_0 = ("max_drafts", "max_adapter_slots", "max_output_bytes", "hidden_size
 
 
 def _capacity(info: pb.GetInfoResponse) -> Capacity:
-    limits = info.limits
+    limits, on_gpu = info.limits, info.model.device.startswith("cuda")
     capacity = Capacity(
         total_pages=limits.total_pages,
         page_size=limits.page_size,
@@ -56,7 +56,8 @@ def _capacity(info: pb.GetInfoResponse) -> Capacity:
         max_drafts=limits.max_drafts if pb.CAPABILITY_VERIFY in info.capabilities else 0,
         max_steps=max(1, limits.max_steps) if pb.CAPABILITY_MULTI_STEP in info.capabilities else 1,
         max_in_flight=max(1, limits.max_in_flight),
-        steps_to_be_busy=2 if info.model.device.startswith("cuda") else 1,
+        steps_to_be_busy=2 if on_gpu else 1,
+        tokens_to_be_busy=2048 if on_gpu else 512,
         max_adapter_slots=limits.max_adapter_slots if pb.CAPABILITY_ADAPTERS in info.capabilities else 0,
         max_output_bytes=limits.max_full_logits_bytes,
         hidden_size=info.model.hidden_size if pb.CAPABILITY_POOLING in info.capabilities else 0,

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import CompletionEnded, Event, Failed, PromptScores, PromptVector, Tokens
+from scheduler_service.core.policy import JointLimits
 from scheduler_service.core.request import Request, SamplingSettings
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.core.step import (
@@ -220,7 +221,7 @@ class Harness:
         assert len(self.drafted_caches) <= capacity.max_sequences
         tokens = sum((len(row.tokens) or row.limit or 1) + row.steps - 1 for row in plan.rows)
         tokens += sum(opening.limit for opening in plan.openings)
-        assert tokens <= min(self.config.max_step_tokens, capacity.max_step_tokens)
+        assert tokens <= JointLimits.of(self.config, capacity).step_tokens
         assert all(row.steps <= capacity.max_steps for row in plan.rows)
 
     # -- what is promised ------------------------------------------------------------------------
@@ -299,7 +300,7 @@ class Harness:
         assert len(adapters) <= capacity.max_adapter_slots, "more adapters than slots"
         for cache_id in fed:
             assert not self.ended(self.owner[cache_id]), "a step contains one who has ended"
-        budget = min(self.config.max_step_tokens, capacity.max_step_tokens)
+        budget = JointLimits.of(self.config, capacity).step_tokens
         tokens = sum((row.limit or 1) + len(row.drafts) for row in plan.rows)
         tokens += sum(opening.limit for opening in plan.openings)
         assert all(len(row.drafts) <= capacity.max_drafts for row in plan.rows)

@@ -74,6 +74,16 @@ def test_the_smaller_of_configuration_and_executor_holds() -> None:
     assert JointLimits.of(CoreConfig(), replace(CAPACITY, total_pages=5)).request_tokens == 20
 
 
+def test_steps_are_as_long_as_the_executor_is_busy_with_unless_the_configuration_says_otherwise() -> None:
+    small, large = (replace(CAPACITY, max_step_tokens=8192, tokens_to_be_busy=n) for n in (512, 2048))
+    for capacity, expected in ((small, (512, 256)), (large, (2048, 1024))):
+        limits = JointLimits.of(CoreConfig(), capacity)
+        assert (limits.step_tokens, limits.chunk_tokens) == expected
+    limits = JointLimits.of(CoreConfig(max_step_tokens=600), large)
+    assert (limits.step_tokens, limits.chunk_tokens) == (600, 600)
+    assert JointLimits.of(CoreConfig(prefill_chunk_tokens=64), large).chunk_tokens == 64
+
+
 @given(st.integers(0, 200))
 def test_pages_hold_what_they_must_and_no_page_is_idle(tokens: int) -> None:
     pages = LIMITS.pages(tokens)

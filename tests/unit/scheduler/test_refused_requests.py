@@ -130,7 +130,7 @@ def test_what_was_started_is_never_in_the_queues_way() -> None:
     harness.add(make_request("c"))
 
 
-@pytest.mark.parametrize("field", ["max_step_tokens", "max_running", "max_draft_tokens", "max_queued_tokens"])
+@pytest.mark.parametrize("field", ["max_running", "max_draft_tokens", "max_queued_tokens"])
 def test_a_configuration_that_can_do_nothing_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         CoreConfig(**{field: 0})
