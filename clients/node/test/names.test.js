@@ -81,7 +81,7 @@ test('a call that one scheduler of a name refuses is tried on the others', () =>
   behindOneName(async (client, requests, scripts) => {
     scripts[0].push(...Array.from({ length: 20 }, () => /** @type {[number, object]} */ ([0, draining()])));
     for (let i = 0; i < 6; i++) {
-      const [completion] = await client.complete({ prompt: 'x', seed: SEED });
+      const completion = await client.complete({ prompt: 'x', seed: SEED });
       assert.deepEqual(completion.tokenIds, idsOf(SEED, 0));
     }
     assert.ok(requests[0].length > 0);
