@@ -1,0 +1,38 @@
+"""One scenario that the clients of all languages run against real services.
+
+`python -m tests.scenario LANGUAGE...` starts the services, then each language's runner, a program that
+`.ci/clients` builds. A runner reads one step per line from stdin, as JSON, and writes its outcome as one
+line of JSON. `scenario.json` has the steps and the outcomes that are expected; tokens can be, for the
+services run the oracle, whose tokens depend on the request alone.
+
+A step has
+    name                 what it shows
+    at                   schedulers for the client, by their names in `stage.py`; runners get `addresses`
+    call                 model_info, tokenize, detokenize, complete, generate, score, embed or rerank
+    request              of the last five: the RPC's request as proto3's JSON
+    text, token_ids      of tokenize and detokenize
+    timeout_ms           the call's deadline
+    token                the client's
+    tls                  connections are encrypted; the authority's file, which runners get as `ca`
+    parallel             so many streams of the same request at once; the first one reports
+    failover_timeout_ms  the client's
+    leave_after_tokens   leave the stream after so many tokens
+    abort_after_tokens   call Abort with the stream's request id after so many, and read on
+    report_after_tokens  write {"received": so many} as a line of its own, and read on
+    kill, freeze,        then the one of these schedulers that runs the stream is killed, stopped, or
+    restart              killed and started again at its address
+    then                 "idle": afterwards the schedulers compute nothing
+    expect               what the outcome has, at least; {"contains": text}, {"at_least": number} and
+                         {"near": number} and {"sha256": of the text, or of the JSON without spaces}
+                         stand for values
+
+An outcome is {"left": true}, {"error": ...} or what the call gave:
+    completions          text, token_ids, reason (stop, length), stop_string, prompt_tokens,
+                         completion_tokens
+    prompt_logprobs      of generate: numbers, if the request asks for them
+    different            of parallel streams: how many had another outcome than the first
+    scores               token_ids, logprob
+    vectors              arrays of numbers
+    results              index, score
+    error                code, reason, message, retryable, retry_after_ms (null: no hint), lost
+"""

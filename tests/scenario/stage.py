@@ -1,0 +1,184 @@
+"""The services of the scenario: schedulers in the states that clients meet, in front of one oracle."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import paceline
+from paceline.channel import Security
+from paceline.service.identity import token_hash
+
+from tests.scenario.proxies import Cutting, Newer, Proxy, Stalling, serving
+from tests.support.adapter_files import write_adapter
+from tests.support.ports import kept_port
+from tests.support.processes import ROOT, ServiceProcess, running
+
+NOBODY = "nobody"
+"""The name of an address where nothing listens."""
+MORTAL = ("first", "second", "lone")
+"""Schedulers that the scenario may strike: each language gets new ones."""
+PROXIES: Mapping[str, type[Proxy]] = {"cutting": Cutting, "stalling": Stalling, "newer": Newer}
+"""Stand in front of `first`."""
+MUTE = "mute"
+"""Accepts connections, and says nothing, as a scheduler that is frozen when a client comes."""
+UNKNOWN = "unknown"
+"""The name of an address whose host does not exist."""
+ADAPTER = "pirate"
+"""Served beside the model."""
+STRIKES = ("kill", "freeze", "restart")
+TOKEN = "the-scenarios-token"
+TLS = ROOT / "tests" / "support" / "tls"
+
+_ORACLE = ("--backend", "oracle", "--pages", "4096", "--step-ms", "4")
+_TIMEOUT_S = 30.0
+
+
+class Stage:
+    """Schedulers by the names that the scenario has for them."""
+
+    def __init__(self, directory: Path, executor: str) -> None:
+        self._directory = directory
+        self._executor = executor
+        self._schedulers: dict[str, ServiceProcess] = {}
+        self._ports = {name: kept_port() for name in (NOBODY, *MORTAL)}
+        self._starts = 0
+        self._proxies: dict[str, Proxy] = {}
+        self._mute = socket.create_server(("127.0.0.1", 0))
+
+    def address(self, name: str) -> str:
+        """host:port; waits for the port."""
+        if name in self._proxies:
+            return self._proxies[name].address
+        if name == MUTE:
+            return f"127.0.0.1:{self._mute.getsockname()[1]}"
+        if name == UNKNOWN:
+            return f"{64 * 'x'}:50051"  # too long for a name: no name server is asked
+        return f"127.0.0.1:{self._ports.get(name) or self._schedulers[name].port}"
+
+    def start(self, name: str, *arguments: str) -> ServiceProcess:
+        """Start a scheduler, which may not serve yet."""
+        self._starts += 1
+        port = str(self._ports.get(name, 0))
+        flags = ["--executor", self._executor, "--adapter", ADAPTER, "--log-level", "info", "--port", port]
+        flags += arguments
+        process = ServiceProcess("scheduler_service", flags, self._directory / f"{name}{self._starts}")
+        self._schedulers[name] = process
+        return process
+
+    @contextmanager
+    def mortals(self) -> Iterator[None]:
+        """New schedulers of the names in `MORTAL`, serving, and the proxies in front of the first."""
+        try:
+            for name in MORTAL:
+                self.start(name)
+            for name in MORTAL:
+                self._schedulers[name].wait_serving()
+            with ExitStack() as proxies:
+                for name, kind in PROXIES.items():
+                    self._proxies[name] = proxies.enter_context(serving(kind, self.address("first")))
+                yield
+        finally:
+            for name in MORTAL:
+                if name in self._schedulers:
+                    self._schedulers[name].kill()
+
+    @property
+    def continuations(self) -> int:
+        """Streams that were continued at `cutting`."""
+        cutting = self._proxies["cutting"]
+        assert isinstance(cutting, Cutting)
+        return cutting.continuations
+
+    @contextmanager
+    def full_queue(self) -> Iterator[None]:
+        """Meanwhile `full` has one running request, and no room for another beside the one that waits."""
+        with paceline.Client(self.address("full")) as client, ExitStack() as streams:
+            for _ in range(2):
+                stream = client.generate("endless", max_tokens=30_000, ignore_eos=True)
+                streams.callback(stream.close)
+            self._until(lambda: client.status().waiting == 1, "the queue of `full` does not fill")
+            yield
+
+    def strike(self, how: str, names: Sequence[str]) -> list[str]:
+        """Strike the one of these schedulers that has running sequences; the names of those that remain.
+
+        Killed, frozen until `thaw`, or killed and started again on its port. Raises AssertionError if none
+        runs anything.
+        """
+        struck = next((name for name in names if self._running(name)), None)
+        assert struck is not None, f"none of {', '.join(names)} runs anything: the stream ended too early"
+        process = self._schedulers[struck]
+        if how == "freeze":
+            process.signal(signal.SIGSTOP)
+        else:
+            process.kill()
+        if how == "restart":
+            self.start(struck)
+            return [struck]
+        return [other for other in names if other != struck]
+
+    def thaw(self) -> None:
+        """Let frozen schedulers run on."""
+        for process in self._schedulers.values():
+            if process.running:
+                process.signal(signal.SIGCONT)
+
+    def wait_ready(self, name: str, security: Security) -> None:
+        """Wait until a scheduler that answers nobody without TLS has an executor."""
+        with paceline.Client(self.address(name), security=security) as client:
+            self._until(lambda: client.status().ready_executors > 0, f"{name} does not get ready")
+
+    def wait_idle(self, names: Iterable[str]) -> None:
+        """Wait until these schedulers compute nothing. Raises AssertionError if one goes on."""
+        for name in ("first" if name in PROXIES else name for name in names):
+            self._until(partial(self._is_idle, name), f"{name} goes on computing")
+
+    def requests(self, name: str) -> int:
+        """Requests that a scheduler has taken since its start."""
+        with paceline.Client(self.address(name)) as client:
+            return client.status(timeout_s=_TIMEOUT_S).requests
+
+    def kill(self) -> None:
+        """End all schedulers."""
+        self._mute.close()
+        for process in self._schedulers.values():
+            process.kill()
+
+    def _is_idle(self, name: str) -> bool:
+        return self._running(name) == 0
+
+    def _running(self, name: str) -> int:
+        with paceline.Client(self.address(name)) as client:
+            return client.status(timeout_s=_TIMEOUT_S).running
+
+    @staticmethod
+    def _until(condition: Callable[[], bool], complaint: str) -> None:
+        deadline = time.monotonic() + _TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < deadline, complaint
+            time.sleep(0.02)
+
+
+@contextmanager
+def stage(directory: Path) -> Iterator[Stage]:
+    """The services, serving, without those in `MORTAL`."""
+    tokens = directory / "tokens.yaml"
+    tokens.write_text(f"- {{name: scenario, sha256: {token_hash(TOKEN)}}}\n")
+    tls = ("--tls-cert", str(TLS / "server.pem"), "--tls-key", str(TLS / "server.key"))
+    write_adapter(directory / "adapters" / ADAPTER)
+    oracle = [*_ORACLE, "--adapter-dir", str(directory / "adapters")]
+    with running("executor_service", oracle, directory / "executor") as executor:
+        made = Stage(directory, executor.address)
+        try:
+            made.start("secured", "--tokens-file", str(tokens), *tls)
+            made.start("full", "--max-running", "1", "--max-queued-requests", "1").wait_serving()
+            made.wait_ready("secured", Security(TLS / "ca.pem", token=TOKEN))
+            yield made
+        finally:
+            made.kill()

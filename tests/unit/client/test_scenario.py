@@ -1,0 +1,78 @@
+"""The rules by which `tests.scenario` judges outcomes, and its steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from tests.scenario.__main__ import SCENARIO
+from tests.scenario.matching import differences, sha256
+from tests.scenario.stage import MORTAL, MUTE, NOBODY, PROXIES, STRIKES, TLS, TOKEN, UNKNOWN
+
+OUTCOME: dict[str, Any] = {
+    "error": {"code": "X", "ms": 100.5, "hint": None, "lost": False},
+    "ids": [1, 2],
+    "text": "aé",
+}
+_SERVICES = {*MORTAL, NOBODY, MUTE, UNKNOWN, *PROXIES, "full", "secured"}
+_REQUESTS = {"score": pb.ScoreRequest, "embed": pb.EmbedRequest, "rerank": pb.RerankRequest}
+_FIELDS = {
+    "name", "at", "call", "request", "text", "token_ids", "timeout_ms", "token", "tls", "failover_timeout_ms",
+    "parallel", "leave_after_tokens", "abort_after_tokens", "report_after_tokens", *STRIKES, "then", "expect",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        {},
+        OUTCOME,
+        {"error": {"ms": {"at_least": 100}, "hint": None}},
+        {"error": {"ms": {"near": 100.500001}}, "ids": [{"near": 1}, 2]},
+        {"text": {"contains": "é"}, "ids": {"sha256": sha256([1, 2])}},
+        {"text": {"sha256": "561951c2b8c47984b8b4b8ae1f173a03d9c703f66cf36f145e27bc6145499f74"}},
+    ],
+)
+def test_an_outcome_that_has_what_is_expected_differs_in_nothing(expected: dict[str, Any]) -> None:
+    assert list(differences(expected, OUTCOME)) == []
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        {"left": True},
+        {"error": {"code": "Y"}},
+        {"error": {"lost": True}},
+        {"error": {"lost": 0}},
+        {"error": {"ms": {"at_least": 101}}},
+        {"error": {"hint": {"at_least": 0}}},
+        {"error": {"ms": {"near": 100.51}}},
+        {"error": {"hint": {"near": 0}}},
+        {"error": {"hint": {"contains": ""}}},
+        {"text": {"contains": "b"}},
+        {"text": {"sha256": sha256("a")}},
+        {"text": {"length": 2}},
+        {"ids": [1]},
+        {"ids": [1, 3]},
+        {"ids": {"sha256": sha256([1])}},
+    ],
+)
+def test_each_difference_is_told_with_its_place(expected: dict[str, Any]) -> None:
+    (told,) = differences(expected, OUTCOME)
+    assert told.startswith("outcome")
+
+
+@pytest.mark.parametrize("step", SCENARIO, ids=lambda step: step["name"])
+def test_a_step_says_what_runners_and_driver_understand(step: dict[str, Any]) -> None:
+    assert set(step) <= _FIELDS
+    assert set(step["at"]) <= _SERVICES
+    assert step["expect"]
+    json_format.ParseDict(step.get("request", {}), _REQUESTS.get(step["call"], pb.GenerateRequest)())
+    struck = [step[how] for how in STRIKES if how in step]
+    assert bool(struck) == ("report_after_tokens" in step)
+    assert all(set(names) <= set(step["at"]) & set(MORTAL) for names in struck)
+    assert step.get("token") in (None, "wrong", TOKEN)
+    assert "tls" not in step or (TLS / step["tls"]).is_file()
