@@ -1,0 +1,90 @@
+package paceline
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+var (
+	start   = time.Unix(1, 0)
+	broken  = &Error{Code: codes.Unavailable, Message: "transport is closing"}
+	refused = &Error{Code: codes.Unavailable, Message: "connection error: connection refused"}
+)
+
+func TestAnAddressThatIsDownComesLastForAWhileAndLongerEachTime(t *testing.T) {
+	rotation := newRotation(2)
+	firsts := func(now time.Time) map[int]bool {
+		found := map[int]bool{}
+		for i := 0; i < 4; i++ {
+			found[rotation.order(now)[0]] = true
+		}
+		return found
+	}
+	expect := func(after time.Duration, want map[int]bool) {
+		t.Helper()
+		if found := firsts(start.Add(after)); fmt.Sprint(found) != fmt.Sprint(want) {
+			t.Fatalf("after %s: %v, not %v", after, found, want)
+		}
+	}
+	rotation.markDown(0, start)
+	rotation.markDown(0, start.Add(500*time.Millisecond)) // another call has found out too
+	expect(999*time.Millisecond, map[int]bool{1: true})
+	expect(time.Second, map[int]bool{0: true, 1: true})
+	rotation.markDown(0, start.Add(time.Second))
+	expect(2999*time.Millisecond, map[int]bool{1: true})
+	rotation.markUp(0)
+	expect(2999*time.Millisecond, map[int]bool{0: true, 1: true})
+}
+
+func TestWhatAllAddressesRefuseIsTheCallersWithTheSoonestHint(t *testing.T) {
+	attempts := newAttempts(newRotation(3), start, time.Minute)
+	for _, hint := range []time.Duration{0, 2 * time.Second} {
+		full := &Error{Code: codes.ResourceExhausted, Reason: "QUEUE_FULL", RetryAfter: hint}
+		if wait, err := attempts.failed(full, start); wait != 0 || err != nil {
+			t.Fatal(wait, err)
+		}
+	}
+	last := &Error{Code: codes.ResourceExhausted, Reason: "QUEUE_FULL", RetryAfter: 5 * time.Second}
+	if _, err := attempts.failed(last, start); err == nil || err.RetryAfter != 2*time.Second {
+		t.Fatal(err)
+	}
+}
+
+func TestALostCallWaitsForItsSchedulerButNotForEver(t *testing.T) {
+	attempts := newAttempts(newRotation(1), start, 10*time.Second)
+	now := start
+	wait, err := attempts.failed(broken, now)
+	for err == nil {
+		now = now.Add(wait)
+		wait, err = attempts.failed(refused, now)
+	}
+	if now != start.Add(10*time.Second) || err.Code != codes.Unavailable {
+		t.Fatal(now, err)
+	}
+}
+
+func TestACallThatBreaksItsConnectionEachTimeIsGivenUp(t *testing.T) {
+	attempts := newAttempts(newRotation(1), start, time.Minute)
+	for i := 1; i < maxLosses; i++ {
+		if _, err := attempts.failed(broken, start); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	if _, err := attempts.failed(broken, start); err != broken {
+		t.Fatal(err)
+	}
+}
+
+func TestAStreamThatEndedOtherwiseIsNotSentAgain(t *testing.T) {
+	for _, code := range []codes.Code{codes.Aborted, codes.Internal, codes.DeadlineExceeded, codes.ResourceExhausted} {
+		attempts := newAttempts(newRotation(2), start, time.Minute)
+		attempts.answered()
+		failure := &Error{Code: code}
+		if _, err := attempts.failed(failure, start); err != failure {
+			t.Fatal(code, err)
+		}
+	}
+}
