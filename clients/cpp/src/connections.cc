@@ -1,0 +1,51 @@
+#include "connections.h"
+
+#include <thread>
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/support/channel_arguments.h>
+
+namespace paceline {
+namespace {
+
+grpc::ChannelArguments channel_arguments() {
+  constexpr int MAX_MESSAGE_BYTES = 4 << 20;
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(MAX_MESSAGE_BYTES);
+  arguments.SetMaxSendMessageSize(MAX_MESSAGE_BYTES);
+  // A frozen scheduler keeps its sockets open: pings notice it within four seconds.
+  arguments.SetInt("grpc.keepalive_time_ms", 2'000);
+  arguments.SetInt("grpc.keepalive_timeout_ms", 1'500);
+  arguments.SetInt("grpc.http2.ping_timeout_ms", 1'500);
+  arguments.SetInt("grpc.http2.max_pings_without_data", 0);
+  arguments.SetInt("grpc.initial_reconnect_backoff_ms", 100);
+  arguments.SetInt("grpc.min_reconnect_backoff_ms", 3'000);  // how long connecting may take
+  arguments.SetInt("grpc.max_reconnect_backoff_ms", 500);
+  arguments.SetInt("grpc.use_local_subchannel_pool", 1);
+  arguments.SetUserAgentPrefix("paceline-cpp");
+  return arguments;
+}
+
+}  // namespace
+
+Connections::Connections(const std::vector<std::string>& addresses, const Options& options)
+    : addresses_(addresses),
+      authorization_(options.token.empty() ? "" : "Bearer " + options.token),
+      failover_timeout_(options.failover_timeout),
+      rotation_(addresses.size()) {
+  const auto credentials = options.credentials ? options.credentials : grpc::InsecureChannelCredentials();
+  for (const std::string& address : addresses) {
+    stubs_.push_back(
+        v1::SchedulerService::NewStub(grpc::CreateCustomChannel(address, credentials, channel_arguments())));
+  }
+}
+
+void Connections::prepare(grpc::ClientContext& context, Timeout timeout) const {
+  if (timeout) context.set_deadline(std::chrono::system_clock::now() + *timeout);
+  // Plain metadata instead of gRPC's call credentials, which refuse plaintext: a token is useful on loopback too.
+  if (!authorization_.empty()) context.AddMetadata("authorization", authorization_);
+}
+
+void Connections::sleep(Milliseconds time) { std::this_thread::sleep_for(time); }
+
+}  // namespace paceline

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/client_context.h>
+
+#include "errors.h"
+#include "failover.h"
+#include "paceline/client.h"
+#include "paceline/scheduler/v1/scheduler.grpc.pb.h"
+
+namespace paceline {
+
+using Stub = v1::SchedulerService::Stub;
+
+// The channels to a client's schedulers, and the way of a unary call through them.
+class Connections {
+ public:
+  Connections(const std::vector<std::string>& addresses, const Options& options);
+
+  const std::string& address(size_t index) const { return addresses_[index]; }
+  Stub& stub(size_t index) { return *stubs_[index]; }
+  size_t size() const { return stubs_.size(); }
+
+  Attempts attempts(Timeout timeout, Milliseconds failover_timeout) {
+    return Attempts(rotation_, Clock::now(), timeout, failover_timeout);
+  }
+
+  Milliseconds failover_timeout() const { return failover_timeout_; }
+
+  // Sets deadline and token of a call.
+  void prepare(grpc::ClientContext& context, Timeout timeout) const;
+
+  // Sends a unary call until a scheduler answers it. Throws Error.
+  template <typename Reply, typename Request>
+  Reply call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Reply*), const Request& request,
+             Timeout timeout, Milliseconds failover_timeout = Milliseconds{0}) {
+    Attempts attempts = this->attempts(timeout, failover_timeout);
+    for (;;) {
+      grpc::ClientContext context;
+      prepare(context, attempts.timeout(Clock::now()));
+      Reply reply;
+      const grpc::Status status = (stub(attempts.address()).*method)(&context, request, &reply);
+      if (status.ok()) {
+        attempts.answered();
+        return reply;
+      }
+      sleep(attempts.failed(error_of(status), Clock::now()));
+    }
+  }
+
+ private:
+  static void sleep(Milliseconds time);
+
+  std::vector<std::string> addresses_;
+  std::vector<std::unique_ptr<Stub>> stubs_;
+  std::string authorization_;
+  Milliseconds failover_timeout_;
+  Rotation rotation_;
+};
+
+}  // namespace paceline
