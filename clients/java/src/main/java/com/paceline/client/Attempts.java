@@ -1,0 +1,135 @@
+package com.paceline.client;
+
+import io.grpc.Status;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Comparator;
+import java.util.Deque;
+import java.util.List;
+import java.util.Optional;
+
+/**
+ * The attempts of one call. No I/O: time is passed in, in milliseconds.
+ *
+ * <p>A refused attempt (by the scheduler, or because it can't be reached) moves on to the next address; when all have
+ * refused, the error is the caller's. A lost attempt (the connection broke, or the scheduler ended the call UNAVAILABLE
+ * in mid-stream) is repeated at once on each other address, then on all of them for up to the failover timeout.
+ */
+final class Attempts {
+  /** Between two rounds through all addresses; doubles each round, unless a scheduler gives a hint. */
+  private static final long MIN_WAIT_MS = 100;
+
+  private static final long MAX_WAIT_MS = 1_000;
+
+  /** Losses in a row, with nothing received between them, that end a call: the call may be their cause. */
+  private static final int MAX_LOSSES = 4;
+
+  private static final Duration FOR_EVER = Duration.ofMillis(Long.MAX_VALUE);
+
+  private final Rotation rotation;
+  private final Optional<Long> deadline;
+  private final long failoverTimeoutMs;
+  private Deque<Integer> untried;
+  private int address;
+  private boolean answered; // the current attempt has received a message
+  private final List<PacelineException> refusals = new ArrayList<>(); // in this round through the addresses
+  private Optional<Long> lostAt = Optional.empty();
+  private int losses; // in a row, since the last message
+  private long waitMs = MIN_WAIT_MS;
+
+  Attempts(Rotation rotation, long now, Optional<Duration> timeout, Duration failoverTimeout) {
+    this.rotation = rotation;
+    deadline = timeout.map(length -> now + length.toMillis());
+    failoverTimeoutMs = failoverTimeout.toMillis();
+    untried = rotation.order(now);
+    address = untried.remove();
+  }
+
+  /** Of the current attempt. */
+  int address() {
+    return address;
+  }
+
+  /** The rest of the caller's timeout. Throws PacelineException at its end. */
+  Optional<Long> timeoutMs(long now) {
+    if (deadline.isPresent() && now >= deadline.get()) {
+      throw new PacelineException(Status.Code.DEADLINE_EXCEEDED, "the timeout passed");
+    }
+    return deadline.map(end -> end - now);
+  }
+
+  /** The current attempt has received a message. */
+  void answered() {
+    if (!answered) {
+      answered = true;
+      rotation.up(address);
+    }
+  }
+
+  /**
+   * The current attempt has failed: moves on to the next one, and returns the milliseconds to wait before it. Throws
+   * the error for the caller if there is to be none.
+   *
+   * @param reached whether the attempt was sent on an established connection
+   */
+  long failed(PacelineException error, boolean reached, long now) {
+    if (error.code() == Status.Code.UNAVAILABLE) {
+      rotation.down(address, now);
+    }
+    if (isLost(error, reached)) {
+      lose(error, now);
+    } else if (lostAt.isPresent() && error.code() == Status.Code.ALREADY_EXISTS) {
+      // The lost attempt: its scheduler has not noticed yet that we are gone.
+    } else if (error.isRetryable() && !answered) {
+      refusals.add(error);
+    } else {
+      throw error;
+    }
+    answered = false;
+    if (untried.isEmpty()) {
+      return nextRound(error, now);
+    }
+    address = untried.remove();
+    return 0;
+  }
+
+  /** Whether the connection broke, or the scheduler ended, when it may have taken the call. */
+  private boolean isLost(PacelineException error, boolean reached) {
+    if (error.code() != Status.Code.UNAVAILABLE) {
+      return false;
+    }
+    boolean byGrpc = error.reason().isEmpty() && error.retryAfter().isEmpty();
+    return answered || byGrpc && reached;
+  }
+
+  private void lose(PacelineException error, long now) {
+    losses = answered ? 1 : losses + 1;
+    if (losses >= MAX_LOSSES) {
+      throw error;
+    }
+    if (!answered && lostAt.isPresent()) {
+      return;
+    }
+    lostAt = Optional.of(now);
+    waitMs = MIN_WAIT_MS;
+    refusals.clear();
+    untried = rotation.order(now);
+    untried.remove(address);
+  }
+
+  private long nextRound(PacelineException error, long now) {
+    PacelineException forCaller =
+        refusals.stream().min(Comparator.comparing(one -> one.retryAfter().orElse(FOR_EVER))).orElse(error);
+    long leftMs = lostAt.map(since -> since + failoverTimeoutMs - now).orElse(0L);
+    if (leftMs <= 0) {
+      throw forCaller;
+    }
+    Optional<Duration> hint = refusals.isEmpty() ? Optional.empty() : forCaller.retryAfter();
+    long wait = Math.min(hint.map(Duration::toMillis).orElse(waitMs), leftMs);
+    waitMs = Math.min(2 * waitMs, MAX_WAIT_MS);
+    refusals.clear();
+    untried = rotation.order(now);
+    address = untried.remove();
+    return deadline.isPresent() ? Math.min(wait, Math.max(0, deadline.get() - now)) : wait;
+  }
+}
