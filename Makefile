@@ -10,7 +10,7 @@ STUBS ?= clients/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-triton lint format protos bench bench-hostile soak bench-gpu check-deploy docs model install clean
+.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-clients test-triton lint format protos bench bench-hostile soak bench-gpu check-deploy docs model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ test-openai: $(STAMP) $(MODEL) ## OpenAI's own SDKs, Python and Node, against `p
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[openai-sdk]'
 	cd tests/gateway && npm ci --no-audit --no-fund
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gateway -m openai $(ARGS)
+
+test-clients: $(STAMP) ## Build the clients of all languages and run one scenario with each (ARGS="go ruby")
+	.ci/clients $(BIN) $(ARGS)
 
 test-triton: $(STAMP) ## Interpret and compile the CUDA kernels; no GPU needed (ARGS="-m slow": all shapes)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[triton]'
