@@ -175,10 +175,7 @@ class TorchBackend:
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page's keys and values in every layer."""
-        with torch.inference_mode():
-            for cache in self._caches:
-                cache.k[target] = cache.k[source]
-                cache.v[target] = cache.v[source]
+        self.runner.copy_page(source, target)
 
     def prepare_adapter(self, weights: AdapterWeights) -> Any:
         """This rank's part of an adapter, as the kernels read it. Raises ModelError."""

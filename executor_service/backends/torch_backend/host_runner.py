@@ -8,7 +8,7 @@ import torch
 
 from executor_service.backends.base import ComputedForward, ForwardRow, PendingForward, Progress, RowOutput
 from executor_service.backends.torch_backend.batch import Batch, parts
-from executor_service.backends.torch_backend.kernels import LayerCache
+from executor_service.backends.torch_backend.kernels import LayerCache, copy_keys_and_values
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.prompt_outputs import joined, output_states, prompt_outputs
 from executor_service.backends.torch_backend.shard import Shard
@@ -42,6 +42,10 @@ class HostRunner:
         results = self._compute([rows[i] for i in order], self._adapters)
         found = dict(zip(order, results, strict=False))  # ranks above 0 have fewer, which nobody reads
         return ComputedForward([found[i] for i in sorted(found)])
+
+    def copy_page(self, source: int, target: int) -> None:
+        with torch.inference_mode():
+            copy_keys_and_values(self._caches, source, target)
 
     def _compute(self, rows: Sequence[ForwardRow], adapters: SlotAdapters | None) -> list[RowOutput]:
         """The results in the order of the rows, in which those of one slot follow each other."""

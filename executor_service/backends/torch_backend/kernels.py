@@ -56,6 +56,13 @@ class LayerCache:
     v: torch.Tensor
 
 
+def copy_keys_and_values(caches: Sequence[LayerCache], source: int, target: int) -> None:
+    """Copy a page in every layer."""
+    for cache in caches:
+        cache.k[target] = cache.k[source]
+        cache.v[target] = cache.v[source]
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
     """Parameters of one layer's attention; tensors are fp32."""

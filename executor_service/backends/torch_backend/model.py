@@ -152,17 +152,34 @@ class Model:
         tokens [tokens] and what `prepare` made of their batch; states [states]; int64, or int32 on CUDA.
         `changes`: what adapters change for these tokens.
         """
+        return self.final(self.residual(tokens, prepared, caches, changes)[states])
+
+    def residual(
+        self,
+        tokens: torch.Tensor,
+        prepared: Any,
+        caches: Sequence[LayerCache],
+        changes: StepChanges | None = None,
+    ) -> torch.Tensor:
+        """What the layers make of the tokens, [tokens, hidden], before the final norm.
+
+        It may be overwritten by the next call. `changes`: as for `hidden`.
+        """
         kernels, eps = self.kernels, self.spec.norm_eps
         x = self._shard.embed(self._embedding_rows, tokens)
         if self._recorded is not None and len(x) <= self._recorded.max_tokens:
-            return kernels.rms_norm(self._recorded(x, prepared, caches, changes)[states], self.norm, eps)
+            return self._recorded(x, prepared, caches, changes)
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             change = NO_CHANGES if changes is None else changes.of_layer(i)
             qkv = layer.qkv(kernels.rms_norm(x, layer.attention_norm, eps), change=change.qkv)
             attended = kernels.attention(qkv, cache, prepared, layer.attention)
             layer.output(attended, add_to=x, change=change.output)
             layer.mlp.add(kernels.rms_norm(x, layer.mlp_norm, eps), x, change)
-        return kernels.rms_norm(x[states], self.norm, eps)
+        return x
+
+    def final(self, residual: torch.Tensor) -> torch.Tensor:
+        """The final norm of some rows of `residual`, each on its own."""
+        return self.kernels.rms_norm(residual, self.norm, self.spec.norm_eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """fp32 logits [rows, vocabulary]; on a shard, its part of the vocabulary."""

@@ -18,3 +18,6 @@ class Runner(Protocol):
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         """As `Backend.launch`."""
+
+    def copy_page(self, source: int, target: int) -> None:
+        """As `Backend.copy_page`."""

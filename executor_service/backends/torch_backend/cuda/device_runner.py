@@ -37,7 +37,7 @@ from executor_service.backends.torch_backend.cuda.step_buffer import (
     StepShape,
     numbers_of,
 )
-from executor_service.backends.torch_backend.kernels import LayerCache
+from executor_service.backends.torch_backend.kernels import LayerCache, copy_keys_and_values
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.prompt_outputs import joined, output_states, prompt_outputs
 from executor_service.backends.torch_backend.shard import Whole
@@ -102,6 +102,10 @@ class DeviceRunner:
                     prompts = prompt_outputs(self._model, Whole(), rows, states)
             on_device_later = partial(StepBuffer, buffer, shape, self._tiling)
             return LaunchedStep(self._late, rows, picked, on_device_later, prompts, self._hosts, host)
+
+    def copy_page(self, source: int, target: int) -> None:
+        with torch.inference_mode():
+            copy_keys_and_values(self._caches, source, target)
 
     def _compute(self, step: StepBuffer) -> Picked:
         """Everything that the device does in a step. Nothing is read back, so that it can be captured."""
