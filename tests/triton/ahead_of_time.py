@@ -23,11 +23,21 @@ from triton.compiler import ASTSource
 from executor_service.backends.torch_backend.cuda.attention import Pipelines, attention_launches
 from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.launch import Launch
+from executor_service.backends.torch_backend.cuda.listed_tokens import (
+    Biases,
+    Stops,
+    bias_launch,
+    stop_launches,
+)
+from executor_service.backends.torch_backend.cuda.logprobs import ChosenTokens, Measures, measure_launches
+from executor_service.backends.torch_backend.cuda.penalties import Histories, penalty_launches
 from executor_service.backends.torch_backend.cuda.pick import PickRows, pick_launches
 from executor_service.backends.torch_backend.cuda.pointwise import norm_launch, swiglu_launch
+from executor_service.backends.torch_backend.cuda.publish import publish_launch
 from executor_service.backends.torch_backend.cuda.quantized import round_launch, scale_launch
 from executor_service.backends.torch_backend.cuda.rotary import rotary_launch
 from executor_service.backends.torch_backend.cuda.rows import ITEM_FIELDS, AttentionRows, Tiling, Work
+from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
 from executor_service.backends.torch_backend.quantized import Fp8, Int8
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
@@ -37,6 +47,7 @@ BUFFERS = {80: (4, 3), 86: (2, 3), 90: (4, 4)}
 _REGISTERS = 65536  # of a multiprocessor
 _TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32",
+    torch.int64: "i64",
     torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv",
 }  # fmt: skip
 _BUFFERS = re.compile(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x\d+x\d+x(?:bf16|f16)")
@@ -69,6 +80,29 @@ MORE_SHAPES = [
     Shape(32, 32, 128), Shape(9, 3, 64, torch.float16, 50_257), Shape(32, 8, 128, torch.float16),
     Shape(32, 8, 128, torch.float32),
 ]  # fmt: skip
+
+
+def late_launches(
+    logits: torch.Tensor, pages: torch.Tensor, numbers: torch.Tensor, shares: torch.Tensor
+) -> Iterator[tuple[str, Launch]]:
+    """Those behind a step; numbers int32 and shares fp32 [rows of logits]."""
+    history = TokenPages(len(pages), pages.shape[1], torch.device("meta"))
+    yield "store tokens", history.launch(numbers, numbers, numbers, numbers, numbers)
+    histories = Histories(*[numbers] * 4, *[shares] * 3)
+    counts = torch.empty(logits.shape, dtype=torch.int32, device="meta")
+    yield from zip(
+        ("count tokens", "penalties"), penalty_launches(logits, history.ids, histories, counts), strict=True
+    )
+    yield "bias", bias_launch(logits, Biases(numbers, shares, numbers, numbers))
+    kept = torch.empty(len(logits), 9, device="meta")
+    stops = Stops(numbers, numbers, numbers)
+    yield from zip(("mask stop ids", "unmask"), stop_launches(logits, stops, kept), strict=True)
+    yield "publish", publish_launch(numbers, numbers, numbers, numbers, numbers)
+    measures = Measures.empty(len(logits), 5, torch.device("meta"))
+    top = logits[:, :5].contiguous(), torch.empty(len(logits), 5, dtype=torch.int64, device="meta")
+    chosen = ChosenTokens(numbers, numbers, numbers)
+    launches = measure_launches(logits, chosen, measures, top)
+    yield from zip(("survey, measured", "norm, measured", "rank"), launches, strict=True)
 
 
 @dataclass(frozen=True)
@@ -104,7 +138,8 @@ def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     picks = PickRows(shares, numbers, numbers, numbers, shares, shares)
     yield from zip(("survey", "pick"), pick_launches(logits, picks, numbers, numbers), strict=True)
     words = torch.zeros(8, -(-shape.vocabulary // 32), dtype=torch.int32, device="meta")
-    yield "exclude", exclude_launch(logits, words)
+    yield "exclude", exclude_launch(logits, words, numbers)
+    yield from late_launches(logits, pages, numbers, shares)
     for form in (Int8(), Fp8()) if architecture >= 89 else (Int8(),):
         rounded = torch.empty(out.shape, dtype=form.dtype, device="meta")
         yield f"round, {type(form).__name__.lower()}", round_launch(out, rounded, shares, form)

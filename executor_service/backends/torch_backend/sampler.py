@@ -65,7 +65,7 @@ def is_plain(row: ForwardRow) -> bool:
     return row.output == OutputMode.NONE or (
         row.output == OutputMode.SAMPLE
         and s.logprobs is None
-        and not _penalizes(s)
+        and not penalizes(s)
         and not s.logit_bias
         and not (s.stop_token_ids and s.min_tokens > 0)
     )
@@ -226,16 +226,18 @@ def _adjusted(logits: torch.Tensor, positions: Sequence[_Position]) -> torch.Ten
 
 def _adjusts(p: _Position) -> bool:
     s = p.row.sampling
-    return _penalizes(s) or bool(s.logit_bias) or _masks_stops(p)
+    return penalizes(s) or bool(s.logit_bias) or masks_stops(p.row, p.length)
 
 
-def _penalizes(s: Sampling) -> bool:
+def penalizes(s: Sampling) -> bool:
+    """Whether tokens that are in the history have other logits."""
     return s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
 
 
-def _masks_stops(p: _Position) -> bool:
-    s = p.row.sampling
-    return bool(s.stop_token_ids) and max(p.length - p.row.prompt_length, 0) < s.min_tokens
+def masks_stops(row: ForwardRow, length: int) -> bool:
+    """Whether the token behind the first `length` ones of the row's sequence may not be a stop id."""
+    s = row.sampling
+    return bool(s.stop_token_ids) and max(length - row.prompt_length, 0) < s.min_tokens
 
 
 def _adjust(logits: torch.Tensor, p: _Position) -> None:
@@ -256,7 +258,7 @@ def _adjust(logits: torch.Tensor, p: _Position) -> None:
     if s.logit_bias:
         bias = torch.tensor([value for _, value in s.logit_bias], device=device)
         logits.index_add_(0, torch.tensor([i for i, _ in s.logit_bias], device=device), bias)
-    if _masks_stops(p):
+    if masks_stops(p.row, p.length):
         stops = list(s.stop_token_ids)
         kept = logits[stops]
         logits[stops] = -torch.inf

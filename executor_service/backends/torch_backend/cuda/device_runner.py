@@ -1,35 +1,35 @@
 """`DeviceRunner`: steps on a device that computes by itself while the host goes on.
 
-    launch     rows ─► HostStep ─► one copy ─► look up tokens, layers, logits, pick ─► one copy back
-    constrain  masks of rows that follow others ─► one copy ─► their logits, pick again ─► one copy back
-    outputs    wait for the copy back
+    launch     rows ─► HostStep ─► one copy ─► store tokens, layers, logits, pick ─► one copy back
+               what some rows want beyond that (`LatePicks`, `PromptVectors`) ─► copies back
+    constrain  masks of rows that follow others ─► one copy ─► their logits, pick again
+    outputs    wait for the copies back
 
-The host reads nothing back between the two copies, so it can launch the next step before this one is
-computed. The tokens that the next step continues from are then looked up on the device, in `_sampled`.
+The host reads nothing back before `outputs`, so it can launch the next step before this one is computed. The
+tokens that the next step continues from are then looked up on the device, in `_sampled`.
 
-The tokens of masked rows are picked once more, from the step's hidden states, behind everything else of the
-step. So a mask may come while the step is computed, and rows without one take no longer.
-
-Rows that need more of their logits than a drawn token (penalties, biases, logprobs, the logits themselves)
-are an exception: `sampler` picks their tokens, and the launch (or the call that brings their masks) waits for
-it. A launch also waits where rows ask for scores or vectors of their prompts, and uses no CUDA graph.
+Rows may want more than a token drawn from their logits: masks, penalties, biases, logprobs, the logits
+themselves, scores and vectors of their prompts. All of that is computed on the device too, from the step's
+residual, behind everything else of the step. So a mask may come while the step is computed, and the step
+is the same for the other rows, and the same CUDA graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 
 from executor_service.backends.base import ForwardRow, ModelError, PendingForward, Progress, RowOutput
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS
-from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
+from executor_service.backends.torch_backend.cuda.every_kind import rows_of_every_kind
 from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, shapes_of
 from executor_service.backends.torch_backend.cuda.host_buffers import HostBuffers
+from executor_service.backends.torch_backend.cuda.late_answers import LateAnswers
 from executor_service.backends.torch_backend.cuda.late_picks import LatePicks
 from executor_service.backends.torch_backend.cuda.pick import pick
+from executor_service.backends.torch_backend.cuda.prompt_vectors import PromptVectors, wants_vectors
 from executor_service.backends.torch_backend.cuda.rows import MAX_CONTEXT, Tiling
 from executor_service.backends.torch_backend.cuda.step_buffer import (
     HostStep,
@@ -37,11 +37,11 @@ from executor_service.backends.torch_backend.cuda.step_buffer import (
     StepShape,
     numbers_of,
 )
+from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
 from executor_service.backends.torch_backend.kernels import LayerCache, copy_keys_and_values
 from executor_service.backends.torch_backend.model import Model
-from executor_service.backends.torch_backend.prompt_outputs import joined, output_states, prompt_outputs
-from executor_service.backends.torch_backend.shard import Whole
 from executor_service.contract.masks import Masks
+from executor_service.contract.plan import OutputMode
 
 _MAX_ROWS = 1 << 16  # of a step
 
@@ -63,68 +63,54 @@ class DeviceRunner:
         self._graphs = Graphs(self._device, self._tiling)
         # The token that each row of the last step sampled last, by the row's index in that step.
         self._sampled = torch.zeros(_MAX_ROWS, dtype=torch.int32, device=self._device)
-        self._late = LatePicks(model, self._sampled)
+        self._history = TokenPages(caches[0].k.shape[0], page_size, self._device)
+        self._late = LatePicks(model, self._history, self._sampled)
         self._hosts = HostBuffers(self._device)
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
+        self.launch(rows_of_every_kind(self._model.spec.vocab_size)).outputs()  # compiled here, not in a step
         if not self._model.capturable:
             return
         spec = self._model.spec
         shapes = shapes_of(rows, tokens, self._page_size, spec.context_length, self._tiling)
         with torch.inference_mode():
-            logits = torch.zeros(1, spec.vocab_size, device=self._device)
-            words = torch.zeros(1, -(-spec.vocab_size // 32), dtype=torch.int32, device=self._device)
-            exclude_launch(logits, words).run()  # compiled here, and not in the first step with a mask
             self._graphs.capture(self._compute, shapes, progress)
         self._hosts.reserve(self.max_pending_forwards + 1, max(map(_host_numbers, shapes)))
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
-        prompts: dict[int, RowOutput] = {}
         with torch.inference_mode():
             step = HostStep(rows, self._page_size, self._tiling)
-            places = output_states(rows)
-            found = self._graphs.find(step.shape) if places is None else None
+            found = self._graphs.find(step.shape)
             shape = found[0] if found else step.shape
             host = self._hosts.take(_host_numbers(shape))
             used = step.write(shape, host.numpy())
             if found:
                 self._graphs.buffer[:used].copy_(host[:used], non_blocking=True)
                 found[1].replay()
-                buffer, picked = self._graphs.buffer, found[1].picked
+                picked = found[1].picked
             else:
                 buffer = host[:used].to(self._device, non_blocking=True)
-                on_device = StepBuffer(buffer, shape, self._tiling)
-                if places is None:
-                    picked = self._compute(on_device)
-                else:
-                    states = self._hidden(on_device, torch.from_numpy(step.states).to(self._device))
-                    picked = self._pick(on_device, states[torch.from_numpy(places).to(self._device)])
-                    prompts = prompt_outputs(self._model, Whole(), rows, states)
-            on_device_later = partial(StepBuffer, buffer, shape, self._tiling)
-            return LaunchedStep(self._late, rows, picked, on_device_later, prompts, self._hosts, host)
+                picked = self._compute(StepBuffer(buffer, shape, self._tiling))
+            return LaunchedStep(self._model, self._late, rows, picked, step, self._hosts, host)
 
     def copy_page(self, source: int, target: int) -> None:
         with torch.inference_mode():
             copy_keys_and_values(self._caches, source, target)
+            self._history.copy(source, target)
 
     def _compute(self, step: StepBuffer) -> Picked:
-        """Everything that the device does in a step. Nothing is read back, so that it can be captured."""
-        return self._pick(step, self._hidden(step, step.outputs))
-
-    def _hidden(self, step: StepBuffer, states: torch.Tensor) -> torch.Tensor:
-        """The hidden states [states, hidden] of the tokens that `states` names."""
-        tokens = torch.where(step.tokens < 0, self._sampled[(-1 - step.tokens).clamp(min=0)], step.tokens)
-        return self._model.hidden(tokens, states, step.attention, self._caches)
-
-    def _pick(self, step: StepBuffer, hidden: torch.Tensor) -> Picked:
-        """Pick a token for each output, whose hidden states [outputs, hidden] are given."""
+        """Everything that the device does in any step. Nothing is read back, so that it can be captured."""
+        attention = step.attention
+        tokens = self._history.store(step.tokens, attention.pages, attention.slots, self._sampled)
+        residual = self._model.residual(tokens, attention, self._caches)
+        hidden = self._model.final(residual[step.outputs])
         picks = torch.empty(2, len(hidden), dtype=torch.int32, device=self._device)
         for first in range(0, len(hidden), LOGITS_ROWS):
             part = slice(first, first + LOGITS_ROWS)
             pick(self._model.logits(hidden[part]), step.pick(part), picks[0, part], picks[1, part])
         if len(hidden):
             self._sampled[: len(step.last_outputs)] = picks[0][step.last_outputs]
-        return Picked(hidden, picks)
+        return Picked(residual, picks)
 
 
 def _host_numbers(shape: StepShape) -> int:
@@ -137,27 +123,30 @@ class LaunchedStep:
 
     def __init__(
         self,
+        model: Model,
         late: LatePicks,
         rows: Sequence[ForwardRow],
         picked: Picked,
-        step: Callable[[], StepBuffer],
-        prompts: Mapping[int, RowOutput],
+        step: HostStep,
         hosts: HostBuffers,
         host: torch.Tensor,
     ) -> None:
-        """`prompts`: what the rows' `prompt`s ask for. `host`, of `hosts`, ends with room for the picks."""
+        """`host`, of `hosts`, ends with room for the picks."""
         self._late, self._rows, self._picked, self._step = late, rows, picked, step
-        self._prompts, self._hosts, self._host = prompts, hosts, host
+        self._hosts, self._host = hosts, host
         self._device = picked.picks.device
         self._done: torch.cuda.Event | None = None
         now = [index for index, row in enumerate(rows) if not row.masked_later]
-        self._answered = late.pick(rows, now, picked, step)
+        answers = [late.enqueue(rows, now, picked, step, prompts=True)]
+        self._answers: list[LateAnswers | PromptVectors | None] = [*answers]
+        if wants_vectors(rows):
+            self._answers.append(PromptVectors(model, rows, picked.residual))
         if len(now) == len(rows):
             self._read_back()
 
     def constrain(self, masks: Mapping[int, Masks | None]) -> None:
         rows = [replace(row, masks=masks.get(i, row.masks)) for i, row in enumerate(self._rows)]
-        self._answered |= self._late.pick(rows, list(masks), self._picked, self._step)
+        self._answers.append(self._late.enqueue(rows, list(masks), self._picked, self._step, prompts=False))
         self._read_back()
 
     def _read_back(self) -> None:
@@ -181,14 +170,15 @@ class LaunchedStep:
         self._hosts.give_back(self._host)
         results = []
         end = 0
-        for index, row in enumerate(self._rows):
+        for row in self._rows:
             begin, end = end, end + row.outputs
-            if index in self._answered:
-                results.append(self._answered[index])
-            elif not finite[begin:end].all():
+            if not finite[begin:end].all():
                 results.append(RowOutput(finite=False))
+            elif row.outputs and row.output is OutputMode.SAMPLE:
+                results.append(RowOutput(tokens=tokens[begin:end]))
             else:
-                results.append(RowOutput(tokens=tokens[begin:end]) if row.outputs else RowOutput())
-        for index, found in self._prompts.items():
-            results[index] = joined(results[index], found)
+                results.append(RowOutput())
+        for answers in self._answers:
+            if answers is not None:
+                answers.read(results)
         return results

@@ -37,7 +37,7 @@ _INTERPRETED_PROCESSORS = 2
 class Picked:
     """The results of a step on the device."""
 
-    hidden: torch.Tensor  # [outputs, hidden], after the final norm
+    residual: torch.Tensor  # [tokens, hidden], before the final norm
     picks: torch.Tensor  # int32 [2, outputs]: the token of each output, and whether its logits were finite
 
 

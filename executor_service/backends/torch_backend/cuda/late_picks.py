@@ -1,90 +1,131 @@
-"""`LatePicks`: the tokens of a step that its launch could not pick.
+"""`LatePicks`: what the rows of a launched step want beyond the tokens that its launch picks.
 
-Those are the tokens of masked rows, picked once more from the step's hidden states, and of rows with
-penalties, biases or logprobs, which `sampler` picks.
+That is what `LatePlan` names: tokens of rows with masks, penalties, biases or masked stop ids, which are
+picked again from the step's residual; and logprobs and logits, which the host reads with the answer. All of
+it is enqueued behind the step. The host waits for nothing, and the number of launches does not depend on
+the number of rows (up to LOGITS_ROWS positions, whose logits exist at a time).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from executor_service.backends.base import ForwardRow, RowOutput
-from executor_service.backends.torch_backend import sampler
-from executor_service.backends.torch_backend.batch import parts
+from executor_service.backends.base import ForwardRow
+from executor_service.backends.torch_backend.batch import LOGITS_ROWS
 from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.graphs import Picked
-from executor_service.backends.torch_backend.cuda.pick import pick
-from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer
+from executor_service.backends.torch_backend.cuda.late_answers import LateAnswers
+from executor_service.backends.torch_backend.cuda.late_parts import LateParts
+from executor_service.backends.torch_backend.cuda.late_plan import LatePlan, plan_late
+from executor_service.backends.torch_backend.cuda.listed_tokens import (
+    Biases,
+    Stops,
+    bias_launch,
+    stop_launches,
+)
+from executor_service.backends.torch_backend.cuda.logprobs import ChosenTokens, Measures, measure
+from executor_service.backends.torch_backend.cuda.penalties import Histories, penalty_launches
+from executor_service.backends.torch_backend.cuda.pick import PickRows, pick
+from executor_service.backends.torch_backend.cuda.publish import publish_launch
+from executor_service.backends.torch_backend.cuda.step_buffer import HostStep
+from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
+from executor_service.backends.torch_backend.cuda.upload import Parts, download, upload
 from executor_service.backends.torch_backend.model import Model
 
 
 class LatePicks:
-    """Picks tokens from the hidden states of launched steps; call it from the runner's thread."""
+    """Enqueues it; call it from the runner's thread, behind the launch and before the next one."""
 
-    def __init__(self, model: Model, sampled: torch.Tensor) -> None:
+    def __init__(self, model: Model, history: TokenPages, sampled: torch.Tensor) -> None:
         """`sampled`: the token that each row of the last step sampled last, int32 on the device."""
-        self._model, self._sampled = model, sampled
+        self._model, self._history, self._sampled = model, history, sampled
         self._device = model.kernels.device
 
-    def pick(
+    def enqueue(
         self,
         rows: Sequence[ForwardRow],
         indices: Sequence[int],
         picked: Picked,
-        step: Callable[[], StepBuffer],
-    ) -> dict[int, RowOutput]:
-        """Pick the tokens of some rows that a launch could not, before the next launch.
+        step: HostStep,
+        *,
+        prompts: bool,
+    ) -> LateAnswers | None:
+        """Enqueue it for some rows, and for the targets of all rows' prompts (`prompts`); None: nothing.
 
-        Masked rows get theirs on the device; returned are the outputs of those that the sampler picks.
+        The tokens that are picked again are then in `picked`.
         """
+        plan = plan_late(rows, indices, prompts=prompts)
+        if plan is None:
+            return None
+        answers = LateAnswers(rows, plan)
         with torch.inference_mode():
-            special = [i for i in indices if rows[i].outputs and not sampler.is_plain(rows[i])]
-            masked = [i for i in indices if rows[i].masks is not None and sampler.is_plain(rows[i])]
-            if masked:
-                self._pick_masked(rows, masked, picked, step())
-            return self._by_sampler(rows, special, picked.hidden)
+            for first in range(0, len(plan), LOGITS_ROWS):
+                part = range(first, min(first + LOGITS_ROWS, len(plan)))
+                self._enqueue_part(rows, plan, part, picked, step, answers)
+        return answers
 
-    def _pick_masked(
-        self, rows: Sequence[ForwardRow], masked: list[int], picked: Picked, step: StepBuffer
+    def _enqueue_part(
+        self,
+        rows: Sequence[ForwardRow],
+        plan: LatePlan,
+        part: range,
+        picked: Picked,
+        step: HostStep,
+        answers: LateAnswers,
     ) -> None:
-        """Pick the tokens of masked rows; enqueued, with nothing read back."""
-        places, last = _places(rows, masked), np.cumsum([rows[i].outputs for i in masked]) - 1
-        masks = np.concatenate([rows[i].masks for i in masked])
-        words = np.ascontiguousarray(masks).view(np.int32)
-        numbers = np.concatenate([words.ravel(), places, last, masked]).astype(np.int32)
-        host = torch.empty(len(numbers), dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        host.numpy()[:] = numbers
-        sizes = [words.size, len(places), len(last), len(masked)]
-        bits, at, ends, targets = torch.split(host.to(self._device, non_blocking=True), sizes)
-        at = at.long()
-        logits = self._model.logits(picked.hidden[at])
-        exclude_launch(logits, bits.view(words.shape)).run()
-        found = torch.empty(2, len(places), dtype=torch.int32, device=self._device)
-        pick(logits, step.pick(at), found[0], found[1])
-        picked.picks[0, at] = found[0]  # whether they are finite was seen in the raw logits
-        self._sampled[targets.long()] = found[0][ends.long()]
+        """Enqueue it for the positions `part` of the plan, whose logits are computed together."""
+        here = slice(part.start, part.stop)
+        again, measured, copied = (
+            _within(some, part) for some in (range(plan.again), plan.measured, plan.copied)
+        )
+        parts: Parts = {
+            "tokens": plan.tokens[here], "outputs": plan.outputs[here], "known": plan.known[here],
+        }  # fmt: skip
+        late = None
+        if again.stop:
+            late = LateParts(rows, plan, slice(part.start, part.start + again.stop), self._history.page_size)
+            parts = {**parts, **late.parts, **step.pick_parts(plan.outputs[here][again])}
+        sent = upload(parts, self._device)
+        logits = self._model.logits(self._model.final(picked.residual[sent["tokens"]]))
+        tokens, outputs = picked.picks[0], sent["outputs"]
+        if late is not None:
+            # Measures are of the raw logits.
+            adjusted = logits[again].clone() if measured.start < again.stop else logits[again]
+            self._adjust(adjusted, late, sent)
+            found = torch.empty(2, again.stop, dtype=torch.int32, device=self._device)
+            # That all logits are finite was seen in the raw ones.
+            pick(adjusted, PickRows(*(sent[name] for name in PickRows.__slots__)), found[0], found[1])
+            publish_launch(tokens, self._sampled, found[0], outputs[again], sent["targets"]).run()
+        if measured.start < measured.stop:
+            chosen = ChosenTokens(sent["known"][measured], outputs[measured], tokens)
+            k = min(plan.alternatives, logits.shape[1])
+            measures = Measures.empty(measured.stop - measured.start, k, self._device)
+            measure(logits[measured], chosen, measures)
+            answers.measures.append(download(measures.packed))
+        if copied.start < copied.stop:
+            answers.logits.append(download(logits[copied]))
 
-    def _by_sampler(
-        self, rows: Sequence[ForwardRow], special: list[int], hidden: torch.Tensor
-    ) -> dict[int, RowOutput]:
-        """The outputs of the rows that need more than `pick` gives, by their indices in the step."""
-        answered: dict[int, RowOutput] = {}
-        for part in parts([rows[index] for index in special]):
-            mine = special[len(answered) : len(answered) + len(part)]
-            places = torch.from_numpy(_places(rows, mine)).to(self._device)
-            logits = self._model.logits(hidden[places])
-            answered |= zip(mine, sampler.sample(logits, part, self._model.kernels), strict=True)
-        for index, output in answered.items():
-            if output.finite and output.tokens is not None:
-                self._sampled[index] = int(output.tokens[-1])
-        return answered
+    def _adjust(self, logits: torch.Tensor, late: LateParts, sent: dict[str, torch.Tensor]) -> None:
+        """Apply masks, penalties, biases and masks of stop ids to logits, in place."""
+        if late.masked:
+            words = sent["words"].view(-1, -(-logits.shape[1] // 32))
+            exclude_launch(logits, words, sent["mask_places"]).run()
+        if late.penalized:
+            histories = Histories(*(sent[name] for name in Histories.__slots__))
+            counts = torch.zeros(logits.shape, dtype=torch.int32, device=self._device)
+            for launch in penalty_launches(logits, self._history.ids, histories, counts):
+                launch.run()
+        if late.biased:
+            bias_launch(logits, Biases(*(sent[name] for name in Biases.__slots__))).run()
+        if late.max_stops:
+            kept = torch.empty(len(logits), late.max_stops, device=self._device)
+            for launch in stop_launches(logits, Stops(*(sent[name] for name in Stops.__slots__)), kept):
+                launch.run()
 
 
-def _places(rows: Sequence[ForwardRow], indices: Sequence[int]) -> NDArray[np.int64]:
-    """Where the outputs of some rows are among those of all rows."""
-    ends = np.cumsum([row.outputs for row in rows]).tolist()
-    return np.concatenate([np.arange(ends[i] - rows[i].outputs, ends[i]) for i in indices])
+def _within(positions: range, part: range) -> slice:
+    """Which of the positions of `part` are among `positions`, counted from the first of `part`."""
+    begin, end = max(positions.start, part.start), min(positions.stop, part.stop)
+    return slice(begin - part.start, max(end, begin) - part.start)

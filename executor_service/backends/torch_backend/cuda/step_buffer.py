@@ -141,6 +141,10 @@ class HostStep:
                 buffer[end : place.stop] = array[-1] if name.endswith("_bounds") else 0
         return used
 
+    def pick_parts(self, outputs: Ints) -> dict[str, NDArray[np.generic]]:
+        """The fields of `PickRows` for some of the outputs."""
+        return {name: self._arrays[name][outputs] for name in PickRows.__slots__}
+
 
 def _pick_parts(rows: Sequence[ForwardRow], layout: Layout) -> dict[str, NDArray[np.generic]]:
     """The parts of `PickRows`, for each output."""

@@ -1,0 +1,111 @@
+"""What the device has to know of positions that are picked again, made of their rows on the host.
+
+In the functions here `rows` are those that have such positions, and `numbers` [positions] says to which of
+them each position belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor_service.backends.base import ForwardRow
+from executor_service.backends.torch_backend.cuda.late_plan import LatePlan, first_length
+from executor_service.backends.torch_backend.cuda.upload import Parts
+from executor_service.backends.torch_backend.sampler import masks_stops, penalizes
+from executor_service.contract.plan import NO_TOKENS
+
+Ints = NDArray[np.int32]
+
+
+class LateParts:
+    """All of that for some positions of a plan, as one upload; what nobody needs is left out."""
+
+    def __init__(self, rows: Sequence[ForwardRow], plan: LatePlan, part: slice, page_size: int) -> None:
+        """`part`: positions that are picked again."""
+        indices, inverse = np.unique(plan.owners[part], return_inverse=True)
+        numbers: Ints = inverse.astype(np.int32)
+        mine = [rows[i] for i in indices.tolist()]
+        offsets = plan.offsets[part]
+        lengths: Ints = np.array([first_length(row) for row in mine], np.int32)[numbers] + offsets
+        ends = offsets + 1 == np.array([row.outputs for row in mine], np.int32)[numbers]
+        # The row whose last token this is, else -1.
+        parts = {"targets": np.where(ends, plan.owners[part], np.int32(-1))}
+        samplings = [row.sampling for row in mine]
+        self.penalized = any(penalizes(s) for s in samplings)
+        self.biased = any(s.logit_bias for s in samplings)
+        self.masked = any(row.masks is not None for row in mine)
+        stopping = [row for row in mine if masks_stops(row, first_length(row))]
+        self.max_stops = max((len(row.sampling.stop_token_ids) for row in stopping), default=0)
+        if self.penalized:
+            parts |= _history_parts(mine, numbers, lengths, page_size)
+        if self.biased:
+            parts |= _bias_parts(mine, numbers)
+        if self.max_stops:
+            parts |= _stop_parts(mine, numbers, lengths)
+        if self.masked:
+            parts |= _mask_parts(mine, numbers, offsets)
+        self.parts = parts
+
+
+def _history_parts(rows: Sequence[ForwardRow], numbers: Ints, lengths: Ints, page_size: int) -> Parts:
+    """The fields of `Histories`; `lengths` [positions]: of the positions' histories, in tokens."""
+    samplings = [row.sampling for row in rows]
+    with_penalties = np.array([penalizes(s) for s in samplings], np.bool_)
+    pages = [-(-len(row.history) // page_size) if penalizes(row.sampling) else 0 for row in rows]
+    tables = [row.block_table[:count] for row, count in zip(rows, pages, strict=True)]
+    begins = np.cumsum(pages, dtype=np.int32) - np.array(pages, np.int32)
+    return {
+        "tables": np.concatenate(tables),
+        "table_begins": begins[numbers],
+        "lengths": np.where(with_penalties[numbers], lengths, np.int32(0)),
+        "prompt_lengths": np.array([row.prompt_length for row in rows], np.int32)[numbers],
+        "repetitions": np.array([s.repetition_penalty for s in samplings], np.float32)[numbers],
+        "presences": np.array([s.presence_penalty for s in samplings], np.float32)[numbers],
+        "frequencies": np.array([s.frequency_penalty for s in samplings], np.float32)[numbers],
+    }
+
+
+def _bias_parts(rows: Sequence[ForwardRow], numbers: Ints) -> Parts:
+    """The fields of `Biases`."""
+    pairs = [pair for row in rows for pair in row.sampling.logit_bias]
+    sizes = np.array([len(row.sampling.logit_bias) for row in rows], np.int32)
+    ends = np.cumsum(sizes, dtype=np.int32)
+    return {
+        "bias_ids": np.array([token for token, _ in pairs], np.int32),
+        "biases": np.array([bias for _, bias in pairs], np.float32),
+        "bias_begins": (ends - sizes)[numbers],
+        "bias_ends": ends[numbers],
+    }
+
+
+def _stop_parts(rows: Sequence[ForwardRow], numbers: Ints, lengths: Ints) -> Parts:
+    """The fields of `Stops`. A position whose history is long enough has an empty list."""
+    lists = [sorted(set(row.sampling.stop_token_ids)) for row in rows]
+    sizes = np.array([len(ids) for ids in lists], np.int32)
+    ends = np.cumsum(sizes, dtype=np.int32)
+    begins = (ends - sizes)[numbers]
+    masked = [masks_stops(rows[i], n) for i, n in zip(numbers.tolist(), lengths.tolist(), strict=True)]
+    return {
+        "stop_ids": np.concatenate([NO_TOKENS, *(np.array(ids, np.int32) for ids in lists)]),
+        "stop_begins": begins,
+        "stop_ends": np.where(masked, ends[numbers], begins),
+    }
+
+
+def _mask_parts(rows: Sequence[ForwardRow], numbers: Ints, offsets: Ints) -> Parts:
+    """The masks of the positions that have one, as words, and which positions these are.
+
+    offsets [positions]: which of its row's outputs the position is.
+    """
+    found = [
+        (place, masks[offset])
+        for place, (i, offset) in enumerate(zip(numbers.tolist(), offsets.tolist(), strict=True))
+        if (masks := rows[i].masks) is not None
+    ]
+    return {
+        "words": np.stack([mask for _, mask in found]).view(np.int32),
+        "mask_places": np.array([place for place, _ in found], np.int32),
+    }
