@@ -48,6 +48,15 @@ def test_steps_replay_graphs_that_need_neither_the_host_nor_the_compiler_nor_mor
         print(f"\n{tables}", end="")
 
 
+def test_whoever_wants_more_than_a_token_costs_a_step_a_number_of_launches_that_does_not_grow(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And nothing that the host waits for."""
+    table = _run("tests.triton.late_launches")
+    with capsys.disabled():
+        print(f"\n{table}", end="")
+
+
 @pytest.mark.slow
 def test_the_kernels_of_every_served_model_compile_so(capsys: pytest.CaptureFixture[str]) -> None:
     table = _run("tests.triton.ahead_of_time", "--all")
