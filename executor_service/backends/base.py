@@ -104,7 +104,8 @@ class ForwardRow:
     count history[: p + 1]. A row with OutputMode.HIDDEN has none: its `prompt` says what it returns.
 
     With `follows` >= 0 the host does not know the row's only input token yet: row `follows` of the previous
-    launch, which has one output, samples it. `tokens` and the last item of `history` are then placeholders.
+    launch, which has one output, samples it. `tokens` and the last item of `history` are then placeholders;
+    penalties count the token all the same.
 
     With `masks`, which only rows have that sample, each output is a token that its mask allows; every mask
     allows at least one. A row that is `masked_later` follows another, and gets its mask from

@@ -80,13 +80,6 @@ class Sampling:
     min_tokens: int = 0
     grammar: Grammar | None = None  # of the output; masks what is sampled, in the place of a row's mask
 
-    @property
-    def looks_back(self) -> bool:
-        """Whether a penalty makes the choice of a token depend on the tokens before it."""
-        return bool(
-            self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Opening:

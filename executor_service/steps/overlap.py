@@ -64,12 +64,11 @@ def _row_waits(row: Row | Refusal, session: ClientSession, ahead: StepRows) -> b
         return True
     if not former.outputs:
         return False
-    sampling = former.sequence.sampling
     return (
         former.outputs > 1
         or former.output is not OutputMode.SAMPLE
-        or sampling.looks_back
-        or (sampling.grammar is not None and row.masks is not None)  # both must be known to be joined
+        # A row's mask and a grammar's must both be known to be joined.
+        or (former.sequence.sampling.grammar is not None and row.masks is not None)
     )
 
 

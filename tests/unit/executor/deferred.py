@@ -99,7 +99,6 @@ class DeferredBackend(FakeBackend):
         assert (ahead.outputs, ahead.output) == (1, OutputMode.SAMPLE)
         assert (len(row.tokens), row.start) == (1, ahead.start + len(ahead.tokens))
         assert row.sampling is ahead.sampling
-        assert not row.sampling.looks_back, "the host does not know the history"
         assert row.masked_later == (row.sampling.grammar is not None and row.output is OutputMode.SAMPLE)
         self.followed += 1
         self.masked_later += row.masked_later

@@ -258,7 +258,6 @@ WAITING: list[tuple[str, Row | Opening, StepPlan]] = [
     ("several steps of another", PLAIN, plan(row(2, 2, steps=3))),
     ("behind several steps", row(1, 6, steps=2), plan(row(2, 2))),
     ("behind top-k", row(1, 6, output=OutputMode.TOP_K, top_k=2), plan(row(1, 7, tokens=[1]))),
-    ("penalties", row(3, 3), plan(row(3, 4))),
     ("truncate", PLAIN, plan(row(2, 2), ops=(Truncate(1, 3),))),
     ("fork", PLAIN, plan(row(2, 2), ops=(fork(1, 9, 3),))),
     ("release of an opening", opening(8, PROMPT), plan(row(2, 2), ops=(Release((8,)),))),
@@ -302,6 +301,7 @@ def test_a_step_waits_where_the_other_could_change_it(
 GOING: list[tuple[str, Row | Opening, StepPlan]] = [
     ("drafts of another", PLAIN, plan(row(2, 2, drafts=[1]))),
     ("behind drafts of another", row(1, 6, drafts=[1, 2]), plan(row(2, 2))),
+    ("penalties", row(3, 3), plan(row(3, 4))),
     ("penalties of another", PLAIN, plan(row(3, 3))),
     ("truncate of another", PLAIN, plan(row(1, 7), ops=(Truncate(2, 1),))),
     ("release", PLAIN, plan(row(2, 2), ops=(Release((1, 77)),))),
