@@ -15,14 +15,16 @@ from executor_service.backends.base import ForwardRow, PromptOutputs, RowOutput
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.cuda import graphs
 from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.cuda.every_kind import rows_of_every_kind
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.host_runner import HostRunner
 from executor_service.backends.torch_backend.shard import Whole
 from executor_service.contract.limits import Limits
-from executor_service.contract.plan import OutputMode, Release, Sampling, StepResult
+from executor_service.contract.plan import Fork, OutputMode, Release, Sampling, StepResult
 from executor_service.steps.engine import Engine
 from tests.conformance.kit.tiny_model import write_tiny_model
 from tests.support.engine_steps import BegunStep, begin
+from tests.support.untyped import present
 from tests.unit.executor.harness import opening, plan
 from tests.unit.executor.harness import row as row_of
 from tests.unit.executor.rows import make_row
@@ -278,6 +280,13 @@ def test_steps_use_the_same_host_buffers_again(capturing: DeviceRunner) -> None:
     assert len(hosts) == 3
 
 
+def test_a_step_whose_rows_want_everything_reads_nothing_back_before_its_answer(
+    runner: DeviceRunner,
+) -> None:
+    with ReadsBack():
+        runner.launch(rows_of_every_kind(320)).outputs()
+
+
 def test_a_step_that_no_graph_holds_runs_all_the_same(capturing: DeviceRunner, backend: TorchBackend) -> None:
     backend.allocate(PAGES, PAGE)
     rows = [row(name, 0, 9) for name in "abcde"]
@@ -343,3 +352,45 @@ def test_a_sequence_with_a_grammar_is_sampled_as_where_steps_wait_for_each_other
         found = answers(2)
     assert found == expected
     assert all(10 <= token <= 15 or token == 257 for (token,), _ in found)
+
+
+def test_rows_that_want_more_than_a_token_run_ahead_and_answer_as_where_each_step_waits(
+    backend: TorchBackend, capturing: DeviceRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Penalties count the token that is not known yet; a fork has its source's, in a page of its own."""
+    limits = Limits(320, 128, PAGE, PAGES - 1, max_sequences=4, max_rows=4, max_step_tokens=64)
+    everything = Sampling(
+        repetition_penalty=1.5, frequency_penalty=0.7, logit_bias=((5, 2.0),), stop_token_ids=(5, 9),
+        min_tokens=3, logprobs=2,
+    )  # fmt: skip
+    openings = [
+        replace(opening(1, TOKENS["a"][:5]), sampling=everything),
+        replace(opening(2, TOKENS["b"][:9]), sampling=replace(everything, temperature=3.0, seed=4)),
+    ]
+
+    def answers(depth: int) -> list[StepResult]:
+        engine, steps, results = Engine(backend, limits, 1), deque[BegunStep](), []
+        for n in range(6):
+            rows = [row_of(1, 5 + n - 1), row_of(2, 9 + n - 1)] if n else []
+            steps.append(begin(engine, plan(*rows, *(() if n else openings))))
+            while len(steps) >= depth:
+                assert len(engine.pipeline) == (0 if depth == 1 else 2)
+                results.append(steps.popleft().finish())
+        copy = Fork(2, 3, 12, everything)
+        steps.append(begin(engine, plan(row_of(1, 10), row_of(3, 12, [7]), ops=(copy,))))
+        steps.append(begin(engine, plan(row_of(1, 11), row_of(3, 13))))
+        results += [step.finish() for step in steps]
+        engine.store.check()
+        return results
+
+    backend.allocate(PAGES, PAGE)
+    expected = answers(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "_runner", capturing)
+        patch.setattr(backend, "max_pending_forwards", 2)
+        found = answers(2)
+    for ours, theirs in zip(found, expected, strict=True):
+        for a, b in zip(ours.rows, theirs.rows, strict=True):
+            assert (a.tokens, a.refusal) == (b.tokens, None)
+            np.testing.assert_array_equal(present(a.top_ids), present(b.top_ids))
+            np.testing.assert_allclose(present(a.logprobs), present(b.logprobs), atol=1e-5)
