@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor_service.backends.base import ForwardRow, PromptOutputs, RowOutput
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.cuda import graphs
+from executor_service.backends.torch_backend.cuda import graphs, late_picks
 from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
 from executor_service.backends.torch_backend.cuda.every_kind import rows_of_every_kind
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
@@ -183,6 +183,31 @@ def test_steps_of_every_kind_give_what_the_hosts_runner_gives(
     backend.allocate(PAGES, PAGE)
     for rows in MIXED:
         same(either.launch(rows).outputs(), backend.forward(rows))
+
+
+def test_positions_whose_logits_do_not_exist_at_once_are_answered_as_if_they_did(
+    backend: TorchBackend, runner: DeviceRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three at a time, so that most rows have theirs in several parts; the next launch continues one."""
+    monkeypatch.setattr(late_picks, "LOGITS_ROWS", 3)
+    penalized = replace(DRAWN, repetition_penalty=1.4, presence_penalty=0.3)
+    plain = row("e", 0, 20, outputs=0, output=OutputMode.NONE, sampling=Sampling(logprobs=2))
+    rows = [
+        row("a", 0, 9, outputs=4, sampling=penalized),
+        row("b", 0, 9, outputs=5, sampling=replace(penalized, logprobs=3)),
+        row("c", 0, 9, outputs=4, output=OutputMode.FULL),
+        row("d", 0, 4, outputs=2, output=OutputMode.TOP_K),
+        replace(plain, prompt=PromptOutputs(5, np.array(TOKENS["e"][5:21], np.int32))),
+    ]
+    host = HostRunner(backend.model, Whole(), backend.model.new_caches(PAGES, PAGE), PAGE)
+    ours, theirs = runner.launch(rows).outputs(), host.launch(rows).outputs()
+    same(ours, theirs)
+    scores, expected = present(ours[4].scores), present(theirs[4].scores)
+    assert scores.top_ids.tolist() == expected.top_ids.tolist()
+    np.testing.assert_allclose(scores.logprobs, expected.logprobs, atol=1e-5)
+    token = present(ours[1].tokens)[-1:]
+    known = replace(row("b", 9, 1), tokens=token, history=np.append(rows[1].history, token))
+    same(runner.launch([following("b", 9, 1)]).outputs(), host.launch([known]).outputs())
 
 
 def test_a_step_that_is_launched_before_the_last_one_is_read_goes_on_with_its_tokens(
