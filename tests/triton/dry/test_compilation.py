@@ -24,7 +24,16 @@ from tests.triton.dry.unlaunched import unlaunched
 
 STEPS = 400
 PAGES, PAGE = 2000, 16
-SAMPLINGS = [Sampling(), Sampling(temperature=0.8, top_p=0.9), Sampling(temperature=1.0, top_k=5)]
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.8, top_p=0.9),
+    Sampling(temperature=1.0, top_k=5),
+    Sampling(logprobs=0),
+    Sampling(logprobs=20),
+    Sampling(frequency_penalty=0.1),
+    Sampling(repetition_penalty=1.1, logit_bias=((5, 1.0),), logprobs=3),
+    Sampling(stop_token_ids=(1, 2, 3), min_tokens=9000),
+]
 
 
 def rows(sizes: list[tuple[int, int, int]], sampling: Sampling) -> list[ForwardRow]:

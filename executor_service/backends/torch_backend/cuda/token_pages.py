@@ -53,7 +53,7 @@ class TokenPages:
 
         A token -1 - r is the one that row r of the step before sampled: sampled[r]. Nothing is read back.
         """
-        out = torch.empty_like(tokens)
+        out = torch.empty(len(tokens), dtype=torch.int32, device=tokens.device)
         self.launch(out, tokens, pages, slots, sampled).run()
         return out
 
