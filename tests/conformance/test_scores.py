@@ -44,7 +44,9 @@ def test_scores_are_of_the_raw_logits(session: Session, draw: Draw, judge: Judge
     """The score of a token comes from the logits behind the tokens before it."""
     prompt = draw.prompt()
     p = p % len(prompt)
-    rules = pb.Sampling(temperature=3, repetition_penalty=2, presence_penalty=4, logit_bias={0: 50.0})
+    rules = pb.Sampling(
+        temperature=3, seed=draw.seed(), repetition_penalty=2, presence_penalty=4, logit_bias={0: 50.0}
+    )
     sequence = session.open(prompt, sampling=rules, scored_from=p)
     check(judge, prompt, p, sequence.last)
     sequence.decode(2)
