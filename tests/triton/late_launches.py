@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -29,39 +28,14 @@ from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
 from executor_service.backends.torch_backend.cuda.upload import Parts
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.spec import ModelSpec
-from executor_service.backends.torch_backend.weights import Part, expected_shapes
 from executor_service.contract.masks import mask_bytes
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.gpu.shapes import spec_of
-from tests.triton.fake_device import FAKE_CUDA, Launches, fake_device
+from tests.triton.dry.fake_device import DEVICE, Weights
+from tests.triton.launch_counts import Launches, counted_launches
 
 PAGE, HISTORY, ROWS = 16, 40, 256
 COUNTS = (1, 2, 16, ROWS)  # rows that want something
-
-
-class EmptyCheckpoint:
-    """A checkpoint's names and shapes."""
-
-    name = "empty"
-
-    def __init__(self, spec: ModelSpec) -> None:
-        self.spec, self._shapes = spec, dict(expected_shapes(spec))
-
-    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        """A tensor without contents."""
-        assert part is None
-        return torch.empty(self._shapes[name], dtype=torch.bfloat16)
-
-    def rope_factors(self) -> torch.Tensor | None:
-        """See `Checkpoint`."""
-        return None
-
-    def files(self) -> list[Path]:
-        """See `Checkpoint`."""
-        return []
-
-    def close(self) -> None:
-        """See `Checkpoint`."""
 
 
 def decode(sampling: Sampling, output: OutputMode = OutputMode.SAMPLE) -> ForwardRow:
@@ -105,17 +79,17 @@ class FakeStep:
     """The device's side of a step, and what is enqueued behind it."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self.model = Model(EmptyCheckpoint(spec), CudaKernels(FAKE_CUDA, torch.bfloat16), lambda *_: None)
-        history = TokenPages(100, PAGE, FAKE_CUDA)
-        self._late = LatePicks(self.model, history, torch.zeros(4096, dtype=torch.int32, device=FAKE_CUDA))
+        self.model = Model(Weights(spec), CudaKernels(DEVICE, torch.bfloat16), lambda *_: None)
+        history = TokenPages(100, PAGE, DEVICE)
+        self._late = LatePicks(self.model, history, torch.zeros(4096, dtype=torch.int32, device=DEVICE))
         self._tiling = Tiling.of(4, torch.bfloat16)
 
     def enqueue(self, rows: Sequence[ForwardRow]) -> None:
         """What `LaunchedStep` does with a step of these rows."""
         step = HostStep(rows, PAGE, self._tiling)
         tokens, outputs = sum(len(row.tokens) for row in rows), sum(row.outputs for row in rows)
-        residual = torch.empty(tokens, self.model.spec.hidden_size, dtype=torch.bfloat16, device=FAKE_CUDA)
-        picked = Picked(residual, torch.empty(2, outputs, dtype=torch.int32, device=FAKE_CUDA))
+        residual = torch.empty(tokens, self.model.spec.hidden_size, dtype=torch.bfloat16, device=DEVICE)
+        picked = Picked(residual, torch.empty(2, outputs, dtype=torch.int32, device=DEVICE))
         self._late.enqueue(rows, range(len(rows)), picked, step, prompts=True)
         if prompt_vectors.wants_vectors(rows):
             PromptVectors(self.model, rows, residual)
@@ -133,7 +107,7 @@ def copies(launches: Launches) -> Iterator[None]:
         }
 
     def download(tensor: torch.Tensor) -> torch.Tensor:
-        assert tensor.device == FAKE_CUDA
+        assert tensor.device == DEVICE
         launches.counts["copy to the host"] += 1
         return tensor
 
@@ -170,7 +144,7 @@ def main() -> int:
     """Print the tables; the number of things that are not as they should be."""
     bad = 0
     spec = replace(spec_of("Qwen3-8B"), layers=1)
-    with fake_device() as launches:
+    with counted_launches() as launches:
         step = FakeStep(spec)
         plain = decode(Sampling(temperature=0.7, top_p=0.9))
         print(f"launches behind a step of {ROWS} rows, of which so many want something")

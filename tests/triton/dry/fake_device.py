@@ -1,7 +1,7 @@
 """A CUDA device that computes nothing: tensors have a device, a shape and a size, and no contents.
 
 What the host would have to read from such a device, or to send to it, can't be had: so what runs here can be
-captured as a CUDA graph. torch's builds for CPU do not index tensors of another device, hence `_Indexing`.
+captured as a CUDA graph. torch's builds for CPU do not index tensors of another device, hence `Indexing`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Weights:
         pass
 
 
-class _Indexing(TorchFunctionMode):
+class Indexing(TorchFunctionMode):
     """Tensors are indexed by ATen's own functions."""
 
     def __torch_function__(
@@ -162,7 +162,7 @@ def fake_device() -> Iterator[None]:
         mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)),
         FakeTensorMode(allow_non_fake_inputs=False),
         torch.inference_mode(),
-        _Indexing(),
+        Indexing(),
     ):
         yield
 
