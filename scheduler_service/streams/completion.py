@@ -16,9 +16,7 @@ from scheduler_service.text.plain_output import PlainOutput
 
 MAX_DELTA_TOKENS = 1024
 """Tokens of one delta. Its message stays far below 4 MiB even with 20 alternatives for each token."""
-
-
-_NO_CALLS: Sequence[CallPiece] = ()
+_NO_TEXT: tuple[str, str, Sequence[CallPiece]] = ("", "", ())
 
 
 class CompletionBuffer:
@@ -124,13 +122,9 @@ class CompletionBuffer:
         `arrival`: time of the request's arrival, in seconds on the clock of `tokens_at`.
         """
         ids, logprobs, output = self._ids, self._logprobs, self._output
-        text, reasoning, calls = "", "", _NO_CALLS
-        if output is not None:
-            if self._options.text:
-                text, reasoning, calls = output.text, output.reasoning, output.calls
-            output.text = ""
-            if output.reasoning or output.calls:
-                output.reasoning, output.calls = "", []
+        text, reasoning, calls = _NO_TEXT if output is None else output.take()
+        if not self._options.text:
+            text, reasoning, calls = _NO_TEXT
         pieces: list[Output] = []
         if ids or text or reasoning or calls:
             elapsed_s = 0.0 if self.tokens_at is None else self.tokens_at - arrival

@@ -8,7 +8,7 @@ gives the same output.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from scheduler_service.chat.events import CallBegins, CallParser, CallPiece, Event
 from scheduler_service.chat.reading import ChatReading
@@ -32,10 +32,7 @@ _START = {
 
 
 class ChatOutput(PlainOutput):
-    """Whoever reads `reasoning` and `calls` empties them.
-
-    Line breaks beside the markers around the reasoning belong to the markers.
-    """
+    """Line breaks beside the markers around the reasoning belong to the markers."""
 
     def __init__(
         self,
@@ -96,6 +93,12 @@ class ChatOutput(PlainOutput):
         elif held:
             self._add(held)
         self._flush_matcher()
+
+    def take(self) -> tuple[str, str, Sequence[CallPiece]]:
+        """As PlainOutput.take."""
+        taken = self.text, self.reasoning, self.calls
+        self.text, self.reasoning, self.calls = "", "", []
+        return taken
 
     def _push_run(self, ids: tuple[int, ...]) -> None:
         """Take ids of which none is a marker."""

@@ -10,7 +10,7 @@ from scheduler_service.text.stop_strings import StopMatcher
 
 
 class PlainOutput:
-    """A detokenizer, and stop strings behind it. Whoever reads `text` empties it."""
+    """A detokenizer, and stop strings behind it."""
 
     reasoning = ""
     calls: Sequence[CallPiece] = ()
@@ -45,6 +45,11 @@ class PlainOutput:
         if self.stop_string is None:
             self._add(self._detokenizer.flush())
             self._flush_matcher()
+
+    def take(self) -> tuple[str, str, Sequence[CallPiece]]:
+        """Remove and return the text, the reasoning and the calls; later pushes change none of it."""
+        text, self.text = self.text, ""
+        return text, "", ()
 
     def _flush_matcher(self) -> None:
         if self._matcher is not None and self.stop_string is None:

@@ -90,14 +90,15 @@ class Got:
 
 
 def run(completion: CompletionBuffer, tokens: Sequence[int], got: Got, *, ends: bool = True) -> Got:
-    """Each token in a step of its own, each step read."""
+    """Each token in a step of its own, each step read, all sent at the end: what was read does not change."""
+    taken: list[Output] = []
     for token in tokens:
         if completion.push(Tokens("r", 0, (token,)), frozenset({END})) is not None:
             break
-        got.add(completion.take(0.0))
+        taken += completion.take(0.0)
     if ends:
         completion.finish(ENDED)
-    return got.add(completion.take(0.0))
+    return got.add(taken + completion.take(0.0))
 
 
 def read(text: str, how: ChatReading, stops: Sequence[str] = ()) -> Got:
