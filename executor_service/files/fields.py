@@ -11,10 +11,14 @@ _MAX_SIZE = 1 << 24  # max of any dimension: far above every known model, far be
 
 
 class Fields:
-    """A mapping and its file's name. The reading methods raise ModelError naming file, key and value."""
+    """A mapping and its file's name. The reading methods raise ModelError naming file, key and value.
+
+    Which keys were read is noted, so that at the end `refuse_unread` finds what nobody asked for.
+    """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values, self.where = values, where
+        self._read: set[str] = set()
 
     def fault(self, message: str) -> ModelError:
         """An error about this file."""
@@ -22,6 +26,7 @@ class Fields:
 
     def get(self, key: str, default: Any) -> Any:
         """The value as it is; the default where it is missing or null."""
+        self._read.add(key)
         value = self.values.get(key)
         return default if value is None else value
 
@@ -70,11 +75,23 @@ class Fields:
 
     def only(self, key: str, accepted: Sequence[Any]) -> None:
         """Raise unless `key` is missing, null or one of the `accepted` values."""
-        value = self.values.get(key)
+        value = self.get(key, None)
         if value is None or value in accepted:
             return
         known = f", only {', '.join(map(shown, accepted))}" if accepted else ""
         raise self.fault(f"{key} {shown(value)} is not supported{known}")
+
+    def ignore(self, *keys: str) -> None:
+        """Note that these keys mean nothing here, whatever their values."""
+        self._read.update(keys)
+
+    def refuse_unread(
+        self, prefix: str = "", why: str = "is not known, and may change what the model computes"
+    ) -> None:
+        """Raise for a key with this prefix that has a value, and that was neither read nor ignored."""
+        for key, value in self.values.items():
+            if value is not None and key.startswith(prefix) and key not in self._read:
+                raise self.fault(f"the field {key[:80]!r} {why}")
 
 
 def shown(value: object) -> str:

@@ -34,10 +34,6 @@ class RandomCheckpoint:
             tensor = 1 + 0.1 * tensor
         return tensor if part is None else tensor[part].clone()
 
-    def rope_factors(self) -> torch.Tensor | None:
-        """See `Checkpoint`."""
-        return None
-
     def files(self) -> list[Path]:
         """See `Checkpoint`."""
         return []

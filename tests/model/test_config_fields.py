@@ -76,6 +76,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}),
     ("llama", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}),
     ("llama", {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0}}}),
+    ("llama", {"rope_parameters": {"rope_type": "default", "factor": 4.0}}),
+    ("llama", {"rope_parameters": LLAMA3 | {"beta_fast": 16.0}}),
     ("llama", {"no_rope_layers": [1, 1, 0]}),
     ("llama", {"use_parallel_residual": True}),
     ("llama", {"parallel_attn": True}),
@@ -95,6 +97,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("qwen3-moe", {"scoring_func": "sigmoid"}),
     ("qwen3-moe", {"use_expert_bias": True}),
     ("qwen3-moe", {"first_k_dense_replace": 1}),
+    ("llama", {"a_field_of_next_year": 1}),
+    ("llama", {"num_experts_per_tok": 2}),
     ("llama", {"quantization_config": {"quant_method": "fp8"}}),
     ("llama", {"vision_config": {"hidden_size": 8}}),
     ("qwen2", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
@@ -120,7 +124,6 @@ EQUAL: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("llama", {"rope_parameters": None, "rope_theta": 500.0}),
-    ("llama", {"rope_parameters": {"rope_type": "default", "factor": 4.0}}),
     ("llama", {"logit_scale": 1.0, "clip_qkv": None, "num_experts": 0, "rope_interleaved": False}),
     ("qwen2", {"attention_bias": True}),  # its biases are where they always are
     ("qwen2", {"layer_types": None, "use_sliding_window": True, "sliding_window": 8}),  # from layer 28 on

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from executor_service.backends.torch_backend.rope.spec import RopeSpec
 from executor_service.backends.torch_backend.spec import ModelSpec
 from executor_service.backends.torch_backend.tokenizer_files import (
     tokenizer_from_directory,
@@ -37,8 +38,8 @@ def write_first_layers(model: Path, out: Path, layers: int) -> None:
         spec = checkpoint.spec
         if not 1 <= layers < spec.layers:
             raise ValueError(f"layers: expected 1 to {spec.layers - 1}, got {layers}")
-        if spec.moe or checkpoint.rope_factors() is not None:
-            raise ValueError(f"{checkpoint.name}: experts and rotary factors are not written")
+        if spec.moe or spec.rope != RopeSpec(spec.rope.theta):
+            raise ValueError(f"{checkpoint.name}: experts and scaled rotary frequencies are not written")
         out.mkdir(parents=True, exist_ok=True)
         (out / "config.json").write_text(json.dumps(_config(spec, layers), indent=2))
         save_file(
@@ -71,14 +72,6 @@ def _names(checkpoint: Checkpoint, layers: int) -> list[str]:
 
 
 def _config(spec: ModelSpec, layers: int) -> dict[str, object]:
-    rope = {
-        "rope_type": spec.rope.kind,
-        "rope_theta": spec.rope.theta,
-        "factor": spec.rope.factor,
-        "low_freq_factor": spec.rope.low_freq_factor,
-        "high_freq_factor": spec.rope.high_freq_factor,
-        "original_max_position_embeddings": spec.rope.original_context,
-    }
     return {
         "model_type": spec.architecture,
         "vocab_size": spec.vocab_size,
@@ -90,7 +83,7 @@ def _config(spec: ModelSpec, layers: int) -> dict[str, object]:
         "head_dim": spec.head_dim,
         "max_position_embeddings": spec.context_length,
         "rms_norm_eps": spec.norm_eps,
-        "rope_parameters": rope,
+        "rope_theta": spec.rope.theta,
         "attention_bias": spec.output_bias,
         "tie_word_embeddings": spec.tied_embeddings,
         "eos_token_id": list(spec.eos_token_ids),

@@ -32,13 +32,6 @@ class FiniteCheckpoint:
             raise ModelError(f"{self.name}: tensor {name!r} has {what}, which {dtype} can't compute with")
         return tensor
 
-    def rope_factors(self) -> torch.Tensor | None:
-        """As `Checkpoint.rope_factors`. Raises ModelError if one is not finite and positive."""
-        factors = self._checkpoint.rope_factors()
-        if factors is not None and not (factors.isfinite() & (factors > 0)).all():
-            raise ModelError(f"{self.name}: the rotary factors are not all finite and positive")
-        return factors
-
     def files(self) -> list[Path]:
         return self._checkpoint.files()
 

@@ -10,37 +10,26 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from executor_service.backends.torch_backend.rope.from_gguf import rope_from_gguf
 from executor_service.backends.torch_backend.spec import (
     MAX_END_IDS,
     MAX_EXPERTS,
     MAX_LAYERS,
     ModelSpec,
     MoeSpec,
-    RopeSpec,
     checked,
 )
 from executor_service.files.fields import Fields, shown
 
 _ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
-_READ = frozenset(
-    {
-        "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
-        "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
-        "attention.layer_norm_rms_epsilon", "attention.scale", "attention.sliding_window",
-        "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor",
-        "expert_count", "expert_used_count", "expert_feed_forward_length", "expert_weights_norm",
-    }
-)  # fmt: skip
-_HARMLESS = frozenset(
-    {
-        "attention.layer_norm_epsilon",  # of norms that these architectures don't have
-        "attention.sliding_window_pattern",  # of windows, which are refused
-        "pooling_type",  # of embeddings, not of logits
-        "rope.scaling.finetuned",
-        "rope.scaling.original_context_length",  # of yarn, which is refused
-        "rope.scaling.yarn_beta_fast",
-        "rope.scaling.yarn_beta_slow",
-    }
+_HARMLESS = (
+    "attention.layer_norm_epsilon",  # of norms that these architectures don't have
+    "attention.sliding_window_pattern",  # of windows, which are refused
+    "pooling_type",  # of embeddings, not of logits
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",  # of yarn, which is refused
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale"), (0, 1)),
@@ -75,7 +64,9 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, object], w
         known = ", ".join(_ARCHITECTURES)
         raise f.fault(f"general.architecture {shown(name)} is not supported, only {known}")
     architecture = _ARCHITECTURES[name]
-    _refuse_unsupported_keys(f, f"{name}.")
+    for key, accepted in _NEUTRAL.items():
+        f.only(f"{name}.{key}", accepted)
+    f.ignore(*(f"{name}.{key}" for key in _HARMLESS))
     layers = f.size(f"{name}.block_count", max_size=MAX_LAYERS)
     hidden, heads = f.size(f"{name}.embedding_length"), f.size(f"{name}.attention.head_count")
     head_dim = f.size(f"{name}.attention.key_length", max(hidden // heads, 1))
@@ -100,52 +91,33 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, object], w
         for kind in ("eos", "eot")
         for i in f.end_ids(f"tokenizer.ggml.{kind}_token_id", vocab_size, MAX_END_IDS // 2)
     )
-    return checked(
-        f,
-        ModelSpec(
-            architecture=architecture,
-            vocab_size=vocab_size,
-            hidden_size=hidden,
-            layers=layers,
-            heads=heads,
-            kv_heads=f.size(f"{name}.attention.head_count_kv", heads),
-            head_dim=head_dim,
-            intermediate_size=f.size(f"{name}.feed_forward_length", 1 if moe else None),
-            context_length=context,
-            norm_eps=f.number(f"{name}.attention.layer_norm_rms_epsilon"),
-            rope=_rope(f, name),
-            qkv_bias="blk.0.attn_q.bias" in tensors,
-            output_bias="blk.0.attn_output.bias" in tensors,
-            qk_norm=architecture in ("qwen3", "qwen3_moe"),
-            tied_embeddings="output.weight" not in tensors,
-            moe=moe,
-            eos_token_ids=tuple(dict.fromkeys(stops)),
-        ),
+    spec = ModelSpec(
+        architecture=architecture,
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=f.size(f"{name}.attention.head_count_kv", heads),
+        head_dim=head_dim,
+        intermediate_size=f.size(f"{name}.feed_forward_length", 1 if moe else None),
+        context_length=context,
+        norm_eps=f.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        rope=rope_from_gguf(f, f"{name}.rope."),
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        output_bias="blk.0.attn_output.bias" in tensors,
+        qk_norm=architecture in ("qwen3", "qwen3_moe"),
+        tied_embeddings="output.weight" not in tensors,
+        moe=moe,
+        eos_token_ids=tuple(dict.fromkeys(stops)),
     )
-
-
-def _refuse_unsupported_keys(f: Fields, prefix: str) -> None:
-    for key in f.values:
-        if not key.startswith(prefix):
-            continue
-        rest = key.removeprefix(prefix)
-        if rest in _NEUTRAL:
-            f.only(key, _NEUTRAL[rest])
-        elif rest not in _READ and rest not in _HARMLESS:
-            raise f.fault(f"the key {key[:80]!r} is not known, and may change what the model computes")
-
-
-def _rope(f: Fields, name: str) -> RopeSpec:
-    theta, factor = f.number(f"{name}.rope.freq_base", 10_000.0), f.number(f"{name}.rope.scaling.factor", 1.0)
-    kind = f.get(f"{name}.rope.scaling.type", "linear")  # what llama.cpp takes a factor alone for
-    if kind not in ("none", "linear"):
-        raise f.fault(f"{name}.rope.scaling.type {shown(kind)} is not supported, only none and linear")
-    return RopeSpec(theta) if kind == "none" or factor == 1.0 else RopeSpec(theta, "linear", factor)
+    f.refuse_unread(f"{name}.")
+    return checked(f, spec)
 
 
 def _moe(f: Fields, name: str, layers: int) -> MoeSpec | None:
     if _ARCHITECTURES[name] != "qwen3_moe":
         f.only(f"{name}.expert_count", (0,))
+        f.ignore(*(f"{name}.expert_{key}" for key in ("used_count", "feed_forward_length", "weights_norm")))
         return None
     return MoeSpec(
         experts=f.size(f"{name}.expert_count", max_size=MAX_EXPERTS),

@@ -24,7 +24,7 @@ from executor_service.backends.torch_backend.kernels import (
     Linear,
 )
 from executor_service.backends.torch_backend.low_rank import NO_CHANGES, LayerChanges, StepChanges
-from executor_service.backends.torch_backend.rope import rope_tables
+from executor_service.backends.torch_backend.rope.tables import rope_tables
 from executor_service.backends.torch_backend.shard import Shard, Whole
 from executor_service.backends.torch_backend.spec import MoeSpec
 from executor_service.backends.torch_backend.weights import EMBEDDING, FINAL_NORM, HEAD, Checkpoint
@@ -102,7 +102,8 @@ class Model:
     ) -> None:
         """Reads all weights of a shard's checkpoint, a layer at a time. Raises ModelError."""
         self.spec, self.kernels, self._shard = checkpoint.spec, kernels, shard or Whole()
-        rope = tuple(t.to(kernels.device) for t in rope_tables(self.spec, checkpoint.rope_factors()))
+        s = self.spec
+        rope = tuple(t.to(kernels.device) for t in rope_tables(s.rope, s.head_dim, s.context_length))
         self.layers: list[Layer] = []
         for i in range(self.spec.layers):
             progress("loading weights", i / (self.spec.layers + 1))

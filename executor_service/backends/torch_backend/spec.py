@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from executor_service.backends.torch_backend.rope.spec import RopeSpec
 from executor_service.files.fields import Fields
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -15,18 +16,6 @@ MAX_LAYERS = 1024
 MAX_EXPERTS = 4096
 MAX_END_IDS = 64
 """End ids of a model. A request sends them with its own stop ids, and the executor takes 128 together."""
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """Rotary position embedding (Su et al. 2021), and how its frequencies are scaled."""
-
-    theta: float
-    kind: str = "default"  # "default", "linear" (Chen et al. 2023), "llama3" (Llama 3.1's)
-    factor: float = 1.0
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    original_context: int = 8192  # llama3, in tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from paceline.service.logs import Log
 from paceline.service.model_name import model_name
@@ -67,9 +68,6 @@ class Checkpoint(Protocol):
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """A tensor or a part of it, by its Hugging Face name: in its stored dtype, or dequantized to fp32."""
-
-    def rope_factors(self) -> torch.Tensor | None:
-        """Divisors of the rotary frequencies, fp32 [head_dim / 2]; None if the file has none."""
 
     def files(self) -> list[Path]:
         """The files that hold the weights, in a fixed order."""
@@ -189,9 +187,6 @@ class DirectoryCheckpoint:
         stored = self._stored.get(name)
         return self._store.read(HEAD if stored is None and name == EMBEDDING else stored or name, part)
 
-    def rope_factors(self) -> torch.Tensor | None:
-        return None
-
     def files(self) -> list[Path]:
         return self._store.files
 
@@ -225,9 +220,19 @@ class GgufCheckpoint:
         for stored in self.file.tensors:
             if stored not in used:
                 raise self.file.fault(f"tensor {stored!r} is no part of a {self.spec.architecture} model")
-        factors = self.file.tensors.get(_ROPE_FACTORS)
-        if factors is not None and factors.shape != (self.spec.head_dim // 2,):
-            raise self.file.fault(f"{_ROPE_FACTORS} has the shape {factors.shape}")
+        if _ROPE_FACTORS in self.file.tensors:
+            rope = dataclasses.replace(self.spec.rope, divisors=self._rope_factors(_ROPE_FACTORS))
+            self.spec = dataclasses.replace(self.spec, rope=rope)
+
+    def _rope_factors(self, name: str) -> tuple[float, ...]:
+        """Divisors of the rotary frequencies, of a tensor that has one for each. Raises ModelError."""
+        shape = self.file.tensors[name].shape
+        if shape != (self.spec.head_dim // 2,):
+            raise self.file.fault(f"{name} has the shape {shape}, expected {(self.spec.head_dim // 2,)}")
+        factors = self.file.read(name).copy()  # nothing of the file's mapping outlives it
+        if not (np.isfinite(factors) & (factors > 0)).all():
+            raise self.file.fault(f"{name}: the rotary factors are not all finite and positive")
+        return tuple(factors.tolist())
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """As `Checkpoint.read`; dequantizes the whole tensor to read a part."""
@@ -239,11 +244,6 @@ class GgufCheckpoint:
                 pairs = tensor.reshape(heads, self.spec.head_dim // 2, 2, -1)
                 tensor = pairs.transpose(1, 2).reshape(tensor.shape)
         return tensor if part is None else tensor[part].clone()
-
-    def rope_factors(self) -> torch.Tensor | None:
-        if _ROPE_FACTORS not in self.file.tensors:
-            return None
-        return torch.from_numpy(self.file.read(_ROPE_FACTORS).copy())
 
     def files(self) -> list[Path]:
         return [self.file.path]

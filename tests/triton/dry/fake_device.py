@@ -52,9 +52,6 @@ class Weights:
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         return torch.empty(self._shapes[name], dtype=torch.bfloat16)
 
-    def rope_factors(self) -> torch.Tensor | None:
-        return None
-
     def files(self) -> list[Path]:
         return []
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from executor_service.backends.torch_backend.gguf_spec import spec_from_gguf
-from executor_service.backends.torch_backend.spec import RopeSpec
+from executor_service.backends.torch_backend.rope.spec import Linear, RopeSpec
 from executor_service.backends.torch_backend.weights import open_checkpoint
 from tests.unit.executor.model_files import refuses, write_gguf
 
@@ -118,4 +118,4 @@ def test_the_norm_flag_of_a_mixture_is_followed(normed: bool) -> None:
 
 def test_a_rope_factor_without_a_type_is_linear() -> None:
     spec = spec_from_gguf(MIXTURE | {"qwen3moe.rope.scaling.factor": 4.0}, {}, "x.gguf")
-    assert spec.rope == RopeSpec(10_000.0, "linear", 4.0)
+    assert spec.rope == RopeSpec(10_000.0, Linear(4.0))

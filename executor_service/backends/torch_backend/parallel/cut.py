@@ -118,9 +118,6 @@ class CutCheckpoint:
             return torch.zeros_like(tensor)
         return tensor
 
-    def rope_factors(self) -> torch.Tensor | None:
-        return self._whole.rope_factors()
-
     def files(self) -> list[Path]:
         return self._whole.files()
 
