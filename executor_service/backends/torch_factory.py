@@ -113,7 +113,12 @@ def _torch_config(settings: TorchSettings, rank: Rank | None = None) -> TorchCon
     if device == "cuda":
         device = f"cuda:{rank.local_number if rank else 0}"
     return TorchConfig(
-        settings.model, device=device, dtype=dtype, threads=threads, graphs=settings.graphs == "on"
+        settings.model,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        max_context=settings.max_context,
+        graphs=settings.graphs == "on",
     )
 
 

@@ -27,6 +27,13 @@ class TorchSettings(BackendSettings):
     threads: int = Field(
         default=0, ge=0, le=1024, description="CPU threads of the model; 0: one per core (torch)"
     )
+    max_context: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 24,
+        description="tokens of the longest sequence, at most and by default the model's; models with longrope"
+        " or dynamic NTK rotate for this length (torch)",
+    )
     tensor_parallel: int = Field(
         default=1,
         ge=1,

@@ -20,6 +20,7 @@ from tests.model.tiny import save
 
 PAGE, TOKENS = 16, np.random.default_rng(2).integers(3, 211, 67).tolist()
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONGROPE = {"rope_type": "longrope", "factor": 2.0, "long_factor": [1.5] * 8, "short_factor": [1.25] * 8}
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"hidden_act": "gelu"}),
@@ -73,8 +74,16 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"rotary_dim": 8}),
     ("llama", {"partial_rotary_factor": 0.5}),
     ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
-    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}),
-    ("llama", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}),
+    ("llama", {"rope_parameters": {"rope_type": "ntk", "factor": 4.0}}),
+    ("llama", {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 4.0}}),
+    ("llama", {"rope_scaling": {"type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 64}}),
+    ("llama", {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}),
+    ("llama", {"rope_parameters": LONGROPE | {"long_factor": [1.0] * 7}}),
+    ("llama", {"rope_parameters": LONGROPE | {"short_factor": [0.0] * 8}}),
+    ("llama", {"rope_parameters": LONGROPE | {"long_mscale": 1.2}}),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1.0, "beta_slow": 2.0}}),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "truncate": 1}}),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 1e9}}),
     ("llama", {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0}}}),
     ("llama", {"rope_parameters": {"rope_type": "default", "factor": 4.0}}),
     ("llama", {"rope_parameters": LLAMA3 | {"beta_fast": 16.0}}),
@@ -115,6 +124,10 @@ EQUAL: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"pretraining_tp": 2, "attention_dropout": 0.5, "use_cache": False, "torch_dtype": "float32"}),
     ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}),  # beside rope_parameters, which it beats
     ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}}),
+    ("llama", {"rope_scaling": {"type": "yarn", "factor": 4.0, "finetuned": True}}),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": None, "mscale": 0}}),
+    ("llama", {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 8}}),
+    ("llama", {"original_max_position_embeddings": 64}),  # beside a rope type that does not use it
     ("llama", {"rope_parameters": LLAMA3, "original_max_position_embeddings": 32}),
     (
         "llama",

@@ -9,6 +9,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
@@ -70,10 +71,13 @@ CONFIGS: dict[str, Any] = {
 
 def save(name: str, path: Path, **options: Any) -> PreTrainedModel:
     """Write a random model of this kind to `path` and return transformers' own of it."""
+    return save_random(CONFIGS[name](), path, **options)
+
+
+def save_random(config: PretrainedConfig, path: Path, **options: Any) -> PreTrainedModel:
+    """Write a random model of this config to `path` and return transformers' own of it."""
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(
-        CONFIGS[name](), dtype=torch.float32, attn_implementation="eager"
-    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     for parameter in model.parameters():  # defaults leave logits so flat that errors would hide
         torch.nn.init.normal_(parameter, std=0.08) if parameter.ndim > 1 else torch.nn.init.normal_(
             parameter, 1, 0.1

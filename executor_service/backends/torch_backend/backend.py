@@ -64,6 +64,7 @@ class TorchConfig:
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 0  # CPU threads; 0: one per core
+    max_context: int | None = None  # tokens of the longest sequence; None: the model's
     graphs: bool = True  # on CUDA, steps are captured and replayed
 
     @property
@@ -79,6 +80,8 @@ class TorchConfig:
             raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
         if self.threads < 0:
             raise ValueError(f"threads {self.threads} is negative")
+        if self.max_context is not None and self.max_context < 1:
+            raise ValueError(f"max_context {self.max_context} is not positive")
 
 
 class TorchBackend:
@@ -110,6 +113,7 @@ class TorchBackend:
         progress("opening model", 0.0)
         checkpoint = open_checkpoint(self._config.model)
         try:
+            checkpoint.spec = checkpoint.spec.serving(self._config.max_context)
             progress("compiling kernels", 0.0)  # read from the disk cache after the first start
             kernels = self._kernels()
             if checkpoint.spec.moe and isinstance(kernels, PlainKernels) and kernels.form is not None:

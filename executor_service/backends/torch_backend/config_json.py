@@ -79,16 +79,18 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
     for key in ("qk_norm", "use_qk_norm", "qk_layernorm", "use_qk_layernorm"):
         f.only(key, (qk_norm,))
     layers = f.size("num_hidden_layers", defaults["num_hidden_layers"], MAX_LAYERS)
-    context = size("max_position_embeddings")
+    positions = size("max_position_embeddings")
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     vocab_size = size("vocab_size")
-    _refuse_sliding_window(f, architecture, layers, context)
+    _refuse_sliding_window(f, architecture, layers, positions)
     attention_bias = f.flag("attention_bias", default=False)
     end_ids = "eos_token_id", vocab_size, MAX_END_IDS
     stops = Fields(generation, "generation_config.json").end_ids(*end_ids) or f.end_ids(*end_ids)
     f.ignore("eos_token_id")
     # Null means as many KV heads as heads; where the field is missing, the class has its own default.
     kv_heads = heads if "num_key_value_heads" in config else defaults.get("num_key_value_heads", heads)
+    head_dim = f.size("head_dim", defaults.get("head_dim", max(hidden // heads, 1)))
+    rope = rope_from_config(f, head_dim, positions)
     spec = ModelSpec(
         architecture=architecture,
         vocab_size=vocab_size,
@@ -96,11 +98,11 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
         layers=layers,
         heads=heads,
         kv_heads=f.size("num_key_value_heads", kv_heads),
-        head_dim=f.size("head_dim", defaults.get("head_dim", max(hidden // heads, 1))),
+        head_dim=head_dim,
         intermediate_size=size("intermediate_size"),
-        context_length=context,
+        context_length=rope.longest_context(positions),
         norm_eps=f.number("rms_norm_eps", 1e-6),
-        rope=rope_from_config(f, context),
+        rope=rope,
         qkv_bias=attention_bias or qwen2,
         output_bias=attention_bias and not qwen2,
         qk_norm=qk_norm,

@@ -27,9 +27,6 @@ _HARMLESS = (
     "attention.sliding_window_pattern",  # of windows, which are refused
     "pooling_type",  # of embeddings, not of logits
     "rope.scaling.finetuned",
-    "rope.scaling.original_context_length",  # of yarn, which is refused
-    "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow",
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale"), (0, 1)),
@@ -41,10 +38,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.shared_kv_layers": (0,),
     "use_parallel_residual": (False,),
     "tensor_data_layout": ("reference", "Meta AI original pth"),
-    "rope.scaling.attn_factor": (0, 1),
     "rope.scaling.alpha": (0, 1),
     "rope.scaling.yarn_attn_factor": (1,),
-    "rope.scaling.yarn_ext_factor": (0, -1),
     "rope.scaling.yarn_log_multiplier": (0,),
     "expert_gating_func": (0, 1),  # unset, softmax
     **dict.fromkeys(("expert_shared_count", "expert_shared_feed_forward_length"), (0,)),
@@ -56,8 +51,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Keys that change the model's results, each with the values at which it changes nothing."""
 
 
-def spec_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, object], where: str) -> ModelSpec:
-    """The spec of a GGUF file. Raises ModelError."""
+def spec_from_gguf(
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, object],
+    rope_factors: Mapping[str, tuple[float, ...]],
+    where: str,
+) -> ModelSpec:
+    """The spec of a GGUF file; `rope_factors`: what `rope.from_gguf` needs of tensors. Raises ModelError."""
     f = Fields(metadata, where)
     name = f.get("general.architecture", None)
     if name not in _ARCHITECTURES:
@@ -91,6 +91,7 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, object], w
         for kind in ("eos", "eot")
         for i in f.end_ids(f"tokenizer.ggml.{kind}_token_id", vocab_size, MAX_END_IDS // 2)
     )
+    rope = rope_from_gguf(f, f"{name}.rope.", head_dim, context, rope_factors)
     spec = ModelSpec(
         architecture=architecture,
         vocab_size=vocab_size,
@@ -100,9 +101,9 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, object], w
         kv_heads=f.size(f"{name}.attention.head_count_kv", heads),
         head_dim=head_dim,
         intermediate_size=f.size(f"{name}.feed_forward_length", 1 if moe else None),
-        context_length=context,
+        context_length=rope.longest_context(context),
         norm_eps=f.number(f"{name}.attention.layer_norm_rms_epsilon"),
-        rope=rope_from_gguf(f, f"{name}.rope."),
+        rope=rope,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
         qk_norm=architecture in ("qwen3", "qwen3_moe"),

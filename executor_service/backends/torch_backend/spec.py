@@ -6,9 +6,10 @@ here, with a ModelError that names the reason, before any weight is read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from executor_service.backends.torch_backend.rope.spec import RopeSpec
+from executor_service.contract.model_error import ModelError
 from executor_service.files.fields import Fields
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -50,6 +51,12 @@ class ModelSpec:
     tied_embeddings: bool  # the output layer is the embedding
     moe: MoeSpec | None
     eos_token_ids: tuple[int, ...]
+
+    def serving(self, max_context: int | None) -> ModelSpec:
+        """The same model for sequences of up to so many tokens. Raises ModelError if that is too many."""
+        if max_context is not None and max_context > self.context_length:
+            raise ModelError(f"--max-context {max_context}: the model has only {self.context_length} tokens")
+        return self if max_context is None else replace(self, context_length=max_context)
 
 
 def checked(f: Fields, spec: ModelSpec) -> ModelSpec:

@@ -24,6 +24,7 @@ from executor_service.backends.base import ModelError, Progress
 from executor_service.backends.torch_backend.config_json import spec_from_config
 from executor_service.backends.torch_backend.gguf_file import MAGIC, GgufFile
 from executor_service.backends.torch_backend.gguf_spec import spec_from_gguf
+from executor_service.backends.torch_backend.rope.from_gguf import FACTOR_TENSORS
 from executor_service.backends.torch_backend.safetensors_dir import SafetensorsDirectory
 from executor_service.backends.torch_backend.spec import ModelSpec
 from executor_service.files.json_file import read_json
@@ -38,7 +39,7 @@ _HEAD_BIAS, _LAYERS = "lm_head.bias", "model.layers."
 _STACK, _STACK_PARTS = "model.", ("embed_tokens.", "layers.", "norm.")  # all but the output layer
 _CLASSIFIER = "score.weight"  # of a model for sequence classification, such as a cross-encoder
 _BUFFERS = (".rotary_emb.inv_freq", ".masked_bias")  # old files have them beside the weights; ignored
-_ROPE_FACTORS = "rope_freqs.weight"
+_MAX_FACTORS = 4096  # of rotary frequencies
 _COMPARED_ROWS = 4096  # of two matrices, read at once
 
 log = Log(__name__)
@@ -200,7 +201,8 @@ class GgufCheckpoint:
     def __init__(self, path: Path) -> None:
         self.file = GgufFile(path)
         try:
-            self.spec = spec_from_gguf(self.file.metadata, self.file.tensors, path.name)
+            factors = {name: self._factors(name) for name in FACTOR_TENSORS if name in self.file.tensors}
+            self.spec = spec_from_gguf(self.file.metadata, self.file.tensors, factors, path.name)
             self.name = model_name(path)
             self._check(path.name)
         except ModelError:
@@ -208,7 +210,7 @@ class GgufCheckpoint:
             raise
 
     def _check(self, where: str) -> None:
-        used = {_ROPE_FACTORS}
+        used = set(FACTOR_TENSORS)
         for name, shape in expected_shapes(self.spec):
             stored, index = self._stored(name)
             tensor = self.file.tensors.get(stored)
@@ -220,18 +222,15 @@ class GgufCheckpoint:
         for stored in self.file.tensors:
             if stored not in used:
                 raise self.file.fault(f"tensor {stored!r} is no part of a {self.spec.architecture} model")
-        if _ROPE_FACTORS in self.file.tensors:
-            rope = dataclasses.replace(self.spec.rope, divisors=self._rope_factors(_ROPE_FACTORS))
-            self.spec = dataclasses.replace(self.spec, rope=rope)
 
-    def _rope_factors(self, name: str) -> tuple[float, ...]:
+    def _factors(self, name: str) -> tuple[float, ...]:
         """Divisors of the rotary frequencies, of a tensor that has one for each. Raises ModelError."""
         shape = self.file.tensors[name].shape
-        if shape != (self.spec.head_dim // 2,):
-            raise self.file.fault(f"{name} has the shape {shape}, expected {(self.spec.head_dim // 2,)}")
+        if len(shape) != 1 or shape[0] > _MAX_FACTORS:
+            raise self.file.fault(f"tensor {name!r} has the shape {shape}, expected up to ({_MAX_FACTORS},)")
         factors = self.file.read(name).copy()  # nothing of the file's mapping outlives it
         if not (np.isfinite(factors) & (factors > 0)).all():
-            raise self.file.fault(f"{name}: the rotary factors are not all finite and positive")
+            raise self.file.fault(f"tensor {name!r}: the rotary factors are not all finite and positive")
         return tuple(factors.tolist())
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:

@@ -67,7 +67,7 @@ def write_gguf(
     keys: Mapping[str, float | bool | str] | None = None,
     tensors: Sequence[str] = (),
     quantized: gguf.GGMLQuantizationType | None = None,
-    rope_factors: Sequence[float] = (),
+    rope_factors: Mapping[str, Sequence[float]] | None = None,
     **changes: Any,
 ) -> None:
     """The same tiny model as GGUF, through the format's own library, with keys and tensors of one's own."""
@@ -91,8 +91,8 @@ def write_gguf(
             writer.add_tensor(stored, gguf.quants.quantize(values, quantized), raw_dtype=quantized)
         else:
             writer.add_tensor(stored, values)
-    if rope_factors:
-        writer.add_tensor("rope_freqs.weight", np.array(rope_factors, np.float32))
+    for name, factors in (rope_factors or {}).items():
+        writer.add_tensor(name, np.array(factors, np.float32))
     for name in tensors:
         writer.add_tensor(name, np.ones(16, np.float32))
     for key, value in (keys or {}).items():

@@ -106,6 +106,7 @@ def test_ranks_that_follow_are_told_every_setting_of_the_backend(tmp_path: Path)
         dtype="int8",
         graphs="off",
         threads=3,
+        max_context=4096,
         tensor_parallel=2,
         rank_timeout_s=7.5,
     )

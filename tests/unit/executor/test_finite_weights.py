@@ -71,5 +71,5 @@ def test_a_quantized_block_whose_scale_is_not_finite_is_refused_by_name(tmp_path
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
 def test_rotary_factors_that_nothing_can_be_divided_by_are_refused(tmp_path: Path, factor: float) -> None:
-    write_gguf(tmp_path / "tiny.gguf", rope_factors=[1.0, 2.0, factor, 4.0])
+    write_gguf(tmp_path / "tiny.gguf", rope_factors={"rope_freqs.weight": [1.0, 2.0, factor, 4.0]})
     refuses(tmp_path / "tiny.gguf", "rotary factors")

@@ -30,9 +30,11 @@ CHANGES = {
     "router_logit_softcapping": 30.0,
     "use_parallel_residual": True,
     "rope.dimension_count": 4,
-    "rope.scaling.type": "yarn",
-    "rope.scaling.attn_factor": 1.2,
+    "rope.scaling.type": "ntk",
+    "rope.scaling.attn_factor": -1.2,
     "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.2,
+    "rope.scaling.yarn_log_multiplier": 0.1,
     "rope.scale_linear": 4.0,  # of old files
     "rope.freq_base_swa": 500.0,
     "expert_count": 8,
@@ -111,11 +113,11 @@ MIXTURE: dict[str, Any] = {
 
 @pytest.mark.parametrize("normed", [True, False])
 def test_the_norm_flag_of_a_mixture_is_followed(normed: bool) -> None:
-    spec = spec_from_gguf(MIXTURE | {"qwen3moe.expert_weights_norm": normed}, {}, "x.gguf")
+    spec = spec_from_gguf(MIXTURE | {"qwen3moe.expert_weights_norm": normed}, {}, {}, "x.gguf")
     assert spec.moe is not None
     assert spec.moe.norm_topk_prob is normed
 
 
 def test_a_rope_factor_without_a_type_is_linear() -> None:
-    spec = spec_from_gguf(MIXTURE | {"qwen3moe.rope.scaling.factor": 4.0}, {}, "x.gguf")
+    spec = spec_from_gguf(MIXTURE | {"qwen3moe.rope.scaling.factor": 4.0}, {}, {}, "x.gguf")
     assert spec.rope == RopeSpec(10_000.0, Linear(4.0))

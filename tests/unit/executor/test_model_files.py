@@ -78,7 +78,7 @@ def test_places_without_a_model(tmp_path: Path) -> None:
         ({"head_dim": 7}, "odd"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": -4.0}}, "factor"),
         ({"rope_scaling": [1]}, "rope"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"layer_types": ["sliding_attention", "full_attention"]}, "sliding window"),

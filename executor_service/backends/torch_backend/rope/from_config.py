@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-from executor_service.backends.torch_backend.rope.spec import Linear, Llama3, RopeSpec, Scaling
+from executor_service.backends.torch_backend.rope.spec import (
+    MAX_CONTEXT,
+    DynamicNtk,
+    Linear,
+    Llama3,
+    LongRope,
+    RopeSpec,
+    Yarn,
+)
 from executor_service.files.fields import Fields, shown
 
+KINDS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+_OLD_NAMES = {"su": "longrope"}  # Phi-3's first files
 _ORIGINAL = "original_max_position_embeddings"
 
 
-def rope_from_config(f: Fields, context: int) -> RopeSpec:
+def rope_from_config(f: Fields, dim: int, positions: int) -> RopeSpec:
     """What `rope_parameters` says, and the fields of older files. Raises ModelError.
 
     transformers 5 writes `rope_parameters`; before that, `rope_theta` stood beside `rope_scaling`, which
-    wins. context: `max_position_embeddings`.
+    wins. dim: rotated elements of a head. positions: `max_position_embeddings`.
     """
     parameters = f.get("rope_parameters", {})
     key, given = "rope_parameters", parameters
@@ -31,21 +42,37 @@ def rope_from_config(f: Fields, context: int) -> RopeSpec:
         fields.only("partial_rotary_factor", (1,))
     kind = r.get("rope_type", r.get("type", "default"))
     # The length that the model was first trained for. transformers prefers the field beside the object.
-    original = f.size(_ORIGINAL, r.size(_ORIGINAL, context))
-    rope = RopeSpec(theta, _scaling(r, kind, original))
+    beside_original = f.get(_ORIGINAL, None)
+    rope = _scaled(r, str(kind), theta, dim, positions, beside_original and f.size(_ORIGINAL))
+    if (context := rope.longest_context(positions)) > MAX_CONTEXT:
+        raise r.fault(f"factor makes a context of {context} tokens, at most {MAX_CONTEXT} are supported")
     r.refuse_unread(why=f"has no meaning for the rope type {shown(kind)}")
     return rope
 
 
-def _scaling(r: Fields, kind: object, original_context: int) -> Scaling | None:
-    match kind:
+def _scaled(
+    r: Fields, kind: str, theta: float, dim: int, positions: int, beside_original: int | None
+) -> RopeSpec:
+    def original() -> int:
+        inside = r.size(_ORIGINAL, positions)
+        return beside_original or inside
+
+    match _OLD_NAMES.get(kind, kind):
         case "default":
-            return None
+            return RopeSpec(theta)
         case "linear":
-            return Linear(r.number("factor"))
+            return RopeSpec(theta, Linear(r.number("factor")))
         case "llama3":
-            return _llama3(r, original_context)
-    raise r.fault(f"rope type {shown(kind)} is not supported, only linear and llama3")
+            return RopeSpec(theta, _llama3(r, original()))
+        case "yarn":
+            return _yarn(r, theta, positions, original())
+        case "longrope":
+            return _longrope(r, theta, dim, positions, original())
+        case "dynamic":
+            if dim < 4:
+                raise r.fault("the rope type 'dynamic' needs at least 4 rotated elements of a head")
+            return RopeSpec(theta, DynamicNtk(r.number("factor"), positions))
+    raise r.fault(f"rope type {shown(kind)} is not supported, only {', '.join(KINDS)}")
 
 
 def _llama3(r: Fields, original_context: int) -> Llama3:
@@ -53,3 +80,57 @@ def _llama3(r: Fields, original_context: int) -> Llama3:
     if not low < high:
         raise r.fault(f"low_freq_factor {low} is not below high_freq_factor {high}")
     return Llama3(r.number("factor"), low, high, original_context)
+
+
+def _yarn(r: Fields, theta: float, positions: int, original_context: int) -> RopeSpec:
+    """The attention factor is the paper's, unless the file gives one, or two scales to divide (DeepSeek)."""
+    if theta == 1.0:
+        raise r.fault("rope_theta 1 has no frequencies that yarn can tell apart")
+    r.ignore("finetuned")  # says of the first files whether the model was trained for it
+    factor = r.number("factor", positions / original_context)
+    fast, slow = r.number("beta_fast", 32.0), r.number("beta_slow", 1.0)
+    if fast < slow:
+        raise r.fault(f"beta_fast {fast} is below beta_slow {slow}")
+    scales = [r.number(key) if r.get(key, 0) else None for key in ("mscale", "mscale_all_dim")]
+    attention_factor = _mscale(factor)
+    if scales[0] and scales[1]:
+        attention_factor = _mscale(factor, scales[0]) / _mscale(factor, scales[1])
+    return RopeSpec(
+        theta,
+        Yarn(factor, original_context, fast, slow, r.flag("truncate", default=True)),
+        attention_factor=r.number("attention_factor", attention_factor),
+    )
+
+
+def _mscale(factor: float, scale: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _longrope(r: Fields, theta: float, dim: int, positions: int, original_context: int) -> RopeSpec:
+    """The attention factor is the paper's, unless the file gives one."""
+    factor = r.number("factor", positions / original_context)
+    attention_factor = 1.0
+    if factor > 1:
+        if original_context < 2:
+            raise r.fault(f"{_ORIGINAL} is {original_context}, of which longrope takes the logarithm")
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(original_context))
+    return RopeSpec(
+        theta,
+        LongRope(
+            _factors(r, "short_factor", dim // 2), _factors(r, "long_factor", dim // 2), original_context
+        ),
+        attention_factor=r.number("attention_factor", attention_factor),
+    )
+
+
+def _factors(r: Fields, key: str, count: int) -> tuple[float, ...]:
+    values = r.get(key, None)
+    if values is None:
+        raise r.fault(f"{key} is missing")
+    if (
+        not isinstance(values, list)
+        or len(values) != count
+        or not all(type(v) in (int, float) and 0 < v < math.inf for v in values)
+    ):
+        raise r.fault(f"{key} is {shown(values)}, expected {count} positive numbers, one for each frequency")
+    return tuple(map(float, values))

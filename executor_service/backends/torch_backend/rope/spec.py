@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_CONTEXT = 1 << 24  # tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
@@ -22,13 +24,57 @@ class Llama3:
     original_context: int  # tokens
 
 
-Scaling = Linear | Llama3
+@dataclass(frozen=True, slots=True)
+class Yarn:
+    """YaRN (Peng et al. 2023): as `Llama3`, but blended in proportion to the frequency's index."""
+
+    factor: float
+    original_context: int  # tokens
+    beta_fast: float = 32.0  # turns within the original context, above which a frequency stays
+    beta_slow: float = 1.0  # and below which it is divided
+    truncate: bool = True  # the blend begins and ends at whole indices
+
+
+@dataclass(frozen=True, slots=True)
+class LongRope:
+    """LongRoPE (Ding et al. 2024): a divisor for each frequency, other ones beyond the original context."""
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_context: int  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicNtk:
+    """Dynamic NTK: beyond the trained context theta grows with the length."""
+
+    factor: float
+    trained_context: int  # tokens
+
+
+Scaling = Linear | Llama3 | Yarn | LongRope | DynamicNtk
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding (Su et al. 2021): frequencies theta ** (-2i / dim), then changed."""
+    """Rotary position embedding (Su et al. 2021): frequencies theta ** (-2i / dim), then changed.
+
+    `LongRope` and `DynamicNtk` depend on a length. It is the served context, not the length of a sequence: a
+    key stays in the cache as it was rotated, whatever length its sequence grows to and whoever shares it.
+    """
 
     theta: float
     scaling: Scaling | None = None
     divisors: tuple[float, ...] = ()  # of each frequency after scaling; none: 1
+    attention_factor: float = 1.0  # of cosines and sines
+
+    def longest_context(self, positions: int) -> int:
+        """Tokens that a model for so many positions is scaled to.
+
+        For `Yarn` and `DynamicNtk` that is the trained length times `factor`. The other kinds don't say what
+        the model was trained for, or say it for a context that `positions` includes.
+        """
+        match self.scaling:
+            case Yarn(factor, trained) | DynamicNtk(factor, trained):
+                return max(positions, int(trained * factor))
+        return positions
