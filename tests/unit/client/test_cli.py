@@ -2,6 +2,7 @@ import asyncio
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -307,6 +308,26 @@ async def test_the_token_comes_from_the_environment(served: Served, monkeypatch:
     assert served.fake.metadata["authorization"] == "Bearer secret"
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["serve", "--backend", "oracle", "--port"], "--port"),
+        (["serve", "--backend", "oracle", "--port", "0", "--executor-port"], "--executor-port"),
+        (["serve", "--backend", "oracle", "--port", "0", "--openai"], "--openai"),
+        (["gateway", "127.0.0.1:1", "--listen"], "--listen"),
+    ],
+)
+def test_a_port_that_is_taken_is_reported_before_anything_starts(
+    cli: CliRunner, command: list[str], option: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = cli.invoke(app, [*command, str(port)])
+    assert result.exit_code == 1
+    said = " ".join(result.stderr.split())
+    assert f"port {port} of 127.0.0.1 is taken by another program: choose one with {option}" in said
+
+
 def test_without_its_packages_the_command_says_what_to_install() -> None:
     program = """
         import sys
@@ -316,7 +337,7 @@ def test_without_its_packages_the_command_says_what_to_install() -> None:
     """
     result = python("-c", textwrap.dedent(program))
     assert result.returncode == 1
-    assert result.stderr.strip().endswith('Run: pip install "paceline[cli]"')
+    assert result.stderr.strip().endswith('pip install -c constraints.txt ".[cli]"')
 
 
 def test_the_sdk_needs_neither_the_command_line_nor_a_service() -> None:

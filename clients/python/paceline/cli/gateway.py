@@ -12,6 +12,7 @@ import typer
 
 from paceline.cli.client_options import refuse_client_options
 from paceline.cli.common import check_address, fail, stderr
+from paceline.cli.free_port import require_free
 from paceline.cli.gateway_launch import (
     ApiKey,
     ApiKeyFile,
@@ -55,6 +56,7 @@ def gateway(
         options=flags(gateway_option),
     )
     workers = [check_address(worker) for worker in workers]
+    require_free(launch.host, launch.port, "--listen")
     with never_blocking(stderr), tempfile.TemporaryDirectory(prefix="paceline-") as directory:
         child = launch.child(Path(directory), say, workers)
         try:

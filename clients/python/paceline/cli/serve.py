@@ -16,6 +16,7 @@ from rich.markup import escape
 from paceline import aio, errors
 from paceline.cli.client_options import client_token, refuse_client_options
 from paceline.cli.common import fail, stderr
+from paceline.cli.free_port import require_free
 from paceline.cli.gateway_launch import (
     ApiKey,
     ApiKeyFile,
@@ -222,6 +223,10 @@ def serve(
         client_token=token,
         gateway=gateway,
     )
+    require_free(host, port, "--port")
+    require_free("127.0.0.1", executor_port, "--executor-port")
+    if gateway is not None:
+        require_free(gateway.host, gateway.port, "--openai")
     with never_blocking(stderr):
         try:
             asyncio.run(_serve(config, port_file))
