@@ -10,6 +10,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 from paceline.channel import MAX_CONNECTION_STREAMS, Link, server_options
+from paceline.extras import installation
 from paceline.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from paceline.service.audit import Audit
 from paceline.service.gate import Gate
@@ -153,7 +154,7 @@ def _gateway_port(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "smg_grpc_proto":
             raise
-        raise RuntimeError('--gateway-port needs further packages: pip install "paceline[openai]"') from error
+        raise RuntimeError(f"--gateway-port needs further packages; {installation('openai')}") from error
     return GatewayPort(service, servicer, settings, options)
 
 

@@ -5,7 +5,7 @@
             ...
 
 `Client` calls a scheduler, as applications do. `ExecutorClient` calls an executor, step by step.
-Errors: `paceline.errors`. The command line: `paceline --help`, from `pip install "paceline[cli]"`.
+Errors: `paceline.errors`. The command line: `paceline --help`, with the extra `cli`.
 """
 
 from paceline.channel import Security

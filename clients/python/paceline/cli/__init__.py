@@ -7,11 +7,13 @@ import sys
 
 def main() -> None:
     """Entry point of the `paceline` script."""
+    from paceline.extras import installation
+
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ModuleNotFoundError as error:
-        sys.exit(f'paceline: {error.name} is not installed. Run: pip install "paceline[cli]"')
+        sys.exit(f"paceline: {error.name} is not installed; {installation('cli')}")
     from paceline.cli.app import run
 
     run()

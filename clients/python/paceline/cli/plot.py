@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.cli.common import fail
 from paceline.cli.speculation_bench import Results
+from paceline.extras import installation
 
 _COLORS = {"plain": "#555555", "n-gram": "#1b7837", "draft": "#b35806", "automatic": "#2166ac"}
 _MARKERS = {"plain": "o", "n-gram": "s", "draft": "^", "automatic": "D"}
@@ -16,7 +17,7 @@ FORMATS = ("png", "svg")
 def require() -> None:
     """Exit with advice if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
-        fail('--plot needs matplotlib. Run: pip install "paceline[bench]"', 2)
+        fail(f"--plot needs matplotlib; {installation('bench')}", 2)
 
 
 def write(results: Results, title: str, path: Path) -> list[Path]:

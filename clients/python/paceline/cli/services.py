@@ -14,6 +14,7 @@ import typer
 
 from paceline.cli.client_options import refuse_ignored_token
 from paceline.cli.common import fail
+from paceline.extras import installation
 
 _EXTRAS = {"executor_service": "executor", "scheduler_service": "scheduler", "smg": "openai"}
 
@@ -27,7 +28,7 @@ def command(module: str, *arguments: str) -> list[str]:
 def require(module: str) -> None:
     """Exit with advice if a module of an extra is not installed."""
     if find_spec(module) is None:
-        fail(f'{module} is not installed. Run: pip install "paceline[{_EXTRAS[module]}]"')
+        fail(f"{module} is not installed; {installation(_EXTRAS[module])}")
 
 
 def executor(context: typer.Context) -> None:

@@ -9,12 +9,13 @@ from typing import Self
 
 from paceline import aio, errors
 from paceline.client import Client
+from paceline.extras import installation
 from paceline.testing.live_config import LiveConfig
 from paceline.testing.service_process import LoopbackProcess
 
 _POLL_S = 0.01
 _CALL_TIMEOUT_S = 5.0
-_INSTALL = 'the services need more packages than the client: pip install "paceline[testing]"'
+_INSTALL = f"the services need more packages than the client; {installation('testing')}"
 
 
 class LiveServiceError(Exception):
