@@ -185,11 +185,11 @@ def _triton(rows: Rows) -> Attend:
         parts["short_items"] = functional.pad(parts["short_items"], (0, 0, 0, tiling.short.part))
         processors = get_device_properties(rows.device).multi_processor_count
     sets = [
-        attention_rows(tables[n * rows.count : (n + 1) * rows.count].flatten(), parts, tiling, processors)
+        attention_rows(tables[n * rows.count : (n + 1) * rows.count].flatten(), parts, tiling, processors)[0]
         for n in range(rows.sets)
     ]
-    arrivals = new_arrivals(rows.spec.kv_heads, rows.device)
-    return lambda n: paged_attention(q, k_pages, v_pages, sets[n], arrivals)
+    arrivals, scale = new_arrivals(rows.spec.kv_heads, rows.device), rows.spec.head_dim**-0.5
+    return lambda n: paged_attention(q, k_pages, v_pages, sets[n], arrivals, scale)
 
 
 def _flashinfer(rows: Rows) -> Attend:

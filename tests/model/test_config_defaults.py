@@ -8,12 +8,26 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
+from executor_service.backends.torch_backend.config_json import spec_from_config
 from executor_service.backends.torch_backend.weights import open_checkpoint
 from tests.model.test_config_fields import assert_equal_to_transformers
 
-CLASSES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "qwen3_moe": Qwen3MoeConfig}
+CLASSES = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
+}
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -26,21 +40,24 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
-FAMILIES = {"llama": SIZES, "qwen2": SIZES, "qwen3": SIZES, "qwen3_moe": SIZES | EXPERTS}
+FAMILIES = {
+    "llama": SIZES,
+    "mistral": SIZES | {"sliding_window": 9},
+    "qwen2": SIZES,
+    "qwen3": SIZES,
+    "qwen3_moe": SIZES | EXPERTS,
+}
 # A number of KV heads that is the class's, not the number of heads, needs more heads; and so on.
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
+    ("mistral", "num_key_value_heads"): {"num_attention_heads": 16},
     ("qwen2", "num_key_value_heads"): {"num_attention_heads": 64, "hidden_size": 64, "head_dim": 2},
     ("qwen3", "num_key_value_heads"): {"num_attention_heads": 64, "hidden_size": 64, "head_dim": 2},
     ("qwen3_moe", "num_experts_per_tok"): {"num_experts": 9},
     ("qwen3_moe", "head_dim"): {"hidden_size": 64},
 }
 FIELDS = [*SIZES, "rms_norm_eps", "rope_parameters", "hidden_act", "attention_bias"]
-MOE_FIELDS = [*EXPERTS, "decoder_sparse_step", "mlp_only_layers"]
-CASES = [
-    (family, field)
-    for family, sizes in FAMILIES.items()
-    for field in (FIELDS + MOE_FIELDS if sizes is not SIZES else FIELDS)
-]
+OWN_FIELDS = {"qwen3_moe": [*EXPERTS, "decoder_sparse_step", "mlp_only_layers"]}
+CASES = [(family, field) for family in FAMILIES for field in [*FIELDS, *OWN_FIELDS.get(family, ())]]
 
 
 @pytest.mark.parametrize(("family", "field"), CASES)
@@ -48,6 +65,14 @@ def test_a_missing_field_is_transformers_default(family: str, field: str, tmp_pa
     values = FAMILIES[family] | BESIDE.get((family, field), {})
     write(CLASSES[family](**{k: v for k, v in values.items() if k != field}), tmp_path, without=field)
     assert_equal_to_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_window_of_a_config_without_one_is_transformers_default(family: str) -> None:
+    used = {"model_type": family, "use_sliding_window": family.startswith("qwen") or None}
+    window = spec_from_config(used, {}, family).window
+    theirs = CLASSES[family](**{key: value for key, value in used.items() if key != "model_type" and value})
+    assert (window.size if window else None) == getattr(theirs, "sliding_window", None)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

@@ -111,11 +111,15 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"quantization_config": {"quant_method": "fp8"}}),
     ("llama", {"vision_config": {"hidden_size": 8}}),
     ("qwen2", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
+    ("qwen2", {"layer_types": ["full_attention", "chunked_attention", "full_attention"]}),
     ("qwen2", {"layer_types": "full_attention"}),
     ("qwen2", {"layer_types": ["full_attention"]}),
-    ("qwen2", {"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
-    ("qwen3-moe", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 99}),
-    ("qwen3-moe", {"use_sliding_window": True, "sliding_window": 8}),
+    ("qwen2", {"layer_types": None, "use_sliding_window": True, "max_window_layers": -1}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 0}),
+    ("qwen3-moe", {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention"] * 3}),
+    ("llama", {"use_sliding_window": True, "sliding_window": 8}),
+    ("mistral", {"sliding_window": True}),
+    ("mistral", {"layer_types": ["full_attention"] * 3}),
 ]
 
 EQUAL: list[tuple[str, dict[str, Any]]] = [
@@ -143,7 +147,21 @@ EQUAL: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {"layer_types": None, "use_sliding_window": True, "sliding_window": 600}),
     ("qwen3", {"layer_types": ["full_attention"] * 3, "use_sliding_window": True, "max_window_layers": 0}),
     ("qwen3", {"use_qk_norm": True, "use_sliding_window": False, "sliding_window": 8}),
+    ("qwen2", {"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    (
+        "qwen3",
+        {
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "use_sliding_window": True,
+            "sliding_window": 13,
+        },
+    ),
     ("qwen3-moe", {"use_sliding_window": True, "sliding_window": None}),
+    ("qwen3-moe", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 99}),
+    ("mistral", {"sliding_window": None}),
+    ("mistral", {"sliding_window": 1}),
+    ("mistral", {"use_sliding_window": False}),  # not a field of its
+    ("llama", {"sliding_window": 8}),  # the same
     ("qwen3-moe", {"n_group": 1, "routed_scaling_factor": 1.0, "scoring_func": "softmax"}),
 ]
 

@@ -9,6 +9,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    MistralConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -46,8 +47,12 @@ CONFIGS: dict[str, Any] = {
     "llama-heads": lambda: LlamaConfig(
         **(_SIZES | {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72}), head_dim=10
     ),
+    "mistral": lambda: MistralConfig(**_SIZES, sliding_window=21),
     "qwen2": lambda: Qwen2Config(**_SIZES, tie_word_embeddings=False),
     "qwen3": lambda: Qwen3Config(**_SIZES, head_dim=24, tie_word_embeddings=True),
+    "qwen3-windows": lambda: Qwen3Config(
+        **_SIZES, head_dim=24, use_sliding_window=True, sliding_window=19, max_window_layers=1
+    ),
     "qwen3-moe": lambda: Qwen3MoeConfig(  # type: ignore[call-arg]  # its base class takes head_dim
         **_SIZES,
         head_dim=16,

@@ -70,6 +70,7 @@ class Shape:
     head_dim: int
     dtype: torch.dtype = torch.bfloat16
     vocabulary: int = 151_936
+    window: int = 0
 
 
 # SmolLM2; Qwen3-8B and -4B, Llama-3-8B
@@ -156,9 +157,11 @@ def attention(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     out = torch.empty(4096, shape.heads * shape.head_dim, dtype=shape.dtype, device="meta")
     numbers = torch.zeros(2, dtype=torch.int32, device="meta")
     items = torch.zeros(64, ITEM_FIELDS, dtype=torch.int32, device="meta")
-    short, long = (Work(items, numbers, how) for how in Tiling.of(shape.heads // shape.kv_heads, shape.dtype))
-    rows, pipelines = AttentionRows(numbers, short, long), Pipelines.of(SHARED_BYTES[architecture] + 1024)
-    made = attention_launches(out, heads[:, : shape.heads], pages, pages, rows, numbers, pipelines)
+    tiling = Tiling.of(shape.heads // shape.kv_heads, shape.dtype)
+    short, long = (Work(items, numbers, how) for _, how in tiling.classes)
+    rows = AttentionRows(shape.window, numbers, short, long)
+    pipelines, scale = Pipelines.of(SHARED_BYTES[architecture] + 1024), shape.head_dim**-0.5
+    made = attention_launches(out, heads[:, : shape.heads], pages, pages, rows, numbers, scale, pipelines)
     yield from zip(("attention, short", "attention, long"), made, strict=True)
 
 

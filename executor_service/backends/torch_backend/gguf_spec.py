@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from executor_service.backends.torch_backend.families import FAMILIES, Family
 from executor_service.backends.torch_backend.rope.from_gguf import rope_from_gguf
 from executor_service.backends.torch_backend.spec import (
     MAX_END_IDS,
@@ -21,7 +22,7 @@ from executor_service.backends.torch_backend.spec import (
 )
 from executor_service.files.fields import Fields, shown
 
-_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
+_ARCHITECTURES = {family.gguf: architecture for architecture, family in FAMILIES.items() if family.gguf}
 _HARMLESS = (
     "attention.layer_norm_epsilon",  # of norms that these architectures don't have
     "attention.sliding_window_pattern",  # of windows, which are refused
@@ -64,6 +65,7 @@ def spec_from_gguf(
         known = ", ".join(_ARCHITECTURES)
         raise f.fault(f"general.architecture {shown(name)} is not supported, only {known}")
     architecture = _ARCHITECTURES[name]
+    family = FAMILIES[architecture]
     for key, accepted in _NEUTRAL.items():
         f.only(f"{name}.{key}", accepted)
     f.ignore(*(f"{name}.{key}" for key in _HARMLESS))
@@ -85,7 +87,7 @@ def spec_from_gguf(
         raise f.fault(f"{name}.attention.scale {shown(scale)} is not supported, only {head_dim**-0.5:g}")
     tokens = f.get("tokenizer.ggml.tokens", None)
     vocab_size = f.size(f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else None)
-    moe = _moe(f, name, layers)
+    moe = _moe(f, name, family, layers)
     stops = tuple(
         i
         for kind in ("eos", "eot")
@@ -106,8 +108,9 @@ def spec_from_gguf(
         rope=rope,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
-        qk_norm=architecture in ("qwen3", "qwen3_moe"),
+        qk_norm=family.qk_norm,
         tied_embeddings="output.weight" not in tensors,
+        window=None,
         moe=moe,
         eos_token_ids=tuple(dict.fromkeys(stops)),
     )
@@ -115,8 +118,8 @@ def spec_from_gguf(
     return checked(f, spec)
 
 
-def _moe(f: Fields, name: str, layers: int) -> MoeSpec | None:
-    if _ARCHITECTURES[name] != "qwen3_moe":
+def _moe(f: Fields, name: str, family: Family, layers: int) -> MoeSpec | None:
+    if not family.mixture:
         f.only(f"{name}.expert_count", (0,))
         f.ignore(*(f"{name}.expert_{key}" for key in ("used_count", "feed_forward_length", "weights_norm")))
         return None

@@ -64,6 +64,15 @@ def copy_keys_and_values(caches: Sequence[LayerCache], source: int, target: int)
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What all layers' attention has in common: the work of a batch follows from it."""
+
+    heads_per_kv_head: int
+    head_dim: int
+    windows: tuple[int, ...] = (0,)  # of the layers, each once; see `AttentionWeights.window`
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionWeights:
     """Parameters of one layer's attention; tensors are fp32."""
 
@@ -75,6 +84,8 @@ class AttentionWeights:
     sin: torch.Tensor  # the same
     q_norm: torch.Tensor  # [head_dim], or [0]: none
     k_norm: torch.Tensor  # the same
+    scale: float  # of scores
+    window: int = 0  # tokens that a query sees, up to its own; 0: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +148,7 @@ class Kernels(Picker, Protocol):
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
         """Storage for one layer."""
 
-    def prepare(self, batch: Batch, heads_per_kv_head: int) -> Any:
+    def prepare(self, batch: Batch, shape: AttentionShape) -> Any:
         """The batch as `attention` reads it; made once per step."""
 
     def attention(
@@ -231,7 +242,7 @@ class PlainKernels:
             torch.zeros(shape, dtype=self.cache_dtype, device=self.device),
         )
 
-    def prepare(self, batch: Batch, heads_per_kv_head: int) -> Any:
+    def prepare(self, batch: Batch, shape: AttentionShape) -> Any:
         return batch
 
     def attention(
@@ -245,14 +256,17 @@ class PlainKernels:
         cache.v[prepared.pages, prepared.slots] = v
         outs, first = [], 0
         for table, start, count in zip(prepared.tables, prepared.starts, prepared.counts, strict=True):
-            length = int(start + count)
-            keys = cache.k[table].flatten(0, 1)[:length].transpose(0, 1)
-            values = cache.v[table].flatten(0, 1)[:length].transpose(0, 1)
-            rows = torch.arange(int(start), length, device=self.device)
-            visible = rows[:, None] >= torch.arange(length, device=self.device)[None, :]
+            length, page_size = int(start + count), cache.k.shape[1]
+            before = max(int(start) - w.window + 1, 0) // page_size if w.window else 0  # pages nobody sees
+            seen = slice(before, -(-length // page_size))
+            positions = torch.arange(before * page_size, length, device=self.device)
+            keys = cache.k[table[seen]].flatten(0, 1)[: len(positions)].transpose(0, 1)
+            values = cache.v[table[seen]].flatten(0, 1)[: len(positions)].transpose(0, 1)
+            distance = torch.arange(int(start), length, device=self.device)[:, None] - positions[None, :]
+            visible = (distance >= 0) & (distance < (w.window or length))
             queries = q[first : first + count].transpose(0, 1)
             out = functional.scaled_dot_product_attention(
-                queries[None], keys[None], values[None], attn_mask=visible, enable_gqa=True
+                queries[None], keys[None], values[None], attn_mask=visible, enable_gqa=True, scale=w.scale
             )
             outs.append(out[0].transpose(0, 1).flatten(1))
             first += count

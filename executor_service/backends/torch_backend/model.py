@@ -16,6 +16,7 @@ from executor_service.backends.base import Progress
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.experts import experts
 from executor_service.backends.torch_backend.kernels import (
+    AttentionShape,
     AttentionWeights,
     Block,
     GatedLinear,
@@ -131,6 +132,13 @@ class Model:
         """Whether a CUDA graph can capture a step: the host reads nothing from the device meanwhile."""
         return all(isinstance(layer.mlp, Mlp) or layer.mlp.experts.capturable for layer in self.layers)
 
+    @property
+    def attention_shape(self) -> AttentionShape:
+        """What the work of attention follows from."""
+        s = self.spec
+        windows = dict.fromkeys(s.window_of(i) for i in range(s.layers))
+        return AttentionShape(s.heads // s.kv_heads, s.head_dim, tuple(windows))
+
     def new_caches(self, pages: int, page_size: int) -> list[LayerCache]:
         """KV storage of every layer."""
         s = self.spec
@@ -138,7 +146,7 @@ class Model:
 
     def prepare(self, batch: Batch) -> Any:
         """The batch as the layers' attention reads it; see `Kernels.prepare`."""
-        return self.kernels.prepare(batch, self.spec.heads // self.spec.kv_heads)
+        return self.kernels.prepare(batch, self.attention_shape)
 
     def hidden(
         self,
@@ -216,6 +224,8 @@ class Model:
             sin=sin,
             q_norm=self._vector(checkpoint, prefix + "self_attn.q_norm.weight") if s.qk_norm else none,
             k_norm=self._vector(checkpoint, prefix + "self_attn.k_norm.weight") if s.qk_norm else none,
+            scale=s.head_dim**-0.5,
+            window=s.window_of(i),
         )
         sparse = s.moe is not None and i in s.moe.sparse_layers
         mlp = (

@@ -12,11 +12,18 @@ from executor_service.backends.torch_backend.rope.spec import RopeSpec
 from executor_service.contract.model_error import ModelError
 from executor_service.files.fields import Fields
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 MAX_LAYERS = 1024
 MAX_EXPERTS = 4096
 MAX_END_IDS = 64
 """End ids of a model. A request sends them with its own stop ids, and the executor takes 128 together."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSpec:
+    """Layers in which a token sees only the last `size` tokens, itself among them."""
+
+    size: int
+    layers: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +41,7 @@ class MoeSpec:
 class ModelSpec:
     """A decoder-only transformer: RMSNorm, rotary attention with grouped KV heads, SwiGLU."""
 
-    architecture: str  # one of ARCHITECTURES
+    architecture: str  # one of `families.FAMILIES`
     vocab_size: int
     hidden_size: int
     layers: int
@@ -49,8 +56,13 @@ class ModelSpec:
     output_bias: bool  # of the attention's output projection
     qk_norm: bool  # RMSNorm per head on queries and keys
     tied_embeddings: bool  # the output layer is the embedding
+    window: WindowSpec | None  # None: a token sees all tokens before it, in all layers
     moe: MoeSpec | None
     eos_token_ids: tuple[int, ...]
+
+    def window_of(self, layer: int) -> int:
+        """How many tokens a token sees in this layer, itself among them; 0: all before it."""
+        return self.window.size if self.window is not None and layer in self.window.layers else 0
 
     def serving(self, max_context: int | None) -> ModelSpec:
         """The same model for sequences of up to so many tokens. Raises ModelError if that is too many."""

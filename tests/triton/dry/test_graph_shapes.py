@@ -132,5 +132,6 @@ def test_a_graph_does_the_work_of_its_step_and_no_more(count: int) -> None:
     pages = torch.empty(1, PAGE, 8, 128, dtype=torch.bfloat16, device="meta")
     q = torch.empty(found[0].tokens, 32, 128, dtype=torch.bfloat16, device="meta")
     pipelines, arrivals = Pipelines.of(228 << 10), torch.empty(0, dtype=torch.int32)
-    [launch] = attention_launches(q.flatten(1), q, pages, pages, step.attention.rows, arrivals, pipelines)
+    rows, scale = step.attention.rows[0], 128**-0.5
+    [launch] = attention_launches(q.flatten(1), q, pages, pages, rows, arrivals, scale, pipelines)
     assert launch.grid[0] <= PROCESSORS * pipelines.short.resident

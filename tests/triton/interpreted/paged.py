@@ -34,8 +34,10 @@ class Paged:
         page_size: int = 16,
         dtype: torch.dtype = torch.float32,
         width: int = 0,
+        window: int = 0,
     ) -> None:
         self.heads, self.kv_heads, self.head_dim, self.dtype = heads, kv_heads, head_dim, dtype
+        self.window = window
         rng = np.random.default_rng(3)
         counts = [-(-length // page_size) for length in lengths]
         numbers = iter((rng.permutation(sum(counts)) + 1).tolist())  # page 0 is scratch
@@ -60,8 +62,9 @@ class Paged:
 
     def tiling(self, split_tokens: int, part: int) -> Tiling:
         """The model's, with smaller pieces and parts."""
-        how = Tiling.of(self.heads // self.kv_heads, self.dtype)
-        return Tiling(*(each._replace(split=split_tokens, part=part) for each in how))
+        how = Tiling.of(self.heads // self.kv_heads, self.dtype, (self.window,))
+        short, long = (each._replace(split=split_tokens, part=part) for _, each in how.classes)
+        return how._replace(short=short, long=long)
 
     def attend(
         self,
@@ -89,13 +92,14 @@ class Paged:
         parts = {n: torch.from_numpy(array) for n, array in cut(starts, counts, tables, tiling).items()}
         if padding:
             for name, array in parts.items():
-                if name.endswith("_items"):
+                if "_items" in name:
                     parts[name] = torch.cat([array, torch.full((padding, array.shape[1]), -(2**31)).int()])
                 else:
                     parts[name] = torch.cat([array, array[-1:].repeat(padding)])
-        work = attention_rows(self.table.flatten(), parts, tiling, processors)
+        work = attention_rows(self.table.flatten(), parts, tiling, processors)[self.window]
         arrivals = new_arrivals(self.kv_heads, self.table.device)
-        out = paged_attention(qkv[:, : self.heads], self.k_pages, self.v_pages, work, arrivals)
+        scale = self.head_dim**-0.5
+        out = paged_attention(qkv[:, : self.heads], self.k_pages, self.v_pages, work, arrivals, scale)
         assert not arrivals.any()
         return list(out.split([*(r.q_len for r in rows), spare])[:-1])
 
@@ -104,7 +108,10 @@ class Paged:
         q, k, v = (
             x[row.sequence][: row.kv_len].double().transpose(0, 1)[None] for x in (self.q, self.k, self.v)
         )
-        seen = torch.ones(row.kv_len, row.kv_len).tril().bool()[-row.q_len :]
+        seen = torch.ones(row.kv_len, row.kv_len).tril().bool()
+        if self.window:
+            seen = seen.triu(1 - self.window)
+        seen = seen[-row.q_len :]
         out = functional.scaled_dot_product_attention(
             q[:, :, -row.q_len :], k, v, attn_mask=seen, enable_gqa=True
         )

@@ -8,7 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor_service.backends.torch_backend.cuda.rows import MAX_CONTEXT, SHORT_TOKENS, Tiling, Work, cut
+from executor_service.backends.torch_backend.cuda.rows import (
+    MAX_CONTEXT,
+    SHORT_TOKENS,
+    Tiling,
+    Work,
+    cut,
+    names_of,
+)
 from tests.triton.interpreted.paged import Paged, Row
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -61,25 +68,47 @@ def test_any_mix_of_rows(data: st.DataObject) -> None:
     assert_dense(paged, data.draw(st.permutations(rows)), split, part=part, processors=processors)
 
 
-def test_a_row_is_bitwise_the_same_in_any_company() -> None:
+@pytest.mark.parametrize(("window", "split"), [(1, 64), (20, 64), (64, 64), (65, 48), (100, 512)])
+def test_a_window_hides_what_is_before_it(window: int, split: int) -> None:
+    paged = Paged([150, 70, 9], heads=4, kv_heads=2, window=window)
+    rows = [Row(0, 150, 1), Row(0, 130, 5), Row(1, 70, 70), Row(0, 150, 40), Row(2, 9, 2)]
+    assert_dense(paged, rows, split)
+    assert_dense(paged, rows, split, part=5, processors=1)
+
+
+@pytest.mark.parametrize("window", [20, 70])
+def test_pages_before_a_window_are_not_read(window: int) -> None:
+    paged = Paged([150], window=window)
+    for row in (Row(0, 150, 1), Row(0, 150, 4), Row(0, 150, 20)):
+        expected = paged.attend([row], split_tokens=64)[0]
+        before = (row.kv_len - row.q_len - window + 1) // 64 * 64 // 16  # tiles have up to 64 keys
+        paged.table[0, :before] = -(2**20)
+        assert torch.equal(paged.attend([row], split_tokens=64)[0], expected)
+        paged = Paged([150], window=window)
+
+
+@pytest.mark.parametrize("window", [0, 50])
+def test_a_row_is_bitwise_the_same_in_any_company(window: int) -> None:
     lengths = [150, 30, 70]
-    paged, wide = Paged(lengths, 2, 1), Paged(lengths, 2, 1, width=30)
+    paged, wide = Paged(lengths, 2, 1, window=window), Paged(lengths, 2, 1, width=30, window=window)
     for mine in (Row(0, 150, 1), Row(0, 150, 4), Row(0, 150, 20)):  # decode, verify, chunk
         [alone] = paged.attend([mine], split_tokens=64)
         together = wide.attend([Row(1, 30, 1), Row(2, 70, 6), mine, Row(1, 30, 20)], split_tokens=64)
         assert torch.equal(together[2], alone)
 
 
-def test_a_verified_token_is_bitwise_the_decoded_one() -> None:
-    paged = Paged([133], heads=8, kv_heads=1)
+@pytest.mark.parametrize("window", [0, 6, 66])
+def test_a_verified_token_is_bitwise_the_decoded_one(window: int) -> None:
+    paged = Paged([133], heads=8, kv_heads=1, window=window)
     [verified] = paged.attend([Row(0, 133, 6)], split_tokens=64)
     for i in (0, 1, 2, 5):
         [decoded] = paged.attend([Row(0, 128 + i, 1)], split_tokens=64)
         assert torch.equal(decoded[0], verified[i])
 
 
-def test_a_prompt_is_bitwise_the_same_however_it_is_cut_into_long_chunks() -> None:
-    paged = Paged([150])
+@pytest.mark.parametrize("window", [0, 30])
+def test_a_prompt_is_bitwise_the_same_however_it_is_cut_into_long_chunks(window: int) -> None:
+    paged = Paged([150], window=window)
     [whole] = paged.attend([Row(0, 150, 150)])
     first, parts = 0, []
     for count in (17, 53, 60, 20):
@@ -95,9 +124,10 @@ def test_padding_changes_nothing() -> None:
         assert torch.equal(plain, padded)
 
 
-def test_neither_parts_nor_the_number_of_programs_change_a_bit() -> None:
+@pytest.mark.parametrize("window", [0, 70])
+def test_neither_parts_nor_the_number_of_programs_change_a_bit(window: int) -> None:
     """Programs that do several items end in another order, so that another one merges a block."""
-    paged = Paged([150, 130, 70])
+    paged = Paged([150, 130, 70], window=window)
     rows = [Row(0, 150, 1), Row(1, 130, 4), Row(2, 70, 40), Row(0, 140, 20)]
     expected = paged.attend(rows, 32)
     for part, processors in ((5, 0), (7, 1), (512, 1), (512, 2), (512, 5)):
@@ -111,23 +141,25 @@ def test_neither_parts_nor_the_number_of_programs_change_a_bit() -> None:
     st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 300)), min_size=1, max_size=20),
     st.sampled_from([torch.bfloat16, torch.float32]),
     st.integers(1, 17),
+    st.sampled_from([0, 1, 700, 2100]),
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_items_hold_each_key_of_each_token_once_and_no_part_is_too_large(
-    rows: list[tuple[int, int]], dtype: torch.dtype, group: int
+def test_items_hold_each_key_that_a_token_sees_once_and_no_part_is_too_large(
+    rows: list[tuple[int, int]], dtype: torch.dtype, group: int, window: int
 ) -> None:
     starts, counts = (np.array(column, np.int32) for column in zip(*rows, strict=True))
     tiling = Tiling.of(group, dtype)
-    tiling = Tiling(tiling.short._replace(part=7), tiling.long._replace(part=9))
+    tiling = Tiling(tiling.short._replace(part=7), tiling.long._replace(part=9), (window,))
     arrays = cut(starts, counts, np.arange(len(rows), dtype=np.int32) * 1000, tiling)
     flat = np.cumsum(counts) - counts
     covered: dict[tuple[int, int], list[int]] = {}
-    for name, how in (("short", tiling.short), ("long", tiling.long)):
-        items, bounds = arrays[f"{name}_items"], arrays[f"{name}_bounds"]
+    for name, how in tiling.classes:
+        items, bounds = (arrays[key] for key in names_of(name, window))
         assert bounds[0] == 0
         assert bounds[-1] == len(items)
         assert (np.diff(bounds) <= how.part).all()
-        assert all(bound == len(items) or items[bound, 4] == 0 for bound in bounds)  # a block is in one part
+        blocks = [item[:4] for item in items.tolist()]
+        assert all(bound in (0, len(items)) or blocks[bound] != blocks[bound - 1] for bound in bounds)
         for first, tokens, position, table, piece in items.tolist():
             row = table // 1000
             assert 0 < tokens <= how.block
@@ -136,13 +168,16 @@ def test_items_hold_each_key_of_each_token_once_and_no_part_is_too_large(
                 name == "short",
             )
             assert piece * how.split < position + tokens
+            assert not window or (piece + 1) * how.split > position - window + 1  # some key is seen
             for token in range(tokens):
                 covered.setdefault((row, position + token), []).append(piece)
     for row, (start, count) in enumerate(rows):
         for position in range(start, start + count):
-            pieces = covered.pop((row, position))
-            assert pieces == list(range(len(pieces)))
-            assert len(pieces) * (512 if count <= SHORT_TOKENS else 2048) > position
+            pieces, split = covered.pop((row, position)), 512 if count <= SHORT_TOKENS else 2048
+            first_seen = max(position - window + 1, 0) if window else 0
+            assert pieces == list(range(pieces[0], pieces[-1] + 1))
+            assert pieces[0] * split <= first_seen
+            assert (pieces[-1] + 1) * split > position
     assert not covered
 
 
@@ -152,7 +187,7 @@ def test_the_longest_context_fits_into_one_launch_and_what_does_not_is_refused(c
     tiling = Tiling.of(4, torch.bfloat16)
     cut(cached, fed, np.zeros(1, np.int32), tiling)
     pieces = MAX_CONTEXT // (tiling.short if count == 1 else tiling.long).split
-    small = Tiling(*(how._replace(part=pieces - 1) for how in tiling))
+    small = Tiling(*(how._replace(part=pieces - 1) for _, how in tiling.classes))
     with pytest.raises(ValueError, match=f"{pieces} pieces .* above the {pieces - 1} of a launch"):
         cut(cached, fed, np.zeros(1, np.int32), small)
 

@@ -15,6 +15,7 @@ from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.kernels import (
+    AttentionShape,
     AttentionWeights,
     Kernels,
     PlainKernels,
@@ -27,16 +28,18 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "normed", "dtype"),
-    [(3, 1, 64, True, torch.bfloat16), (2, 1, 10, False, torch.float32)],
+    ("heads", "kv_heads", "dim", "normed", "window", "dtype"),
+    [(3, 1, 64, True, 0, torch.bfloat16), (2, 1, 10, False, 7, torch.float32)],
 )
 def test_attention_equals_plain_torch(
-    heads: int, kv_heads: int, dim: int, normed: bool, dtype: torch.dtype
+    heads: int, kv_heads: int, dim: int, normed: bool, window: int, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(1)
     angles = torch.arange(100)[:, None] * torch.rand(dim // 2)[None, :]
     norm = torch.rand(dim) + 0.5 if normed else torch.empty(0)
-    w = AttentionWeights(heads, kv_heads, dim, 1e-6, angles.cos(), angles.sin(), norm, norm.flip(0))
+    rotary = angles.cos(), angles.sin()
+    w = AttentionWeights(heads, kv_heads, dim, 1e-6, *rotary, norm, norm.flip(0), 0.2, window)
+    shape = AttentionShape(heads // kv_heads, dim, (0, window))
     tables = [[7, 2], [3], [9, 4]]
     steps = [[(0, 17), (0, 1), (0, 12)], [(17, 1), (1, 3), (12, 9)]]  # prefill; decode, verify, chunk
     kernels: list[Kernels] = [CudaKernels(CPU, dtype), PlainKernels(CPU, dtype)]
@@ -49,7 +52,7 @@ def test_attention_equals_plain_torch(
         batch = Batch.of(rows, 16, CPU)
         qkv = torch.randn(sum(q for _, q in step), (heads + 2 * kv_heads) * dim).to(dtype)
         ours, theirs = (
-            k.attention(qkv.clone(), cache, k.prepare(batch, heads // kv_heads), w)
+            k.attention(qkv.clone(), cache, k.prepare(batch, shape), w)
             for k, cache in zip(kernels, caches, strict=True)
         )
         torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)

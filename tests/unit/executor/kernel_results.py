@@ -16,7 +16,7 @@ from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.cpu.threads.work import work
 from executor_service.backends.torch_backend.drawing import Filters
-from executor_service.backends.torch_backend.kernels import AttentionWeights
+from executor_service.backends.torch_backend.kernels import AttentionShape, AttentionWeights
 from executor_service.backends.torch_backend.low_rank import (
     AdaptedRows,
     AdapterShape,
@@ -51,13 +51,15 @@ def _adapted(kernels: CpuKernels) -> Iterator[tuple[str, torch.Tensor]]:
 def _attention(kernels: CpuKernels, normed: bool) -> Iterator[tuple[str, torch.Tensor]]:
     angles = torch.arange(100)[:, None] * torch.rand(_DIM // 2)[None, :]
     norm = torch.rand(_DIM) + 0.5 if normed else torch.empty(0)
-    weights = AttentionWeights(_HEADS, _KV_HEADS, _DIM, 1e-6, angles.cos(), angles.sin(), norm, norm)
+    rotary, scale = (angles.cos(), angles.sin()), _DIM**-0.5
+    weights = AttentionWeights(_HEADS, _KV_HEADS, _DIM, 1e-6, *rotary, norm, norm, scale, window=40)
     cache = kernels.new_cache(10, _PAGE_SIZE, _KV_HEADS, _DIM)
     table = np.arange(1, 6, dtype=np.int32)
     for start, count in ((0, 70), (70, 1), (71, 9)):
         tokens, history = np.zeros(count, np.int32), np.zeros(start + count, np.int32)
         row = ForwardRow(start, tokens, history, 0, table, 1, OutputMode.SAMPLE, Sampling())
-        prepared = kernels.prepare(Batch.of([row], _PAGE_SIZE, kernels.device), _HEADS // _KV_HEADS)
+        batch = Batch.of([row], _PAGE_SIZE, kernels.device)
+        prepared = kernels.prepare(batch, AttentionShape(_HEADS // _KV_HEADS, _DIM))
         qkv = torch.randn(count, (_HEADS + 2 * _KV_HEADS) * _DIM)
         yield f"attention, normed={normed}, {start}", kernels.attention(qkv, cache, prepared, weights)
     yield f"keys, normed={normed}", cache.k

@@ -14,6 +14,7 @@ from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.cpu.primitives.vector_math import exp32
 from executor_service.backends.torch_backend.kernels import (
+    AttentionShape,
     AttentionWeights,
     Kernels,
     LayerCache,
@@ -88,19 +89,22 @@ def test_exp_is_exact_to_a_few_ulps_and_keeps_nan() -> None:
     assert np.isnan(exp32(np.float32(np.nan)))
 
 
-def weights_of(heads: int, kv_heads: int, dim: int, normed: bool) -> AttentionWeights:
+def weights_of(heads: int, kv_heads: int, dim: int, normed: bool, window: int) -> AttentionWeights:
     angles = torch.arange(700)[:, None] * torch.rand(dim // 2)[None, :]
     norm = torch.rand(dim) + 0.5 if normed else torch.empty(0)
-    return AttentionWeights(heads, kv_heads, dim, 1e-6, angles.cos(), angles.sin(), norm, norm.flip(0))
+    rotary = angles.cos(), angles.sin()
+    return AttentionWeights(heads, kv_heads, dim, 1e-6, *rotary, norm, norm.flip(0), dim**-0.5, window)
 
 
 class Attention:
     """The same rows through two kernels, on the same pages."""
 
-    def __init__(self, heads: int, kv_heads: int, dim: int, page_size: int, normed: bool = False) -> None:
+    def __init__(
+        self, heads: int, kv_heads: int, dim: int, page_size: int, normed: bool = False, window: int = 0
+    ) -> None:
         torch.manual_seed(5)
         self.shape, self.page_size = (kv_heads, dim), page_size
-        self.w = weights_of(heads, kv_heads, dim, normed)
+        self.w = weights_of(heads, kv_heads, dim, normed, window)
 
     def cache(self, kernels: Kernels, pages: int) -> LayerCache:
         cache = kernels.new_cache(pages, self.page_size, *self.shape)
@@ -113,7 +117,8 @@ class Attention:
         self, kernels: Kernels, cache: LayerCache, rows: Sequence[ForwardRow], qkv: torch.Tensor
     ) -> torch.Tensor:
         batch = Batch.of(rows, self.page_size, torch.device("cpu"))
-        prepared = kernels.prepare(batch, self.w.heads // self.w.kv_heads)
+        shape = AttentionShape(self.w.heads // self.w.kv_heads, self.w.head_dim)
+        prepared = kernels.prepare(batch, shape)
         return kernels.attention(qkv.clone(), cache, prepared, self.w)
 
     def qkv(self, tokens: int) -> torch.Tensor:
@@ -127,15 +132,16 @@ def row(start: int, count: int, table: Sequence[int]) -> ForwardRow:
     return ForwardRow(start, tokens, history, 0, block_table, 1, OutputMode.SAMPLE, Sampling())
 
 
-SHAPES = [(9, 3, 64), (4, 4, 16), (8, 1, 32), (6, 2, 10), (32, 1, 24)]
+SHAPES = [(9, 3, 64), (4, 4, 16), (8, 1, 32), (6, 2, 10), (32, 1, 24), (4, 1, 256)]
 
 
+@pytest.mark.parametrize("window", [0, 1, 40])
 @pytest.mark.parametrize("page_size", [1, 7, 16, 32, 48])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
 def test_attention_equals_dense_on_poisoned_pages(
-    heads: int, kv_heads: int, dim: int, page_size: int, attending: CpuKernels
+    heads: int, kv_heads: int, dim: int, page_size: int, window: int, attending: CpuKernels
 ) -> None:
-    attention = Attention(heads, kv_heads, dim, page_size, normed=dim == 64)
+    attention = Attention(heads, kv_heads, dim, page_size, dim == 64, window)
     lengths = [1, page_size - 1 or 1, page_size, page_size + 1, 90, 300]
     pages, tables = 1, []
     for length in lengths:
@@ -196,16 +202,32 @@ def test_what_pages_can_not_hold_shows(value: float, attending: CpuKernels) -> N
     assert out.isfinite().all() == (value <= torch.finfo(cache.v.dtype).max)
 
 
-def test_a_query_does_not_depend_on_its_chunk_or_company(attending: CpuKernels) -> None:
-    attention = Attention(9, 3, 64, 16)
-    whole, pieces = (attention.cache(attending, 30) for _ in range(2))
-    table = list(range(1, 29))
+@pytest.mark.parametrize(("page_size", "window"), [(16, 0), (16, 1), (16, 100), (16, 128), (7, 129)])
+def test_a_query_does_not_depend_on_its_chunk_or_company(
+    page_size: int, window: int, attending: CpuKernels
+) -> None:
+    attention = Attention(9, 3, 64, page_size, window=window)
+    pages = -(-430 // page_size)
+    whole, pieces = (attention.cache(attending, pages + 2) for _ in range(2))
+    table = list(range(1, pages + 1))
     qkv, other = attention.qkv(430), attention.qkv(1)
     expected = attention.run(attending, whole, [row(0, 430, table)], qkv)
     first, outs = 0, []
     for count in (1, 7, 150, 16, 200, 55, 1):
-        rows = [row(0, 1, [29]), row(first, count, table)]
+        rows = [row(0, 1, [pages + 1]), row(first, count, table)]
         both = torch.cat([other, qkv[first : first + count]])
         outs.append(attention.run(attending, pieces, rows, both)[1:])
         first += count
     assert torch.equal(torch.cat(outs), expected)
+
+
+@pytest.mark.parametrize("window", [1, 30, 100])
+def test_what_lies_before_a_window_is_neither_read_nor_seen(window: int, attending: CpuKernels) -> None:
+    attention = Attention(4, 2, 16, 16, window=window)
+    cache, table, qkv = attention.cache(attending, 40), list(range(1, 31)), attention.qkv(423)
+    for start, count in ((0, 400), (400, 1), (401, 22)):
+        before = max(start + 1 - window, 0)  # the first position that a query of this step sees
+        for page in table[: before // 16]:
+            cache.k[page], cache.v[page] = torch.nan, torch.nan
+        out = attention.run(attending, cache, [row(start, count, table)], qkv[start : start + count])
+        assert out.isfinite().all()

@@ -9,7 +9,7 @@ import torch
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
-from executor_service.backends.torch_backend.kernels import AttentionWeights, Block
+from executor_service.backends.torch_backend.kernels import AttentionShape, AttentionWeights, Block
 from executor_service.contract.plan import OutputMode, Sampling
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, EPS = 40, 56, 6, 2, 16, 1e-6
@@ -27,10 +27,12 @@ def rows_of(starts: list[int], counts: list[int]) -> list[ForwardRow]:
     return rows
 
 
-def block_of(kernels: CpuKernels, biased: bool) -> Block:
+def block_of(kernels: CpuKernels, biased: bool, window: int) -> Block:
     width, angles = (HEADS + 2 * KV_HEADS) * DIM, torch.rand(99, DIM // 2)
     norm = torch.rand(DIM) if biased else torch.empty(0)
-    attention = AttentionWeights(HEADS, KV_HEADS, DIM, EPS, angles.cos(), angles.sin(), norm, norm)
+    attention = AttentionWeights(
+        HEADS, KV_HEADS, DIM, EPS, angles.cos(), angles.sin(), norm, norm, 0.3, window
+    )
     return Block(
         torch.rand(HIDDEN),
         kernels.linear([torch.randn(width, HIDDEN)], torch.randn(width) if biased else None),
@@ -47,14 +49,13 @@ def block_of(kernels: CpuKernels, biased: bool) -> Block:
 def test_a_stack_gives_the_bits_of_its_blocks(kind: type[CpuKernels], biased: bool) -> None:
     torch.manual_seed(3)
     kernels = kind(2)
-    blocks = [block_of(kernels, biased) for _ in range(3)]
+    blocks = [block_of(kernels, biased, window) for window in (0, 9, 20)]
     stack = kernels.record(blocks, EPS)
     assert stack is not None
     one_by_one, stacked = ([kernels.new_cache(40, PAGE_SIZE, KV_HEADS, DIM) for _ in blocks] for _ in "ab")
     for starts, counts in (([0, 0, 0], [30, 1, 7]), ([30, 1, 7], [1, 1, 1]), ([31, 2, 8], [1, 5, 40])):
-        prepared = kernels.prepare(
-            Batch.of(rows_of(starts, counts), PAGE_SIZE, torch.device("cpu")), HEADS // KV_HEADS
-        )
+        batch = Batch.of(rows_of(starts, counts), PAGE_SIZE, torch.device("cpu"))
+        prepared = kernels.prepare(batch, AttentionShape(HEADS // KV_HEADS, DIM))
         x = torch.randn(sum(counts), HIDDEN)
         with kernels.step():
             ours = stack(x, prepared, stacked).clone()

@@ -31,6 +31,7 @@ from executor_service.backends.torch_backend.cpu.rowwise.sampling import (
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
 from executor_service.backends.torch_backend.drawing import Filters
 from executor_service.backends.torch_backend.kernels import (
+    AttentionShape,
     AttentionWeights,
     Block,
     GatedLinear,
@@ -83,9 +84,9 @@ class CpuKernels:
         """Pages of zeros, in the layout of `attention.pages`."""
         return new_layer_cache(pages, page_size, kv_heads, head_dim, self.cache_dtype)
 
-    def prepare(self, batch: Batch, heads_per_kv_head: int) -> PreparedBatch:
+    def prepare(self, batch: Batch, shape: AttentionShape) -> PreparedBatch:
         """Cut the batch into the items of `attention.attend`."""
-        return prepare_batch(batch, heads_per_kv_head)
+        return prepare_batch(batch, shape.heads_per_kv_head)
 
     def attention(
         self, qkv: torch.Tensor, cache: LayerCache, prepared: PreparedBatch, w: AttentionWeights

@@ -93,7 +93,7 @@ _MASKED = tl.constexpr(-1e30)  # below every score, but finite: -inf - -inf woul
 @triton.jit
 def _attend(
     q, k_pages, v_pages, table, positions, begin, end, score_scale, kv_head,
-    kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr,
+    kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr,
     lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Attention of q [lines, columns] at `positions` [lines] over keys begin..end of one row.
@@ -119,6 +119,8 @@ def _attend(
             v = tl.load(v_pages + v_offset, mask=live[:, None] & in_head[None, :], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * score_scale
         seen = live[None, :] & (key[None, :] <= positions[:, None])
+        if window:
+            seen = seen & (key[None, :] > positions[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
         rescale = tl.exp2(highest - higher)
@@ -162,6 +164,7 @@ def _attention_kernel(
     out, partial_out, partial_lse, arrivals, q, k_pages, v_pages, tables, items, bounds, part, score_scale,
     q_stride,
     group: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr,
+    window: tl.constexpr,
     block_tokens: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr,
     split_tokens: tl.constexpr, item_fields: tl.constexpr,
     merge_columns: tl.constexpr, merge_stages: tl.constexpr,
@@ -184,6 +187,12 @@ def _attention_kernel(
         table, piece = tl.load(item + 3), tl.load(item + 4)
         begin = piece * split_tokens
         end = tl.minimum(first_position + tokens, begin + split_tokens)  # seen by the block's last token
+        first_piece = 0
+        if window:
+            first_seen = tl.maximum(first_position - window + 1, 0)  # by the block's first token
+            first_piece = first_seen // split_tokens
+            # Tiles begin where they would without a window, so that their sums have the same order.
+            begin += tl.maximum(first_seen - begin, 0) // tile * tile
 
         token = line // group
         head = kv_head * group + line % group
@@ -196,12 +205,12 @@ def _attention_kernel(
         )
         sums, total, highest = _attend(
             queries, k_pages, v_pages, tables + table, first_position + token, begin, end, score_scale,
-            kv_head, kv_heads, head_dim, page_size, lines, columns, tile,
+            kv_head, kv_heads, head_dim, page_size, window, lines, columns, tile,
         )  # fmt: skip
         total = tl.where(total > 0, total, 1.0)  # a padding line, or a token before the piece
         result = sums / total[:, None]
 
-        pieces = (first_position + tokens - 1) // split_tokens + 1
+        pieces = (first_position + tokens - 1) // split_tokens + 1 - first_piece
         if pieces == 1:
             target = out + first_token.to(tl.int64) * (heads * head_dim)
             target += (token * (heads * head_dim) + head * head_dim)[:, None] + d[None, :]
@@ -210,7 +219,7 @@ def _attention_kernel(
             place = (slot.to(tl.int64) * kv_heads + kv_head) * used + line
             tl.store(partial_out + place[:, None] * head_dim + d[None, :], result, mask=mask)
             tl.store(partial_lse + place, highest + tl.log2(total), mask=real)
-            first_slot = slot - piece
+            first_slot = slot - (piece - first_piece)
             arrived = arrivals + first_slot * kv_heads + kv_head
             tl.debug_barrier()  # all threads have stored before one of them counts the program as arrived
             if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == pieces - 1:
@@ -235,13 +244,14 @@ def paged_attention(
     v_pages: torch.Tensor,
     rows: AttentionRows,
     arrivals: torch.Tensor,
+    scale: float,
 ) -> torch.Tensor:
     """Causal attention of every row's tokens over the row's keys; [tokens, heads * head_dim] in q's dtype.
 
     q [tokens, heads, head_dim] bf16, fp16 or fp32, a view with any stride between tokens (for speed a
     multiple of 16 elements); k_pages, v_pages [pages, page_size, kv_heads, head_dim], contiguous, in q's
-    dtype, with the step's own K and V already in them. Scores are scaled by head_dim ** -0.5 and summed in
-    fp32. The result of a token that belongs to no row is undefined. `arrivals`: of `new_arrivals`. Raises
+    dtype, with the step's own K and V already in them. Scores are multiplied by `scale` and summed in fp32.
+    The result of a token that belongs to no row is undefined. `arrivals`: of `new_arrivals`. Raises
     ValueError.
 
     All arguments are on the device, nothing is read back, and every grid follows from shapes: a CUDA graph
@@ -256,7 +266,8 @@ def paged_attention(
     if q.stride()[1:] != (head_dim, 1) or not (k_pages.is_contiguous() and v_pages.is_contiguous()):
         raise ValueError("k_pages, v_pages and the heads of each token in q have to be contiguous")
     out = torch.empty(tokens, heads * head_dim, dtype=q.dtype, device=q.device)
-    for launch in attention_launches(out, q, k_pages, v_pages, rows, arrivals, pipelines_of(q.device)):
+    pipelines = pipelines_of(q.device)
+    for launch in attention_launches(out, q, k_pages, v_pages, rows, arrivals, scale, pipelines):
         launch.run()
     return out
 
@@ -284,6 +295,7 @@ def attention_launches(
     v_pages: torch.Tensor,
     rows: AttentionRows,
     arrivals: torch.Tensor,
+    scale: float,
     pipelines: Pipelines,
 ) -> Iterator[Launch]:
     """The launches of `paged_attention`, in their order: short rows, long rows, a part at a time."""
@@ -293,7 +305,7 @@ def attention_launches(
     inputs: Arguments = {
         "out": out, "q": q, "k_pages": k_pages, "v_pages": v_pages, "tables": rows.tables,
         "arrivals": arrivals,
-        "score_scale": head_dim**-0.5 * _LOG2_E, "q_stride": q.stride(0),
+        "score_scale": scale * _LOG2_E, "q_stride": q.stride(0),
     }  # fmt: skip
     for work, how in ((rows.short, pipelines.short), (rows.long, pipelines.long)):
         slots = work.slots
@@ -315,6 +327,7 @@ def attention_launches(
                 },
                 {
                     "group": group, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size,
+                    "window": rows.window,
                     "block_tokens": work.cut.block, "lines": max(power_of_two(used), _MIN_SIDE),
                     "columns": columns, "tile": min(64, how.tile_bytes // (columns * q.element_size())),
                     "split_tokens": work.cut.split, "item_fields": ITEM_FIELDS,

@@ -158,6 +158,7 @@ def shapes_of(rows: int, tokens: int, page_size: int, context_length: int, tilin
             long_items=_items(blocks, context_length, tiling.long),
             long_parts=int(long),
             pages=min(count, rows) * -(-context_length // page_size),
+            windows=tiling.windows,
         )
 
     shapes = [shape(n, n, long=False) for n in _SHORT_TOKENS]

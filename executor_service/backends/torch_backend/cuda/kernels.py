@@ -5,7 +5,7 @@ Linear layers with int8 or fp8 weights are in `quantized.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from executor_service.backends.torch_backend.cuda.quantized import fused
 from executor_service.backends.torch_backend.cuda.rotary import rotary_launch
 from executor_service.backends.torch_backend.cuda.rows import AttentionRows, Tiling, attention_rows, cut
 from executor_service.backends.torch_backend.kernels import (
+    AttentionShape,
     AttentionWeights,
     LayerCache,
     Linear,
@@ -40,7 +41,7 @@ class CudaStep:
     positions: torch.Tensor
     pages: torch.Tensor
     slots: torch.Tensor
-    rows: AttentionRows
+    rows: Mapping[int, AttentionRows]  # by the layer's window
 
 
 class CudaLinear(PlainLinear):
@@ -99,8 +100,9 @@ class CudaKernels(PlainKernels):
             self._arrivals[kv_heads] = new_arrivals(kv_heads, self.device)
         return super().new_cache(pages, page_size, kv_heads, head_dim)
 
-    def prepare(self, batch: Batch, heads_per_kv_head: int) -> CudaStep:
-        width, tiling = batch.tables.shape[1], Tiling.of(heads_per_kv_head, self.dtype)
+    def prepare(self, batch: Batch, shape: AttentionShape) -> CudaStep:
+        tiling = Tiling.of(shape.heads_per_kv_head, self.dtype, shape.windows)
+        width = batch.tables.shape[1]
         table_starts = np.arange(len(batch.counts), dtype=np.int32) * np.int32(width)
         arrays = cut(batch.starts, batch.counts, table_starts, tiling)
         parts = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
@@ -115,4 +117,5 @@ class CudaKernels(PlainKernels):
             w.cos, w.sin, w.q_norm, w.k_norm, w.eps,
         ).run()  # fmt: skip
         q = qkv.view(qkv.shape[0], -1, w.head_dim)[:, : w.heads]
-        return paged_attention(q, cache.k, cache.v, prepared.rows, self._arrivals[w.kv_heads])
+        rows, arrivals = prepared.rows[w.window], self._arrivals[w.kv_heads]
+        return paged_attention(q, cache.k, cache.v, rows, arrivals, w.scale)

@@ -1,9 +1,9 @@
 """`AttentionRows`: the work of a step's attention, cut into items of bounded size.
 
 A query block is a few consecutive tokens of one row. An item is a query block with one piece of its keys, a
-fixed number of them. There are two classes of rows, whose blocks and pieces differ in size: short ones
-(decodes and verifications), which are bound by memory, and long ones (chunks and prompts), bound by
-arithmetic.
+fixed number of them; a piece that is before the window of all of the block's tokens is no item. There are two
+classes of rows, whose blocks and pieces differ in size: short ones (decodes and verifications), which are
+bound by memory, and long ones (chunks and prompts), bound by arithmetic.
 
 The host cuts, since it knows every length. The device derives nothing and reads nothing back, so a CUDA graph
 captured with the work of one step can be replayed with that of another: `Work.bounds` says how much there is.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,19 +49,26 @@ class Cut(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """The cuts of both classes; they follow from the model alone."""
+    """The cuts of both classes, and the windows of the layers; they follow from the model alone."""
 
     short: Cut
     long: Cut
+    windows: tuple[int, ...] = (0,)  # tokens that a token sees, up to itself; 0: all
 
     @classmethod
-    def of(cls, group: int, dtype: torch.dtype) -> Tiling:
+    def of(cls, group: int, dtype: torch.dtype, windows: tuple[int, ...] = (0,)) -> Tiling:
         """For `group` query heads that share a KV head, and q of this dtype."""
         long = _LONG_LINES_FP32 if dtype == torch.float32 else _LONG_LINES
         return cls(
             Cut(max(_SHORT_LINES // group, 1), _SHORT_SPLIT, _SHORT_PART),
             Cut(max(long // group, 1), _LONG_SPLIT, _LONG_PART),
+            windows,
         )
+
+    @property
+    def classes(self) -> tuple[tuple[str, Cut], ...]:
+        """The names of both classes, and their cuts."""
+        return ("short", self.short), ("long", self.long)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +97,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRows:
-    """What attention has to know of a step's rows."""
+    """What attention has to know of a step's rows, in the layers with one window."""
 
+    window: int  # see `Tiling.windows`
     tables: torch.Tensor  # int32: the block tables of all rows, concatenated
     short: Work
     long: Work
@@ -102,36 +110,66 @@ class AttentionRows:
 
 def attention_rows(
     tables: torch.Tensor, parts: Mapping[str, torch.Tensor], tiling: Tiling, processors: int = 0
-) -> AttentionRows:
-    """The rows from what `cut` returns, on the device; items may be flat."""
-    short, long = (
-        Work(parts[f"{name}_items"].view(-1, ITEM_FIELDS), parts[f"{name}_bounds"], how)
-        for name, how in (("short", tiling.short), ("long", tiling.long))
-    )
-    return AttentionRows(tables, short, long, processors)
+) -> dict[int, AttentionRows]:
+    """The rows for each window, from what `cut` returns, on the device; items may be flat."""
+    every = {}
+    for window in tiling.windows:
+        short, long = (
+            Work(parts[items].view(-1, ITEM_FIELDS), parts[bounds], how)
+            for (items, bounds), how in ((names_of(name, window), how) for name, how in tiling.classes)
+        )
+        every[window] = AttentionRows(window, tables, short, long, processors)
+    return every
+
+
+def names_of(which: str, window: int) -> tuple[str, str]:
+    """What `cut` calls the items and the bounds of one class of rows in the layers with one window."""
+    suffix = f"_{window}" if window else ""
+    return f"{which}_items{suffix}", f"{which}_bounds{suffix}"
+
+
+def most_work(arrays: Mapping[str, NDArray[Any]], tiling: Tiling) -> dict[str, int]:
+    """How many items and parts of each class `cut` made, at most for one window."""
+    most = {}
+    for which, _ in tiling.classes:
+        names = [names_of(which, window) for window in tiling.windows]
+        most[f"{which}_items"] = max(len(arrays[items]) for items, _ in names)
+        most[f"{which}_parts"] = max(len(arrays[bounds]) - 1 for _, bounds in names)
+    return most
 
 
 def cut(starts: Ints, counts: Ints, table_starts: Ints, tiling: Tiling) -> dict[str, Ints]:
-    """The items and bounds of both classes, for rows with `starts` cached and `counts` new tokens.
+    """The items and bounds of both classes and all windows, by `names_of`.
 
+    The rows have `starts` cached and `counts` new tokens.
     starts, counts, table_starts: [rows]. A row's items depend on the row alone, hence also its sums and their
     order. Raises ValueError for a row with more pieces of keys than a part has items.
     """
     first_tokens = np.cumsum(counts, dtype=np.int32) - counts
     short = counts <= SHORT_TOKENS
     arrays: dict[str, Ints] = {}
-    for name, which, how in (("short", short, tiling.short), ("long", ~short, tiling.long)):
-        arrays[f"{name}_items"], arrays[f"{name}_bounds"] = _cut_class(
-            first_tokens[which], starts[which], counts[which], table_starts[which], how,
-            last_first=name == "long",  # blocks that see more keys take longer, and start first
-        )  # fmt: skip
+    for window in tiling.windows:
+        for name, how in tiling.classes:
+            which = short if name == "short" else ~short
+            items, bounds = names_of(name, window)
+            arrays[items], arrays[bounds] = _cut_class(
+                first_tokens[which], starts[which], counts[which], table_starts[which], how, window,
+                last_first=name == "long",  # blocks that see more keys take longer, and start first
+            )  # fmt: skip
     return arrays
 
 
 def _cut_class(
-    first_tokens: Ints, starts: Ints, counts: Ints, table_starts: Ints, how: Cut, *, last_first: bool
+    first_tokens: Ints,
+    starts: Ints,
+    counts: Ints,
+    table_starts: Ints,
+    how: Cut,
+    window: int,
+    *,
+    last_first: bool,
 ) -> tuple[Ints, Ints]:
-    """The items and bounds of one class."""
+    """The items and bounds of one class, in the layers with one window."""
     if not len(counts):
         return np.empty((0, ITEM_FIELDS), np.int32), np.zeros(1, np.int32)
     rows, numbers = _spread(-(-counts // np.int32(how.block)))
@@ -140,16 +178,17 @@ def _cut_class(
     firsts = numbers * np.int32(how.block)
     tokens = np.minimum(counts[rows] - firsts, np.int32(how.block))
     positions = starts[rows] + firsts
-    pieces = -(
-        -(positions + tokens) // np.int32(how.split)
-    )  # up to the last key that the block's last token sees
+    # From the first key that the block's first token sees to the last one that its last token sees.
+    ends = -(-(positions + tokens) // np.int32(how.split))
+    begins = np.maximum(positions - np.int32(window - 1), 0) // np.int32(how.split) if window else 0 * ends
+    pieces = ends - begins
     if pieces.max(initial=0) > how.part:
         raise ValueError(f"{int(pieces.max())} pieces of a row's keys are above the {how.part} of a launch")
     blocks, piece = _spread(pieces)
     fields = (first_tokens[rows] + firsts, tokens, positions, table_starts[rows])
     items = np.empty((len(blocks), ITEM_FIELDS), np.int32)
     items[:, :-1] = np.stack(fields, 1)[blocks]
-    items[:, -1] = piece
+    items[:, -1] = begins[blocks] + piece
     return items, _bounds(pieces, how.part)
 
 

@@ -11,6 +11,8 @@ them can be replayed with another.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum, auto
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +29,8 @@ from executor_service.backends.torch_backend.cuda.rows import (
     Tiling,
     attention_rows,
     cut,
+    most_work,
+    names_of,
 )
 from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE
 from executor_service.contract import noise
@@ -41,44 +45,57 @@ class StepShape(NamedTuple):
     tokens: int
     rows: int
     outputs: int
-    short_items: int  # the work of attention, see `AttentionRows`
+    short_items: int  # the work of attention, see `AttentionRows`; of windows, the most
     short_parts: int
     long_items: int
     long_parts: int
     pages: int  # in all block tables together
+    windows: tuple[int, ...] = (0,)  # of the model, see `Tiling`
 
     def holds(self, other: StepShape) -> bool:
         """Whether a step of the other shape can be padded to this one."""
-        return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
+        return all(mine >= theirs for mine, theirs in zip(self[:-1], other[:-1], strict=True))
 
 
-class _Length(NamedTuple):
-    """The length of a part in int32s: a field of `StepShape`, times `each`, and `more`."""
+class _Padding(Enum):
+    """What follows the numbers of a smaller step in a part."""
+
+    ZEROS = auto()
+    LAST = auto()  # the last number again: parts of attention's work that the step does not have are empty
+    NONE = auto()  # nothing reads beyond what the step has
+
+
+class _Part(NamedTuple):
+    """A part's length in int32s is a field of `StepShape`, times `each`, and `more`."""
 
     field: str
     each: int = 1
     more: int = 0
+    padding: _Padding = _Padding.ZEROS
 
-    def of(self, shape: StepShape) -> int:
+    def length(self, shape: StepShape) -> int:
         count: int = getattr(shape, self.field)
         return count * self.each + self.more
 
 
-# The parts in the order of their offsets. Block tables come last: they are long, and what of them is unused
-# need not be copied.
-_PARTS: Mapping[str, _Length] = {
-    **dict.fromkeys(("tokens", "positions", "page_of_token", "slots"), _Length("tokens")),
-    "last_outputs": _Length("rows"),
-    **dict.fromkeys(
-        ("outputs", "temperatures", "key_lows", "key_highs", "top_ks", "top_ps", "min_ps"), _Length("outputs")
-    ),
-    "short_bounds": _Length("short_parts", more=1),
-    "long_bounds": _Length("long_parts", more=1),
-    "short_items": _Length("short_items", ITEM_FIELDS),
-    "long_items": _Length("long_items", ITEM_FIELDS),
-    "tables": _Length("pages"),
-}
-_UNPADDED = ("short_items", "long_items", "tables")  # nothing reads beyond what a step has of these
+@cache
+def _parts_of(windows: tuple[int, ...]) -> Mapping[str, _Part]:
+    """The parts in the order of their offsets.
+
+    Block tables come last: they are long, and what of them is unused need not be copied.
+    """
+    work = [(which, *names_of(which, window)) for window in windows for which in ("short", "long")]
+    return {
+        **dict.fromkeys(("tokens", "positions", "page_of_token", "slots"), _Part("tokens")),
+        "last_outputs": _Part("rows"),
+        **dict.fromkeys(
+            ("outputs", "temperatures", "key_lows", "key_highs", "top_ks", "top_ps", "min_ps"),
+            _Part("outputs"),
+        ),
+        **{bounds: _Part(f"{which}_parts", 1, 1, _Padding.LAST) for which, _, bounds in work},
+        **{items: _Part(f"{which}_items", ITEM_FIELDS, 0, _Padding.NONE) for which, items, _ in work},
+        "tables": _Part("pages", padding=_Padding.NONE),
+    }
 
 
 def numbers_of(shape: StepShape) -> int:
@@ -90,8 +107,8 @@ def numbers_of(shape: StepShape) -> int:
 def _places(shape: StepShape) -> Iterator[tuple[str, slice]]:
     """Each part's name and its place in the buffer."""
     begin = 0
-    for name, length in _PARTS.items():
-        end = begin + length.of(shape)
+    for name, part in _parts_of(shape.windows).items():
+        end = begin + part.length(shape)
         yield name, slice(begin, end)
         begin = end + -end % _ALIGNMENT
 
@@ -122,23 +139,20 @@ class HostStep:
             tokens=len(tokens),
             rows=len(counts),
             outputs=len(layout.outputs),
-            short_items=len(arrays["short_items"]),
-            short_parts=len(arrays["short_bounds"]) - 1,
-            long_items=len(arrays["long_items"]),
-            long_parts=len(arrays["long_bounds"]) - 1,
+            **most_work(arrays, tiling),
             pages=len(layout.tables),
+            windows=tiling.windows,
         )
 
     def write(self, shape: StepShape, buffer: Ints) -> int:
         """Write the step into `buffer`, padded to `shape`; returns the number of int32s to copy."""
-        used = 0
+        used, parts = 0, _parts_of(shape.windows)
         for name, place in _places(shape):
             array = self._arrays[name].reshape(-1)
             end = used = place.start + len(array)
             buffer[place.start : end] = array if array.dtype == np.int32 else array.view(np.int32)
-            if name not in _UNPADDED:
-                # Parts of attention's work that the step does not have are empty.
-                buffer[end : place.stop] = array[-1] if name.endswith("_bounds") else 0
+            if parts[name].padding is not _Padding.NONE:
+                buffer[end : place.stop] = array[-1] if parts[name].padding is _Padding.LAST else 0
         return used
 
     def pick_parts(self, outputs: Ints) -> dict[str, NDArray[np.generic]]:

@@ -2,12 +2,14 @@
 
 Work is cut into items: up to 24 query vectors of one sequence, which are some positions times the query heads
 that share a KV head; one position, if more than 24 heads share one. An item goes over the keys in blocks of 8
-tiles from position 0, with an online softmax (Milakov, Gimelshein 2018). Block borders depend on positions
-alone, and masked keys add exact zeros: **a query's result depends neither on other queries nor on how its
-sequence was cut into chunks**, as long as the keys and values that its item goes over are finite. A key that
-is not finite makes the results of the queries that see it NaN. A value that is not makes them NaN or infinite
-in its own dimension alone, and there also NaN in earlier queries of the item, which multiply it by 0. Slots
-that were never written may hold NaN: their scores are overwritten, and their values are not multiplied.
+tiles, from the first key that its first query sees, with an online softmax (Milakov, Gimelshein 2018). Block
+borders depend on positions alone, and masked keys add exact zeros; what a block adds that is masked as a
+whole is multiplied by 0 in the next one. So **a query's result depends neither on other queries nor on how
+its sequence was cut into chunks**, as long as the keys and values that its item goes over are finite. A key
+that is not finite makes the results of the queries that see it NaN. A value that is not makes them NaN or
+infinite in its own dimension alone, and there also NaN in the item's queries that do not see it, which
+multiply it by 0. Slots that were never written may hold NaN: their scores are overwritten, and their values
+are not multiplied.
 """
 
 from __future__ import annotations
@@ -72,6 +74,8 @@ class AttendPages(NamedTuple):
     qkv: Address  # fp32 [rows, (heads + 2 kv_heads) * head_dim]
     heads_per_kv_head: int
     out: Address  # fp32 [rows, heads * head_dim]
+    scale: float  # of scores
+    window: int  # tokens that a query sees, up to its own
 
 
 _read = reader(AttendPages)
@@ -124,6 +128,7 @@ def _attend_item(
     position: int,
     table: Ints,
     head: int,
+    window: int,
     pages: Pages,
     scores: Array,
     acc: Array,
@@ -132,11 +137,15 @@ def _attend_item(
 ) -> None:
     """Attention of one item: `rows` query vectors, `group` per position from `position` on.
 
-    Overwrites `acc` with the weighted sums of values, not yet divided by `total`; sets `highest` and `total`.
+    A query sees `window` positions up to its own. Overwrites `acc` with the weighted sums of values, not yet
+    divided by `total`; sets `highest` and `total`.
     """
     page_size, per_page = pages.page_size, page_tiles(pages)
     length = position + rows // group  # number of keys that the last query sees
     tiles = length // page_size * per_page + (length % page_size + LANES - 1) // LANES
+    begin = max(position + 1 - window, 0)  # what the first query sees first
+    begin_tile = begin // page_size * per_page + begin % page_size // LANES
+    last_begin = length - window  # what the last query sees first
     score_stride, acc_stride, query_bytes = 4 * _BLOCK, 4 * acc.shape[1], 4 * pages.head_dim
     for r in range(rows):
         highest[r] = _MASKED
@@ -146,10 +155,11 @@ def _attend_item(
     together = tile_rows(rows)
     values = np.empty(_BLOCK_TILES, np.int64)  # their addresses
     used = np.empty(_BLOCK_TILES, np.int64)  # positions of each tile that the last query sees
-    at, tile = 0, 0  # index of the page in the table, and of the tile in the page
-    for block in range(0, tiles, _BLOCK_TILES):
-        count = min(_BLOCK_TILES, tiles - block)
-        for b in range(count):
+    # Index of the page in the table, and of the tile in the page.
+    at, tile = begin_tile // per_page, begin_tile % per_page
+    for block in range(begin_tile // _BLOCK_TILES * _BLOCK_TILES, tiles, _BLOCK_TILES):
+        count, skipped = min(_BLOCK_TILES, tiles - block), max(begin_tile - block, 0)
+        for b in range(skipped, count):
             first = at * page_size + tile * LANES
             lanes = min(LANES, page_size - tile * LANES)
             keys = key_tile(pages, table[at], head, tile)
@@ -171,11 +181,18 @@ def _attend_item(
                     visible = min(lanes, position + r // group + 1 - first)
                     for j in range(max(visible, 0), LANES):
                         scores[r, b * LANES + j] = _MASKED
+            if first < last_begin:
+                for r in range(rows):
+                    hidden = position + r // group + 1 - window - first
+                    for j in range(min(hidden, LANES)):
+                        scores[r, b * LANES + j] = _MASKED
         for r in range(rows):
+            for j in range(skipped * LANES):
+                scores[r, j] = _MASKED
             for j in range(count * LANES, _BLOCK):
                 scores[r, j] = _MASKED
         _softmax_block(scores, highest, total, acc, rows)
-        for b in range(count):
+        for b in range(skipped, count):
             for r in range(0, rows, together):
                 weights = scores.ctypes.data + r * score_stride + b * RESULT_BYTES
                 to, take = acc.ctypes.data + r * acc_stride, min(together, rows - r)
@@ -206,12 +223,25 @@ def _compute_chunk(record: int, chunk: int) -> None:
     acc = np.empty((max_queries, dim_panels(pages) * LANES), np.float32)
     highest = np.empty(max_queries, np.float32)
     total = np.empty(max_queries, np.float32)
-    scale = _ONE / np.sqrt(np.float32(dim))
+    scale = np.float32(call.scale)
     for r in range(queries_of_item):
         column = (head * group + r % group) * dim
         for d in range(dim):
             queries[r, d] = qkv[first_token + r // group, column + d] * scale
-    _attend_item(queries, queries_of_item, group, position, table, head, pages, scores, acc, highest, total)
+    _attend_item(
+        queries,
+        queries_of_item,
+        group,
+        position,
+        table,
+        head,
+        call.window,
+        pages,
+        scores,
+        acc,
+        highest,
+        total,
+    )
     for r in range(queries_of_item):
         column = (head * group + r % group) * dim
         # Scores that are all -inf come from an infinite query: its result is NaN, so that it is noticed.

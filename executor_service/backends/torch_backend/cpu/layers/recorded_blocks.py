@@ -63,7 +63,8 @@ def attention_calls(
         norm_size=len(w.q_norm),
         eps=w.eps,
     )
-    return rotate, AttendPages(rows, items, pages, qkv, group, out)
+    window = w.window or len(w.cos)
+    return rotate, AttendPages(rows, items, pages, qkv, group, out, w.scale, window)
 
 
 class CpuRecordedBlocks:
