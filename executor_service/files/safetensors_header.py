@@ -12,23 +12,30 @@ from typing import Any, BinaryIO
 from executor_service.contract.model_error import ModelError
 from executor_service.files.json_file import MAX_JSON_BYTES, parse_json
 
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8, "I32": 4, "I8": 1}
+FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+"""The dtypes of weights that are not quantized."""
+QUANTIZED = frozenset(("F8_E4M3", "I64", "I32", "I8"))
+"""The dtypes of quantized weights and of what belongs to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """A tensor of a file: what it is, and where it lies."""
 
-    dtype: str  # F64, F32, F16 or BF16
+    dtype: str  # of FLOATS or QUANTIZED
     shape: tuple[int, ...]
     begin: int  # offset in the file, in bytes
     end: int
 
 
-def read_entries(stream: BinaryIO, size: int, name: str, max_tensors: int) -> dict[str, TensorEntry]:
+def read_entries(
+    stream: BinaryIO, size: int, name: str, max_tensors: int, dtypes: frozenset[str] = FLOATS
+) -> dict[str, TensorEntry]:
     """The tensors of a file of `size` bytes, by name; `name` is the file's in messages.
 
-    Every one lies within the file, and is as long as its dtype and shape say. Raises ModelError.
+    Every one has one of `dtypes`, lies within the file, and is as long as its dtype and shape say. Raises
+    ModelError.
     """
     length = int.from_bytes(stream.read(8), "little")
     if size < 8 or length > min(size - 8, MAX_JSON_BYTES):
@@ -40,10 +47,10 @@ def read_entries(stream: BinaryIO, size: int, name: str, max_tensors: int) -> di
     header.pop("__metadata__", None)
     if len(header) > max_tensors:
         raise ModelError(f"{name}: more than {max_tensors} tensors")
-    return {tensor: _entry(name, tensor, entry, 8 + length, size) for tensor, entry in header.items()}
+    return {tensor: _entry(name, tensor, entry, 8 + length, size, dtypes) for tensor, entry in header.items()}
 
 
-def _entry(file: str, name: str, entry: Any, data: int, size: int) -> TensorEntry:
+def _entry(file: str, name: str, entry: Any, data: int, size: int, dtypes: frozenset[str]) -> TensorEntry:
     """A header's entry; the tensors' bytes begin at `data`. Raises ModelError if it contradicts itself."""
 
     def whole(values: Any) -> bool:
@@ -52,7 +59,7 @@ def _entry(file: str, name: str, entry: Any, data: int, size: int) -> TensorEntr
     if not isinstance(entry, dict) or not whole(entry.get("shape")) or not whole(entry.get("data_offsets")):
         raise ModelError(f"{file}: tensor {name[:80]!r} has no proper shape and offsets")
     dtype, shape, offsets = entry.get("dtype"), tuple(entry["shape"]), entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in dtypes:
         raise ModelError(f"{file}: tensor {name[:80]!r} has the unsupported dtype {str(dtype)[:20]!r}")
     if len(offsets) != 2 or not offsets[0] <= offsets[1] <= size - data:
         raise ModelError(f"{file}: tensor {name[:80]!r} lies at {offsets}, outside of {size - data} bytes")

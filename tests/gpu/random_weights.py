@@ -18,6 +18,8 @@ from executor_service.files.json_file import read_json
 class RandomCheckpoint:
     """A `Checkpoint` whose tensors are drawn when they are read; a name's tensor is always the same."""
 
+    quantization = None
+
     def __init__(self, path: Path, device: torch.device) -> None:
         self.name, self._device = path.name, device
         self.spec = spec_from_config(read_json(path / "config.json"), {}, "config.json")

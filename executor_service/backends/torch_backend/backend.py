@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from paceline.service.logs import Log
 
 from executor_service.adapters.weights import AdapterTarget, AdapterWeights
 from executor_service.backends.base import (
@@ -51,6 +52,8 @@ from executor_service.backends.torch_backend.weights import (
     open_checkpoint,
 )
 from executor_service.contract.plan import TokenIds
+
+log = Log(__name__)
 
 _CPU_KV_BYTES = 1 << 30
 _SPARE_SHARE, _MIN_SPARE_BYTES = 0.05, 2 << 30  # of device memory, left to CUDA graphs and libraries
@@ -133,6 +136,13 @@ class TorchBackend:
                 self._adapters = SlotAdapters(self._model.spec, kernels.low_rank, self._shard)
         finally:
             checkpoint.close()
+        if checkpoint.quantization is not None:
+            weights_bytes = self._model.bytes()
+            log.warning(
+                f"{checkpoint.quantization} weights are dequantized when they are loaded",
+                dtype=self._config.dtype,
+                bytes=weights_bytes,
+            )
         self.info = self._describe(checkpoint, digest)
 
     def tokenizer(self) -> TokenizerBundle:

@@ -51,7 +51,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("scoring_func", "expert_gating_func"), ("softmax",)),
     **dict.fromkeys(("use_expert_bias", "use_routing_bias", "moe_router_enable_expert_bias"), _OFF),
     # other forms of a model
-    **dict.fromkeys(("quantization_config", "compression_config"), _NEVER),
+    "compression_config": _NEVER,
     **dict.fromkeys(("text_config", "vision_config", "audio_config"), _NEVER),
 }
 """Fields that change the model's results, each with the values at which it changes nothing; null is one."""

@@ -18,7 +18,7 @@ class FiniteCheckpoint:
     """
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-        self.name, self.spec = checkpoint.name, checkpoint.spec
+        self.name, self.spec, self.quantization = checkpoint.name, checkpoint.spec, checkpoint.quantization
         self._checkpoint, self._dtype = checkpoint, dtype
         self._largest = torch.finfo(dtype).max
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from executor_service.backends.base import ModelError
 from executor_service.files.json_file import read_json
-from executor_service.files.safetensors_header import TensorEntry, read_entries
+from executor_service.files.safetensors_header import FLOATS, TensorEntry, read_entries
 
 _MAX_TENSORS = 1 << 16  # of all shards; Qwen3-235B-A22B has 37,000
 
@@ -25,6 +25,7 @@ _MAX_TENSORS = 1 << 16  # of all shards; Qwen3-235B-A22B has 37,000
 class ShardTensor:
     """A tensor of one shard file."""
 
+    dtype: str  # as safetensors names it
     shape: tuple[int, ...]
     file: Path
 
@@ -32,19 +33,21 @@ class ShardTensor:
 class SafetensorsDirectory:
     """All tensors of `model.safetensors`, or of the shards its index names. Raises ModelError."""
 
-    def __init__(self, path: Path) -> None:
+    title: str | None = None  # of a format of quantized weights
+
+    def __init__(self, path: Path, dtypes: frozenset[str] = FLOATS) -> None:
         self.path = path
         self.files = self._shards()
         self.tensors: dict[str, ShardTensor] = {}
         self._open: dict[Path, Any] = {}  # kept open, because the library reads the header at each opening
         self._exits = ExitStack()
         for file in self.files:
-            for name, entry in _header(file, _MAX_TENSORS - len(self.tensors)).items():
+            for name, entry in _header(file, _MAX_TENSORS - len(self.tensors), dtypes).items():
                 if name in self.tensors:
                     raise ModelError(
                         f"{file.name}: tensor {name!r} is also in {self.tensors[name].file.name}"
                     )
-                self.tensors[name] = ShardTensor(entry.shape, file)
+                self.tensors[name] = ShardTensor(entry.dtype, entry.shape, file)
 
     def read(self, name: str, part: tuple[slice, ...] | None = None) -> torch.Tensor:
         """A tensor in its stored dtype, or a part of it; reads only that part's bytes. Raises ModelError."""
@@ -85,10 +88,10 @@ class SafetensorsDirectory:
         return files
 
 
-def _header(file: Path, max_tensors: int) -> dict[str, TensorEntry]:
-    """A file's tensors. Raises ModelError for too many, or one that exceeds the file."""
+def _header(file: Path, max_tensors: int, dtypes: frozenset[str]) -> dict[str, TensorEntry]:
+    """A file's tensors. Raises ModelError for too many, one of another dtype, or one beyond the file."""
     try:
         with file.open("rb") as stream:
-            return read_entries(stream, file.stat().st_size, file.name, max_tensors)
+            return read_entries(stream, file.stat().st_size, file.name, max_tensors, dtypes)
     except OSError as error:
         raise ModelError(f"{file.name}: {error.strerror}") from None

@@ -21,11 +21,11 @@ from paceline.service.logs import Log
 from paceline.service.model_name import model_name
 
 from executor_service.backends.base import ModelError, Progress
+from executor_service.backends.torch_backend.checkpoints.formats import open_directory
 from executor_service.backends.torch_backend.config_json import spec_from_config
 from executor_service.backends.torch_backend.gguf_file import MAGIC, GgufFile
 from executor_service.backends.torch_backend.gguf_spec import spec_from_gguf
 from executor_service.backends.torch_backend.rope.from_gguf import FACTOR_TENSORS
-from executor_service.backends.torch_backend.safetensors_dir import SafetensorsDirectory
 from executor_service.backends.torch_backend.spec import ModelSpec
 from executor_service.files.json_file import read_json
 
@@ -66,6 +66,10 @@ class Checkpoint(Protocol):
 
     name: str
     spec: ModelSpec
+
+    @property
+    def quantization(self) -> str | None:
+        """The title of the format of its quantized weights, which `read` dequantizes; None: it has none."""
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """A tensor or a part of it, by its Hugging Face name: in its stored dtype, or dequantized to fp32."""
@@ -122,7 +126,7 @@ def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def fingerprint(checkpoint: Checkpoint, dtypes: Sequence[str], progress: Progress) -> bytes:
-    """SHA-256 of the weights' files, the spec and the dtypes of the arithmetic."""
+    """SHA-256 of the weights' files, their format, the spec and the dtypes of the arithmetic."""
     digest = hashlib.sha256()
     files = checkpoint.files()
     total = max(sum(file.stat().st_size for file in files), 1)
@@ -134,7 +138,8 @@ def fingerprint(checkpoint: Checkpoint, dtypes: Sequence[str], progress: Progres
                 done += len(chunk)
                 progress("fingerprinting weights", done / total)
     spec = dataclasses.asdict(checkpoint.spec)
-    digest.update(json.dumps([spec, *dtypes], sort_keys=True, default=sorted).encode())
+    formats = [*dtypes] if checkpoint.quantization is None else [*dtypes, checkpoint.quantization]
+    digest.update(json.dumps([spec, *formats], sort_keys=True, default=sorted).encode())
     return digest.digest()
 
 
@@ -151,12 +156,12 @@ class DirectoryCheckpoint:
             raise ModelError(f"{path}: not a model directory: config.json is missing")
         generation = path / "generation_config.json"
         self.name = model_name(path)
+        config = read_json(path / "config.json")
         self.spec = spec_from_config(
-            read_json(path / "config.json"),
-            read_json(generation) if generation.exists() else {},
-            "config.json",
+            config, read_json(generation) if generation.exists() else {}, "config.json"
         )
-        self._store = SafetensorsDirectory(path)
+        self._store = open_directory(path, config, "config.json")
+        self.quantization = self._store.title
         self._stored = _whole_model_names(self._store.tensors)
         try:
             self._check()  # an OSError of reading comes as a ModelError
@@ -197,6 +202,8 @@ class DirectoryCheckpoint:
 
 class GgufCheckpoint:
     """A GGUF file. It stacks experts in one tensor and permutes rows of Llama's q and k; both is undone."""
+
+    quantization = None
 
     def __init__(self, path: Path) -> None:
         self.file = GgufFile(path)

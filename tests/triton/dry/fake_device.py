@@ -45,6 +45,7 @@ class Weights:
     """A checkpoint of shapes."""
 
     name = "fake"
+    quantization = None
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec, self._shapes = spec, dict(expected_shapes(spec))

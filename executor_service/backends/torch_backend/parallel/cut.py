@@ -106,6 +106,7 @@ class CutCheckpoint:
     def __init__(self, whole: Checkpoint, cut: Cut) -> None:
         self.name, self.spec = whole.name, cut.local
         self._whole, self._cut = whole, cut
+        self.quantization = whole.quantization
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """This rank's part of a tensor.
