@@ -180,7 +180,12 @@ class DirectoryCheckpoint:
         elif self.spec.tied_embeddings and HEAD in found:
             found[EMBEDDING] = found[HEAD]
         check_shapes(self.spec, found, self.name)
-        _refuse_unused(self.spec, found, self.name)
+        for name in _unused(self.spec, found, self.name):
+            # GPTQ-for-LLaMa and its successors write biases for linear layers that have none.
+            if not (name.endswith(".bias") and not self.read(name).any()):
+                raise ModelError(
+                    f"{self.name}: tensor {name!r} is in the file, but config.json has no use for it"
+                )
 
     def _equal(self, one: str, other: str) -> bool:
         """Whether two matrices [vocabulary, hidden] are equal; reads some rows at a time."""
@@ -296,10 +301,10 @@ def _check_shape(name: str, shape: tuple[int, ...], found: Shapes, where: str) -
         raise ModelError(f"{where}: tensor {name!r} has the shape {found[name]}, expected {shape}")
 
 
-def _refuse_unused(spec: ModelSpec, found: Shapes, where: str) -> None:
-    """Raises ModelError for a tensor of the head or a layer that the spec does not have.
+def _unused(spec: ModelSpec, found: Shapes, where: str) -> Iterator[str]:
+    """The tensors of the head or a layer that the spec does not have.
 
-    Layers beyond the spec's and the buffers of old files are ignored.
+    Layers beyond the spec's and the buffers of old files are left out. Raises ModelError for a classifier.
     """
     used = {name for name, _ in expected_shapes(spec)} | {HEAD}
     if _CLASSIFIER in found:
@@ -308,4 +313,4 @@ def _refuse_unused(spec: ModelSpec, found: Shapes, where: str) -> None:
         layer = name.removeprefix(_LAYERS).split(".", 1)[0] if name.startswith(_LAYERS) else ""
         inside = layer.isdecimal() and int(layer) < spec.layers and not name.endswith(_BUFFERS)
         if (inside or name == _HEAD_BIAS) and name not in used:
-            raise ModelError(f"{where}: tensor {name!r} is in the file, but config.json has no use for it")
+            yield name

@@ -17,6 +17,7 @@ from tests.model.quantized.written import (
     assert_equal,
     change_quantization,
     change_tensors,
+    copied,
     loaded,
     refused,
     set_config,
@@ -99,9 +100,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(written: Path, tmp_path: Path) -> Path:
-    for file in written.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    return tmp_path
+    return copied(written, tmp_path)
 
 
 @pytest.mark.parametrize(

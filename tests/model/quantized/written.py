@@ -90,6 +90,13 @@ def change_tensors(path: Path, change: Callable[[Tensors], Any]) -> None:
     save_file(tensors, file)
 
 
+def copied(model: Path, to: Path) -> Path:
+    """The same files elsewhere, to be changed."""
+    for file in model.iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    return to
+
+
 def loaded(path: Path, dtype: str = "float32") -> TorchBackend:
     """Our backend with this model."""
     backend = TorchBackend(TorchConfig(path, dtype=dtype, threads=1))

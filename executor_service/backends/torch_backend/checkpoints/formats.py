@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from executor_service.backends.torch_backend.checkpoints.fp8 import Fp8Format
+from executor_service.backends.torch_backend.checkpoints.gptq import GptqFormat
 from executor_service.backends.torch_backend.checkpoints.quantized_directory import QuantizedDirectory
 from executor_service.backends.torch_backend.checkpoints.weight_format import WeightFormat
 from executor_service.backends.torch_backend.safetensors_dir import SafetensorsDirectory
@@ -14,6 +15,7 @@ from executor_service.files.fields import Fields, shown
 
 FORMATS: Mapping[str, Callable[[Fields], WeightFormat]] = {
     "fp8": Fp8Format,
+    "gptq": GptqFormat,
 }
 """Formats by their `quant_method`."""
 _KEY = "quantization_config"

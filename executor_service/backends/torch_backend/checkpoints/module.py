@@ -49,14 +49,28 @@ class QuantizedModule:
         """A tensor in its stored dtype."""
         return self._store.read(f"{self.name}.{suffix}")
 
-    def scales(self, suffix: str, *, signed: bool = False) -> torch.Tensor:
-        """Scales, fp32. Raises ModelError if one is not finite, is 0, or is negative and not `signed`."""
+    def scales(self, suffix: str, *, signed: bool = False, columns: int | None = None) -> torch.Tensor:
+        """Scales, fp32, of which the first columns are used.
+
+        Raises ModelError if one is not finite, is 0, or is negative and not `signed`.
+        """
         scales = self.read(suffix).float()
+        if columns is not None:
+            scales = scales[:, :columns]
         if not scales.isfinite().all():
             raise self.fault(suffix, "has scales that are NaN or infinite")
         if not (scales.abs() if signed else scales).gt(0).all():
             raise self.fault(suffix, f"has scales of 0{'' if signed else ' or less'}")
         return scales
+
+    def groups(self, suffix: str, count: int) -> torch.Tensor:
+        """The group of each column, int64 [k]. Raises ModelError if one is none of `count` groups."""
+        groups = self.read(suffix).long()
+        low, high = groups.aminmax()
+        if low < 0 or high >= count:
+            wrong = int(low if low < 0 else high)
+            raise self.fault(suffix, f"has the group {wrong}, but there are groups 0 to {count - 1}")
+        return groups
 
     def fault(self, suffix: str, message: str) -> ModelError:
         """An error about one of the tensors."""

@@ -52,6 +52,19 @@ def group_size(f: Fields, default: int | None = None) -> int:
     return WHOLE_ROW if f.get("group_size", default) == WHOLE_ROW else f.size("group_size", default)
 
 
+def of_groups(size: int) -> str:
+    """The group size in words."""
+    return "with a scale for each row" if size == WHOLE_ROW else f"in groups of {size}"
+
+
+def packed_bits(f: Fields, supported: Sequence[int]) -> int:
+    """The field `bits`. Raises ModelError if it is missing or not supported."""
+    bits = f.size("bits")
+    if bits not in supported:
+        raise f.fault(f"bits {bits} is not supported, only {' and '.join(map(str, supported))}")
+    return bits
+
+
 def module_names(f: Fields, keys: Sequence[str]) -> frozenset[str]:
     """The modules that some fields list, in one set; patterns are not evaluated. Raises ModelError."""
     names: set[str] = set()
