@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from executor_service.backends.torch_backend.checkpoints.awq import AwqFormat
 from executor_service.backends.torch_backend.checkpoints.fp8 import Fp8Format
 from executor_service.backends.torch_backend.checkpoints.gptq import GptqFormat
 from executor_service.backends.torch_backend.checkpoints.quantized_directory import QuantizedDirectory
@@ -16,6 +17,7 @@ from executor_service.files.fields import Fields, shown
 FORMATS: Mapping[str, Callable[[Fields], WeightFormat]] = {
     "fp8": Fp8Format,
     "gptq": GptqFormat,
+    "awq": AwqFormat,
 }
 """Formats by their `quant_method`."""
 _KEY = "quantization_config"
