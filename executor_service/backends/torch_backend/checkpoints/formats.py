@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from executor_service.backends.torch_backend.checkpoints.awq import AwqFormat
+from executor_service.backends.torch_backend.checkpoints.compressed_tensors import CompressedTensorsFormat
 from executor_service.backends.torch_backend.checkpoints.fp8 import Fp8Format
 from executor_service.backends.torch_backend.checkpoints.gptq import GptqFormat
 from executor_service.backends.torch_backend.checkpoints.quantized_directory import QuantizedDirectory
@@ -18,6 +19,7 @@ FORMATS: Mapping[str, Callable[[Fields], WeightFormat]] = {
     "fp8": Fp8Format,
     "gptq": GptqFormat,
     "awq": AwqFormat,
+    "compressed-tensors": CompressedTensorsFormat,
 }
 """Formats by their `quant_method`."""
 _KEY = "quantization_config"

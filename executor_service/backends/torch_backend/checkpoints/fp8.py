@@ -8,45 +8,13 @@ not used: activations are not quantized.
 
 from __future__ import annotations
 
-import torch
-
+from executor_service.backends.torch_backend.checkpoints.block_scales import BlockScales, block_size
 from executor_service.backends.torch_backend.checkpoints.module import QuantizedModule
-from executor_service.backends.torch_backend.checkpoints.weight_format import (
-    WHOLE_ROW,
-    columns_in_groups,
-    module_names,
-)
+from executor_service.backends.torch_backend.checkpoints.weight_format import module_names
 from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers
-from executor_service.files.fields import Fields, shown
-from executor_service.files.safetensors_header import FLOATS
+from executor_service.files.fields import Fields
 
 _SCALES = ("weight_scale_inv", "weight_scale")
-
-
-class BlockScales:
-    """Scales of a weight [n, k], one for each block of rows x columns; see `fp8_weight`."""
-
-    def __init__(self, block: tuple[int, int] | None) -> None:
-        """None: one for the whole weight, or for each row."""
-        self.block = block
-
-    def check_shape(self, module: QuantizedModule, suffix: str, n: int, k: int) -> None:
-        """Raises ModelError unless the scales are those of a weight [n, k]."""
-        if self.block is None:
-            module.expect(suffix, FLOATS, (), (1,), (1, 1), (n,), (n, 1))
-        else:
-            rows, columns = self.block
-            module.expect(suffix, FLOATS, (-(-n // rows), -(-k // columns)))
-
-    def applied(self, module: QuantizedModule, suffix: str, numbers: torch.Tensor) -> ScaledNumbers:
-        """Numbers [n, k] with their scales. Raises ModelError for scales that are not positive and finite."""
-        n, k = numbers.shape
-        scales = module.scales(suffix)
-        if self.block is None:
-            return ScaledNumbers(numbers, scales.reshape(-1, 1).expand(n, 1), columns_in_groups(k, WHOLE_ROW))
-        rows, columns = self.block
-        by_row = scales.repeat_interleave(rows, 0)[:n]
-        return ScaledNumbers(numbers, by_row, columns_in_groups(k, columns))
 
 
 class Fp8Format:
@@ -74,18 +42,10 @@ class Fp8Format:
         module.scales(_scale_of(module))
 
     def read(self, module: QuantizedModule) -> ScaledNumbers:
-        return self._scales.applied(module, _scale_of(module), module.read(self.main))
-
-
-def block_size(f: Fields, key: str) -> tuple[int, int] | None:
-    """A field of two positive numbers, rows and columns; None if it is missing or null. Raises ModelError."""
-    given = f.get(key, None)
-    if given is None:
-        return None
-    if not isinstance(given, list) or len(given) != 2:
-        raise f.fault(f"{key} is {shown(given)}, expected the rows and columns of a block")
-    sizes = Fields(dict(zip(("rows", "columns"), given, strict=True)), f"{f.where}: {key}")
-    return sizes.size("rows"), sizes.size("columns")
+        numbers = module.read(self.main)
+        n, k = numbers.shape
+        scales = self._scales.of_rows(module.scales(_scale_of(module)), n)
+        return ScaledNumbers(numbers, scales, self._scales.groups(k))
 
 
 def _scale_of(module: QuantizedModule) -> str:

@@ -8,6 +8,7 @@ import torch
 
 from executor_service.backends.torch_backend.safetensors_dir import SafetensorsDirectory, ShardTensor
 from executor_service.contract.model_error import ModelError
+from executor_service.files.safetensors_header import FLOATS
 
 
 class QuantizedModule:
@@ -20,7 +21,7 @@ class QuantizedModule:
         """Whether the file has this tensor."""
         return f"{self.name}.{suffix}" in self._store.tensors
 
-    def entry(self, suffix: str, dtypes: frozenset[str] | str) -> ShardTensor:
+    def entry(self, suffix: str, dtypes: frozenset[str] | str = FLOATS) -> ShardTensor:
         """A tensor's header. Raises ModelError if it is missing or has none of the dtypes."""
         tensor = self._store.tensors.get(f"{self.name}.{suffix}")
         if tensor is None:
