@@ -102,6 +102,7 @@ def model(written: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
+        ({"a_field_of_next_year": 1}, ("a_field_of_next_year",)),
         ({"bits": 8}, ("bits 8",)),
         ({"bits": 5}, ("bits 5",)),
         ({"group_size": 0}, ("group_size",)),

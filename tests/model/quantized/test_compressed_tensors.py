@@ -163,12 +163,14 @@ def model(written: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
+        ({"a_field_of_next_year": 1}, ("a_field_of_next_year",)),
         ({"format": "nvfp4-pack-quantized"}, ("format", "nvfp4")),
         ({"format": None}, ("format",)),
         ({"format": "int-quantized"}, ("down_proj.weight'", "weight_shape")),
         ({"quantization_status": "frozen"}, ("quantization_status",)),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, ("sparsity_config",)),
         ({"transform_config": {"config_groups": {}}}, ("transform_config",)),
+        ({"config_groups": {"g": {"weights": {}, "hidden": 1}}}, ("config_groups: g", "hidden")),
         ({"kv_cache_scheme": {"num_bits": 8}}, ("kv_cache_scheme",)),
         ({"config_groups": {}}, ("config_groups",)),
         ({"config_groups": {"W4A16": ["Linear"]}}, ("config_groups: W4A16", "weights")),
@@ -186,6 +188,7 @@ def test_fields_that_do_not_fit_are_refused_by_name(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ({"a_field_of_next_year": 1}, ("weights", "a_field_of_next_year")),
         ({"num_bits": 3}, ("num_bits 3",)),
         ({"num_bits": 8}, ("weight_shape",)),
         ({"type": "float"}, ("type", "float")),

@@ -106,6 +106,7 @@ def model(written: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
+        ({"a_field_of_next_year": 1}, ("a_field_of_next_year",)),
         ({"quant_method": None}, ("quantization_config", "quant_method is missing")),
         ({"quant_method": "fp9"}, ("quant_method 'fp9'",)),
         ({"quant_method": "bitsandbytes"}, ("bitsandbytes",)),

@@ -75,7 +75,7 @@ def gptq(
 @pytest.mark.parametrize(
     ("model", "quantize", "fields"),
     [
-        ("qwen3", gptq(), {"checkpoint_format": "gptq"}),
+        ("qwen3", gptq(), {"checkpoint_format": "gptq", "damp_percent": 0.1, "meta": {}}),
         ("qwen3", gptq(ordered=True), {"desc_act": True, "dynamic": {"-:.*gate.*": {}}}),
         ("qwen2", gptq(version=2, ordered=True), {"desc_act": True, "checkpoint_format": "gptq_v2"}),
         ("llama", gptq(symmetric=True, bias=True), {"sym": True}),
@@ -119,6 +119,7 @@ def model(written: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
+        ({"a_field_of_next_year": 1}, ("a_field_of_next_year",)),
         ({"bits": 3}, ("bits 3",)),
         ({"bits": None}, ("bits is missing",)),
         ({"bits": "4"}, ("bits",)),
@@ -136,6 +137,7 @@ def model(written: Path, tmp_path: Path) -> Path:
         ({"desc_act": "yes"}, ("desc_act",)),
         ({"dynamic": {"+:.*": {"bits": 8}}}, ("dynamic",)),
         ({"dynamic": ["-:.*"]}, ("dynamic",)),
+        ({"rotation": "hadamard"}, ("rotation",)),
         ({"modules_to_not_convert": [MODULE]}, (MODULE, "excludes")),
     ],
 )

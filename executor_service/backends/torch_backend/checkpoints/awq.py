@@ -115,6 +115,8 @@ class AwqFormat:
         if layout is None:
             raise config.fault(f"version {shown(version)} is not supported, only {', '.join(_LAYOUTS)}")
         config.flag("zero_point", default=True)  # without them the files have zero points of 8
+        config.only("desc_act", (False,))
+        config.only("format", (version,))
         self._layout = layout
         self.plain_modules = module_names(config, ("modules_to_not_convert",))
         self.title = f"AWQ ({version.lower()}) {of_groups(self._group)}"

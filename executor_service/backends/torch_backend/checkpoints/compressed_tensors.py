@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from executor_service.backends.torch_backend.checkpoints.block_scales import BlockScales, block_size
+from executor_service.backends.torch_backend.checkpoints.metadata import METADATA
 from executor_service.backends.torch_backend.checkpoints.module import QuantizedModule
 from executor_service.backends.torch_backend.checkpoints.packing import PACKED_BITS, WORD_BITS, unpacked
 from executor_service.backends.torch_backend.checkpoints.weight_format import group_count, module_names
@@ -110,6 +111,7 @@ class CompressedTensorsFormat:
         config.only("sparsity_config", ({}, {"format": "dense"}))
         config.only("transform_config", ({},))
         config.only("kv_cache_scheme", ())
+        config.only("moe_sparsity_config", ())
         name = config.get("format", None)
         if name not in _TYPES:
             raise config.fault(f"format {shown(name)} is not supported, only {', '.join(_TYPES)}")
@@ -128,6 +130,8 @@ class CompressedTensorsFormat:
         self._has_zeros = not weights.flag("symmetric", default=True)
         self._ordered = weights.get("actorder", None) in ("group", "dynamic", True)
         self.plain_modules = module_names(config, ("ignore",))
+        weights.ignore(*METADATA, "group_size", "block_structure", "actorder")
+        weights.refuse_unread()
         sizes = "" if block is None else " of " + " x ".join(map(str, block))
         self.title = f"compressed-tensors {name} with {bits} bits by {strategy}{sizes}"
 
@@ -174,7 +178,10 @@ def _weights_of_all_groups(config: Fields, name: str) -> Fields:
         where = f"{config.where}: config_groups: {key[:80]}"
         if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
             raise Fields({}, where).fault("weights is missing")
-        Fields(group, where).only("format", (name,))
+        scheme = Fields(group, where)
+        scheme.only("format", (name,))
+        scheme.ignore(*METADATA, "weights")
+        scheme.refuse_unread()
         found.append(group["weights"])
         if found[-1] != found[0]:
             raise Fields({}, where).fault("weights differs from another group's, which is not supported")

@@ -10,6 +10,7 @@ from executor_service.backends.torch_backend.checkpoints.awq import AwqFormat
 from executor_service.backends.torch_backend.checkpoints.compressed_tensors import CompressedTensorsFormat
 from executor_service.backends.torch_backend.checkpoints.fp8 import Fp8Format
 from executor_service.backends.torch_backend.checkpoints.gptq import GptqFormat
+from executor_service.backends.torch_backend.checkpoints.metadata import METADATA
 from executor_service.backends.torch_backend.checkpoints.quantized_directory import QuantizedDirectory
 from executor_service.backends.torch_backend.checkpoints.weight_format import WeightFormat
 from executor_service.backends.torch_backend.safetensors_dir import SafetensorsDirectory
@@ -42,7 +43,10 @@ def open_directory(path: Path, config: Mapping[str, Any], where: str) -> TensorD
         raise q.fault("quant_method is missing")
     if method not in FORMATS:
         raise q.fault(f"quant_method {shown(method)} is not supported, only {', '.join(FORMATS)}")
-    return QuantizedDirectory(path, FORMATS[method](q))
+    form = FORMATS[method](q)
+    q.ignore(*METADATA)
+    q.refuse_unread()
+    return QuantizedDirectory(path, form)
 
 
 def _is_bitsandbytes(config: Mapping[str, Any]) -> bool:

@@ -28,6 +28,8 @@ class Fp8Format:
         config.only("scale_fmt", ("float", "ue8m0"))  # of values that are stored as fp32 all the same
         config.only("activation_scheme", ("dynamic", "static"))
         config.only("expert_dtype", ("fp8",))
+        config.only("kv_cache_scheme", ())
+        config.only("modules_to_convert", ([],))
         self.plain_modules = module_names(config, ("modules_to_not_convert", "ignored_layers"))
         block = block_size(config, "weight_block_size")
         self._scales = BlockScales(block)

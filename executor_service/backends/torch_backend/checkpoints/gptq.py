@@ -43,6 +43,8 @@ class GptqFormat:
         """Raises ModelError for fields that ask for something else."""
         self._bits, self._group = packed_bits(config, PACKED_BITS), group_size(config)
         version = config.get("checkpoint_format", config.get("format", _FIRST))
+        config.only("rotation", ())
+        config.only("adapter", ())
         if version not in (_FIRST, _SECOND):
             raise config.fault(f"checkpoint_format {shown(version)} is not supported, only gptq and gptq_v2")
         config.only("is_marlin_format", (False,))

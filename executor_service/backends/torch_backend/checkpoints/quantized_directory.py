@@ -32,6 +32,8 @@ class QuantizedDirectory:
         try:
             self._modules = self._find_modules()
             self.tensors = self._find_tensors()
+            if not self._modules:
+                raise ModelError(f"{path.name}: no weight is quantized as quantization_config says")
             for module in self._modules.values():
                 form.check(module)
         except Exception:
@@ -61,8 +63,6 @@ class QuantizedDirectory:
                 raise modules[module].fault(main, "is quantized, but the configuration excludes its module")
             if main != _WEIGHT and modules[module].has(_WEIGHT):
                 raise modules[module].fault(_WEIGHT, f"is there beside {module}.{main}")
-        if not modules:
-            raise ModelError(f"{self._store.path.name}: no weight is quantized as quantization_config says")
         return modules
 
     def _find_tensors(self) -> dict[str, ShardTensor]:
