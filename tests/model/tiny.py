@@ -79,10 +79,12 @@ def save(name: str, path: Path, **options: Any) -> PreTrainedModel:
     return save_random(CONFIGS[name](), path, **options)
 
 
-def save_random(config: PretrainedConfig, path: Path, **options: Any) -> PreTrainedModel:
+def save_random(
+    config: PretrainedConfig, path: Path, *, attention: str = "eager", **options: Any
+) -> PreTrainedModel:
     """Write a random model of this config to `path` and return transformers' own of it."""
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     for parameter in model.parameters():  # defaults leave logits so flat that errors would hide
         torch.nn.init.normal_(parameter, std=0.08) if parameter.ndim > 1 else torch.nn.init.normal_(
             parameter, 1, 0.1
