@@ -114,7 +114,7 @@ class Model:
         # Tied, the embedding is read out of the output layer's weights: they exist once.
         tied = self.spec.tied_embeddings
         self.head: Linear = kernels.head(embedding if tied else checkpoint.read(HEAD))
-        self.embedding = None if tied else embedding.to(device=kernels.device, dtype=kernels.dtype)
+        self.embedding = None if tied else _narrow(embedding, kernels.dtype).to(kernels.device)
         blocks = [
             Block(
                 layer.attention_norm, layer.qkv, layer.attention, layer.output, layer.mlp_norm,
@@ -205,7 +205,9 @@ class Model:
             yield layer.qkv.bytes() + layer.output.bytes() + layer.mlp.bytes()
 
     def _embedding_rows(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head.rows(ids) if self.embedding is None else self.embedding[ids]
+        if self.embedding is None:
+            return self.head.rows(ids)
+        return self.embedding[ids].to(self.kernels.dtype)
 
     def _vector(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
         return checkpoint.read(name).float().to(self.kernels.device)
@@ -246,3 +248,8 @@ class Model:
             mlp_norm=self._vector(checkpoint, prefix + "post_attention_layernorm.weight"),
             mlp=mlp,
         )
+
+
+def _narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x in its own dtype or in this one, whichever takes less memory."""
+    return x if x.dtype.itemsize <= dtype.itemsize else x.to(dtype)

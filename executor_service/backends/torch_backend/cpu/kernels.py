@@ -43,7 +43,10 @@ from executor_service.contract.masks import Masks
 
 
 class CpuKernels:
-    """fp32 on CPU through numba: every row's result is bitwise independent of its batch."""
+    """fp32 on CPU through numba: every row's result is bitwise independent of its batch.
+
+    Weights in bf16 and fp16 stay as they are, which changes no bit of a result.
+    """
 
     device = torch.device("cpu")
     dtype = cache_dtype = torch.float32
@@ -63,7 +66,7 @@ class CpuKernels:
         self.pool.close()
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
-        """x W^T + b, with W in fp32, packed once."""
+        """x W^T + b, with W in its own dtype, packed once."""
         return PackedLinear(parts, bias, self.pool)
 
     def head(self, weight: torch.Tensor) -> Linear:
@@ -71,7 +74,7 @@ class CpuKernels:
         return self.linear([weight])
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> GatedLinear:
-        """silu(x G^T) * (x U^T), with G and U in fp32, packed once."""
+        """silu(x G^T) * (x U^T), with G and U in their own dtype, packed once."""
         return PackedGated(gate, up, self.pool)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

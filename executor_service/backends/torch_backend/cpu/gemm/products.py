@@ -8,13 +8,13 @@ every number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.cpu.gemm import tile_fp32, tile_int8
+from executor_service.backends.torch_backend.cpu.gemm import tile_bf16, tile_fp16, tile_fp32, tile_int8
 from executor_service.backends.torch_backend.cpu.gemm.low_rank import (
     Expand,
     ExpandPairs,
@@ -65,6 +65,14 @@ class MultiplyFp32(Multiply):
     """In fp32, adapters too."""
 
 
+class MultiplyBf16(Multiply):
+    """In fp32, adapters too, over weights in bf16."""
+
+
+class MultiplyFp16(Multiply):
+    """In fp32, adapters too, over weights in fp16."""
+
+
 class MultiplyInt8(Multiply):
     """Of rows that `QuantizeRows` wrote and weights in int8; adapters are in fp16."""
 
@@ -87,6 +95,14 @@ class MultiplyGated(NamedTuple):
 
 class MultiplyGatedFp32(MultiplyGated):
     """In fp32, adapters too."""
+
+
+class MultiplyGatedBf16(MultiplyGated):
+    """In fp32, adapters too, over weights in bf16."""
+
+
+class MultiplyGatedFp16(MultiplyGated):
+    """In fp32, adapters too, over weights in fp16."""
 
 
 class MultiplyGatedInt8(MultiplyGated):
@@ -225,12 +241,22 @@ def _put_gated(buffer: Array, rows: int, pairs: int, out: Array, first: int, col
                 result[j] = silu32(gates[j]) * ups[j]
 
 
-_multiply_fp32 = _make_multiply(tile_fp32.put_tile, tile_fp32.add_tile, expand_fp32)
-_multiply_int8 = _make_multiply(tile_int8.put_tile, tile_int8.add_tile, expand_fp16)
-_gated_fp32 = _make_gated(tile_fp32.put_tile, expand_pairs_fp32)
-_gated_int8 = _make_gated(tile_int8.put_tile, expand_pairs_fp16)
+def _multiply(kind: type[Multiply], tiles: Any, expand: Expand) -> Kernel:
+    compute = _make_multiply(tiles.put_tile, tiles.add_tile, expand)
+    return Kernel(kind, _count_multiply_chunks, compute)
 
-MULTIPLY_FP32 = Kernel(MultiplyFp32, _count_multiply_chunks, _multiply_fp32)
-MULTIPLY_INT8 = Kernel(MultiplyInt8, _count_multiply_chunks, _multiply_int8)
-MULTIPLY_GATED_FP32 = Kernel(MultiplyGatedFp32, _count_gated_chunks, _gated_fp32)
-MULTIPLY_GATED_INT8 = Kernel(MultiplyGatedInt8, _count_gated_chunks, _gated_int8)
+
+def _gated(kind: type[MultiplyGated], tiles: Any, expand_pairs: ExpandPairs) -> Kernel:
+    return Kernel(kind, _count_gated_chunks, _make_gated(tiles.put_tile, expand_pairs))
+
+
+PRODUCTS = (
+    _multiply(MultiplyFp32, tile_fp32, expand_fp32),
+    _multiply(MultiplyBf16, tile_bf16, expand_fp32),
+    _multiply(MultiplyFp16, tile_fp16, expand_fp32),
+    _multiply(MultiplyInt8, tile_int8, expand_fp16),
+    _gated(MultiplyGatedFp32, tile_fp32, expand_pairs_fp32),
+    _gated(MultiplyGatedBf16, tile_bf16, expand_pairs_fp32),
+    _gated(MultiplyGatedFp16, tile_fp16, expand_pairs_fp32),
+    _gated(MultiplyGatedInt8, tile_int8, expand_pairs_fp16),
+)

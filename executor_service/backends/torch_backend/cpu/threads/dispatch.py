@@ -17,12 +17,7 @@ from executor_service.backends.torch_backend.cpu.attention.attend import ATTEND_
 from executor_service.backends.torch_backend.cpu.attention.rotate import ROTATE_QKV
 from executor_service.backends.torch_backend.cpu.gemm.bias import ADD_BIAS
 from executor_service.backends.torch_backend.cpu.gemm.low_rank import SHRINK_ROWS_FP16, SHRINK_ROWS_FP32
-from executor_service.backends.torch_backend.cpu.gemm.products import (
-    MULTIPLY_FP32,
-    MULTIPLY_GATED_FP32,
-    MULTIPLY_GATED_INT8,
-    MULTIPLY_INT8,
-)
+from executor_service.backends.torch_backend.cpu.gemm.products import PRODUCTS
 from executor_service.backends.torch_backend.cpu.gemm.quantize import QUANTIZE_ROWS
 from executor_service.backends.torch_backend.cpu.primitives.records import Kind, size_of
 from executor_service.backends.torch_backend.cpu.rowwise.log_sum import LOG_SUM_ROWS
@@ -42,8 +37,7 @@ class Header(NamedTuple):
 
 
 KERNELS = (
-    MULTIPLY_FP32, MULTIPLY_INT8, MULTIPLY_GATED_FP32, MULTIPLY_GATED_INT8, ADD_BIAS, QUANTIZE_ROWS,
-    NORM_ROWS, ROTATE_QKV, ATTEND_PAGES, DRAW_TOKENS, TAKE_LARGEST,
+    *PRODUCTS, ADD_BIAS, QUANTIZE_ROWS, NORM_ROWS, ROTATE_QKV, ATTEND_PAGES, DRAW_TOKENS, TAKE_LARGEST,
     EXCLUDE_TOKENS, LOG_SUM_ROWS, SHRINK_ROWS_FP32, SHRINK_ROWS_FP16,
 )  # fmt: skip
 
