@@ -18,28 +18,20 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 
-from executor_service.backends.base import ForwardRow, PendingForward, RowOutput
-from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
-from executor_service.backends.torch_backend.cuda.graphs import Picked
-from executor_service.backends.torch_backend.cuda.launch import Launch
-from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer
-from executor_service.backends.torch_backend.kernels import LayerCache
 from executor_service.contract.limits import Limits
-from executor_service.contract.masks import Masks
 from executor_service.contract.plan import NO_TOKENS, Opening, Row, Sampling, StepPlan
 from executor_service.steps.engine import Engine
+from tests.support.clocked_runner import VOCABULARY, ClockedRunner, CpuClock, no_kernels
 from tests.support.engine_steps import begin
 
-PAGE, PAGES, CONTEXT, VOCABULARY, PROMPT, HIDDEN = 16, 40_000, 2048, 512, 500, 8
+PAGE, PAGES, CONTEXT, PROMPT = 16, 40_000, 2048, 500
 GOAL = 0.02
 WARM_UP = 10  # steps
 KINDS: Mapping[str, Sampling] = {
@@ -52,78 +44,12 @@ KINDS: Mapping[str, Sampling] = {
 }  # fmt: skip
 
 
-class Clock:
-    """CPU time of this thread, and the time for which it waited."""
-
-    def __init__(self) -> None:
-        self._waited_s = 0.0
-
-    def now(self) -> float:
-        return time.thread_time() + self._waited_s
-
-    def wait_until(self, time_s: float) -> None:
-        self._waited_s += max(time_s - self.now(), 0.0)
-
-
-CLOCK = Clock()
-
-
-@dataclass(frozen=True)
-class Clocked:
-    """A launch whose results are there at a time by `CLOCK`."""
-
-    inner: PendingForward
-    ready_s: float
-
-    def wait(self) -> None:
-        CLOCK.wait_until(self.ready_s)
-
-    def constrain(self, masks: Mapping[int, Masks | None]) -> None:
-        self.inner.constrain(masks)
-
-    def outputs(self) -> list[RowOutput]:
-        self.wait()
-        return self.inner.outputs()
-
-
-class ClockedRunner(DeviceRunner):
-    """All of it but what the device does."""
-
-    step_s = 0.0
-    _ready_s = 0.0
-
-    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
-        inner = super().launch(rows)
-        self._ready_s = max(CLOCK.now(), self._ready_s) + self.step_s
-        return Clocked(inner, self._ready_s)
-
-    def _compute(self, step: StepBuffer) -> Picked:
-        count = len(step.outputs)
-        return Picked(torch.zeros(len(step.tokens), HIDDEN), torch.ones(2, count, dtype=torch.int32))
-
-
-def runner() -> ClockedRunner:
-    """A runner whose model has no layers."""
-    head = torch.zeros(HIDDEN, VOCABULARY)
-    model: Any = SimpleNamespace(
-        spec=SimpleNamespace(heads=32, kv_heads=8, vocab_size=VOCABULARY, context_length=CONTEXT, layers=0),
-        kernels=SimpleNamespace(device=torch.device("cpu"), dtype=torch.bfloat16),
-        final=lambda x: x,
-        logits=lambda x: x @ head,
-    )
-    page = torch.zeros(PAGES, 1)
-    return ClockedRunner(model, [LayerCache(page, page)], PAGE)
-
-
-def not_launched(launch: Launch) -> None:
-    """Replaces `Launch.run`."""
-
-
 class Case:
     """An engine with its sequences, all decoding, some of which want something."""
 
     def __init__(self, rows: int, special: int, sampling: Sampling) -> None:
-        self._runner = backend = runner()
+        self._clock = CpuClock()
+        self._runner = backend = ClockedRunner(self._clock, PAGES, PAGE, CONTEXT)
         backend.max_piece_tokens = 1 << 20  # type: ignore[attr-defined]
         limits = Limits(
             VOCABULARY, CONTEXT, PAGE, PAGES - 1, max_sequences=rows, max_rows=rows,
@@ -148,12 +74,12 @@ class Case:
         ahead = self._begin()
         for n in range(WARM_UP + steps):
             if n == WARM_UP:
-                start_s, start_cpu_s = CLOCK.now(), time.thread_time()
+                start_s, start_cpu_s = self._clock.now(), time.thread_time()
             behind = self._begin()
             assert len(self._engine.pipeline) == 2, "a step waits for the one before it"
             ahead.finish()
             ahead = behind
-        elapsed = CLOCK.now() - start_s, time.thread_time() - start_cpu_s
+        elapsed = self._clock.now() - start_s, time.thread_time() - start_cpu_s
         ahead.finish()
         return elapsed[0] / steps, elapsed[1] / steps
 
@@ -177,7 +103,7 @@ def main() -> int:
         for name, sampling in KINDS.items()
         for n in sorted({1, min(16, options.rows), options.rows})
     }
-    with mock.patch.object(Launch, "run", not_launched):
+    with no_kernels():
         cases = {name: Case(options.rows, n, sampling) for name, (n, sampling) in wanted.items()}
         gc.collect()
         gc.freeze()  # as services do
