@@ -37,26 +37,27 @@ class Layout:
 
 def lay_out(rows: Sequence[ForwardRow], page_size: int) -> Layout:
     """The layout of the rows, in their order."""
-    sizes = np.array([(row.start, len(row.tokens), row.outputs) for row in rows], np.int32)
-    starts, counts, output_counts = np.ascontiguousarray(sizes.T)
-    ends = np.cumsum(counts, dtype=np.int32)
-    lengths = -(-(starts + counts) // np.int32(page_size))
-    table_ends = np.cumsum(lengths, dtype=np.int32)
+    starts = np.array([row.start for row in rows], np.int32)
+    counts = np.array([len(row.tokens) for row in rows], np.int32)
+    output_counts = np.array([row.outputs for row in rows], np.int32)
+    ends = counts.cumsum(dtype=np.int32)
+    lengths = -(-(starts + counts) // page_size)
     tables = np.concatenate([row.block_table[:n] for row, n in zip(rows, lengths.tolist(), strict=True)])
-    positions = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts - ends + counts, counts)
-    page_numbers, slots = np.divmod(positions, np.int32(page_size))
+    table_starts = lengths.cumsum(dtype=np.int32) - lengths
+    positions = np.arange(ends[-1], dtype=np.int32) + (starts - ends + counts).repeat(counts)
+    page_numbers, slots = np.divmod(positions, page_size)
     outputs = _last(output_counts, ends)
     with_prompts = any(row.prompt is not None for row in rows)
     states = _last(np.array([states_of(row) for row in rows], np.int32), ends) if with_prompts else outputs
     return Layout(
         tokens=np.concatenate([row.tokens for row in rows]),
         positions=positions,
-        pages=tables[page_numbers + np.repeat(table_ends - lengths, counts)],
+        pages=tables[page_numbers + table_starts.repeat(counts)],
         slots=slots,
         counts=counts,
         starts=starts,
         tables=tables,
-        table_starts=table_ends - lengths,
+        table_starts=table_starts,
         output_counts=output_counts,
         outputs=outputs,
         states=states,
@@ -65,8 +66,8 @@ def lay_out(rows: Sequence[ForwardRow], page_size: int) -> Layout:
 
 def _last(counts: Ints, ends: Ints) -> Ints:
     """Indices of the last `counts` tokens of each row; a row's tokens are those before its `ends`."""
-    sums = np.cumsum(counts, dtype=np.int32)
-    indices: Ints = np.arange(sums[-1], dtype=np.int32) + np.repeat(ends - sums, counts)
+    sums = counts.cumsum(dtype=np.int32)
+    indices: Ints = np.arange(sums[-1], dtype=np.int32) + (ends - sums).repeat(counts)
     return indices
 
 

@@ -145,64 +145,63 @@ def cut(starts: Ints, counts: Ints, table_starts: Ints, tiling: Tiling) -> dict[
     starts, counts, table_starts: [rows]. A row's items depend on the row alone, hence also its sums and their
     order. Raises ValueError for a row with more pieces of keys than a part has items.
     """
-    first_tokens = np.cumsum(counts, dtype=np.int32) - counts
+    rows = np.empty((4, len(counts)), np.int32)
+    rows[0], rows[1], rows[2], rows[3] = counts.cumsum(dtype=np.int32) - counts, starts, counts, table_starts
     short = counts <= SHORT_TOKENS
+    of_class = {"short": rows, "long": rows[:, :0]}  # most steps have no long rows
+    if not short.all():
+        of_class = {"short": rows[:, short], "long": rows[:, ~short]}
     arrays: dict[str, Ints] = {}
     for window in tiling.windows:
         for name, how in tiling.classes:
-            which = short if name == "short" else ~short
             items, bounds = names_of(name, window)
-            arrays[items], arrays[bounds] = _cut_class(
-                first_tokens[which], starts[which], counts[which], table_starts[which], how, window,
-                last_first=name == "long",  # blocks that see more keys take longer, and start first
-            )  # fmt: skip
+            # Blocks of long rows that see more keys take longer, and start first.
+            arrays[items], arrays[bounds] = _cut_class(of_class[name], how, window, last_first=name == "long")
     return arrays
 
 
-def _cut_class(
-    first_tokens: Ints,
-    starts: Ints,
-    counts: Ints,
-    table_starts: Ints,
-    how: Cut,
-    window: int,
-    *,
-    last_first: bool,
-) -> tuple[Ints, Ints]:
-    """The items and bounds of one class, in the layers with one window."""
-    if not len(counts):
+def _cut_class(rows: Ints, how: Cut, window: int, *, last_first: bool) -> tuple[Ints, Ints]:
+    """The items and bounds of one class, in the layers with one window.
+
+    rows [4, rows]: first token, start, count, start of the table.
+    """
+    if not rows.shape[1]:
         return np.empty((0, ITEM_FIELDS), np.int32), np.zeros(1, np.int32)
-    rows, numbers = _spread(-(-counts // np.int32(how.block)))
+    owners, numbers = _spread(-(-rows[2] // how.block))
     if last_first:
-        rows, numbers = rows[::-1], numbers[::-1]
-    firsts = numbers * np.int32(how.block)
-    tokens = np.minimum(counts[rows] - firsts, np.int32(how.block))
-    positions = starts[rows] + firsts
+        owners, numbers = owners[::-1], numbers[::-1]
+    first_tokens, starts, counts, table_starts = rows[:, owners]
+    firsts = numbers * how.block
+    blocks = np.empty((len(owners), ITEM_FIELDS), np.int32)
+    blocks[:, 0] = first_tokens + firsts
+    tokens = blocks[:, 1] = np.minimum(counts - firsts, how.block)
+    positions = blocks[:, 2] = starts + firsts
+    blocks[:, 3] = table_starts
     # From the first key that the block's first token sees to the last one that its last token sees.
-    ends = -(-(positions + tokens) // np.int32(how.split))
-    begins = np.maximum(positions - np.int32(window - 1), 0) // np.int32(how.split) if window else 0 * ends
-    pieces = ends - begins
-    if pieces.max(initial=0) > how.part:
+    pieces = -(-(positions + tokens) // how.split)
+    begins = np.maximum(positions - (window - 1), 0) // how.split if window else None
+    if begins is not None:
+        pieces -= begins
+    if pieces.max() > how.part:
         raise ValueError(f"{int(pieces.max())} pieces of a row's keys are above the {how.part} of a launch")
-    blocks, piece = _spread(pieces)
-    fields = (first_tokens[rows] + firsts, tokens, positions, table_starts[rows])
-    items = np.empty((len(blocks), ITEM_FIELDS), np.int32)
-    items[:, :-1] = np.stack(fields, 1)[blocks]
-    items[:, -1] = begins[blocks] + piece
+    owners, piece = _spread(pieces)
+    items = blocks[owners]
+    items[:, 4] = piece if begins is None else begins[owners] + piece
     return items, _bounds(pieces, how.part)
 
 
 def _bounds(pieces: Ints, part: int) -> Ints:
     """Where parts of at most `part` items begin and end, none of them within a block."""
-    ends = np.cumsum(pieces, dtype=np.int32)
+    ends = pieces.cumsum(dtype=np.int32)
+    total = int(ends[-1])
     bounds = [0]
-    while len(ends) and bounds[-1] < ends[-1]:
-        bounds.append(int(ends[np.searchsorted(ends, bounds[-1] + part, "right") - 1]))
-    return np.array(bounds, np.int32)
+    while total - bounds[-1] > part:
+        bounds.append(int(ends[ends.searchsorted(bounds[-1] + part, "right") - 1]))
+    return np.array([*bounds, total], np.int32)
 
 
 def _spread(counts: Ints) -> tuple[Ints, Ints]:
     """`counts[i]` things for each i, in order: the i of each thing, and its number among those of its i."""
-    ends = np.cumsum(counts, dtype=np.int32)
-    owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    ends = counts.cumsum(dtype=np.int32)
+    owners = np.arange(len(counts), dtype=np.int32).repeat(counts)
     return owners, np.arange(len(owners), dtype=np.int32) - (ends - counts)[owners]

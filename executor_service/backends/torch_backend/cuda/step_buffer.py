@@ -10,9 +10,10 @@ them can be replayed with another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
-from functools import cache
+from functools import cache, lru_cache
+from operator import ge
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +38,7 @@ from executor_service.contract import noise
 
 _ALIGNMENT = 4  # int32s: Triton compiles anew for a pointer that is not a multiple of 16 bytes
 _FLOATS = ("temperatures", "top_ps", "min_ps")
+_REMEMBERED_SHAPES = 1024  # more than are captured
 
 
 class StepShape(NamedTuple):
@@ -54,7 +56,7 @@ class StepShape(NamedTuple):
 
     def holds(self, other: StepShape) -> bool:
         """Whether a step of the other shape can be padded to this one."""
-        return all(mine >= theirs for mine, theirs in zip(self[:-1], other[:-1], strict=True))
+        return all(map(ge, self[:-1], other[:-1]))
 
 
 class _Padding(Enum):
@@ -100,17 +102,21 @@ def _parts_of(windows: tuple[int, ...]) -> Mapping[str, _Part]:
 
 def numbers_of(shape: StepShape) -> int:
     """The length in int32s of a buffer for steps of this shape."""
-    ends: list[int] = [place.stop for _, place in _places(shape)]
-    return max(ends)
+    _, last = _places(shape)[-1]
+    end: int = last.stop
+    return end
 
 
-def _places(shape: StepShape) -> Iterator[tuple[str, slice]]:
+@lru_cache(_REMEMBERED_SHAPES)
+def _places(shape: StepShape) -> tuple[tuple[str, slice], ...]:
     """Each part's name and its place in the buffer."""
+    places = []
     begin = 0
     for name, part in _parts_of(shape.windows).items():
         end = begin + part.length(shape)
-        yield name, slice(begin, end)
+        places.append((name, slice(begin, end)))
         begin = end + -end % _ALIGNMENT
+    return tuple(places)
 
 
 class HostStep:
@@ -165,10 +171,10 @@ def _pick_parts(rows: Sequence[ForwardRow], layout: Layout) -> dict[str, NDArray
     counts, samplings = layout.output_counts, [row.sampling for row in rows]
 
     def each(values: list[float], dtype: type[np.generic]) -> NDArray[np.generic]:
-        return np.repeat(np.array(values, dtype), counts)
+        return np.array(values, dtype).repeat(counts)
 
     # The output of position p is the token at index p + 1.
-    seeds = np.repeat(np.array([s.seed for s in samplings], np.uint64), counts)
+    seeds = np.array([s.seed for s in samplings], np.uint64).repeat(counts)
     halves = noise.keys(seeds, layout.positions[layout.outputs] + 1).view(np.int32).reshape(-1, 2)
     temperatures = [max(s.temperature, MIN_TEMPERATURE) if s.temperature else 0.0 for s in samplings]
     return {
