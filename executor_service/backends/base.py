@@ -174,7 +174,7 @@ class PendingForward(Protocol):
         Called once where there are such rows: before the next launch, and before `wait` and `outputs`.
         """
 
-    def outputs(self) -> list[RowOutput]:
+    def outputs(self) -> Sequence[RowOutput]:
         """Block until computed; one result per row, in the rows' order. Called once, in launch order."""
 
 

@@ -55,7 +55,7 @@ class ClockedOracle(OracleBackend):
         return _OnDevice(self._device.submit(self._compute, mine, masks), masks)
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
-        return self.launch(rows).outputs()
+        return list(self.launch(rows).outputs())
 
     def load_adapter(self, slot: int, prepared: AdapterWeights) -> None:
         self._device.submit(super().load_adapter, slot, prepared)

@@ -144,6 +144,14 @@ class KvCache:
         page = table.at(index)
         return self._references[page] > 1 or page in self._hash_of
 
+    def is_writable(self, table: BlockTable, position: int) -> bool:
+        """Whether the table has a page for this position, which is in no other table and not published."""
+        index = position // self.page_size
+        if index >= table.count:
+            return False
+        page = table.at(index)
+        return self._references[page] == 1 and page not in self._hash_of
+
     def reserve(self, table: BlockTable, start: int, end: int) -> tuple[int, int] | None:
         """Make positions start .. end-1 of a sequence of `start` tokens writable.
 

@@ -30,6 +30,7 @@ class CachedSequence:
         "ids",
         "known",
         "length",
+        "only_draws",
         "pooling",
         "prompt_length",
         "renewed_s",
@@ -71,6 +72,10 @@ class CachedSequence:
         # With PoolingKind.MEAN, of the first `length` tokens, until the opening's tokens are all computed.
         self.hidden_sum = hidden_sum
         self.scored = scored  # positions of the opening's tokens that get scores when they are computed
+        # Its rows that feed a sampled token want the next one, drawn from the model's own logits, no more.
+        self.only_draws = (
+            sampling.only_draws and adapter is None and pooling is PoolingKind.LAST and not scored
+        )
 
     @property
     def output(self) -> TokenIds:

@@ -80,6 +80,19 @@ class Sampling:
     min_tokens: int = 0
     grammar: Grammar | None = None  # of the output; masks what is sampled, in the place of a row's mask
 
+    @property
+    def only_draws(self) -> bool:
+        """Whether tokens are drawn from the logits as they are, and returned alone."""
+        return not (
+            self.repetition_penalty != 1
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or (self.stop_token_ids and self.min_tokens)
+            or self.grammar is not None
+            or self.logprobs is not None
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Opening:
@@ -120,6 +133,19 @@ class Row:
     top_k: int = 0
     is_bound: bool = False  # `kv_length` is an upper bound; the row starts at the sequence's KV length
     masks: Masks | None = None  # [1 + drafts, bytes]: what its tokens may be; None: any
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether it computes all pending tokens, samples one, and does nothing else."""
+        return not (
+            self.limit
+            or self.steps > 1
+            or self.output
+            or self.is_bound
+            or self.masks is not None
+            or len(self.tokens)
+            or len(self.drafts)
+        )
 
 
 @dataclass(frozen=True, slots=True)

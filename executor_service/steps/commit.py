@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from executor_service.backends.base import RowOutput
+from executor_service.backends.forward_rows import drawn_by, other_outputs
 from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.contract.plan import OutputMode, Reason, Refusal, RowResult, TokenScores
@@ -44,16 +47,44 @@ class StepCommit:
             self._decode_rows,
         )
 
-    def take(self, outputs: list[RowOutput]) -> None:
+    def take(self, outputs: Sequence[RowOutput]) -> None:
         """Commit or undo every accepted row; `rows.results` is complete afterwards."""
-        rows, mispredicted = self._rows.accepted, self._rows.mispredicted
+        rows, mispredicted, decodes = self._rows.accepted, self._rows.mispredicted, len(self._rows.decodes)
+        checked(outputs, decodes + len(rows))
         for row in reversed(rows):
             if not row.opened:
                 break
             self._pages.count_hit(row.known, row.hit)
-        for row, output in zip(rows, checked(outputs, len(rows)), strict=True):
-            if not mispredicted or row not in mispredicted:
+        if decodes:
+            self._absorb_decodes(outputs)
+        for row, output in zip(rows, other_outputs(outputs, decodes), strict=True):
+            if not mispredicted or row.sequence not in mispredicted:
                 self._absorb(row, output)
+
+    def _absorb_decodes(self, outputs: Sequence[RowOutput]) -> None:
+        """Commit the rows that only decode; undo those whose output is not finite."""
+        decodes, results, page_size = self._rows.decodes, self._rows.results, self._pages.page_size
+        tokens, not_finite = drawn_by(outputs, len(decodes))
+        mispredicted = self._rows.mispredicted
+        done = 0
+        columns = zip(decodes.indices, decodes.sequences, decodes.starts, tokens, strict=True)
+        for place, (index, sequence, start, token) in enumerate(columns):
+            if mispredicted and sequence in mispredicted:
+                continue
+            if not_finite and place in not_finite:
+                self._undo(decodes.accepted_row(place), not_finite[place] or _NOT_FINITE)
+                continue
+            end = start + 1
+            sequence.ids[end] = token
+            sequence.length, sequence.known = end, end + 1
+            # A table without pages was released by an op of the step behind.
+            if end % page_size == 0 and sequence.table.count:
+                self._pages.publish(sequence.table, sequence.ids, end)
+            results[index] = RowResult(end, 0, [token])
+            done += 1
+        self._computed += done
+        self._sampled += done
+        self._decode_rows += done
 
     def _absorb(self, row: AcceptedRow, output: RowOutput) -> None:
         """Commit one row with the output of its last forward; undo it if that is not finite."""

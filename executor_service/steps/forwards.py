@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from executor_service.backends.base import (
     Backend,
@@ -12,18 +12,22 @@ from executor_service.backends.base import (
     PromptOutputs,
     RowOutput,
 )
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.contract.plan import NO_TOKENS, Abandoned, Forwards, OutputMode
 from executor_service.steps.accepted_row import AcceptedRow, scored_by
 from executor_service.steps.masking import masks_behind
 from executor_service.steps.pieces import cut
+from executor_service.steps.step_rows import StepRows
 
 _HIDDEN = OutputMode.HIDDEN
 
 
-def launch(backend: Backend, rows: Iterable[AcceptedRow]) -> PendingForward:
+def launch(backend: Backend, rows: StepRows) -> PendingForward:
     """Launch one forward of all rows."""
-    forward_rows = [_forward_row(row, row.fed) for row in rows]
-    return backend.launch(forward_rows) if forward_rows else ComputedForward([])
+    others = [_forward_row(row, row.fed) for row in rows.accepted]
+    if rows.decodes:
+        return backend.launch(ForwardRows(rows.decodes, others))
+    return backend.launch(others) if others else ComputedForward([])
 
 
 def compute(
@@ -57,7 +61,7 @@ def compute(
     return ComputedForward([outputs[row] for row in rows])
 
 
-def checked(outputs: list[RowOutput], rows: int) -> list[RowOutput]:
+def checked(outputs: Sequence[RowOutput], rows: int) -> Sequence[RowOutput]:
     """The outputs, after a check that there is one for each row. Raises RuntimeError."""
     if len(outputs) != rows:
         raise RuntimeError(f"the backend gave {len(outputs)} outputs for {rows} rows")

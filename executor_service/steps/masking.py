@@ -86,11 +86,11 @@ def bring_masks(rows: StepRows, forward: PendingForward, store: SequenceStore) -
     if not rows.masked_later:
         return
     masks: dict[int, Masks | None] = {}
-    for place, row in enumerate(rows.accepted):
+    for place, row in enumerate(rows.accepted, start=len(rows.decodes)):
         if not row.masked_later:
             continue
         masks[place] = None
-        if row in rows.mispredicted:
+        if row.sequence in rows.mispredicted:
             continue
         sequence = row.sequence
         assert sequence.automaton is not None

@@ -55,13 +55,18 @@ def _op_waits(op: Op | Refusal, session: ClientSession, ahead: StepRows, page_si
 
 def _row_waits(row: Row | Refusal, session: ClientSession, ahead: StepRows) -> bool:
     """A row can continue one in flight that samples one token, or none."""
-    if isinstance(row, Refusal):
+    if isinstance(row, Refusal) or (sequence := session.caches.get(row.cache_id)) is None:
         return False
-    former = _row_in_flight(row.cache_id, session, ahead)
-    if former is None:
+    place = ahead.index_of(sequence)
+    if place < 0:
         return False
-    if len(row.tokens) or len(row.drafts) or row.steps > 1 or row.is_bound or former in ahead.mispredicted:
+    if sequence in ahead.mispredicted:
         return True
+    if place < len(ahead.decodes) and row.only_decodes:
+        return False
+    if len(row.tokens) or len(row.drafts) or row.steps > 1 or row.is_bound:
+        return True
+    former = ahead.row_at(place)
     if not former.outputs:
         return False
     return (
@@ -76,7 +81,12 @@ def _hits_wait(openings: tuple[Opening | Refusal, ...], ahead: StepRows, page_si
     """Whether a prompt begins with a page that becomes public when `ahead` is committed."""
     if not openings:
         return False
-    prefixes = [(row.sequence, end) for row in ahead.accepted if (end := _new_prefix(row, page_size))]
+    prefixes = [
+        (sequence, start + 1)
+        for sequence, start in zip(ahead.decodes.sequences, ahead.decodes.starts, strict=True)
+        if (start + 1) % page_size == 0
+    ]
+    prefixes += [(row.sequence, end) for row in ahead.accepted if (end := _new_prefix(row, page_size))]
     if not prefixes:
         return False
     asked = [(one, prefix_root(one.salt, one.adapter)) for one in openings if not isinstance(one, Refusal)]

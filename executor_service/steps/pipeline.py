@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from executor_service.backends.base import Backend, ComputedForward, PendingForward, RowOutput
 from executor_service.cache.sequence import CachedSequence
@@ -186,11 +187,12 @@ class Pipeline:
         max_tokens, abandonable = self._max_piece_tokens, savepoint is not None
         try:
             if rows.needs_several(max_tokens):
+                rows.make_objects()
                 forward = yield from compute(
                     self._backend, rows.accepted, max_tokens, abandonable=abandonable
                 )
             else:
-                forward = launch(self._backend, rows.accepted)
+                forward = launch(self._backend, rows)
         except Abandoned:
             assert savepoint is not None
             rows.undo(store)
@@ -204,7 +206,7 @@ class Pipeline:
         ahead = self._in_flight[-1].rows if self._in_flight else None
         return RowReservation(session, plan, self._store, self._backend, now_s, ahead).reserve()
 
-    def _commit(self, step: StepInFlight, outputs: list[RowOutput]) -> StepCommit:
+    def _commit(self, step: StepInFlight, outputs: Sequence[RowOutput]) -> StepCommit:
         """Commit a step's rows. Rows behind them get their masks, or are refused where mispredicted."""
         pages = self._store.pages
         free, cached = pages.free, pages.cached
@@ -236,5 +238,5 @@ class Pipeline:
     def _renew_leases_of(self, step: StepInFlight) -> None:
         step.session.renewed_s = now_s = self._store.clock()
         if not step.session.id:
-            for row in step.rows.accepted:
-                row.sequence.renewed_s = now_s
+            for sequence in step.rows.sequences:
+                sequence.renewed_s = now_s

@@ -63,12 +63,16 @@ class RowReservation:
         plan, rows = self._plan, self._rows
         duplicates = self._duplicates()
         for index, row in enumerate(plan.rows):
+            accepted: AcceptedRow | Refusal
             if isinstance(row, Refusal):
-                accepted: AcceptedRow | Refusal = row
+                accepted = row
             elif duplicates and row.cache_id in duplicates:
                 accepted = _invalid(
                     f"rows.cache_ids[{index}]: cache {row.cache_id} has more than one row in the step"
                 )
+            elif self._decodes(index, row):
+                rows.results.append(_UNANSWERED)
+                continue
             else:
                 accepted = self._continue(index, row)
             if isinstance(accepted, Refusal):
@@ -113,6 +117,42 @@ class RowReservation:
             return Refusal(Reason.QUOTA, f"openings[{index}]: {self._quota.no_cache()}")
         return None
 
+    def _decodes(self, index: int, row: Row) -> bool:
+        """Reserve a row that only decodes, as one of `StepRows.decodes`.
+
+        False: it is another row, or can't be reserved without a further check; nothing has changed.
+        """
+        sequence = self._session.caches.get(row.cache_id)
+        if sequence is None or not sequence.only_draws or not row.only_decodes:
+            return False
+        start, follows, ahead = sequence.length, -1, self._ahead
+        if ahead is not None and (place := ahead.index_of(sequence)) >= 0:
+            if place < len(ahead.decodes):
+                start = ahead.decodes.starts[place] + 1
+            elif (former := ahead.row_at(place)).outputs:
+                start = former.end
+            else:
+                return False  # it computes the rest of a prompt
+            follows = place
+        elif not sequence.sampled:
+            return False
+        if row.kv_length != start or start >= self._limits.context_length or not self._budget:
+            return False
+        if not self._pages.is_writable(sequence.table, start):
+            if self._quota is not None:
+                return False
+            try:
+                copy = self._pages.reserve(sequence.table, start, start + 1)
+            except OutOfPages:
+                return False
+            if copy:
+                self._backend.copy_page(*copy)
+        sequence.renewed_s = self._now_s
+        sequence.make_room(start + 2)
+        self._budget -= 1
+        self._rows.decodes.add(index, sequence, start, follows)
+        return True
+
     def _continue(self, index: int, row: Row) -> AcceptedRow | Refusal:
         """Check a row against its sequence, reserve its pages and write its tokens into the sequence."""
         sequence = self._session.caches.get(row.cache_id)
@@ -121,7 +161,7 @@ class RowReservation:
         sequence.renewed_s = self._now_s
         start, known, follows = sequence.length, sequence.known, -1
         if self._ahead is not None and (place := self._ahead.index_of(sequence)) >= 0:
-            ahead = self._ahead.accepted[place]
+            ahead = self._ahead.row_at(place)
             start, known = ahead.end, ahead.predicted_known
             if ahead.outputs:
                 follows = place

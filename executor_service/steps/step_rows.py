@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession
 from executor_service.contract.plan import Reason, Refusal, Row, RowResult, StepPlan
 from executor_service.steps.accepted_row import AcceptedRow
+from executor_service.steps.decode_rows import DecodeRows
 
 _EXHAUSTED = frozenset((Reason.PAGES, Reason.SEQUENCES, Reason.ADAPTER_SLOTS))
 
@@ -23,18 +25,24 @@ class StepRows:
 
     session: ClientSession
     plan: StepPlan
-    accepted: list[AcceptedRow]  # in the order of their launch: rows, then openings
+    accepted: list[AcceptedRow]  # in the order of their launch, behind `decodes`: rows, then openings
     results: list[RowResult]
+    decodes: DecodeRows = field(default_factory=DecodeRows)  # rows that only decode
     tokens: int = 0  # upper bound of the tokens to compute
     steps: int = 1  # maximum over the rows
     masked_later: bool = False  # some row gets its mask when the step ahead is finished
-    mispredicted: set[AcceptedRow] = field(default_factory=set)  # refused in flight, by what they follow
+    mispredicted: set[CachedSequence] = field(default_factory=set)  # whose rows were refused in flight
     _index_of: dict[CachedSequence, int] | None = field(default=None, repr=False)
+
+    @property
+    def sequences(self) -> Iterator[CachedSequence]:
+        """Those of the accepted rows, in the order of their launch."""
+        return chain(self.decodes.sequences, (row.sequence for row in self.accepted))
 
     @property
     def has_refusals(self) -> bool:
         """Whether any row was refused for what a step in flight may change."""
-        if len(self.accepted) == len(self.results):
+        if len(self.decodes) + len(self.accepted) == len(self.results):
             return False
         refusals = (result.refusal for result in self.results)
         return any(r is not None and r.reason is not Reason.GRAMMAR_BEHIND for r in refusals)
@@ -50,20 +58,32 @@ class StepRows:
         return self.steps > 1 or self.tokens > max_piece_tokens
 
     def index_of(self, sequence: CachedSequence) -> int:
-        """The index of the sequence's row in `accepted`; -1: it has none."""
+        """The index of the sequence's row in the launch; -1: it has none."""
         if self._index_of is None:
-            self._index_of = {row.sequence: index for index, row in enumerate(self.accepted)}
+            self._index_of = {sequence: index for index, sequence in enumerate(self.sequences)}
         return self._index_of.get(sequence, -1)
 
+    def row_at(self, index: int) -> AcceptedRow:
+        """The row at this index of the launch; one of `decodes` is made an object, which is a copy."""
+        decodes = len(self.decodes)
+        return self.decodes.accepted_row(index) if index < decodes else self.accepted[index - decodes]
+
     def row_of(self, sequence: CachedSequence) -> AcceptedRow | None:
-        """The sequence's accepted row, if it has one."""
+        """The same for the sequence's row, if it has one."""
         index = self.index_of(sequence)
-        return None if index < 0 else self.accepted[index]
+        return None if index < 0 else self.row_at(index)
+
+    def make_objects(self) -> None:
+        """Move the rows of `decodes` to the front of `accepted`."""
+        self.accepted[:0] = [self.decodes.accepted_row(place) for place in range(len(self.decodes))]
+        self.decodes = DecodeRows()
 
     def undo(self, store: SequenceStore) -> None:
         """Undo the reservation of all rows; none of them is in flight."""
         for row in reversed(self.accepted):
             undo_row(row, row.begin, self.session, store)
+        for sequence, start in zip(self.decodes.sequences, self.decodes.starts, strict=True):
+            store.pages.cut(sequence.table, start)
 
     def refuse_followers(self, undone: Iterable[AcceptedRow]) -> None:
         """Refuse the rows that continue an undone row, whose undoing released their pages too."""
@@ -73,7 +93,7 @@ class StepRows:
                 continue
             request = self.plan.rows[row.index]
             assert isinstance(request, Row)
-            self.mispredicted.add(row)
+            self.mispredicted.add(row.sequence)
             if former.opened:
                 refusal = unknown_cache(row.index, request)
             else:
@@ -82,7 +102,7 @@ class StepRows:
 
     def refuse_late(self, row: AcceptedRow, refusal: Refusal, store: SequenceStore) -> None:
         """Refuse a row in flight, now that the one that it follows is committed; its output is dropped."""
-        self.mispredicted.add(row)
+        self.mispredicted.add(row.sequence)
         self.results[row.index] = RowResult(refusal=refusal)
         undo_row(row, row.begin, self.session, store)
 

@@ -5,6 +5,7 @@ Where a plugin that pyproject configures is missing: `-W default::pytest.PytestC
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,5 +90,5 @@ def _generated(bench: Bench, *, graphs: bool) -> list[list[int]]:
         backend.close()
 
 
-def _tokens(outputs: list[RowOutput]) -> list[int]:
+def _tokens(outputs: Sequence[RowOutput]) -> list[int]:
     return [int(out.tokens[0]) for out in outputs if out.tokens is not None]

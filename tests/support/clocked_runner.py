@@ -74,7 +74,7 @@ class Clocked:
     def constrain(self, masks: Mapping[int, Masks | None]) -> None:
         self.inner.constrain(masks)
 
-    def outputs(self) -> list[RowOutput]:
+    def outputs(self) -> Sequence[RowOutput]:
         self.wait()
         return self.inner.outputs()
 

@@ -185,7 +185,7 @@ class TorchBackend:
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
         """One forward over all rows; one result per row, in the rows' order."""
-        return self.runner.launch(rows).outputs()
+        return list(self.runner.launch(rows).outputs())
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page's keys and values in every layer."""

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.forward_rows import RowColumns, columns_of
 from executor_service.backends.prompt_outputs import states_of
 
 LOGITS_ROWS = 256
@@ -32,25 +33,19 @@ class Layout:
     table_starts: Ints  # [rows]
     output_counts: Ints  # [rows]
     outputs: Ints  # [outputs]: indices of the tokens at output positions
-    states: Ints  # [states]: indices of the tokens whose hidden states are needed, for `prompt`s too
 
 
-def lay_out(rows: Sequence[ForwardRow], page_size: int) -> Layout:
+def lay_out(rows: RowColumns, page_size: int) -> Layout:
     """The layout of the rows, in their order."""
-    starts = np.array([row.start for row in rows], np.int32)
-    counts = np.array([len(row.tokens) for row in rows], np.int32)
-    output_counts = np.array([row.outputs for row in rows], np.int32)
+    starts, counts = rows.starts, rows.counts
     ends = counts.cumsum(dtype=np.int32)
     lengths = -(-(starts + counts) // page_size)
-    tables = np.concatenate([row.block_table[:n] for row, n in zip(rows, lengths.tolist(), strict=True)])
+    tables = np.concatenate([table[:n] for table, n in zip(rows.tables, lengths.tolist(), strict=True)])
     table_starts = lengths.cumsum(dtype=np.int32) - lengths
     positions = np.arange(ends[-1], dtype=np.int32) + (starts - ends + counts).repeat(counts)
     page_numbers, slots = np.divmod(positions, page_size)
-    outputs = _last(output_counts, ends)
-    with_prompts = any(row.prompt is not None for row in rows)
-    states = _last(np.array([states_of(row) for row in rows], np.int32), ends) if with_prompts else outputs
     return Layout(
-        tokens=np.concatenate([row.tokens for row in rows]),
+        tokens=rows.tokens,
         positions=positions,
         pages=tables[page_numbers + table_starts.repeat(counts)],
         slots=slots,
@@ -58,9 +53,8 @@ def lay_out(rows: Sequence[ForwardRow], page_size: int) -> Layout:
         starts=starts,
         tables=tables,
         table_starts=table_starts,
-        output_counts=output_counts,
-        outputs=outputs,
-        states=states,
+        output_counts=rows.outputs,
+        outputs=_last(rows.outputs, ends),
     )
 
 
@@ -82,12 +76,16 @@ class Batch:
     counts: Ints  # [rows]
     starts: Ints  # [rows]
     tables: torch.Tensor  # [rows, max pages of a row]: block tables, padded with page 0
-    states: torch.Tensor  # int64 [states]
+    states: torch.Tensor  # int64 [states]: indices of the tokens whose states are needed, for `prompt`s too
 
     @classmethod
     def of(cls, rows: Sequence[ForwardRow], page_size: int, device: torch.device) -> Batch:
         """The batch of these rows, in their order."""
-        layout = lay_out(rows, page_size)
+        layout = lay_out(columns_of(rows), page_size)
+        states = layout.outputs
+        if any(row.prompt is not None for row in rows):
+            ends = layout.counts.cumsum(dtype=np.int32)
+            states = _last(np.array([states_of(row) for row in rows], np.int32), ends)
         lengths = np.append(layout.table_starts[1:], len(layout.tables)) - layout.table_starts
         tables = np.zeros((len(rows), lengths.max()), np.int32)
         tables[np.arange(tables.shape[1]) < lengths[:, None]] = layout.tables
@@ -103,7 +101,7 @@ class Batch:
             counts=layout.counts,
             starts=layout.starts,
             tables=put(tables),
-            states=put(layout.states.astype(np.int64)),
+            states=put(states.astype(np.int64)),
         )
 
 

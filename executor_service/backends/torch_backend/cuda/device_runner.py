@@ -22,6 +22,7 @@ from dataclasses import replace
 import torch
 
 from executor_service.backends.base import ForwardRow, ModelError, PendingForward, Progress, RowOutput
+from executor_service.backends.forward_rows import ForwardOutputs, others_of
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS
 from executor_service.backends.torch_backend.cuda.every_kind import rows_of_every_kind
 from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, shapes_of
@@ -137,12 +138,16 @@ class LaunchedStep:
         self._hosts, self._host = hosts, host
         self._device = picked.picks.device
         self._done: torch.cuda.Event | None = None
-        now = [index for index, row in enumerate(rows) if not row.masked_later]
-        answers = [late.enqueue(rows, now, picked, step, prompts=True)]
-        self._answers: list[LateAnswers | PromptVectors | None] = [*answers]
-        if wants_vectors(rows):
-            self._answers.append(PromptVectors(model, rows, picked.residual))
-        if len(now) == len(rows):
+        others = others_of(rows)
+        self._answers: list[LateAnswers | PromptVectors | None] = []
+        now: list[int] = []
+        if others:
+            first = len(rows) - len(others)
+            now += [index for index, row in enumerate(others, start=first) if not row.masked_later]
+            self._answers.append(late.enqueue(rows, now, picked, step, prompts=True))
+            if wants_vectors(others):
+                self._answers.append(PromptVectors(model, rows, picked.residual))
+        if len(now) == len(others):
             self._read_back()
 
     def constrain(self, masks: Mapping[int, Masks | None]) -> None:
@@ -165,21 +170,22 @@ class LaunchedStep:
             with torch.cuda.device(self._device):  # each thread has a current device of its own
                 self._done.synchronize()
 
-    def outputs(self) -> list[RowOutput]:
+    def outputs(self) -> Sequence[RowOutput]:
         self.wait()
         tokens, finite = self._picks.numpy().copy()
         self._hosts.give_back(self._host)
-        results = []
-        end = 0
-        for row in self._rows:
+        others = others_of(self._rows)
+        end = decodes = len(self._rows) - len(others)
+        outputs = ForwardOutputs(tokens[:decodes], finite[:decodes] != 0, [])
+        for row in others:
             begin, end = end, end + row.outputs
             if not finite[begin:end].all():
-                results.append(RowOutput(finite=False))
+                outputs.others.append(RowOutput(finite=False))
             elif row.outputs and row.output is OutputMode.SAMPLE:
-                results.append(RowOutput(tokens=tokens[begin:end]))
+                outputs.others.append(RowOutput(tokens=tokens[begin:end]))
             else:
-                results.append(RowOutput())
+                outputs.others.append(RowOutput())
         for answers in self._answers:
             if answers is not None:
-                answers.read(results)
-        return results
+                answers.read(outputs)
+        return outputs

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow, RowOutput
+from executor_service.backends.forward_rows import ForwardOutputs
 from executor_service.backends.torch_backend.cuda.late_plan import LatePlan, alternatives_of
 from executor_service.contract.plan import OutputMode, TokenScores
 
@@ -23,7 +24,7 @@ class LateAnswers:
         self.measures: list[torch.Tensor] = []  # each `Measures.packed` of a slice
         self.logits: list[torch.Tensor] = []  # fp32 [positions, vocabulary]
 
-    def read(self, outputs: list[RowOutput]) -> None:
+    def read(self, outputs: ForwardOutputs) -> None:
         """Add them to the step's outputs. Only when the copies are done."""
         plan = self._plan
         # Concatenated they are no views of page-locked memory.

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.forward_rows import others_of
 from executor_service.backends.torch_backend.sampler import masks_stops, penalizes
 from executor_service.contract.plan import NO_TOKENS, OutputMode, TokenIds
 
@@ -56,10 +57,19 @@ class LatePlan:
 
 
 def plan_late(rows: Sequence[ForwardRow], indices: Sequence[int], *, prompts: bool) -> LatePlan | None:
-    """The plan for some rows of a step, with `prompts` also for the targets of prompts; None: empty."""
+    """The plan for some rows of a step, with `prompts` also for the targets of prompts; None: empty.
+
+    indices: none of rows that only decode.
+    """
     special = [i for i in indices if rows[i].outputs and _is_special(rows[i])]
-    scored = [i for i, row in enumerate(rows) if row.prompt is not None and len(row.prompt.targets)]
-    scored = scored if prompts else []
+    scored = []
+    if prompts:
+        others = others_of(rows)
+        scored = [
+            i
+            for i, row in enumerate(others, start=len(rows) - len(others))
+            if row.prompt is not None and len(row.prompt.targets)
+        ]
     if not (special or scored):
         return None
     token_ends = np.cumsum([len(row.tokens) for row in rows]).tolist()

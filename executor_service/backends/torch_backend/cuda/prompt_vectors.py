@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import HIDDEN_UNIT, ForwardRow, RowOutput
+from executor_service.backends.forward_rows import ForwardOutputs
 from executor_service.backends.torch_backend.cuda.upload import download, upload
 from executor_service.backends.torch_backend.model import Model
 
@@ -43,7 +44,7 @@ class PromptVectors:
                     sums.index_add_(0, at["owners"][part], units)
                 self._sums = download(sums * HIDDEN_UNIT)
 
-    def read(self, outputs: list[RowOutput]) -> None:
+    def read(self, outputs: ForwardOutputs) -> None:
         """Add them to the step's outputs. Only when the work that the constructor enqueued is done."""
         if self._last:
             for i, vector in zip(self._last, self._vectors.numpy().copy(), strict=True):

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.forward_rows import columns_of
 from executor_service.backends.torch_backend.batch import Layout, lay_out
 from executor_service.backends.torch_backend.cuda.kernels import CudaStep
 from executor_service.backends.torch_backend.cuda.pick import PickRows
@@ -35,6 +36,7 @@ from executor_service.backends.torch_backend.cuda.rows import (
 )
 from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE
 from executor_service.contract import noise
+from executor_service.contract.plan import Sampling
 
 _ALIGNMENT = 4  # int32s: Triton compiles anew for a pointer that is not a multiple of 16 bytes
 _FLOATS = ("temperatures", "top_ps", "min_ps")
@@ -123,24 +125,24 @@ class HostStep:
     """The contents of a step's buffer, on the host."""
 
     def __init__(self, rows: Sequence[ForwardRow], page_size: int, tiling: Tiling) -> None:
-        layout = lay_out(rows, page_size)
-        tokens, counts = layout.tokens, layout.output_counts
-        follows = np.array([row.follows for row in rows], np.int32)
-        if (follows >= 0).any():
-            places = np.cumsum(layout.counts) - 1
-            tokens[places[follows >= 0]] = -1 - follows[follows >= 0]
+        columns = columns_of(rows)
+        layout = lay_out(columns, page_size)
+        tokens, counts, follows = layout.tokens, layout.output_counts, columns.follows
+        if not (known := follows < 0).all():
+            last = layout.counts.cumsum() - 1
+            tokens[last] = np.where(known, tokens[last], -1 - follows)
         arrays: dict[str, NDArray[np.generic]] = {
             **cut(layout.starts, layout.counts, layout.table_starts, tiling),
-            **_pick_parts(rows, layout),
+            **_pick_parts(columns.samplings, layout),
             "tokens": tokens,
             "positions": layout.positions,
             "page_of_token": layout.pages,
             "slots": layout.slots,
             "tables": layout.tables,
             "outputs": layout.outputs,
-            "last_outputs": np.maximum(np.cumsum(counts, dtype=np.int32) - 1, 0),
+            "last_outputs": np.maximum(counts.cumsum(dtype=np.int32) - 1, 0),
         }
-        self._arrays, self.states = arrays, layout.states
+        self._arrays = arrays
         self.shape = StepShape(
             tokens=len(tokens),
             rows=len(counts),
@@ -166,9 +168,9 @@ class HostStep:
         return {name: self._arrays[name][outputs] for name in PickRows.__slots__}
 
 
-def _pick_parts(rows: Sequence[ForwardRow], layout: Layout) -> dict[str, NDArray[np.generic]]:
-    """The parts of `PickRows`, for each output."""
-    counts, samplings = layout.output_counts, [row.sampling for row in rows]
+def _pick_parts(samplings: Sequence[Sampling], layout: Layout) -> dict[str, NDArray[np.generic]]:
+    """The parts of `PickRows`, for each output; samplings [rows]."""
+    counts = layout.output_counts
 
     def each(values: list[float], dtype: type[np.generic]) -> NDArray[np.generic]:
         return np.array(values, dtype).repeat(counts)
