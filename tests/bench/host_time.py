@@ -39,7 +39,7 @@ from executor_service.steps.engine import Engine
 from tests.support.clocked_runner import VOCABULARY, ClockedRunner, CpuClock, no_kernels
 from tests.support.engine_steps import BegunStep, begin
 
-PAGE, PAGES, CONTEXT, PROMPT, MAX_TOKENS = 16, 25_000, 40_960, 1024, 512
+PAGE, PAGES, CONTEXT, PROMPT, MAX_TOKENS = 16, 60_000, 40_960, 1024, 512
 WARM_UP = 4  # steps
 PARTS = ("parse", "decode", "begin", "finish", "encode", "serialize")
 

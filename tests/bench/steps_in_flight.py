@@ -1,12 +1,16 @@
 """How much of the time an executor idles between two steps, by the number of steps in flight.
 
     python -m tests.bench.steps_in_flight [--cases 2:1,2:32,10:256] [--depths 1,2] [--seconds 5] [--check]
+                                          [--generate] [--clock]
 
 A case is milliseconds of a step and sequences. The executor is the oracle in a process of its own, with
 that step time; the scheduler's loop runs here, with its core and a real link, and drops what it is told
 to deliver. With --generate the requests go through a scheduler process and its public Generate instead.
 Idle is what the executor did not compute of the time between the first and the last answer, all
 sequences decoding. Tokens are compared between the depths. --check fails above 5 % at a depth of two or more.
+
+With --clock the executor's device is a clock instead, and the host's part of CUDA steps is real: the device's
+share is the step time by the time from one step to the next. Depth 0 is what the scheduler chooses itself.
 """
 
 from __future__ import annotations
@@ -152,13 +156,16 @@ async def through_generate(address: str, executor: str, sequences: int, seconds:
 
 
 @contextlib.contextmanager
-def executor(step_ms: float, depth: int | None) -> Iterator[tuple[str, str]]:
+def executor(step_ms: float, depth: int | None, module: str) -> Iterator[tuple[str, str]]:
     """Addresses of a scheduler ("" without a depth) and of the executor behind it."""
     flags = ("--step-ms", str(step_ms), "--context-length", "100000", "--pages", "65536")
     with (
         tempfile.TemporaryDirectory() as directory,
         oracle_stack(
-            Path(directory), executor=flags, scheduler=("--steps-in-flight", str(depth or 1))
+            Path(directory),
+            executor=flags,
+            scheduler=("--steps-in-flight", str(depth or 0)),
+            executor_module=module,
         ) as stack,
     ):
         (address,) = stack.addresses
@@ -186,6 +193,7 @@ def main() -> int:
     parser.add_argument("--depths", default="1,2")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--generate", action="store_true", help="through a scheduler process")
+    parser.add_argument("--clock", action="store_true", help="the device is a clock")
     parser.add_argument("--check", action="store_true")
     with one_loop() as runner:
         return int(measured(parser.parse_args(), runner))
@@ -198,7 +206,8 @@ def measured(arguments: argparse.Namespace, runner: asyncio.Runner) -> bool:
         step_ms, sequences = float(case.split(":")[0]), int(case.split(":")[1])
         first: Outputs | None = None
         for depth in map(int, arguments.depths.split(",")):
-            with executor(step_ms, depth if arguments.generate else None) as (scheduler, address):
+            module = "tests.support.clocked_executor" if arguments.clock else "executor_service"
+            with executor(step_ms, depth if arguments.generate else None, module) as (scheduler, address):
                 run = (
                     through_generate(scheduler, address, sequences, arguments.seconds)
                     if arguments.generate
@@ -209,8 +218,9 @@ def measured(arguments: argparse.Namespace, runner: asyncio.Runner) -> bool:
             first = first or outcome.tokens
             failed |= not same or (arguments.check and depth > 1 and outcome.idle >= GOAL)
             print(
-                f"steps of {step_ms:g} ms, {sequences} sequences, {depth} in flight: "
-                f"idle {outcome.idle:.1%}, a step every {outcome.step_s * 1e3:.2f} ms"
+                f"steps of {step_ms:g} ms, {sequences} sequences, {depth or 'any'} in flight: "
+                f"idle {outcome.idle:.1%}, a step every {outcome.step_s * 1e3:.2f} ms, "
+                f"the device's share {step_ms / outcome.step_s / 1e3:.1%}"
                 + ("" if same else ", TOKENS DIFFER"),
                 flush=True,
             )

@@ -22,8 +22,8 @@ HEAL_S = 5.0
 class Stack:
     """Executors on ports that they keep across restarts, and one scheduler in front of them."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, executor_module: str = "executor_service") -> None:
+        self._directory, self._executor_module = directory, executor_module
         self._executors: dict[str, tuple[tuple[str, ...], ServiceProcess]] = {}
         self._starts = 0
         self.drafts: list[str] = []  # addresses of executors that draft
@@ -33,7 +33,8 @@ class Stack:
         """Start one, and unless told otherwise wait until it serves; returns its address."""
         self._starts += 1
         flags = (*ORACLE, *arguments, "--port", str(port or kept_port()))
-        process = ServiceProcess("executor_service", list(flags), self._directory / f"executor{self._starts}")
+        directory = self._directory / f"executor{self._starts}"
+        process = ServiceProcess(self._executor_module, list(flags), directory)
         try:
             self._executors[process.address] = (arguments, process)
             if wait:
@@ -116,9 +117,10 @@ def oracle_stack(
     scheduler: Sequence[str] = (),
     executors: int = 1,
     draft: Sequence[str] | None = None,
+    executor_module: str = "executor_service",
 ) -> Iterator[Stack]:
     """A serving stack of one scheduler and some oracle executors, and one that drafts if `draft` is given."""
-    stack = Stack(directory)
+    stack = Stack(directory, executor_module)
     try:
         for _ in range(executors):
             stack.start_executor(*executor)
