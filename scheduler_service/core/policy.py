@@ -10,6 +10,10 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.step import Capacity
 
+SHORT_STEP_S = 0.002
+"""The way of a step to the executor and back takes about as long as a shorter step: where steps are sent
+ahead, one more has to be on its way."""
+
 
 @dataclass(frozen=True, slots=True)
 class JointLimits:
@@ -22,6 +26,7 @@ class JointLimits:
     total_pages: int
     request_tokens: int  # prompt and output of one completion, which must be able to run alone
     in_flight: int  # steps
+    short_in_flight: int  # steps shorter than SHORT_STEP_S
     adapter_slots: int  # adapters that sequences with a cache have at once
     output_bytes: int  # of a step's scores and vectors
     vector_bytes: int
@@ -29,7 +34,7 @@ class JointLimits:
     @classmethod
     def of(cls, config: CoreConfig, capacity: Capacity) -> JointLimits:
         """The limits that hold while this executor is connected."""
-        busy = capacity.tokens_to_be_busy
+        busy, steps = capacity.tokens_to_be_busy, capacity.steps_to_be_busy
         step_tokens = min(config.max_step_tokens or busy, capacity.max_step_tokens)
         return cls(
             max_sequences=min(config.max_running, capacity.max_sequences, capacity.max_rows, step_tokens),
@@ -38,11 +43,16 @@ class JointLimits:
             page_size=capacity.page_size,
             total_pages=capacity.total_pages,
             request_tokens=min(capacity.context_length, capacity.total_pages * capacity.page_size),
-            in_flight=min(config.max_in_flight or capacity.steps_to_be_busy, capacity.max_in_flight),
+            in_flight=min(config.max_in_flight or steps, capacity.max_in_flight),
+            short_in_flight=min(config.max_in_flight or steps + (steps > 1), capacity.max_in_flight),
             adapter_slots=capacity.max_adapter_slots,
             output_bytes=capacity.max_output_bytes,
             vector_bytes=4 * capacity.hidden_size,
         )
+
+    def steps(self, step_s: float) -> int:
+        """How many steps may be in flight if one takes `step_s` seconds on the device; 0: not known yet."""
+        return self.short_in_flight if 0 < step_s < SHORT_STEP_S else self.in_flight
 
     def pages(self, tokens: int) -> int:
         """Pages that hold so many tokens."""

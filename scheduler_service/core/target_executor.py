@@ -12,6 +12,8 @@ from scheduler_service.core.step import Capacity, StepAnswer
 RETRY_S = 0.02
 """After the executor was short of pages, sequences or slots: seconds until more of these is asked of it."""
 
+_SMOOTHING = 0.1  # weight of the newest step in a moving average
+
 
 class TargetExecutor:
     """The connected executor, or the last connected one: its capacity stays known when it is lost."""
@@ -28,6 +30,7 @@ class TargetExecutor:
         self._retry_at = 0.0
         self._slots_retry_at = 0.0
         self._answered_at = 0.0
+        self._step_s = 0.0  # moving average of a step's time on the device; 0 before the first
 
     def ready(self, capacity: Capacity, now: float) -> JointLimits:
         """An executor that holds none of our caches connected. Raises IllegalEvent while one is connected."""
@@ -38,6 +41,7 @@ class TargetExecutor:
         self.connected = True
         self.free_pages, self.evictable_pages = capacity.total_pages, 0
         self._retry_at = self._slots_retry_at = now
+        self._step_s = 0.0
         return self.limits
 
     def retire(self) -> None:
@@ -58,7 +62,7 @@ class TargetExecutor:
     def takes_a_step(self) -> bool:
         """It is connected, and fewer steps are in flight than there may be."""
         limits = self.limits
-        return self.connected and limits is not None and len(self.in_flight) < limits.in_flight
+        return self.connected and limits is not None and len(self.in_flight) < limits.steps(self._step_s)
 
     @property
     def unpromised_pages(self) -> int:
@@ -90,6 +94,8 @@ class TargetExecutor:
         """
         step = self.in_flight.take(result)
         self.free_pages, self.evictable_pages = result.free_pages, result.evictable_pages
+        weight = _SMOOTHING if self._step_s else 1.0
+        self._step_s += weight * (result.compute_s - self._step_s)
         took = now - max(step.sent_at, self._answered_at)
         self._answered_at = now
         return step, took

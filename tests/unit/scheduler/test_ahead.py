@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import EndReason
 from scheduler_service.core.request import DraftingWish, DraftSource
+from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.core.step import Code, PlannedStep
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request, solo
@@ -35,6 +38,26 @@ def test_as_many_steps_are_in_flight_as_there_may_be(depth: int) -> None:
     assert lengths == [3 + i for i in range(depth)]
     harness.run()
     assert harness.tokens["a", 0] == solo(FakeExecutor(CAPACITY), harness.requests["a"])[0]
+
+
+@pytest.mark.parametrize(
+    ("to_be_busy", "configured", "step_s", "depth"),
+    [(2, 0, 0.0019, 3), (2, 0, 0.0021, 2), (2, 2, 0.0019, 2), (1, 0, 0.0019, 1)],
+)
+def test_a_third_step_is_in_flight_where_steps_take_less_than_2_ms(
+    to_be_busy: int, configured: int, step_s: float, depth: int
+) -> None:
+    executor = FakeExecutor(replace(CAPACITY, steps_to_be_busy=to_be_busy))
+    core = StepScheduler(CoreConfig(max_in_flight=configured))
+    core.executor_ready(executor.capacity, 0.0)
+    core.add(make_request("a", max_tokens=20), 0.0)
+    unanswered: list[PlannedStep] = []
+    for _ in range(4):
+        while (plan := core.plan(0.0)) is not None:
+            unanswered.append(plan)
+        in_flight = len(unanswered)
+        core.apply(replace(executor.execute(unanswered.pop(0)), compute_s=step_s), 0.0)
+    assert in_flight == depth
 
 
 def test_nobody_waits_for_the_length_of_an_opening() -> None:
