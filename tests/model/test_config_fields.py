@@ -120,9 +120,12 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"use_sliding_window": True, "sliding_window": 8}),
     ("mistral", {"sliding_window": True}),
     ("mistral", {"layer_types": ["full_attention"] * 3}),
+    ("llama", {"sliding_window": 8}),
+    ("llama", {"model_type": ["llama"]}),
 ]
 
 EQUAL: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"sliding_window": 8, "use_sliding_window": False}),
     ("llama", {"hidden_act": "swish"}),
     ("llama", {"quantization_config": None}),
     ("llama", {"pretraining_tp": 2, "attention_dropout": 0.5, "use_cache": False, "torch_dtype": "float32"}),
@@ -161,7 +164,6 @@ EQUAL: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"sliding_window": None}),
     ("mistral", {"sliding_window": 1}),
     ("mistral", {"use_sliding_window": False}),  # not a field of its
-    ("llama", {"sliding_window": 8}),  # the same
     ("qwen3-moe", {"n_group": 1, "routed_scaling_factor": 1.0, "scoring_func": "softmax"}),
 ]
 

@@ -60,7 +60,8 @@ HARMLESS = frozenset(
     {
         # names and versions
         "_name_or_path", "_commit_hash", "architectures", "auto_map", "name_or_path", "tokenizer_class",
-        "transformers_version", "transformers.js_config", "unsloth_fixed", "unsloth_version", "license",
+        "is_llama_config", "license", "transformers_version", "transformers.js_config", "unsloth_fixed",
+        "unsloth_version",
         # how transformers computes
         "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
         "_flash_attn_2_enabled", "attn_implementation", "chunk_size_feed_forward", "dtype",
@@ -68,12 +69,15 @@ HARMLESS = frozenset(
         "pretraining_tp", "return_dict", "tf_legacy_loss", "torch_dtype", "torchscript", "use_bfloat16",
         "use_cache", "use_flash_attn", "use_return_dict",
         # training
-        "attention_dropout", "attn_pdrop", "embd_pdrop", "gradient_checkpointing", "hidden_dropout",
+        "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "classifier_dropout",
+        "embedding_dropout", "residual_dropout", "embd_pdrop", "gradient_checkpointing", "hidden_dropout",
         "hidden_dropout_prob", "initializer_range", "initializer_factor", "neftune_noise_alpha",
         "resid_pdrop", "router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef",
         # tasks
         "finetuning_task", "id2label", "label2id", "num_labels", "prefix", "problem_type",
         "task_specific_params",
+        # lengths that tokenizers and older code look at; max_position_embeddings is read
+        "max_sequence_length", "model_max_length", "tokenizer_model_max_length", "tokenizer_padding_side",
         # token ids; the ids that end a text are read
         "bos_token_id", "decoder_start_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
         # encoders and decoders: what is_encoder_decoder and add_cross_attention, which are refused, would use

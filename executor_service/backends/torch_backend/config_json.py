@@ -31,7 +31,7 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
     """
     f = Fields(config, where)
     architecture = f.get("model_type", None)
-    if architecture not in FAMILIES:
+    if not isinstance(architecture, str) or architecture not in FAMILIES:
         raise f.fault(f"model_type {shown(architecture)} is not supported, only {', '.join(FAMILIES)}")
     for key, accepted in NEUTRAL.items():
         f.only(key, accepted)

@@ -35,6 +35,9 @@ def window_from_config(f: Fields, rule: WindowRule | None, layers: int, context:
     size, chosen = None, frozenset[int]()
     if rule is None:
         f.only("use_sliding_window", (False,))
+        off = f.get("use_sliding_window", None) is not None
+        if not off and f.size("sliding_window", context) < context:
+            raise f.fault("sliding_window is not supported for this model_type")
     else:
         size = _size(f, rule)
         chosen = sliding if kinds is not None and rule.listed else frozenset(_layers(f, rule, layers))
@@ -63,8 +66,8 @@ def _kinds(f: Fields, layers: int) -> Sequence[str] | None:
     if given is None:
         return None
     if not isinstance(given, list) or len(given) < layers:
-        raise f.fault(f"layer_types is {shown(given)}, expected a list of {layers} types")
-    unknown = [kind for kind in given[:layers] if kind not in (_FULL, _SLIDING)]
+        raise f.fault(f"layer_types is {shown(given)}, expected a list of {layers} types, num_hidden_layers")
+    unknown = [kind for kind in given if kind not in (_FULL, _SLIDING)]
     if unknown:
         raise f.fault(f"layer_types: {shown(unknown[0])} is not supported, only {_FULL} and {_SLIDING}")
     return given[:layers]

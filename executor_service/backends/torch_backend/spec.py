@@ -74,9 +74,14 @@ class ModelSpec:
 def checked(f: Fields, spec: ModelSpec) -> ModelSpec:
     """The spec. Raises ModelError, with the place that `f` names, if its sizes contradict each other."""
     if spec.heads % spec.kv_heads:
-        raise f.fault(f"{spec.heads} heads can't be shared by {spec.kv_heads} KV heads")
+        raise f.fault(
+            f"{spec.heads} heads (num_attention_heads) can't be shared by {spec.kv_heads} KV heads"
+            " (num_key_value_heads)"
+        )
     if spec.head_dim % 2:
-        raise f.fault(f"head dimension {spec.head_dim} is odd; rotary embedding needs pairs")
+        raise f.fault(f"head_dim {spec.head_dim} is odd; rotary embedding needs pairs")
     if spec.moe and spec.moe.experts_per_token > spec.moe.experts:
-        raise f.fault(f"{spec.moe.experts_per_token} experts per token of only {spec.moe.experts}")
+        raise f.fault(
+            f"num_experts_per_tok {spec.moe.experts_per_token} is above num_experts {spec.moe.experts}"
+        )
     return spec

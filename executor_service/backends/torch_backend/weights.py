@@ -26,6 +26,7 @@ from executor_service.backends.torch_backend.config_json import spec_from_config
 from executor_service.backends.torch_backend.gguf_file import MAGIC, GgufFile
 from executor_service.backends.torch_backend.gguf_spec import spec_from_gguf
 from executor_service.backends.torch_backend.rope.from_gguf import FACTOR_TENSORS
+from executor_service.backends.torch_backend.shape_fields import by_fields
 from executor_service.backends.torch_backend.spec import ModelSpec
 from executor_service.files.json_file import read_json
 
@@ -185,6 +186,7 @@ class DirectoryCheckpoint:
             if not (name.endswith(".bias") and not self.read(name).any()):
                 raise ModelError(
                     f"{self.name}: tensor {name!r} is in the file, but config.json has no use for it"
+                    + by_fields(name)
                 )
 
     def _equal(self, one: str, other: str) -> bool:
@@ -296,9 +298,11 @@ def check_shapes(spec: ModelSpec, found: Shapes, where: str) -> None:
 
 def _check_shape(name: str, shape: tuple[int, ...], found: Shapes, where: str) -> None:
     if name not in found:
-        raise ModelError(f"{where}: the tensor {name!r} is missing")
+        raise ModelError(f"{where}: the tensor {name!r} is missing{by_fields(name)}")
     if found[name] != shape:
-        raise ModelError(f"{where}: tensor {name!r} has the shape {found[name]}, expected {shape}")
+        raise ModelError(
+            f"{where}: tensor {name!r} has the shape {found[name]}, expected {shape}{by_fields(name)}"
+        )
 
 
 def _unused(spec: ModelSpec, found: Shapes, where: str) -> Iterator[str]:

@@ -1,0 +1,33 @@
+"""`by_fields`: which fields of config.json a tensor follows from, so that an error can name them."""
+
+from __future__ import annotations
+
+_HEADS = ("num_attention_heads", "head_dim", "hidden_size")
+_KV_HEADS = ("num_key_value_heads", *_HEADS)  # head_dim may follow from the number of heads
+_MLP = ("intermediate_size", "hidden_size")
+_EXPERTS = ("num_experts (num_local_experts)", "mlp_only_layers", "decoder_sparse_step")
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "embed_tokens": ("vocab_size", "hidden_size"),
+    "lm_head": ("vocab_size", "hidden_size", "tie_word_embeddings"),
+    "norm": ("hidden_size",),
+    "input_layernorm": ("hidden_size",),
+    "post_attention_layernorm": ("hidden_size",),
+    **dict.fromkeys(("q_proj", "o_proj"), _HEADS),
+    **dict.fromkeys(("k_proj", "v_proj"), _KV_HEADS),
+    **dict.fromkeys(("q_norm", "k_norm"), ("head_dim",)),
+    "gate": ("hidden_size", *_EXPERTS),
+    **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), (*_MLP, *_EXPERTS[1:])),
+}
+
+
+def by_fields(name: str) -> str:
+    """ ", by" and the fields that a tensor's presence and shape follow from; "" where none is known."""
+    *path, layer, kind = name.split(".")
+    fields = _FIELDS.get(layer, ())
+    if "experts" in path:
+        fields = ("moe_intermediate_size", "hidden_size", *_EXPERTS)
+    if fields and "layers" in path:
+        fields = ("num_hidden_layers", *fields)
+    if fields and kind == "bias":
+        fields = (*fields, "attention_bias")
+    return f", by {', '.join(fields)}" if fields else ""

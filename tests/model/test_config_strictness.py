@@ -1,0 +1,165 @@
+"""Hundreds of config.json files with one unknown or contradictory field each.
+
+Each is refused by the field's name, or equal to transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.config_fields import HARMLESS
+from executor_service.backends.torch_backend.spec import ModelSpec
+from executor_service.backends.torch_backend.weights import open_checkpoint
+from tests.model.driver import Driver, logits_of, pages_from
+from tests.model.foreign_fields import FOREIGN_FIELDS
+from tests.model.tiny import CONFIGS, save
+
+TOKENS = np.random.default_rng(3).integers(3, 199, 40).tolist()
+FAMILIES = list({make().model_type: name for name, make in reversed(CONFIGS.items())}.values())
+ROPE_FIELDS: dict[str, Any] = {
+    "attention_factor": 1.25,
+    "beta_fast": 16,
+    "beta_slow": 2,
+    "factor": 4.0,
+    "finetuned": True,
+    "high_freq_factor": 4.0,
+    "long_factor": [2.0] * 8,
+    "low_freq_factor": 1.0,
+    "mrope_section": [2, 3, 3],
+    "mscale": 0.7,
+    "mscale_all_dim": 1.2,
+    "original_max_position_embeddings": 32,
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 500.0,
+    "short_factor": [1.5] * 8,
+    "truncate": False,
+    "type": "linear",
+    "alpha": 8.0,
+}
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "llama3": {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 3.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+    "longrope": {"long_factor": [2.0] * 8, "short_factor": [1.5] * 8, "original_max_position_embeddings": 16},
+}
+
+
+def other_values(value: object) -> list[Any]:
+    """Values of a field that mean something else."""
+    match value:
+        case bool():
+            return [not value]
+        case int():
+            return [value + 1, 2 * value]
+        case float():
+            return [2 * value]
+        case str():
+            return [f"{value}_2"]
+        case list():
+            return [[*value, 1]]
+    return [7]
+
+
+def own_config(family: str) -> dict[str, Any]:
+    """What transformers writes for a tiny model of this family."""
+    config: dict[str, Any] = json.loads(CONFIGS[family]().to_json_string())
+    return config
+
+
+def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Family, name of the one odd field, and what it changes in the config."""
+    for family in FAMILIES:
+        for name, value in own_config(family).items():
+            if name not in ("rope_parameters", "tie_word_embeddings"):  # below, and in test_tied_head.py
+                yield from ((family, name, {name: other}) for other in other_values(value))
+    for name in own_config("llama").keys() - HARMLESS:
+        yield "llama", name, {name: ["of another type"]}
+    for name, value in FOREIGN_FIELDS.items():
+        yield "llama", name, {name: value}
+    for kind, fields in ROPES.items():
+        for name, value in ROPE_FIELDS.items():
+            yield "llama", name, {"rope_parameters": fields | {"rope_type": kind, name: value}}
+
+
+CASES = list(cases())
+
+
+@dataclass
+class Base:
+    """A model as it was saved, and what it computes."""
+
+    path: Path
+    spec: ModelSpec
+    weights: dict[str, torch.Tensor]
+    logits: np.ndarray
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Base]:
+    return {family: saved(family, tmp_path_factory.mktemp(family)) for family in FAMILIES}
+
+
+def saved(family: str, path: Path) -> Base:
+    model = save(family, path)
+    return Base(path, spec_of(path), model.state_dict(), logits_of_transformers(path, model.state_dict()))
+
+
+def spec_of(path: Path) -> ModelSpec:
+    checkpoint = open_checkpoint(path)
+    checkpoint.close()
+    return checkpoint.spec
+
+
+def logits_of_transformers(path: Path, weights: dict[str, torch.Tensor]) -> np.ndarray:
+    config = AutoConfig.from_pretrained(path)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model.load_state_dict(weights, strict=False)
+    with torch.inference_mode():
+        logits: np.ndarray = model.eval()(torch.tensor([TOKENS]), return_dict=True).logits[0].numpy()
+        return logits
+
+
+def logits_of_ours(path: Path) -> np.ndarray:
+    backend = TorchBackend(TorchConfig(path, threads=1))
+    backend.load(lambda what, done: None)
+    backend.allocate(8, 16)
+    [out] = backend.forward([Driver(pages_from(1), 16).feed(TOKENS, outputs=len(TOKENS))])
+    backend.close()
+    return logits_of(out)
+
+
+def test_there_are_hundreds_of_cases() -> None:
+    assert len(CASES) >= 200
+
+
+@pytest.mark.parametrize(("family", "name", "changes"), CASES)
+def test_one_odd_field_is_refused_by_name_or_means_what_it_does_in_transformers(
+    family: str, name: str, changes: dict[str, Any], bases: dict[str, Base], tmp_path: Path
+) -> None:
+    base = bases[family]
+    config = json.loads((base.path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    (tmp_path / "model.safetensors").symlink_to(base.path / "model.safetensors")
+    refusal = ""
+    try:
+        spec = spec_of(tmp_path)
+    except ModelError as error:
+        refusal = str(error)
+    if refusal:
+        assert name in refusal
+        return
+    expected = logits_of_transformers(tmp_path, base.weights)
+    ours = base.logits if spec == base.spec else logits_of_ours(tmp_path)
+    assert np.abs(ours - expected).max() < 1e-4 * max(1, np.abs(expected).max())
