@@ -18,7 +18,6 @@ from executor_service.backends.base import (
     ForwardOutput,
     ForwardRow,
     ModelDescription,
-    ModelError,
     PendingForward,
     Progress,
     RowOutput,
@@ -27,8 +26,8 @@ from executor_service.backends.base import (
 from executor_service.backends.torch_backend.beside import Beside
 from executor_service.backends.torch_backend.finite import FiniteCheckpoint
 from executor_service.backends.torch_backend.host_runner import HostRunner
-from executor_service.backends.torch_backend.kernel_choice import DTYPES, make_kernels
-from executor_service.backends.torch_backend.kernels import Kernels, LayerCache, PlainKernels
+from executor_service.backends.torch_backend.kernel_choice import DTYPES, check_spec, make_kernels
+from executor_service.backends.torch_backend.kernels import Kernels, LayerCache
 from executor_service.backends.torch_backend.low_rank import parts_of
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.runner import Runner
@@ -119,9 +118,7 @@ class TorchBackend:
             checkpoint.spec = checkpoint.spec.serving(self._config.max_context)
             progress("compiling kernels", 0.0)  # read from the disk cache after the first start
             kernels = self._kernels()
-            if checkpoint.spec.moe and isinstance(kernels, PlainKernels) and kernels.form is not None:
-                # torch has no grouped product of int8, and most of such a model is experts.
-                raise ModelError(f"dtype {self._config.dtype} is not for mixtures of experts on this device")
+            check_spec(checkpoint.spec, kernels, self._config.dtype)
             is_first_rank = self._shard.rank == 0  # the one that describes the model
             dtypes = self._config.dtype, str(kernels.cache_dtype)
             # Hashing a large model takes as long as reading it.

@@ -7,6 +7,7 @@ import torch
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.kernels import Kernels, PlainKernels
 from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8
+from executor_service.backends.torch_backend.spec import ModelSpec
 
 DTYPES = {
     "float32": torch.float32,
@@ -16,7 +17,7 @@ DTYPES = {
     "fp8": torch.bfloat16,  # dtype of all but the linear layers
 }
 """Values of `--dtype`, and the dtype that activations have with each."""
-_FORMATS: dict[str, Format] = {"int8": Int8(), "fp8": Fp8()}
+FORMATS: dict[str, Format] = {"int8": Int8(), "fp8": Fp8()}
 
 
 def make_kernels(device_name: str, dtype_name: str, threads: int) -> Kernels:
@@ -25,7 +26,7 @@ def make_kernels(device_name: str, dtype_name: str, threads: int) -> Kernels:
     Sets the current CUDA device and torch's number of threads. Raises ModelError for a device that cannot be
     used, or on which the dtype cannot be computed.
     """
-    dtype, form = DTYPES[dtype_name], _FORMATS.get(dtype_name)
+    dtype, form = DTYPES[dtype_name], FORMATS.get(dtype_name)
     try:
         device = torch.device(device_name)
         torch.empty(0, device=device)
@@ -54,3 +55,10 @@ def make_kernels(device_name: str, dtype_name: str, threads: int) -> Kernels:
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         return CudaKernels(device, dtype, form)
     return PlainKernels(device, dtype, form)
+
+
+def check_spec(spec: ModelSpec, kernels: Kernels, dtype_name: str) -> None:
+    """Raises ModelError for models that these kernels do not compute."""
+    if spec.moe and isinstance(kernels, PlainKernels) and kernels.form is not None:
+        # torch has no grouped product of int8, and most of such a model is experts.
+        raise ModelError(f"dtype {dtype_name} is not for mixtures of experts on this device")

@@ -1,0 +1,85 @@
+"""The table of families in docs/models.md, made by trying a tiny model of each.
+
+usage: python -m tests.model.models_table
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.checkpoints.formats import FORMATS as QUANTIZED
+from executor_service.backends.torch_backend.families import FAMILIES
+from executor_service.backends.torch_backend.kernel_choice import DTYPES, FORMATS, check_spec
+from executor_service.backends.torch_backend.kernels import PlainKernels
+from executor_service.backends.torch_backend.spec import ModelSpec
+from executor_service.backends.torch_backend.weights import open_checkpoint
+from tests.model.quantized.test_fp8 import CONFIG as FP8
+from tests.model.quantized.test_fp8 import whole
+from tests.model.quantized.written import write
+from tests.model.tiny import CONFIGS, save
+
+_HEAD = ("`model_type`", "GGUF", *DTYPES, "quantized checkpoints")
+MODELS = {make().model_type: name for name, make in reversed(CONFIGS.items())}
+"""A tiny model of each `model_type`."""
+
+
+def table() -> list[str]:
+    """Its lines: a head, and a family in each."""
+    with TemporaryDirectory() as directory:
+        families = [_row(family, Path(directory) / family) for family in FAMILIES]
+    return [_line(_HEAD), _line(["---"] * len(_HEAD)), *families]
+
+
+def _row(family: str, path: Path) -> str:
+    save(MODELS[family], path / "plain")
+    checkpoint = open_checkpoint(path / "plain")
+    checkpoint.close()
+    gguf = f"`{FAMILIES[family].gguf}`" if FAMILIES[family].gguf else ""
+    dtypes = [_devices(path / "plain", checkpoint.spec, dtype) for dtype in DTYPES]
+    return _line([f"`{family}`", gguf, *dtypes, _quantized(family, path / "quantized")])
+
+
+def _devices(path: Path, spec: ModelSpec, dtype: str) -> str:
+    return ", ".join(
+        name for name, accepted in (("CPU", _loads(path, dtype)), ("CUDA", _on_cuda(spec, dtype))) if accepted
+    )
+
+
+def _loads(path: Path, dtype: str) -> bool:
+    backend = TorchBackend(TorchConfig(path, dtype=dtype, threads=1))
+    try:
+        backend.load(lambda what, done: None)
+    except ModelError:
+        return False
+    finally:
+        backend.close()
+    return True
+
+
+def _on_cuda(spec: ModelSpec, dtype: str) -> bool:
+    """Whether the model is not refused there; `CudaKernels` are `PlainKernels` with other attention."""
+    kernels = PlainKernels(torch.device("cpu"), DTYPES[dtype], FORMATS.get(dtype))
+    try:
+        check_spec(spec, kernels, dtype)
+    except ModelError:
+        return False
+    return True
+
+
+def _quantized(family: str, path: Path) -> str:
+    """The formats, which differ in how they pack a weight, and not in which models they pack."""
+    write(MODELS[family], path, whole, FP8)
+    return ", ".join(QUANTIZED) if _loads(path, "float32") else ""
+
+
+def _line(cells: list[str] | tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))
