@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +22,10 @@ from executor_service.backends.base import (
     TokenizerBundle,
 )
 from executor_service.backends.torch_backend.beside import Beside
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.finite import FiniteCheckpoint
 from executor_service.backends.torch_backend.host_runner import HostRunner
-from executor_service.backends.torch_backend.kernel_choice import DTYPES, check_spec, make_kernels
+from executor_service.backends.torch_backend.kernel_choice import check_spec, make_kernels
 from executor_service.backends.torch_backend.kernels import Kernels, LayerCache
 from executor_service.backends.torch_backend.low_rank import parts_of
 from executor_service.backends.torch_backend.model import Model
@@ -56,34 +55,6 @@ log = Log(__name__)
 
 _CPU_KV_BYTES = 1 << 30
 _SPARE_SHARE, _MIN_SPARE_BYTES = 0.05, 2 << 30  # of device memory, left to CUDA graphs and libraries
-
-
-@dataclass(frozen=True, slots=True)
-class TorchConfig:
-    """Which model, where and how."""
-
-    model: Path  # a Hugging Face directory or a GGUF file
-    device: str = "cpu"
-    dtype: str = "float32"
-    threads: int = 0  # CPU threads; 0: one per core
-    max_context: int | None = None  # tokens of the longest sequence; None: the model's
-    graphs: bool = True  # on CUDA, steps are captured and replayed
-
-    @property
-    def max_piece_tokens(self) -> int:
-        """Maximum tokens of one forward: of prompts, decodes and drafts together.
-
-        For most models that is at most a second's work, and enough to keep the device busy.
-        """
-        return 2048 if self.device.startswith("cuda") else 512
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
-        if self.threads < 0:
-            raise ValueError(f"threads {self.threads} is negative")
-        if self.max_context is not None and self.max_context < 1:
-            raise ValueError(f"max_context {self.max_context} is not positive")
 
 
 class TorchBackend:

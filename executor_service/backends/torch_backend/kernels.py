@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.drawing import Filters, draw, exclude
-from executor_service.backends.torch_backend.low_rank import LowRankKernels, PlainChange, PlainLowRank
+from executor_service.backends.torch_backend.low_rank import LinearChange, LowRankKernels, PlainLowRank
 from executor_service.backends.torch_backend.quantized import Format, QuantizedLinear
 from executor_service.backends.torch_backend.sampler import Picker
 from executor_service.contract.masks import Masks
@@ -170,7 +170,7 @@ class PlainLinear:
         self.weight, self._bias = weight, bias
 
     def __call__(
-        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: PlainChange | None = None
+        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: LinearChange | None = None
     ) -> torch.Tensor:
         out = functional.linear(x, self.weight, self._bias)
         if change is not None:
@@ -190,7 +190,7 @@ class PlainGated:
     def __init__(self, both: Linear, swiglu: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._both, self._swiglu = both, swiglu
 
-    def __call__(self, x: torch.Tensor, change: PlainChange | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, change: LinearChange | None = None) -> torch.Tensor:
         return self._swiglu(self._both(x, change=change))
 
     def bytes(self) -> int:

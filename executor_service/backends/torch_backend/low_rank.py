@@ -25,6 +25,9 @@ STACKS: Mapping[str, tuple[str, ...]] = {
 }
 """The linear layers of a block, by the field of `LayerChanges`, and the parts that each consists of."""
 
+PART_NAMES = [name for names in STACKS.values() for name in names]
+"""The order of a block's parts, in which kernels have an adapter's factors."""
+
 
 @dataclass(frozen=True, slots=True)
 class LinearPart:
@@ -85,6 +88,13 @@ class LayerChanges(NamedTuple):
 
 
 NO_CHANGES = LayerChanges()
+
+
+class LinearChange(Protocol):
+    """What adapters change in one linear layer, for kernels that add it to the layer's results."""
+
+    def add(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Add it to the layer's results for x [tokens, inputs]: out [tokens, outputs], in place."""
 
 
 class StepChanges(Protocol):

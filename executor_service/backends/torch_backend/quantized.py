@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend.low_rank import PlainChange
+from executor_service.backends.torch_backend.low_rank import LinearChange
 
 ALIGNMENT = 16
 """The numbers of inputs and output channels are padded with zeros to a multiple of this.
@@ -175,7 +175,7 @@ class QuantizedLinear:
             first = end
 
     def __call__(
-        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: PlainChange | None = None
+        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: LinearChange | None = None
     ) -> torch.Tensor:
         """[rows, k] to [rows, n]; with `add_to` [rows, n] the result is added to it, in place."""
         out = self.product(*self.form.round(x))[: len(x)]

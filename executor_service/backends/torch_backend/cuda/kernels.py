@@ -30,7 +30,7 @@ from executor_service.backends.torch_backend.kernels import (
     PlainKernels,
     PlainLinear,
 )
-from executor_service.backends.torch_backend.low_rank import PlainChange
+from executor_service.backends.torch_backend.low_rank import LinearChange
 from executor_service.backends.torch_backend.quantized import Format
 
 
@@ -48,7 +48,7 @@ class CudaLinear(PlainLinear):
     """x W^T + b. Without b, `add_to` is accumulated by the matrix product itself, in one launch."""
 
     def __call__(
-        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: PlainChange | None = None
+        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: LinearChange | None = None
     ) -> torch.Tensor:
         if add_to is None or self._bias is not None or change is not None:
             return super().__call__(x, add_to, change)
@@ -59,7 +59,7 @@ class WideLinear(PlainLinear):
     """x W^T with a result in fp32: rounded to bf16, the largest logits would often be equal."""
 
     def __call__(
-        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: PlainChange | None = None
+        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: LinearChange | None = None
     ) -> torch.Tensor:
         assert change is None  # no adapter changes the output layer
         out = torch.mm(x, self.weight.T, out_dtype=torch.float32)

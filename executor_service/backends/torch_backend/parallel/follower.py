@@ -6,7 +6,8 @@ import torch
 from paceline.service.logs import Log
 
 from executor_service.backends.ranks import Rank
-from executor_service.backends.torch_backend.backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.parallel.adapter_buffer import SLOT, unpack_weights
 from executor_service.backends.torch_backend.parallel.group import Group
 from executor_service.backends.torch_backend.parallel.plan_buffer import (

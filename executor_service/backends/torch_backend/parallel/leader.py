@@ -23,7 +23,8 @@ from executor_service.backends.base import (
 )
 from executor_service.backends.followers import Followers
 from executor_service.backends.ranks import Rank
-from executor_service.backends.torch_backend.backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.parallel.adapter_buffer import SLOT, buffer_bytes, pack_weights
 from executor_service.backends.torch_backend.parallel.cut import Cut
 from executor_service.backends.torch_backend.parallel.group import Group

@@ -13,10 +13,14 @@ from executor_service.backends.torch_backend.cpu.gemm.low_rank import CHANGE_BYT
 from executor_service.backends.torch_backend.cpu.layers.linear_fp32 import pack_panels
 from executor_service.backends.torch_backend.cpu.primitives.records import WORD_BYTES, address_of, words_of
 from executor_service.backends.torch_backend.cpu.primitives.registers import LANES
-from executor_service.backends.torch_backend.low_rank import STACKS, AdapterShape, LinearPart, PartFactors
+from executor_service.backends.torch_backend.low_rank import (
+    PART_NAMES,
+    STACKS,
+    AdapterShape,
+    LinearPart,
+    PartFactors,
+)
 
-NAMES = [name for names in STACKS.values() for name in names]
-"""The order of an adapter's records of a block."""
 _EXPONENT = (
     15  # of the largest number of a factor in fp16, which keeps as many as possible from being denormal
 )
@@ -27,7 +31,7 @@ class PackedAdapter:
     """The factors, and records with their addresses."""
 
     panels: torch.Tensor  # bytes
-    changes: NDArray[np.int64]  # [layers, NAMES, words of a `Change`]
+    changes: NDArray[np.int64]  # [layers, PART_NAMES, words of a `Change`]
 
     @property
     def bytes(self) -> int:
@@ -37,7 +41,7 @@ class PackedAdapter:
 
 def packed_bytes(shape: AdapterShape, dtype: torch.dtype) -> int:
     """Bytes of a `PackedAdapter`."""
-    records = shape.layers * len(NAMES) * CHANGE_BYTES
+    records = shape.layers * len(PART_NAMES) * CHANGE_BYTES
     return records + sum(sum(_sizes(part, shape.rank, dtype)) for part in shape.parts)
 
 
@@ -47,7 +51,7 @@ def pack_adapter(
     """An adapter whose factors are stored in fp32 or, each scaled by a power of two, in fp16."""
     size = sum(sum(_sizes(part, shape.rank, dtype)) for part in shape.parts)
     panels = torch.empty(size, dtype=torch.uint8)
-    changes = np.zeros((shape.layers, len(NAMES), CHANGE_BYTES // WORD_BYTES), np.int64)
+    changes = np.zeros((shape.layers, len(PART_NAMES), CHANGE_BYTES // WORD_BYTES), np.int64)
     end = 0
     for one in factors:
         part, exponents, addresses = one.part, 0, []
@@ -58,7 +62,7 @@ def pack_adapter(
             place.view(dtype).copy_(pack_panels(stored, before).flatten())
             addresses.append(address_of(place))
             end, exponents = end + factor_size, exponents + exponent
-        changes[part.layer, NAMES.index(part.name)] = words_of(
+        changes[part.layer, PART_NAMES.index(part.name)] = words_of(
             Change(
                 rank=shape.rank,
                 a=addresses[0],

@@ -15,7 +15,6 @@ from executor_service.backends.torch_backend.cpu.gemm.low_rank import (
     LowRank,
 )
 from executor_service.backends.torch_backend.cpu.layers.packed_adapter import (
-    NAMES,
     PackedAdapter,
     pack_adapter,
     packed_bytes,
@@ -25,6 +24,7 @@ from executor_service.backends.torch_backend.cpu.layers.threaded_linear import N
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, address_of
 from executor_service.backends.torch_backend.cpu.primitives.registers import MAX_ROWS
 from executor_service.backends.torch_backend.low_rank import (
+    PART_NAMES,
     STACKS,
     AdaptedRows,
     AdapterShape,
@@ -71,7 +71,7 @@ class CpuStepChanges:
 
 def layer_changes(layer: int, groups: Groups, shrunk: Address, keep: object = None) -> LayerChanges:
     """For each linear layer of a block, the `RowChanges` of these groups."""
-    entry, changes = layer * len(NAMES) * CHANGE_BYTES, []
+    entry, changes = layer * len(PART_NAMES) * CHANGE_BYTES, []
     for names in STACKS.values():
         changes.append(RowChanges(groups, LowRank(entry, len(names), shrunk), keep))
         entry += len(names) * CHANGE_BYTES

@@ -1,0 +1,36 @@
+"""`TorchConfig`: which model the torch backend loads, where and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor_service.backends.torch_backend.kernel_choice import DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class TorchConfig:
+    """Which model, where and how."""
+
+    model: Path  # a Hugging Face directory or a GGUF file
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 0  # CPU threads; 0: one per core
+    max_context: int | None = None  # tokens of the longest sequence; None: the model's
+    graphs: bool = True  # on CUDA, steps are captured and replayed
+
+    @property
+    def max_piece_tokens(self) -> int:
+        """Maximum tokens of one forward: of prompts, decodes and drafts together.
+
+        For most models that is at most a second's work, and enough to keep the device busy.
+        """
+        return 2048 if self.device.startswith("cuda") else 512
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+        if self.threads < 0:
+            raise ValueError(f"threads {self.threads} is negative")
+        if self.max_context is not None and self.max_context < 1:
+            raise ValueError(f"max_context {self.max_context} is not positive")
