@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor_service.backends.torch_backend.cuda import graphs
+from executor_service.backends.torch_backend.cuda.adapted_tokens import max_tiles
 from executor_service.backends.torch_backend.cuda.attention import Pipelines, attention_launches
 from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, Rerun, pays, shapes_of
 from executor_service.backends.torch_backend.cuda.rows import SHORT_TOKENS, Tiling, cut
@@ -20,15 +21,15 @@ from tests.triton.traffic import CONTEXT, PAGE, StepRows, Traffic
 
 TILING = Tiling.of(4, torch.bfloat16)
 STEPS = 10_000
-PROCESSORS = 132
+PROCESSORS, SLOTS = 132, 8
 
 
 class _Shapes(Graphs):
-    """The graphs of an 8B model's executor, of which only the shapes are made."""
+    """The graphs of an 8B model's executor with adapters, of which only the shapes are made."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"), TILING)
-        shapes = shapes_of(256, 8192, PAGE, CONTEXT, TILING)
+        shapes = shapes_of(256, 8192, PAGE, CONTEXT, TILING, SLOTS)
         self._captured = dict.fromkeys(sorted(shapes, key=graphs._cost), _NOTHING)
 
     def __len__(self) -> int:
@@ -53,6 +54,12 @@ def shape_of(rows: StepRows) -> StepShape:
     )
 
 
+def adapted(shape: StepShape) -> StepShape:
+    """The same step, each of whose tokens has an adapter, in as many tiles as can be."""
+    tiles = max_tiles(shape.tokens, SLOTS)
+    return shape._replace(adapted_tokens=shape.tokens, adapted_tiles=tiles)
+
+
 def kind_of(rows: StepRows) -> str:
     short, drafting = rows.counts <= SHORT_TOKENS, bool((rows.outputs > 1).any())
     what = "verifications and decodes" if drafting else "decodes"
@@ -68,6 +75,7 @@ def test_nearly_every_step_of_chat_traffic_replays_a_graph(
     shapes = _Shapes()
     steps, replayed = Counter[str](), Counter[str]()
     tokens, padded = Counter[str](), Counter[str]()
+    adapters = Counter[str]()
     for rows in Traffic(speculation).steps(STEPS):
         kind, shape = kind_of(rows), shape_of(rows)
         steps[kind] += 1
@@ -75,6 +83,9 @@ def test_nearly_every_step_of_chat_traffic_replays_a_graph(
             replayed[kind] += 1
             tokens[kind] += shape.tokens
             padded[kind] += found[0].tokens
+            assert not found[0].adapted_tiles
+        if (found := shapes.find(adapted(shape))) is not None:
+            adapters.update(replayed=1, tokens=shape.tokens, padded=found[0].tokens)
     share, padding = replayed.total() / steps.total(), padded.total() / tokens.total()
     with capsys.disabled():
         print(f"\n{STEPS} steps, speculation {'auto' if speculation else 'off'}, {len(shapes)} graphs")
@@ -85,9 +96,14 @@ def test_nearly_every_step_of_chat_traffic_replays_a_graph(
             )
             print(f"{kind:42} {count:6}  {n / count:8.1%}  {whole / max(n, 1):13.1f}", end="")
             print(f"  {more / max(whole, 1):7.3f}")
+        n, whole, more = (adapters[name] for name in ("replayed", "tokens", "padded"))
+        print(f"{'all, if all rows have adapters':42} {STEPS:6}  {n / STEPS:8.1%}  {whole / n:13.1f}", end="")
+        print(f"  {more / whole:7.3f}")
     assert len(shapes) <= 80
     assert share >= 0.95
     assert padding <= 1.25
+    assert adapters["replayed"] >= 0.95 * STEPS
+    assert adapters["padded"] <= 1.25 * adapters["tokens"]
 
 
 @given(

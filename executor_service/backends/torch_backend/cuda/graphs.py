@@ -2,6 +2,7 @@
 
 A CUDA graph launches the hundreds of kernels of a step at once. It repeats addresses, so everything that
 changes from step to step is in one buffer, at offsets that follow from the shape; a smaller step is padded.
+Which adapter is in a slot is in a table of its own, which is rewritten between steps.
 Only its tokens and outputs are: attention does the work that the buffer says, whatever the shape has room
 for. Steps that no captured shape holds run without a graph: those of long prompts, whose kernels take longer
 than their launches.
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from executor_service.backends.base import Progress
+from executor_service.backends.torch_backend.cuda.adapted_tokens import max_tiles
 from executor_service.backends.torch_backend.cuda.rows import SHORT_TOKENS, Cut, Tiling
 from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer, StepShape, numbers_of
 
@@ -25,6 +27,10 @@ _SHORT_TOKENS = (
 )  # fmt: skip
 _LONG_TOKENS = (24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
 _LONG_OUTPUTS = (64, 256)  # of steps with long rows: few of their tokens are sampled
+# Of steps with adapters, which have fewer graphs and more padding.
+_ADAPTED_SHORT_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_ADAPTED_LONG_TOKENS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_ADAPTED_LONG_OUTPUTS = 256
 # The cost of a step, as a number of tokens. Figures are those of an 8B model in bf16 on an H100, where 256
 # tokens take as long to compute as weights to read, and the launches of a step without a graph as long as 256
 # tokens.
@@ -133,18 +139,23 @@ def pays(padded: int, tokens: int) -> bool:
 
 
 def _cost(shape: StepShape) -> tuple[int, ...]:
-    return shape.tokens, shape.long_items, shape.outputs, shape.rows
+    return shape.tokens, shape.long_items, shape.outputs, shape.rows, shape.adapted_tiles
 
 
-def shapes_of(rows: int, tokens: int, page_size: int, context_length: int, tiling: Tiling) -> list[StepShape]:
-    """The shapes to capture, for steps of up to `rows` rows and `tokens` tokens.
+def shapes_of(
+    rows: int, tokens: int, page_size: int, context_length: int, tiling: Tiling, slots: int = 0
+) -> list[StepShape]:
+    """The shapes to capture, for steps of up to `rows` rows and `tokens` tokens, and `slots` of adapters.
 
     A shape holds any division of its tokens among rows. Steps of short rows alone may sample all their
     tokens; where there are long ones, attention has a launch more, and fewer tokens are sampled. The length
     of attention's work costs nothing but a place in the buffer: a step that has less of it does less.
+
+    Steps with adapters have shapes of their own, any of whose tokens may have any of the slots, so that the
+    others launch no kernels of adapters.
     """
 
-    def shape(count: int, outputs: int, *, long: bool) -> StepShape:
+    def shape(count: int, outputs: int, *, long: bool, slots: int = 0) -> StepShape:
         """`count` tokens, of which so many may be sampled."""
         # Blocks of long rows are full but for each row's last, and such a row has more tokens than a short
         # one.
@@ -158,11 +169,17 @@ def shapes_of(rows: int, tokens: int, page_size: int, context_length: int, tilin
             long_items=_items(blocks, context_length, tiling.long),
             long_parts=int(long),
             pages=min(count, rows) * -(-context_length // page_size),
+            adapted_tokens=count if slots else 0,
+            adapted_tiles=max_tiles(count, slots) if slots else 0,
             windows=tiling.windows,
         )
 
     shapes = [shape(n, n, long=False) for n in _SHORT_TOKENS]
     shapes += [shape(n, min(n, outputs), long=True) for n in _LONG_TOKENS for outputs in _LONG_OUTPUTS]
+    if slots:
+        shapes += [shape(n, n, long=False, slots=slots) for n in _ADAPTED_SHORT_TOKENS]
+        outputs = _ADAPTED_LONG_OUTPUTS
+        shapes += [shape(n, min(n, outputs), long=True, slots=slots) for n in _ADAPTED_LONG_TOKENS]
     return list(dict.fromkeys(s for s in shapes if s.tokens <= tokens))
 
 

@@ -21,8 +21,13 @@ import torch
 from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.forward_rows import columns_of
+from executor_service.backends.forward_rows import columns_of, others_of
 from executor_service.backends.torch_backend.batch import Layout, lay_out
+from executor_service.backends.torch_backend.cuda.adapted_tokens import (
+    TILE_FIELDS,
+    AdaptedTokens,
+    tile_tokens,
+)
 from executor_service.backends.torch_backend.cuda.kernels import CudaStep
 from executor_service.backends.torch_backend.cuda.pick import PickRows
 from executor_service.backends.torch_backend.cuda.rows import (
@@ -38,6 +43,7 @@ from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE
 from executor_service.contract import noise
 from executor_service.contract.plan import Sampling
 
+_NOTHING_ADAPTED = np.empty(0, np.int32), np.empty((0, TILE_FIELDS), np.int32)
 _ALIGNMENT = 4  # int32s: Triton compiles anew for a pointer that is not a multiple of 16 bytes
 _FLOATS = ("temperatures", "top_ps", "min_ps")
 _REMEMBERED_SHAPES = 1024  # more than are captured
@@ -54,11 +60,17 @@ class StepShape(NamedTuple):
     long_items: int
     long_parts: int
     pages: int  # in all block tables together
+    adapted_tokens: int = 0  # that adapters change, see `AdaptedTokens`
+    adapted_tiles: int = 0
     windows: tuple[int, ...] = (0,)  # of the model, see `Tiling`
 
     def holds(self, other: StepShape) -> bool:
-        """Whether a step of the other shape can be padded to this one."""
-        return all(map(ge, self[:-1], other[:-1]))
+        """Whether a step of the other shape can be padded to this one, without kernels that it does not need.
+
+        Steps with adapters launch some that others do not.
+        """
+        alike = bool(self.adapted_tiles) == bool(other.adapted_tiles)
+        return alike and all(map(ge, self[:-1], other[:-1]))
 
 
 class _Padding(Enum):
@@ -98,6 +110,9 @@ def _parts_of(windows: tuple[int, ...]) -> Mapping[str, _Part]:
         ),
         **{bounds: _Part(f"{which}_parts", 1, 1, _Padding.LAST) for which, _, bounds in work},
         **{items: _Part(f"{which}_items", ITEM_FIELDS, 0, _Padding.NONE) for which, items, _ in work},
+        "adapted_count": _Part("rows", each=0, more=1),
+        "adapted_tiles": _Part("adapted_tiles", TILE_FIELDS, 0, _Padding.NONE),
+        "adapted_tokens": _Part("adapted_tokens", padding=_Padding.NONE),
         "tables": _Part("pages", padding=_Padding.NONE),
     }
 
@@ -131,6 +146,7 @@ class HostStep:
         if not (known := follows < 0).all():
             last = layout.counts.cumsum() - 1
             tokens[last] = np.where(known, tokens[last], -1 - follows)
+        adapted, tiles = _adapted(others_of(rows), layout)
         arrays: dict[str, NDArray[np.generic]] = {
             **cut(layout.starts, layout.counts, layout.table_starts, tiling),
             **_pick_parts(columns.samplings, layout),
@@ -141,6 +157,9 @@ class HostStep:
             "tables": layout.tables,
             "outputs": layout.outputs,
             "last_outputs": np.maximum(counts.cumsum(dtype=np.int32) - 1, 0),
+            "adapted_count": np.array([len(tiles)], np.int32),
+            "adapted_tiles": tiles,
+            "adapted_tokens": adapted,
         }
         self._arrays = arrays
         self.shape = StepShape(
@@ -149,6 +168,8 @@ class HostStep:
             outputs=len(layout.outputs),
             **most_work(arrays, tiling),
             pages=len(layout.tables),
+            adapted_tokens=len(adapted),
+            adapted_tiles=len(tiles),
             windows=tiling.windows,
         )
 
@@ -166,6 +187,15 @@ class HostStep:
     def pick_parts(self, outputs: Ints) -> dict[str, NDArray[np.generic]]:
         """The fields of `PickRows` for some of the outputs."""
         return {name: self._arrays[name][outputs] for name in PickRows.__slots__}
+
+
+def _adapted(last_rows: Sequence[ForwardRow], layout: Layout) -> tuple[Ints, Ints]:
+    """The tokens that adapters change, and their tiles. Rows before the last ones have no adapter."""
+    slots = np.array([row.slot for row in last_rows], np.int32)
+    if not (slots >= 0).any():
+        return _NOTHING_ADAPTED
+    before = np.full(len(layout.counts) - len(slots), -1, np.int32)
+    return tile_tokens(np.concatenate([before, slots]).repeat(layout.counts))
 
 
 def _pick_parts(samplings: Sequence[Sampling], layout: Layout) -> dict[str, NDArray[np.generic]]:
@@ -193,11 +223,15 @@ class StepBuffer:
     """A step on the device: a view of each part of a buffer that holds a step of `shape`."""
 
     def __init__(self, buffer: torch.Tensor, shape: StepShape, tiling: Tiling, processors: int = 0) -> None:
-        """`processors`: see `AttentionRows`."""
+        """`processors`: see `AttentionRows` and `AdaptedTokens`."""
         part = {name: buffer[place] for name, place in _places(shape)}
         self.tokens, self.outputs, self.last_outputs = part["tokens"], part["outputs"], part["last_outputs"]
         rows = attention_rows(part["tables"], part, tiling, processors)
         self.attention = CudaStep(part["positions"], part["page_of_token"], part["slots"], rows)
+        listed, tiles = part["adapted_tokens"], part["adapted_tiles"]
+        self.adapted = (
+            AdaptedTokens(listed, tiles, part["adapted_count"], processors) if shape.adapted_tiles else None
+        )
         self._pick = {
             name: part[name].view(torch.float32) if name in _FLOATS else part[name]
             for name in PickRows.__slots__
