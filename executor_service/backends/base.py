@@ -214,6 +214,12 @@ class Backend(Protocol):
     def tokenizer(self) -> TokenizerBundle:
         """The tokenizer's files. Raises ModelError when the model has none."""
 
+    def offer_adapters(self, slots: int, max_bytes: int) -> None:
+        """Prepare for adapters in so many slots, which take up to so many bytes of memory in all.
+
+        Called after `load` and before `default_pages`, where adapters may be loaded.
+        """
+
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
         """Number of KV pages that fit in memory after reserving for the largest step (`rows`, `tokens`)."""
 
@@ -239,18 +245,18 @@ class Backend(Protocol):
         """Copy a page's keys and values in every layer."""
 
     def prepare_adapter(self, weights: AdapterWeights) -> Any:
-        """An adapter's weights in host memory, in the form that `load_adapter` takes.
+        """An adapter's weights in memory of its own, in the form that `load_adapter` takes.
 
-        Called beside the steps, from another thread: all conversions belong here, and it touches no state of
-        the device. Only where `info.adapters` is set; the weights fit it. Raises ModelError for weights that
-        the device can't hold.
+        Called beside the steps, from another thread: conversions and copies to the device belong here, and it
+        touches nothing that a step reads. Only where `info.adapters` is set; the weights fit it. Raises
+        ModelError for weights that the device can't hold.
         """
 
     def load_adapter(self, slot: int, prepared: Any) -> None:
         """Bring what `prepare_adapter` returned to a slot, 0 <= slot < `max_adapter_slots`.
 
         Ordered after all earlier launches, whose rows may still use what the slot held, and before the next
-        one. It only copies: another adapter may have been there, of lower or higher rank.
+        one. It waits for nothing: another adapter may have been there, of lower or higher rank.
         """
 
     def unload_adapter(self, slot: int) -> None:
@@ -288,6 +294,9 @@ class Synchronous(WithoutAdapters, ABC):
     info: ModelDescription
     max_piece_tokens = 512
     max_pending_forwards = 1
+
+    def offer_adapters(self, slots: int, max_bytes: int) -> None:
+        """Do nothing: adapters take memory when they are loaded."""
 
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
         return _DEFAULT_PAGES

@@ -163,6 +163,8 @@ class Runtime:
         info = backend.info
         if config.adapter_dir is not None and info.adapters is None:
             raise ModelError("this backend has no adapters; leave out --adapter-dir")
+        if config.adapter_dir is not None:
+            backend.offer_adapters(config.adapter_slots, config.adapter_memory)
         tokenizer = backend.tokenizer() if info.has_tokenizer else None
         self._progress("grammars", 1.0)
         grammars = grammar_compiler(tokenizer, info)

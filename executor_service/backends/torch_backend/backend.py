@@ -68,6 +68,7 @@ class TorchBackend:
         self._caches: list[LayerCache] = []
         self._runner: Runner | None = None
         self._adapters: SlotAdapters | None = None
+        self._adapter_bytes = 0  # of device memory
         self.max_piece_tokens = config.max_piece_tokens
         self.max_pending_forwards = 1
 
@@ -123,14 +124,19 @@ class TorchBackend:
         finally:
             checkpoint.close()
 
+    def offer_adapters(self, slots: int, max_bytes: int) -> None:
+        """Keep so much device memory for adapters. On CPU, slots and memory are taken as they are needed."""
+        self.adapters.reserve(slots)
+        self._adapter_bytes = max_bytes
+
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
-        """Number of KV pages: on CUDA in free memory less the largest step's, otherwise in 1 GiB."""
+        """Number of KV pages: on CUDA in free memory less the largest step's and adapters', else in 1 GiB."""
         device, free = self.model.kernels.device, _CPU_KV_BYTES
         if device.type == "cuda":
             peak = step_bytes(self.model, self.info.context_length, rows, tokens)
             torch.cuda.empty_cache()
             free, total = torch.cuda.mem_get_info(device)
-            free -= peak + max(int(_SPARE_SHARE * total), _MIN_SPARE_BYTES)
+            free -= self._adapter_bytes + peak + max(int(_SPARE_SHARE * total), _MIN_SPARE_BYTES)
         return free // self.page_bytes(page_size) - 1  # page 0 is scratch
 
     def page_bytes(self, page_size: int) -> int:

@@ -31,6 +31,9 @@ class SlotAdapters:
         self._kernels, self._shard = kernels, shard
         self._slots: dict[int, Any] = {}
 
+    def reserve(self, count: int) -> None:
+        """Have slots 0 to count - 1, before any step: on the host, nothing has to be prepared."""
+
     def bytes(self, rank: int, changed: Iterable[LinearKey], stored: int) -> int:
         """Bytes of memory that a packed adapter takes, as `AdapterTarget.held`."""
         return self._kernels.bytes(self._shape(rank, changed))

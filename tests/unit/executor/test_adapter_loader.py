@@ -169,3 +169,23 @@ async def test_a_backend_without_adapters_does_not_start_with_a_directory_of_the
     runtime.backend.info = replace(runtime.backend.info, adapters=None)
     with pytest.raises(ModelError, match="has no adapters; leave out --adapter-dir"):
         runtime._load()
+
+
+async def test_the_backend_knows_the_slots_and_the_memory_of_adapters_before_it_counts_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, tuple[int, ...]]] = []
+    for directory in (tmp_path, None):
+        settings = config(tmp_path, pages=None, adapter_slots=3, adapter_memory=1 << 20)
+        runtime = Runtime.from_config(settings.model_copy(update={"adapter_dir": directory}))
+        for name in ("offer_adapters", "default_pages"):
+
+            def called(*numbers: int, name: str = name) -> int:
+                calls.append((name, numbers))
+                return 16
+
+            monkeypatch.setattr(runtime.backend, name, called)
+        await runtime.load()
+        runtime.close()
+    asked = "default_pages", calls[1][1]
+    assert calls == [("offer_adapters", (3, 1 << 20)), asked, asked]

@@ -79,3 +79,16 @@ def test_factors_that_a_dtype_is_too_narrow_for_are_refused_by_name(tmp_path: Pa
     with pytest.raises(ModelError, match="o_proj in layer 1 has values that are too large for torch"):
         backend.prepare_adapter(adapter)
     load(directory(tmp_path), "bfloat16").prepare_adapter(adapter)
+
+
+def test_on_cuda_the_memory_that_is_offered_to_adapters_is_left_out_of_the_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, page, room = load(directory(tmp_path)), 16, 40 << 30
+    monkeypatch.setattr(backend.model.kernels, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (room, 80 << 30))
+    monkeypatch.setattr("executor_service.backends.torch_backend.backend.step_bytes", lambda *_: 0)
+    monkeypatch.setattr(backend, "page_bytes", lambda size: 1 << 20)
+    before = backend.default_pages(page, 8, 64)
+    backend.offer_adapters(8, 5 << 30)
+    assert before - backend.default_pages(page, 8, 64) == 5 << 10

@@ -93,6 +93,10 @@ class LeaderBackend(Synchronous):
     def tokenizer(self) -> TokenizerBundle:
         return self._backend.tokenizer()
 
+    def offer_adapters(self, slots: int, max_bytes: int) -> None:
+        """Rank 0 alone decides how much memory is left to KV pages."""
+        self._backend.offer_adapters(slots, max_bytes)
+
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
         """All ranks compute the largest step together; the result is rank 0's."""
         with self._all_or_none():
