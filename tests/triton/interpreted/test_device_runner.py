@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor_service.backends.base import ForwardRow, PromptOutputs, RowOutput
+from executor_service.backends.base import ForwardRow, PromptOutputs
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.cuda import graphs, late_picks
 from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
@@ -25,19 +25,25 @@ from executor_service.steps.engine import Engine
 from tests.conformance.kit.tiny_model import write_tiny_model
 from tests.support.engine_steps import BegunStep, begin
 from tests.support.untyped import present
+from tests.triton.interpreted.device_rows import (
+    DRAWN,
+    PAGE,
+    PAGES,
+    TABLES,
+    TOKENS,
+    fill,
+    following,
+    row,
+    same,
+)
 from tests.unit.executor.harness import opening, plan
 from tests.unit.executor.harness import row as row_of
-from tests.unit.executor.rows import make_row
 from tests.unit.executor.table_grammar import loops
 
 # Padding tokens attend to nothing, and what they are then is whatever lay in memory.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 CPU = torch.device("cpu")
-PAGES, PAGE = 64, 16
-TABLES = {name: list(range(1 + 8 * i, 9 + 8 * i)) for i, name in enumerate("abcdefg")}
-TOKENS = {name: np.random.default_rng(i).integers(0, 250, 120).tolist() for i, name in enumerate("abcdefg")}
-DRAWN = Sampling(temperature=0.9, top_k=20, top_p=0.9, seed=7)
 
 
 @pytest.fixture(scope="module")
@@ -72,49 +78,6 @@ def capturing(runner: DeviceRunner, monkeypatch: pytest.MonkeyPatch) -> DeviceRu
 def either(request: pytest.FixtureRequest) -> DeviceRunner:
     fixture: DeviceRunner = request.getfixturevalue("runner" if request.param == "eager" else "capturing")
     return fixture
-
-
-def row(
-    name: str,
-    start: int,
-    count: int,
-    outputs: int = 1,
-    sampling: Sampling = DRAWN,
-    output: OutputMode = OutputMode.SAMPLE,
-) -> ForwardRow:
-    return make_row(
-        TOKENS[name][: start + count], TABLES[name],
-        start=start, outputs=outputs, output=output, sampling=sampling, top_k=3,
-    )  # fmt: skip
-
-
-def fill(runner: DeviceRunner, **lengths: int) -> None:
-    for name, length in lengths.items():
-        runner.launch([row(name, 0, length, outputs=0, output=OutputMode.NONE)]).outputs()
-
-
-def following(name: str, start: int, row_before: int, sampling: Sampling = DRAWN) -> ForwardRow:
-    return replace_tokens(row(name, start, 1, sampling=sampling), row_before)
-
-
-def replace_tokens(row: ForwardRow, row_before: int) -> ForwardRow:
-    """The row as the engine has it while its token is not known."""
-    unknown = np.full(1, -1, np.int32)
-    return replace(row, tokens=unknown, history=np.append(row.history[:-1], unknown), follows=row_before)
-
-
-def same(ours: Sequence[RowOutput], theirs: Sequence[RowOutput]) -> None:
-    for a, b in zip(ours, theirs, strict=True):
-        assert a.finite == b.finite
-        for name in ("tokens", "top_ids"):
-            x, y = getattr(a, name), getattr(b, name)
-            assert (x is None) == (y is None), name
-            assert x is None or x.tolist() == y.tolist(), name
-        for name in ("logprobs", "top_logprobs", "logits"):
-            x, y = getattr(a, name), getattr(b, name)
-            assert (x is None) == (y is None), name
-            if x is not None:
-                np.testing.assert_allclose(x, y, atol=1e-5)
 
 
 def test_prompts_are_scored_and_pooled_as_on_the_host(backend: TorchBackend, either: DeviceRunner) -> None:
