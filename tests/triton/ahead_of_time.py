@@ -1,8 +1,9 @@
 """Compiles the CUDA kernels for several architectures without a GPU and says what came out of it.
 
 `python -m tests.triton.ahead_of_time [--all]` prints a line for each kernel, and fails where one spills
-registers or does not fit its multiprocessor, and where attention lacks matrix instructions or loads too few
-tiles of keys ahead. The kernels are those of the launches that the worker makes.
+registers or does not fit its multiprocessor, where attention and adapters lack matrix instructions, where
+attention loads too few tiles of keys ahead, and where adapters read their factors in small parts. The kernels
+are those of the launches that the worker makes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from executor_service.backends.torch_backend.cuda.adapted_tokens import TILE_FIELDS, AdaptedTokens
 from executor_service.backends.torch_backend.cuda.attention import Pipelines, attention_launches
 from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.launch import Launch
@@ -30,6 +32,7 @@ from executor_service.backends.torch_backend.cuda.listed_tokens import (
     stop_launches,
 )
 from executor_service.backends.torch_backend.cuda.logprobs import ChosenTokens, Measures, measure_launches
+from executor_service.backends.torch_backend.cuda.low_rank import RECORD_FIELDS, TableChange
 from executor_service.backends.torch_backend.cuda.penalties import Histories, penalty_launches
 from executor_service.backends.torch_backend.cuda.pick import PickRows, pick_launches
 from executor_service.backends.torch_backend.cuda.pointwise import norm_launch, swiglu_launch
@@ -117,11 +120,12 @@ class Compiled:
     buffers: int  # tiles of K in shared memory; 0: no loop has a pipeline
     ahead: int  # loads that may be on their way while a tile is multiplied
     arrives: bool  # it counts finished programs in an order that memory keeps
+    narrow_loads: int  # of two bytes, hence not of numbers that lie side by side at an aligned address
 
 
 def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     """All kernels of one step of this model, with pages of 16 tokens."""
-    yield from attention(shape, architecture)
+    yield from basics(shape, architecture)
     width = shape.heads + 2 * shape.kv_heads
     numbers = torch.zeros(8, dtype=torch.int32, device="meta")
     pages = torch.empty(9, 16, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device="meta")
@@ -148,6 +152,12 @@ def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     yield "scale, int8", scale_launch(sums, out, shares, shares)
 
 
+def basics(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
+    """The kernels that differ between architectures, or whose memory accesses are checked."""
+    yield from attention(shape, architecture)
+    yield from adapters(shape)
+
+
 def attention(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     """The kernels of attention alone."""
     pages = torch.empty(9, 16, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device="meta")
@@ -163,6 +173,17 @@ def attention(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     pipelines, scale = Pipelines.of(SHARED_BYTES[architecture] + 1024), shape.head_dim**-0.5
     made = attention_launches(out, heads[:, : shape.heads], pages, pages, rows, numbers, scale, pipelines)
     yield from zip(("attention, short", "attention, long"), made, strict=True)
+
+
+def adapters(shape: Shape) -> Iterator[tuple[str, Launch]]:
+    """The kernels of adapters, of queries, keys and values."""
+    hidden, width = shape.heads * shape.head_dim, (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    x, out = (torch.empty(512, n, dtype=shape.dtype, device="meta") for n in (hidden, width))
+    numbers = torch.zeros(TILE_FIELDS, dtype=torch.int32, device="meta")
+    table = torch.zeros(8, 7, RECORD_FIELDS, dtype=torch.int64, device="meta")
+    change = TableChange(AdaptedTokens(numbers, numbers, numbers), table, 0, 3)
+    shrunk = torch.empty(2, 512, 3, 256, device="meta")
+    yield from zip(("shrink", "expand"), change.launches(x, out, shrunk), strict=True)
 
 
 def compiled(launch: Launch, architecture: int) -> Compiled:
@@ -202,6 +223,7 @@ def compiled(launch: Launch, architecture: int) -> Compiled:
         buffers=min(map(int, _BUFFERS.findall(made.asm["ttgir"])), default=0),
         ahead=min((int(wait) for loop in loops for wait in _WAIT.findall(loop)), default=0),
         arrives=_ARRIVAL.search(made.asm["ptx"]) is not None,
+        narrow_loads=made.asm["ptx"].count("ld.global.b16"),
     )
 
 
@@ -214,7 +236,7 @@ def main(shapes: list[Shape]) -> int:
     bad = 0
     for architecture in SHARED_BYTES:
         for shape in shapes:
-            every = launches(shape, architecture) if architecture != 86 else attention(shape, architecture)
+            every = (launches if architecture != 86 else basics)(shape, architecture)
             for name, launch in every:
                 made = compiled(launch, architecture)
                 fault = _fault(name, shape, architecture, launch, made)
@@ -249,10 +271,15 @@ def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Com
     if name.startswith("attention") and not made.arrives:
         return "it may merge results that are not stored yet"
     # fp32, for tests, has no matrix instruction of its precision.
-    if not name.startswith("attention") or shape.dtype == torch.float32:
+    if (
+        name not in ("attention, short", "attention, long", "shrink", "expand")
+        or shape.dtype == torch.float32
+    ):
         return ""
     if not made.matrix_instructions:
         return "it has no matrix instructions"
+    if not name.startswith("attention"):
+        return "it reads factors two bytes at a time" if made.narrow_loads else ""
     pipelines, is_long = Pipelines.of(SHARED_BYTES[architecture] + 1024), name == "attention, long"
     if made.buffers < BUFFERS[architecture][is_long] or not made.ahead:
         return "it loads too few tiles of keys ahead"

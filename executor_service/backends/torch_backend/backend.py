@@ -27,7 +27,7 @@ from executor_service.backends.torch_backend.finite import FiniteCheckpoint
 from executor_service.backends.torch_backend.host_runner import HostRunner
 from executor_service.backends.torch_backend.kernel_choice import check_spec, make_kernels
 from executor_service.backends.torch_backend.kernels import Kernels, LayerCache
-from executor_service.backends.torch_backend.low_rank import parts_of
+from executor_service.backends.torch_backend.low_rank import LowRankKernels, parts_of
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.runner import Runner
 from executor_service.backends.torch_backend.shard import Shard, Whole
@@ -102,7 +102,7 @@ class TorchBackend:
                     self._model = Model(weights, kernels, progress, self._shard)
                 digest = hashing.result(progress)
             if kernels.low_rank is not None:
-                self._adapters = SlotAdapters(self._model.spec, kernels.low_rank, self._shard)
+                self._adapters = self._new_adapters(kernels.low_rank)
         finally:
             checkpoint.close()
         if checkpoint.quantization is not None:
@@ -219,12 +219,27 @@ class TorchBackend:
             raise RuntimeError("there are no adapters")
         return self._adapters
 
-    def _new_runner(self, page_size: int) -> Runner:
-        if self.model.kernels.device.type == "cuda" and isinstance(self._shard, Whole):
+    @property
+    def _runs_ahead(self) -> bool:
+        """Whether a `DeviceRunner` runs the steps."""
+        return self.model.kernels.device.type == "cuda" and isinstance(self._shard, Whole)
+
+    def _new_adapters(self, low_rank: LowRankKernels) -> SlotAdapters:
+        spec, device = self.model.spec, self.model.kernels.device
+        if self._runs_ahead:
             # Imported only here: Triton comes with torch's CUDA builds alone.
+            from executor_service.backends.torch_backend.cuda.device_adapters import DeviceSlots
+
+            return DeviceSlots(spec, low_rank, self._shard, device)
+        return SlotAdapters(spec, low_rank, self._shard)
+
+    def _new_runner(self, page_size: int) -> Runner:
+        if self._runs_ahead:
+            from executor_service.backends.torch_backend.cuda.device_adapters import DeviceSlots
             from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
 
-            return DeviceRunner(self.model, self._caches, page_size)
+            assert isinstance(self._adapters, DeviceSlots)
+            return DeviceRunner(self.model, self._caches, page_size, self._adapters)
         return HostRunner(self.model, self._shard, self._caches, page_size, self._adapters)
 
     def _kernels(self) -> Kernels:

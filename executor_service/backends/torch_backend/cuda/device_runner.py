@@ -24,6 +24,7 @@ import torch
 from executor_service.backends.base import ForwardRow, ModelError, PendingForward, Progress, RowOutput
 from executor_service.backends.forward_rows import ForwardOutputs, others_of
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS
+from executor_service.backends.torch_backend.cuda.device_adapters import DeviceSlots
 from executor_service.backends.torch_backend.cuda.every_kind import rows_of_every_kind
 from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, shapes_of
 from executor_service.backends.torch_backend.cuda.host_buffers import HostBuffers
@@ -52,13 +53,22 @@ class DeviceRunner:
 
     max_pending_forwards = 2
 
-    def __init__(self, model: Model, caches: Sequence[LayerCache], page_size: int) -> None:
-        """Raises ModelError for a model whose context is above MAX_CONTEXT."""
+    def __init__(
+        self,
+        model: Model,
+        caches: Sequence[LayerCache],
+        page_size: int,
+        slots: DeviceSlots | None = None,
+    ) -> None:
+        """`slots`: of the rows' adapters; None: rows have none.
+
+        Raises ModelError for a model whose context is above MAX_CONTEXT.
+        """
         if model.spec.context_length > MAX_CONTEXT:
             raise ModelError(
                 f"context_length {model.spec.context_length} is above {MAX_CONTEXT}: not on CUDA"
             )
-        self._model, self._caches, self._page_size = model, caches, page_size
+        self._model, self._caches, self._page_size, self._slots = model, caches, page_size, slots
         self._device = model.kernels.device
         shape = model.attention_shape
         self._tiling = Tiling.of(shape.heads_per_kv_head, model.kernels.dtype, shape.windows)
@@ -70,11 +80,12 @@ class DeviceRunner:
         self._hosts = HostBuffers(self._device)
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
-        self.launch(rows_of_every_kind(self._model.spec.vocab_size)).outputs()  # compiled here, not in a step
+        spec, slots = self._model.spec, 0 if self._slots is None else self._slots.count
+        for slot in (-1, 0) if slots else (-1,):  # compiled here, not in a step
+            self.launch(rows_of_every_kind(spec.vocab_size, slot)).outputs()
         if not self._model.capturable:
             return
-        spec = self._model.spec
-        shapes = shapes_of(rows, tokens, self._page_size, spec.context_length, self._tiling)
+        shapes = shapes_of(rows, tokens, self._page_size, spec.context_length, self._tiling, slots)
         with torch.inference_mode():
             self._graphs.capture(self._compute, shapes, progress)
         self._hosts.reserve(self.max_pending_forwards + 1, max(map(_host_numbers, shapes)))
@@ -104,7 +115,11 @@ class DeviceRunner:
         """Everything that the device does in any step. Nothing is read back, so that it can be captured."""
         attention = step.attention
         tokens = self._history.store(step.tokens, attention.pages, attention.slots, self._sampled)
-        residual = self._model.residual(tokens, attention, self._caches)
+        changes = None
+        if step.adapted is not None:
+            assert self._slots is not None
+            changes = self._slots.changes_of(step.adapted)
+        residual = self._model.residual(tokens, attention, self._caches, changes)
         hidden = self._model.final(residual[step.outputs])
         picks = torch.empty(2, len(hidden), dtype=torch.int32, device=self._device)
         for first in range(0, len(hidden), LOGITS_ROWS):

@@ -21,14 +21,14 @@ _EVERYTHING = Sampling(
 )
 
 
-def rows_of_every_kind(vocab_size: int) -> list[ForwardRow]:
-    """Rows of one token, whose keys and values go to page 0."""
+def rows_of_every_kind(vocab_size: int, slot: int = -1) -> list[ForwardRow]:
+    """Rows of one token, whose keys and values go to page 0; with the adapter in `slot`, if one is named."""
     zero = np.zeros(1, np.int32)
     masks = np.full((1, mask_bytes(vocab_size)), 255, np.uint8)
 
     def row(output: OutputMode, sampling: Sampling, **fields: object) -> ForwardRow:
         outputs = int(output is not OutputMode.HIDDEN)
-        return ForwardRow(0, zero, zero, 1, zero, outputs, output, sampling, **fields)  # type: ignore[arg-type]
+        return ForwardRow(0, zero, zero, 1, zero, outputs, output, sampling, slot=slot, **fields)  # type: ignore[arg-type]
 
     prompt = PromptOutputs(first=1, targets=zero, last=True, total=True)
     return [

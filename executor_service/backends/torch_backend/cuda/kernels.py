@@ -19,6 +19,7 @@ from executor_service.backends.torch_backend.cuda.attention import (
     new_arrivals,
     paged_attention,
 )
+from executor_service.backends.torch_backend.cuda.device_adapters import CudaLowRank
 from executor_service.backends.torch_backend.cuda.quantized import fused
 from executor_service.backends.torch_backend.cuda.rotary import rotary_launch
 from executor_service.backends.torch_backend.cuda.rows import AttentionRows, Tiling, attention_rows, cut
@@ -50,9 +51,12 @@ class CudaLinear(PlainLinear):
     def __call__(
         self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: LinearChange | None = None
     ) -> torch.Tensor:
-        if add_to is None or self._bias is not None or change is not None:
+        if add_to is None or self._bias is not None:
             return super().__call__(x, add_to, change)
-        return add_to.addmm_(x, self.weight.T)
+        out = add_to.addmm_(x, self.weight.T)
+        if change is not None:
+            change.add(x, out)
+        return out
 
 
 class WideLinear(PlainLinear):
@@ -73,7 +77,7 @@ class CudaKernels(PlainKernels):
 
     def __init__(self, device: torch.device, dtype: torch.dtype, form: Format | None = None) -> None:
         super().__init__(device, dtype, None if form is None else fused(form))
-        self.low_rank = None
+        self.low_rank = CudaLowRank(device, dtype)
         self._arrivals: dict[int, torch.Tensor] = {}  # by the number of KV heads
 
     def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
