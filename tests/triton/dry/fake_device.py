@@ -23,14 +23,17 @@ from torch.utils._pytree import tree_leaves
 
 from executor_service.backends.torch_backend.cuda import attention
 from executor_service.backends.torch_backend.cuda.attention import Pipelines
+from executor_service.backends.torch_backend.cuda.device_adapters import DeviceSlots
 from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.quantized import Format
+from executor_service.backends.torch_backend.shard import Whole
 from executor_service.backends.torch_backend.spec import ModelSpec
 from executor_service.backends.torch_backend.weights import Part, expected_shapes
 from tests.gpu.shapes import spec_of
+from tests.support.untyped import present
 
 DEVICE = torch.device("cuda:0")
 PROCESSORS = 132
@@ -173,11 +176,15 @@ def fake_runner(
     layers: int,
     pages: int,
     context_length: int = 40_960,
+    slots: int = 8,
 ) -> tuple[Model, DeviceRunner]:
-    """A model of `tests.gpu.shapes` with fewer layers, and its runner."""
+    """A model of `tests.gpu.shapes` with fewer layers, and its runner, with slots for adapters."""
     spec = replace(spec_of(name), layers=layers, context_length=context_length)
-    model = Model(Weights(spec), CudaKernels(DEVICE, dtype, form), lambda what, done: None)
-    return model, DeviceRunner(model, model.new_caches(pages, 16), 16)
+    kernels = CudaKernels(DEVICE, dtype, form)
+    model = Model(Weights(spec), kernels, lambda what, done: None)
+    adapters = DeviceSlots(spec, present(kernels.low_rank), Whole(), DEVICE)
+    adapters.reserve(slots)
+    return model, DeviceRunner(model, model.new_caches(pages, 16), 16, adapters)
 
 
 def watched(call: Callable[[], object]) -> Watch:

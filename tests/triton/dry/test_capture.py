@@ -11,6 +11,7 @@ import torch
 
 from executor_service.backends.torch_backend import backend
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS
+from executor_service.backends.torch_backend.cuda.adapted_tokens import max_tiles
 from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
 from executor_service.backends.torch_backend.cuda.graphs import shapes_of
 from executor_service.backends.torch_backend.cuda.rows import Tiling, cut
@@ -29,7 +30,7 @@ RUNS: list[tuple[str, torch.dtype, Format | None]] = [
     ("Qwen3-0.6B", BF16, None),  # its output layer is its embedding
     ("Qwen3-30B-A3B", BF16, None),
 ]
-MAX_ROWS, MAX_TOKENS, PAGES = 1024, 8192, 25_001
+MAX_ROWS, MAX_TOKENS, PAGES, SLOTS = 1024, 8192, 25_001, 8
 
 
 def buffered(runner: DeviceRunner, shape: StepShape) -> Callable[[], object]:
@@ -40,7 +41,7 @@ def buffered(runner: DeviceRunner, shape: StepShape) -> Callable[[], object]:
 
 
 def shapes(model: Model, tiling: Tiling) -> list[StepShape]:
-    return shapes_of(MAX_ROWS, MAX_TOKENS, 16, model.spec.context_length, tiling)
+    return shapes_of(MAX_ROWS, MAX_TOKENS, 16, model.spec.context_length, tiling, SLOTS)
 
 
 @pytest.mark.parametrize(("name", "dtype", "form"), RUNS)
@@ -54,7 +55,7 @@ def test_what_is_captured_neither_reads_from_the_device_nor_sends_to_it(
         operations = defaultdict(set)
         for shape in every if (name, dtype, form) == RUNS[0] else every[::13]:
             watch = watched(buffered(runner, shape))
-            kind = shape.long_parts, -(-shape.outputs // LOGITS_ROWS)
+            kind = shape.long_parts, -(-shape.outputs // LOGITS_ROWS), bool(shape.adapted_tiles)
             operations[kind].add(frozenset(watch.operations.items()))
     assert all(len(found) == 1 for found in operations.values())  # they do not depend on sizes
 
@@ -99,6 +100,12 @@ def verifications(count: int, each: int, keys: int, tiling: Tiling) -> StepShape
     return StepShape(count * each, count, count * each, items, parts, 0, 0, count * -(-keys // 16))
 
 
+def adapted(shape: StepShape) -> StepShape:
+    """The same, where any token may have any slot."""
+    tiles = max_tiles(shape.tokens, SLOTS)
+    return shape._replace(adapted_tokens=shape.tokens, adapted_tiles=tiles)
+
+
 @pytest.mark.parametrize("name", ["Qwen3-8B", "Qwen3-0.6B"])
 def test_graphs_and_the_largest_steps_fit_into_the_memory_that_is_left_to_them(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -117,6 +124,8 @@ def test_graphs_and_the_largest_steps_fit_into_the_memory_that_is_left_to_them(
         kept = sum(shape.outputs for shape in every) * (2 * model.spec.hidden_size + 8)
         graphs = every[largest] + kept + 4 * max(map(numbers_of, every))
         steps = {
+            f"a prompt of {MAX_TOKENS} tokens with an adapter": adapted(prompt),
+            "1,024 decodes on 1,024 keys, with adapters": adapted(verifications(1024, 1, 1024, tiling)),
             "1,024 decodes on 1,024 keys": verifications(1024, 1, 1024, tiling),
             "1,024 decodes on a shared prefix of 30,000": verifications(1024, 1, 30_000, tiling),
             "512 verifications of 9 on a shared prefix of 30,000": verifications(512, 9, 30_000, tiling),

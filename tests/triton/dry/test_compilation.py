@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import repeat
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 import torch
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.torch_backend.cuda.device_adapters import DeviceSlots
 from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.model import Model
@@ -19,11 +23,13 @@ from executor_service.backends.torch_backend.shard import Whole
 from executor_service.backends.torch_backend.uncached import compile_kernels
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.gpu.shapes import spec_of
+from tests.support.untyped import present
 from tests.triton.dry.fake_device import Weights
 from tests.triton.dry.unlaunched import unlaunched
 
 STEPS = 400
-PAGES, PAGE = 2000, 16
+PAGES, PAGE, SLOTS = 2000, 16, 4
+CPU, ALLOCATE = torch.device("cpu"), torch.empty
 SAMPLINGS = [
     Sampling(),
     Sampling(temperature=0.8, top_p=0.9),
@@ -36,17 +42,22 @@ SAMPLINGS = [
 ]
 
 
-def rows(sizes: list[tuple[int, int, int]], sampling: Sampling) -> list[ForwardRow]:
-    """Of so many cached and fed tokens and outputs each."""
+def new_memory(*size: Any, dtype: torch.dtype = torch.float32, **how: Any) -> torch.Tensor:
+    """As torch.empty. Nothing is computed, so that indices must be zeros from the beginning."""
+    make = ALLOCATE if dtype.is_floating_point else torch.zeros
+    return make(*size, dtype=dtype, **how)
+
+
+def rows(sizes: list[tuple[int, int, int]], sampling: Sampling, slots: Iterator[int]) -> list[ForwardRow]:
+    """Of so many cached and fed tokens and outputs each, with adapters in these slots."""
     made, first = [], 1
     for start, count, outputs in sizes:
         pages = -(-(start + count) // PAGE)
         history = np.zeros(start + count, np.int32)
         table = (np.arange(first, first + pages, dtype=np.int32) % (PAGES - 1)) + 1
         first += pages
-        made.append(
-            ForwardRow(start, history[start:], history, start, table, outputs, OutputMode.SAMPLE, sampling)
-        )
+        row = ForwardRow(start, history[start:], history, start, table, outputs, OutputMode.SAMPLE, sampling)
+        made.append(replace(row, slot=next(slots)))
     return made
 
 
@@ -81,25 +92,27 @@ def test_no_step_compiles_anything_after_the_capture(capsys: pytest.CaptureFixtu
         context_length=8192,
     )
     rng = random.Random(1)
-    zeros = mock.patch.object(
-        torch, "empty", torch.zeros
-    )  # nothing is computed: memory must not hold just anything
-    with unlaunched() as compiled, zeros:
+    with unlaunched() as compiled, mock.patch.object(torch, "empty", new_memory):
         with torch.inference_mode():
-            model = Model(
-                Weights(spec), CudaKernels(torch.device("cpu"), torch.bfloat16), lambda what, done: None
-            )
+            kernels = CudaKernels(CPU, torch.bfloat16)
+            model = Model(Weights(spec), kernels, lambda what, done: None)
+            adapters = DeviceSlots(spec, present(kernels.low_rank), Whole(), CPU)
+            adapters.reserve(SLOTS)
         compile_kernels(model, Whole(), spec.context_length)
-        runner = DeviceRunner(model, model.new_caches(PAGES, PAGE), PAGE)
+        runner = DeviceRunner(model, model.new_caches(PAGES, PAGE), PAGE, adapters)
         runner.capture(256, 2048, lambda what, done: None)
         before = Counter(compiled)
         for _ in range(STEPS):
-            step = rows(sizes_of(rng), rng.choice(SAMPLINGS))
+            numbers = rng.choice(([-1], [2], range(-1, SLOTS)))
+            step = rows(sizes_of(rng), rng.choice(SAMPLINGS), (rng.choice(n) for n in repeat(numbers)))
             runner.launch(step).outputs()
             assert compiled == before, (
                 compiled - before,
-                [(r.start, len(r.tokens), r.outputs) for r in step],
+                [(r.start, len(r.tokens), r.outputs, r.slot) for r in step],
             )
     with capsys.disabled():
         print(f"\ncompiled before {STEPS} random steps, and nothing after: {dict(before)}")
     assert before["_attention_kernel"] == 2  # of short and of long rows
+    # Of one, two and three parts; in this model all have the same number of inputs and outputs, or nearly.
+    assert before["_shrink_kernel"] <= 4
+    assert before["_expand_kernel"] <= 4

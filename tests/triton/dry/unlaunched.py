@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+
+_KERNELS = "executor_service.backends.torch_backend.cuda."
 
 
 class _Launcher:
@@ -59,6 +62,14 @@ class _Driver:
         return torch.cuda
 
 
+def _forget_compiled() -> None:
+    """Make kernels compile anew: each keeps what it was compiled to, for all of the process."""
+    modules = [module for name, module in sys.modules.items() if name.startswith(_KERNELS)]
+    for value in (value for module in modules for value in vars(module).values()):
+        if isinstance(value, JITFunction):
+            value.device_caches.clear()
+
+
 @contextmanager
 def unlaunched() -> Iterator[Counter[str]]:
     """Inside, launches compile kernels as on a device, and do nothing; yields the compilations by kernel."""
@@ -73,4 +84,8 @@ def unlaunched() -> Iterator[Counter[str]]:
         mock.patch.object(JITFunction, "_do_compile", counted),
         mock.patch.object(driver, "_active", _Driver()),  # set_active can't go back to none
     ):
-        yield compiled
+        _forget_compiled()
+        try:
+            yield compiled
+        finally:
+            _forget_compiled()
