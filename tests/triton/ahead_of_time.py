@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import multiprocessing
 import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -227,29 +229,36 @@ def compiled(launch: Launch, architecture: int) -> Compiled:
     )
 
 
+def lines(shape: Shape, architecture: int) -> list[str]:
+    """The lines of a shape in the table; those of kernels that are not as they should be begin with BAD."""
+    found = []
+    for name, launch in (launches if architecture != 86 else basics)(shape, architecture):
+        made = compiled(launch, architecture)
+        fault = _fault(name, shape, architecture, launch, made)
+        line = (
+            f"{'BAD' if fault else '':3} {architecture}  {_TYPES[shape.dtype]:5}"
+            f"  {shape.heads:2}/{shape.kv_heads:<2}  {shape.head_dim:8}  {name:16}"
+            f"  {made.registers:9}  {made.spilled_bytes:7}  {made.shared_bytes:8}"
+            f"  {made.matrix_instructions:13}  {_programs(architecture, launch, made):8}"
+        )
+        if name.startswith("attention"):
+            line += f"  {made.buffers:7}  {made.ahead:5}"
+        found.append(f"{line} {fault}")
+    return found
+
+
 def main(shapes: list[Shape]) -> int:
-    """Print the table; the number of kernels that are not as they should be."""
+    """Print the table; the number of kernels that are not as they should be. Two processes compile."""
     print(
         "    sm  dtype  heads  head_dim  kernel            registers  spilled  shared B  matrix instr."
         "  programs  buffers  ahead"
     )
     bad = 0
-    for architecture in SHARED_BYTES:
-        for shape in shapes:
-            every = (launches if architecture != 86 else basics)(shape, architecture)
-            for name, launch in every:
-                made = compiled(launch, architecture)
-                fault = _fault(name, shape, architecture, launch, made)
-                bad += bool(fault)
-                line = (
-                    f"{'BAD' if fault else '':3} {architecture}  {_TYPES[shape.dtype]:5}"
-                    f"  {shape.heads:2}/{shape.kv_heads:<2}  {shape.head_dim:8}  {name:16}"
-                    f"  {made.registers:9}  {made.spilled_bytes:7}  {made.shared_bytes:8}"
-                    f"  {made.matrix_instructions:13}  {_programs(architecture, launch, made):8}"
-                )
-                if name.startswith("attention"):
-                    line += f"  {made.buffers:7}  {made.ahead:5}"
-                print(line, fault, flush=True)
+    each = [(shape, architecture) for architecture in SHARED_BYTES for shape in shapes]
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as processes:
+        for found in processes.map(lines, *zip(*each, strict=True)):
+            print("\n".join(found), flush=True)
+            bad += sum(line.startswith("BAD") for line in found)
     return bad
 
 

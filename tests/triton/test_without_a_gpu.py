@@ -29,7 +29,8 @@ def _run(*arguments: str, **environment: str) -> str:
 
 
 def test_the_kernels_compute_the_right_thing_in_the_interpreter() -> None:
-    _run("pytest", "tests/triton/interpreted", "-p", "no:cacheprovider", TRITON_INTERPRET="1")
+    two = "--numprocesses", "2", "--dist", "loadfile"
+    _run("pytest", "tests/triton/interpreted", *two, "-p", "no:cacheprovider", TRITON_INTERPRET="1")
 
 
 def test_the_kernels_compile_without_spills_to_matrix_instructions(
