@@ -147,7 +147,9 @@ def cut(starts: Ints, counts: Ints, table_starts: Ints, tiling: Tiling) -> dict[
     """
     rows = np.empty((4, len(counts)), np.int32)
     rows[0], rows[1], rows[2], rows[3] = counts.cumsum(dtype=np.int32) - counts, starts, counts, table_starts
-    short = counts <= SHORT_TOKENS
+    if not counts.all():
+        rows = rows[:, counts > 0]
+    short = rows[2] <= SHORT_TOKENS
     of_class = {"short": rows, "long": rows[:, :0]}  # most steps have no long rows
     if not short.all():
         of_class = {"short": rows[:, short], "long": rows[:, ~short]}
