@@ -28,7 +28,7 @@ class RowColumns(NamedTuple):
     outputs: Ints
     follows: Ints
     tokens: TokenIds  # [tokens], row after row
-    tables: list[Ints]
+    tables: list[Ints]  # block tables, with no more pages than the rows' tokens need
     samplings: list[Sampling]
 
 
@@ -91,14 +91,14 @@ class ForwardOutputs(Sequence[RowOutput]):
         self.others[index - len(self.tokens)] = output
 
 
-def columns_of(rows: Sequence[ForwardRow]) -> RowColumns:
+def columns_of(rows: Sequence[ForwardRow], page_size: int) -> RowColumns:
     """The columns of all rows, in their order."""
     if not isinstance(rows, ForwardRows):
-        return _columns(rows)
+        return _columns(rows, page_size)
     decodes = rows.decodes.columns()
     if not rows.others:
         return decodes
-    others = _columns(rows.others)
+    others = _columns(rows.others, page_size)
     return RowColumns(
         np.concatenate([decodes.starts, others.starts]),
         np.concatenate([decodes.counts, others.counts]),
@@ -140,13 +140,13 @@ def other_outputs(outputs: Sequence[RowOutput], decodes: int) -> Sequence[RowOut
     return outputs.others if isinstance(outputs, ForwardOutputs) else outputs[decodes:]
 
 
-def _columns(rows: Sequence[ForwardRow]) -> RowColumns:
+def _columns(rows: Sequence[ForwardRow], page_size: int) -> RowColumns:
     return RowColumns(
         np.array([row.start for row in rows], np.int32),
         np.array([len(row.tokens) for row in rows], np.int32),
         np.array([row.outputs for row in rows], np.int32),
         np.array([row.follows for row in rows], np.int32),
         np.concatenate([row.tokens for row in rows]),
-        [row.block_table for row in rows],
+        [row.block_table[: -(-(row.start + len(row.tokens)) // page_size)] for row in rows],
         [row.sampling for row in rows],
     )

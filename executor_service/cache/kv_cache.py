@@ -39,12 +39,14 @@ class LedgerError(AssertionError):
 class BlockTable:
     """The pages of one sequence in order, and the hashes of its full pages as far as `publish` has come."""
 
-    __slots__ = ("_buffer", "_view", "count", "hashes", "root")
+    __slots__ = ("_buffer", "_view", "count", "hashes", "private_end", "root")
 
     def __init__(self, root: bytes) -> None:
         self.root = root
         self.hashes: list[bytes] = []  # hashes[i] covers the tokens of pages 0..i
         self.count = 0
+        # Positions of the sequence's new tokens below this one are in pages that nothing else reads.
+        self.private_end = 0
         self._buffer: NDArray[np.int32] = np.zeros(8, np.int32)
         self._view = self._buffer[:0]  # the last result of `pages`; stale if its length is not `count`
 
@@ -144,26 +146,16 @@ class KvCache:
         page = table.at(index)
         return self._references[page] > 1 or page in self._hash_of
 
-    def is_writable(self, table: BlockTable, position: int) -> bool:
-        """Whether the table has a page for this position, which is in no other table and not published."""
-        index = position // self.page_size
-        if index >= table.count:
-            return False
-        page = table.at(index)
-        return self._references[page] == 1 and page not in self._hash_of
-
     def reserve(self, table: BlockTable, start: int, end: int) -> tuple[int, int] | None:
         """Make positions start .. end-1 of a sequence of `start` tokens writable.
 
         Returns (source, target) if the partly filled last page was replaced by a private page: the caller
         copies its KV before anything is written. Raises OutOfPages, and then has changed nothing.
         """
-        missing = self.pages_for(end) - table.count
+        missing = max(self.pages_for(end) - table.count, 0)
         index = start // self.page_size
         shared = table.at(index) if start < end and self.must_copy(table, start) else 0
-        needed = max(missing, 0) + (shared > 0)
-        if not needed:
-            return None
+        needed = missing + (shared > 0)
         if needed > len(self._free) + len(self._cached):
             raise OutOfPages(needed, len(self._free) + len(self._cached))
         copy = None
@@ -174,6 +166,8 @@ class KvCache:
             self.copies += 1
         for _ in range(missing):
             table.append(self._new())
+        if start < end:
+            table.private_end = table.count * self.page_size
         return copy
 
     def cut(self, table: BlockTable, length: int) -> None:
@@ -182,11 +176,13 @@ class KvCache:
         while table.count > keep:
             table.count -= 1
             self._drop(table.at(table.count))
+        table.private_end = 0  # what is kept of a full page may be published
         del table.hashes[length // self.page_size :]
 
     def fork(self, table: BlockTable, length: int) -> BlockTable:
         """A table that shares the first `length` tokens; a partial page is copied before it is written."""
         fork = BlockTable(table.root)
+        table.private_end = 0
         for index in range(self.pages_for(length)):
             page = table.at(index)
             self._take(page)
@@ -212,6 +208,11 @@ class KvCache:
         counted = np.zeros(self.total + 1, np.int64)
         for table in tables:
             np.add.at(counted, table.pages(), 1)
+            end = table.private_end
+            if end > len(table.hashes) * self.page_size and self.must_copy(table, end - 1):
+                raise LedgerError(
+                    f"position {end - 1} of a sequence would be written to a page that others read"
+                )
         references = np.array(self._references)
         if (different := np.flatnonzero(counted != references)).size:
             page = int(different[0])

@@ -57,6 +57,12 @@ class TokenScores:
     top_logprobs: NDArray[np.float32]  # the same shape
 
 
+DRAWING = np.dtype(
+    [("seed", "<u8"), ("temperature", "<f4"), ("top_k", "<i4"), ("top_p", "<f4"), ("min_p", "<f4")]
+)
+"""What `Sampling.drawing` has the bytes of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters of one sequence; sent once, when it is opened.
@@ -79,6 +85,13 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     grammar: Grammar | None = None  # of the output; masks what is sampled, in the place of a row's mask
+    drawing: bytes = field(init=False, repr=False, compare=False)
+    """The numbers by which a token is drawn from adjusted logits, as a `DRAWING`: those of many rows are read
+    as one array."""
+
+    def __post_init__(self) -> None:
+        numbers = (self.seed, self.temperature, self.top_k, self.top_p, self.min_p)
+        object.__setattr__(self, "drawing", np.array(numbers, DRAWING).tobytes())
 
     @property
     def only_draws(self) -> bool:
@@ -136,15 +149,18 @@ class Row:
 
     @property
     def only_decodes(self) -> bool:
-        """Whether it computes all pending tokens, samples one, and does nothing else."""
+        """Whether it computes all pending tokens, samples one, and does nothing else.
+
+        It then has NO_TOKENS itself for what it does not have, as the rows that the codec makes.
+        """
         return not (
             self.limit
+            or self.tokens is not NO_TOKENS
+            or self.drafts is not NO_TOKENS
             or self.steps > 1
             or self.output
             or self.is_bound
             or self.masks is not None
-            or len(self.tokens)
-            or len(self.drafts)
         )
 
 

@@ -14,6 +14,8 @@ with no page left at all, is refused where it might have been accepted. Tokens a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from executor_service.cache.kv_cache import prefix_root
@@ -32,7 +34,7 @@ def must_wait(plan: StepPlan, session: ClientSession, ahead: StepRows, page_size
         return True
     return (
         any(_op_waits(op, session, ahead, page_size) for op in plan.ops)
-        or any(_row_waits(row, session, ahead) for row in plan.rows)
+        or _some_row_waits(plan.rows, session, ahead)
         or _hits_wait(plan.openings, ahead, page_size)
     )
 
@@ -53,20 +55,27 @@ def _op_waits(op: Op | Refusal, session: ClientSession, ahead: StepRows, page_si
     return any(row is not None for row in rows)
 
 
-def _row_waits(row: Row | Refusal, session: ClientSession, ahead: StepRows) -> bool:
-    """A row can continue one in flight that samples one token, or none."""
-    if isinstance(row, Refusal) or (sequence := session.caches.get(row.cache_id)) is None:
-        return False
-    place = ahead.index_of(sequence)
-    if place < 0:
-        return False
-    if sequence in ahead.mispredicted:
-        return True
-    if place < len(ahead.decodes) and row.only_decodes:
-        return False
+def _some_row_waits(rows: Iterable[Row | Refusal], session: ClientSession, ahead: StepRows) -> bool:
+    """Whether any row does. One that only decodes can always continue one that does the same."""
+    caches, places, mispredicted = session.caches, ahead.places, ahead.mispredicted
+    decodes = len(ahead.decodes)
+    for row in rows:
+        if isinstance(row, Refusal) or (sequence := caches.get(row.cache_id)) is None:
+            continue
+        place = places.get(sequence)
+        if place is None:
+            continue
+        if sequence in mispredicted:
+            return True
+        if not (place < decodes and row.only_decodes) and _row_waits(row, ahead.row_at(place)):
+            return True
+    return False
+
+
+def _row_waits(row: Row, former: AcceptedRow) -> bool:
+    """A row can continue one in flight, `former`, that samples one token, or none."""
     if len(row.tokens) or len(row.drafts) or row.steps > 1 or row.is_bound:
         return True
-    former = ahead.row_at(place)
     if not former.outputs:
         return False
     return (

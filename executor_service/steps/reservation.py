@@ -52,6 +52,7 @@ class RowReservation:
     ) -> None:
         self._session, self._plan, self._store, self._backend = session, plan, store, backend
         self._pages, self._limits, self._now_s, self._ahead = store.pages, store.limits, now_s, ahead
+        self._places = {} if ahead is None else ahead.places
         self._budget = self._limits.max_step_tokens
         self._score_bytes = self._limits.max_full_logits_bytes  # of scores that the reply has room for
         self._quota = session.quota
@@ -125,20 +126,19 @@ class RowReservation:
         sequence = self._session.caches.get(row.cache_id)
         if sequence is None or not sequence.only_draws or not row.only_decodes:
             return False
-        start, follows, ahead = sequence.length, -1, self._ahead
-        if ahead is not None and (place := ahead.index_of(sequence)) >= 0:
-            if place < len(ahead.decodes):
-                start = ahead.decodes.starts[place] + 1
-            elif (former := ahead.row_at(place)).outputs:
+        start, follows, ahead = sequence.length, self._places.get(sequence, -1), self._ahead
+        if ahead is not None and follows >= 0:
+            if follows < len(ahead.decodes.starts):
+                start = ahead.decodes.starts[follows] + 1
+            elif (former := ahead.row_at(follows)).outputs:
                 start = former.end
             else:
                 return False  # it computes the rest of a prompt
-            follows = place
         elif not sequence.sampled:
             return False
         if row.kv_length != start or start >= self._limits.context_length or not self._budget:
             return False
-        if not self._pages.is_writable(sequence.table, start):
+        if start >= sequence.table.private_end:
             if self._quota is not None:
                 return False
             try:
@@ -148,7 +148,8 @@ class RowReservation:
             if copy:
                 self._backend.copy_page(*copy)
         sequence.renewed_s = self._now_s
-        sequence.make_room(start + 2)
+        if start + 2 > len(sequence.ids):
+            sequence.make_room(start + 2)
         self._budget -= 1
         self._rows.decodes.add(index, sequence, start, follows)
         return True
@@ -160,7 +161,7 @@ class RowReservation:
             return unknown_cache(index, row)
         sequence.renewed_s = self._now_s
         start, known, follows = sequence.length, sequence.known, -1
-        if self._ahead is not None and (place := self._ahead.index_of(sequence)) >= 0:
+        if self._ahead is not None and (place := self._places.get(sequence, -1)) >= 0:
             ahead = self._ahead.row_at(place)
             start, known = ahead.end, ahead.predicted_known
             if ahead.outputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -32,7 +32,7 @@ class StepRows:
     steps: int = 1  # maximum over the rows
     masked_later: bool = False  # some row gets its mask when the step ahead is finished
     mispredicted: set[CachedSequence] = field(default_factory=set)  # whose rows were refused in flight
-    _index_of: dict[CachedSequence, int] | None = field(default=None, repr=False)
+    _places: dict[CachedSequence, int] | None = field(default=None, repr=False)
 
     @property
     def sequences(self) -> Iterator[CachedSequence]:
@@ -57,11 +57,12 @@ class StepRows:
         """Whether the rows need more than one forward of at most `max_piece_tokens` tokens."""
         return self.steps > 1 or self.tokens > max_piece_tokens
 
-    def index_of(self, sequence: CachedSequence) -> int:
-        """The index of the sequence's row in the launch; -1: it has none."""
-        if self._index_of is None:
-            self._index_of = {sequence: index for index, sequence in enumerate(self.sequences)}
-        return self._index_of.get(sequence, -1)
+    @property
+    def places(self) -> Mapping[CachedSequence, int]:
+        """The index of each sequence's row in the launch."""
+        if self._places is None:
+            self._places = {sequence: index for index, sequence in enumerate(self.sequences)}
+        return self._places
 
     def row_at(self, index: int) -> AcceptedRow:
         """The row at this index of the launch; one of `decodes` is made an object, which is a copy."""
@@ -70,8 +71,8 @@ class StepRows:
 
     def row_of(self, sequence: CachedSequence) -> AcceptedRow | None:
         """The same for the sequence's row, if it has one."""
-        index = self.index_of(sequence)
-        return None if index < 0 else self.row_at(index)
+        index = self.places.get(sequence)
+        return None if index is None else self.row_at(index)
 
     def make_objects(self) -> None:
         """Move the rows of `decodes` to the front of `accepted`."""

@@ -29,7 +29,7 @@ class Layout:
     slots: Ints  # [tokens]: slot in that page
     counts: Ints  # [rows]: tokens of each row
     starts: Ints  # [rows]: positions of their first tokens
-    tables: Ints  # concatenated block tables, each cut to the pages that the row's tokens need
+    tables: Ints  # concatenated block tables
     table_starts: Ints  # [rows]
     output_counts: Ints  # [rows]
     outputs: Ints  # [outputs]: indices of the tokens at output positions
@@ -38,23 +38,27 @@ class Layout:
 def lay_out(rows: RowColumns, page_size: int) -> Layout:
     """The layout of the rows, in their order."""
     starts, counts = rows.starts, rows.counts
-    ends = counts.cumsum(dtype=np.int32)
-    lengths = -(-(starts + counts) // page_size)
-    tables = np.concatenate([table[:n] for table, n in zip(rows.tables, lengths.tolist(), strict=True)])
+    tables = np.concatenate(rows.tables)
+    lengths = np.array([len(table) for table in rows.tables], np.int32)
     table_starts = lengths.cumsum(dtype=np.int32) - lengths
-    positions = np.arange(ends[-1], dtype=np.int32) + (starts - ends + counts).repeat(counts)
+    if len(rows.tokens) == len(starts):  # one token each, as in most steps
+        positions, first_pages, outputs = starts, table_starts, np.flatnonzero(rows.outputs).astype(np.int32)
+    else:
+        ends = counts.cumsum(dtype=np.int32)
+        positions = np.arange(ends[-1], dtype=np.int32) + (starts - ends + counts).repeat(counts)
+        first_pages, outputs = table_starts.repeat(counts), _last(rows.outputs, ends)
     page_numbers, slots = np.divmod(positions, page_size)
     return Layout(
         tokens=rows.tokens,
         positions=positions,
-        pages=tables[page_numbers + table_starts.repeat(counts)],
+        pages=tables[page_numbers + first_pages],
         slots=slots,
         counts=counts,
         starts=starts,
         tables=tables,
         table_starts=table_starts,
         output_counts=rows.outputs,
-        outputs=_last(rows.outputs, ends),
+        outputs=outputs,
     )
 
 
@@ -81,7 +85,7 @@ class Batch:
     @classmethod
     def of(cls, rows: Sequence[ForwardRow], page_size: int, device: torch.device) -> Batch:
         """The batch of these rows, in their order."""
-        layout = lay_out(columns_of(rows), page_size)
+        layout = lay_out(columns_of(rows, page_size), page_size)
         states = layout.outputs
         if any(row.prompt is not None for row in rows):
             ends = layout.counts.cumsum(dtype=np.int32)

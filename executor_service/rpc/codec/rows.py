@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from itertools import repeat
 from typing import TypeVar
 
 from paceline.executor.v1 import executor_pb2 as pb
@@ -85,10 +86,7 @@ def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tu
         or packed.masks
     )
     if not (special or bad_tokens):
-        return tuple(
-            Row(cache_id, length, given, NO_TOKENS, max_fed)
-            for cache_id, length, given, max_fed in zip(ids, lengths, tokens, limit, strict=True)
-        )
+        return tuple(map(Row, ids, lengths, tokens, repeat(NO_TOKENS), limit))
     rows: list[Row | Refusal] = []
     for i in range(count):
         bad = bad_tokens.get(i) or bad_drafts.get(i)

@@ -45,6 +45,7 @@ def decode_step(
     rows: tuple[Row | Refusal, ...] = ()
     if count or packed.ByteSize():
         rows = decode_rows(packed, count, limits, takes)
+    if packed.outputs:
         full_bytes += sum(
             _array_bytes(row.output, 1 + len(row.drafts), limits)
             for row in rows

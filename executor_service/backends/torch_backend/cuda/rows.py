@@ -169,16 +169,11 @@ def _cut_class(rows: Ints, how: Cut, window: int, *, last_first: bool) -> tuple[
     """
     if not rows.shape[1]:
         return np.empty((0, ITEM_FIELDS), np.int32), np.zeros(1, np.int32)
-    owners, numbers = _spread(-(-rows[2] // how.block))
+    if rows[2].max() > how.block:
+        rows = _blocks(rows, how.block)
     if last_first:
-        owners, numbers = owners[::-1], numbers[::-1]
-    first_tokens, starts, counts, table_starts = rows[:, owners]
-    firsts = numbers * how.block
-    blocks = np.empty((len(owners), ITEM_FIELDS), np.int32)
-    blocks[:, 0] = first_tokens + firsts
-    tokens = blocks[:, 1] = np.minimum(counts - firsts, how.block)
-    positions = blocks[:, 2] = starts + firsts
-    blocks[:, 3] = table_starts
+        rows = rows[:, ::-1]
+    _, positions, tokens, _ = rows
     # From the first key that the block's first token sees to the last one that its last token sees.
     pieces = -(-(positions + tokens) // how.split)
     begins = np.maximum(positions - (window - 1), 0) // how.split if window else None
@@ -187,9 +182,22 @@ def _cut_class(rows: Ints, how: Cut, window: int, *, last_first: bool) -> tuple[
     if pieces.max() > how.part:
         raise ValueError(f"{int(pieces.max())} pieces of a row's keys are above the {how.part} of a launch")
     owners, piece = _spread(pieces)
-    items = blocks[owners]
+    items = np.empty((len(owners), ITEM_FIELDS), np.int32)
+    first_tokens, positions, tokens, table_starts = rows[:, owners]
+    items[:, 0], items[:, 1], items[:, 2], items[:, 3] = first_tokens, tokens, positions, table_starts
     items[:, 4] = piece if begins is None else begins[owners] + piece
     return items, _bounds(pieces, how.part)
+
+
+def _blocks(rows: Ints, block: int) -> Ints:
+    """The query blocks of some rows, like these: [4, blocks]."""
+    owners, numbers = _spread(-(-rows[2] // block))
+    blocks = rows[:, owners]
+    firsts = numbers * block
+    blocks[0] += firsts
+    blocks[1] += firsts
+    blocks[2] = np.minimum(blocks[2] - firsts, block)
+    return blocks
 
 
 def _bounds(pieces: Ints, part: int) -> Ints:

@@ -41,11 +41,12 @@ from executor_service.backends.torch_backend.cuda.rows import (
 )
 from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE
 from executor_service.contract import noise
-from executor_service.contract.plan import Sampling
+from executor_service.contract.plan import DRAWING, Sampling
 
 _NOTHING_ADAPTED = np.empty(0, np.int32), np.empty((0, TILE_FIELDS), np.int32)
 _ALIGNMENT = 4  # int32s: Triton compiles anew for a pointer that is not a multiple of 16 bytes
 _FLOATS = ("temperatures", "top_ps", "min_ps")
+_MIN_TEMPERATURE, _ONE = np.float32(MIN_TEMPERATURE), np.float32(1)
 _REMEMBERED_SHAPES = 1024  # more than are captured
 
 
@@ -140,14 +141,14 @@ class HostStep:
     """The contents of a step's buffer, on the host."""
 
     def __init__(self, rows: Sequence[ForwardRow], page_size: int, tiling: Tiling) -> None:
-        columns = columns_of(rows)
+        columns = columns_of(rows, page_size)
         layout = lay_out(columns, page_size)
         tokens, counts, follows = layout.tokens, layout.output_counts, columns.follows
         if not (known := follows < 0).all():
             last = layout.counts.cumsum() - 1
             tokens[last] = np.where(known, tokens[last], -1 - follows)
         adapted, tiles = _adapted(others_of(rows), layout)
-        arrays: dict[str, NDArray[np.generic]] = {
+        arrays: dict[str, Ints] = {
             **cut(layout.starts, layout.counts, layout.table_starts, tiling),
             **_pick_parts(columns.samplings, layout),
             "tokens": tokens,
@@ -175,18 +176,22 @@ class HostStep:
 
     def write(self, shape: StepShape, buffer: Ints) -> int:
         """Write the step into `buffer`, padded to `shape`; returns the number of int32s to copy."""
-        used, parts = 0, _parts_of(shape.windows)
+        end, parts = 0, _parts_of(shape.windows)
         for name, place in _places(shape):
-            array = self._arrays[name].reshape(-1)
-            end = used = place.start + len(array)
-            buffer[place.start : end] = array if array.dtype == np.int32 else array.view(np.int32)
-            if parts[name].padding is not _Padding.NONE:
-                buffer[end : place.stop] = array[-1] if parts[name].padding is _Padding.LAST else 0
-        return used
+            array = self._arrays[name]
+            end = place.start + array.size
+            buffer[place.start : end] = array if array.ndim == 1 else array.reshape(-1)
+            padding = parts[name].padding
+            if end < place.stop and padding is not _Padding.NONE:
+                buffer[end : place.stop] = array[-1] if padding is _Padding.LAST else 0
+        return end
 
     def pick_parts(self, outputs: Ints) -> dict[str, NDArray[np.generic]]:
         """The fields of `PickRows` for some of the outputs."""
-        return {name: self._arrays[name][outputs] for name in PickRows.__slots__}
+        parts: dict[str, NDArray[np.generic]] = {
+            name: self._arrays[name][outputs] for name in PickRows.__slots__
+        }
+        return parts | {name: parts[name].view(np.float32) for name in _FLOATS}
 
 
 def _adapted(last_rows: Sequence[ForwardRow], layout: Layout) -> tuple[Ints, Ints]:
@@ -198,24 +203,19 @@ def _adapted(last_rows: Sequence[ForwardRow], layout: Layout) -> tuple[Ints, Int
     return tile_tokens(np.concatenate([before, slots]).repeat(layout.counts))
 
 
-def _pick_parts(samplings: Sequence[Sampling], layout: Layout) -> dict[str, NDArray[np.generic]]:
-    """The parts of `PickRows`, for each output; samplings [rows]."""
-    counts = layout.output_counts
-
-    def each(values: list[float], dtype: type[np.generic]) -> NDArray[np.generic]:
-        return np.array(values, dtype).repeat(counts)
-
+def _pick_parts(samplings: Sequence[Sampling], layout: Layout) -> dict[str, Ints]:
+    """The parts of `PickRows`, for each output, as int32s; samplings [rows]."""
+    drawings = np.frombuffer(b"".join([s.drawing for s in samplings]), DRAWING).repeat(layout.output_counts)
+    temperatures = drawings["temperature"]
     # The output of position p is the token at index p + 1.
-    seeds = np.array([s.seed for s in samplings], np.uint64).repeat(counts)
-    halves = noise.keys(seeds, layout.positions[layout.outputs] + 1).view(np.int32).reshape(-1, 2)
-    temperatures = [max(s.temperature, MIN_TEMPERATURE) if s.temperature else 0.0 for s in samplings]
+    halves = noise.keys(drawings["seed"], layout.positions[layout.outputs] + 1).view(np.int32).reshape(-1, 2)
     return {
-        "temperatures": each(temperatures, np.float32),
-        "key_lows": np.ascontiguousarray(halves[:, 0]),
-        "key_highs": np.ascontiguousarray(halves[:, 1]),
-        "top_ks": each([s.top_k for s in samplings], np.int32),
-        "top_ps": each([s.top_p for s in samplings], np.float32),
-        "min_ps": each([min(s.min_p, 1.0) for s in samplings], np.float32),
+        "temperatures": np.maximum(temperatures, _MIN_TEMPERATURE * (temperatures > 0)).view(np.int32),
+        "key_lows": halves[:, 0],
+        "key_highs": halves[:, 1],
+        "top_ks": drawings["top_k"],
+        "top_ps": drawings["top_p"].view(np.int32),
+        "min_ps": np.minimum(drawings["min_p"], _ONE).view(np.int32),
     }
 
 
