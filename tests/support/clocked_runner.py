@@ -22,7 +22,7 @@ from executor_service.backends.torch_backend.cuda.device_runner import DeviceRun
 from executor_service.backends.torch_backend.cuda.graphs import Picked
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer
-from executor_service.backends.torch_backend.kernels import LayerCache
+from executor_service.backends.torch_backend.kernels import AttentionShape, LayerCache
 from executor_service.contract.masks import Masks
 
 HIDDEN, VOCABULARY = 8, 512  # of the model
@@ -85,9 +85,8 @@ class ClockedRunner(DeviceRunner):
     def __init__(self, clock: DeviceClock, pages: int, page_size: int, context_length: int) -> None:
         head = torch.zeros(HIDDEN, VOCABULARY)
         model: Any = SimpleNamespace(
-            spec=SimpleNamespace(
-                heads=32, kv_heads=8, vocab_size=VOCABULARY, context_length=context_length, layers=0
-            ),
+            spec=SimpleNamespace(vocab_size=VOCABULARY, context_length=context_length, layers=0),
+            attention_shape=AttentionShape(heads_per_kv_head=4, head_dim=128),
             kernels=SimpleNamespace(device=torch.device("cpu"), dtype=torch.bfloat16),
             final=lambda x: x,
             logits=lambda x: x @ head,
