@@ -58,6 +58,8 @@ class ForwardRows(Sequence[ForwardRow]):
     @overload
     def __getitem__(self, index: slice) -> list[ForwardRow]: ...
     def __getitem__(self, index: int | slice) -> ForwardRow | list[ForwardRow]:
+        if isinstance(index, int) and index >= len(self.decodes):
+            return self.others[index - len(self.decodes)]
         return self._all[index]
 
     @cached_property

@@ -62,28 +62,27 @@ def plan_late(rows: Sequence[ForwardRow], indices: Sequence[int], *, prompts: bo
     indices: none of rows that only decode.
     """
     special = [i for i in indices if rows[i].outputs and _is_special(rows[i])]
+    others = others_of(rows)
+    first = len(rows) - len(others)  # rows, tokens and outputs before them
     scored = []
     if prompts:
-        others = others_of(rows)
         scored = [
-            i
-            for i, row in enumerate(others, start=len(rows) - len(others))
-            if row.prompt is not None and len(row.prompt.targets)
+            i for i, row in enumerate(others, first) if row.prompt is not None and len(row.prompt.targets)
         ]
     if not (special or scored):
         return None
-    token_ends = np.cumsum([len(row.tokens) for row in rows]).tolist()
-    output_ends = np.cumsum([row.outputs for row in rows]).tolist()
+    token_ends = (first + np.cumsum([len(row.tokens) for row in others])).tolist()
+    output_ends = (first + np.cumsum([row.outputs for row in others])).tolist()
 
     def outputs_of(i: int) -> Span:
         count = rows[i].outputs
-        return Span(i, count, token_ends[i] - count, output_ends[i] - count)
+        return Span(i, count, token_ends[i - first] - count, output_ends[i - first] - count)
 
     def targets_of(i: int) -> Span:
         row = rows[i]
         assert row.prompt is not None
         before = row.start + len(row.tokens) - (row.prompt.first - 1)  # tokens from the first target's on
-        return Span(i, len(row.prompt.targets), token_ends[i] - before, 0, row.prompt.targets)
+        return Span(i, len(row.prompt.targets), token_ends[i - first] - before, 0, row.prompt.targets)
 
     again = [i for i in special if picks_again(rows[i])]
     both = [i for i in again if _is_measured(rows[i])]

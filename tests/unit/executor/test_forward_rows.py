@@ -1,0 +1,106 @@
+"""Rows by columns are the same rows as objects, and so are their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from executor_service.backends.base import ForwardRow, RowOutput
+from executor_service.backends.forward_rows import (
+    ForwardOutputs,
+    ForwardRows,
+    RowColumns,
+    columns_of,
+    drawn_by,
+    other_outputs,
+    others_of,
+)
+from executor_service.cache.kv_cache import KvCache
+from executor_service.cache.sequence import CachedSequence
+from executor_service.contract.plan import OutputMode, Reason, Refusal, Sampling
+from executor_service.steps.decode_rows import DecodeRows
+
+PAGE = 4
+
+
+def decode_rows(lengths: Iterable[int], follows: Iterable[int]) -> DecodeRows:
+    """Sequences of these KV lengths, whose pages are reserved for one more token."""
+    pages, rows = KvCache(100, PAGE), DecodeRows()
+    for index, (length, former) in enumerate(zip(lengths, follows, strict=True)):
+        ids = np.arange(length + 1, dtype=np.int32) + 10 * index
+        table, _ = pages.open(bytes([index]), ids)
+        pages.reserve(table, 0, length + 1)
+        sequence = CachedSequence(
+            table, ids, length=length, prompt_length=length, sampling=Sampling(seed=index), salt=b"",
+            renewed_s=0.0,
+        )  # fmt: skip
+        rows.add(index, sequence, length, former)
+    return rows
+
+
+def chunk(start: int, count: int) -> ForwardRow:
+    history = np.arange(start + count, dtype=np.int32)
+    return ForwardRow(
+        start, history[start:], history, start + count, np.arange(1, 20, dtype=np.int32), 0, OutputMode.NONE,
+        Sampling(temperature=1.0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("others", [[], [chunk(3, 6)]])
+def test_columns_are_those_of_the_same_rows_as_objects(others: list[ForwardRow]) -> None:
+    decodes = decode_rows([3, 4, 9], [-1, -1, -1])
+    rows = ForwardRows(decodes, others)
+    mine, expected = columns_of(rows, PAGE), columns_of(list(rows), PAGE)
+    for name in RowColumns._fields:
+        column, same = getattr(mine, name), getattr(expected, name)
+        if name == "tables":
+            assert [table.tolist() for table in column] == [table.tolist() for table in same]
+        else:
+            assert list(column) == list(same), name
+
+
+def test_a_row_that_follows_another_has_no_token_in_its_column() -> None:
+    columns = columns_of(ForwardRows(decode_rows([5, 6], [1, -1]), []), PAGE)
+    assert columns.follows.tolist() == [1, -1]
+    assert columns.tokens.tolist() == [0, 16]
+
+
+def test_the_other_rows_are_found_without_an_object_for_any_that_decodes() -> None:
+    class Columns(DecodeRows):
+        __slots__ = ()
+
+        def forward_rows(self) -> list[ForwardRow]:
+            raise AssertionError("objects were made")
+
+    decodes = Columns()
+    decodes.indices.extend(range(3))
+    other = chunk(0, 2)
+    rows = ForwardRows(decodes, [other])
+    assert len(rows) == 4
+    assert rows[3] is other
+    assert others_of(rows) == [other]
+
+
+def test_outputs_by_columns_are_the_same_as_objects() -> None:
+    last = RowOutput()
+    outputs = ForwardOutputs(np.array([7, 8, 9], np.int32), np.array([True, False, True]), [last])
+    objects = list(outputs)
+    assert [one.finite for one in objects] == [True, False, True, True]
+    assert [None if one.tokens is None else one.tokens.tolist() for one in objects] == [[7], None, [9], None]
+    for form in (outputs, objects):
+        tokens, not_finite = drawn_by(form, 3)
+        assert (tokens[0], tokens[2], not_finite) == (7, 9, {1: None})
+        assert other_outputs(form, 3) == [last]
+
+
+def test_the_reason_of_a_row_without_an_output_is_kept() -> None:
+    refusal = Refusal(Reason.GRAMMAR, "nothing is allowed")
+    _, not_finite = drawn_by([RowOutput(finite=False, refusal=refusal)], 1)
+    assert not_finite == {0: refusal}
+
+
+def test_a_decode_with_another_number_of_tokens_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="gave 2 tokens for 1 output position"):
+        drawn_by([RowOutput(np.array([1, 2], np.int32))], 1)
