@@ -12,13 +12,14 @@ from executor_service.backends.torch_backend.config_json import spec_from_config
 from executor_service.backends.torch_backend.parallel.cut import Cut
 from executor_service.backends.torch_backend.spec import ModelSpec
 from executor_service.backends.torch_backend.weights import expected_shapes
-from tests.model.tiny import CONFIGS
+from tests.model.tiny import CONFIGS, MORE_CONFIGS
 
-SPLITS = [(name, 3 if name == "llama-heads" else ranks) for name in CONFIGS for ranks in (1, 2, 4)]
+EVERY = CONFIGS | MORE_CONFIGS
+SPLITS = [(name, 3 if name == "llama-heads" else ranks) for name in EVERY for ranks in (1, 2, 4)]
 
 
 def spec_of(name: str) -> ModelSpec:
-    return spec_from_config(CONFIGS[name]().to_dict(), {}, name)
+    return spec_from_config(EVERY[name]().to_dict(), {}, name)
 
 
 @pytest.mark.parametrize(("name", "ranks"), SPLITS)
@@ -37,7 +38,8 @@ def test_shares_have_the_shapes_of_their_spec_and_make_up_the_whole(name: str, r
         held = times.unique().tolist()
         assert len(held) == 1  # every element as often as every other
         copied = all(cut.part(tensor) is None for cut in cuts)
-        copies = ranks // spec.kv_heads if ".k_proj" in tensor or ".v_proj" in tensor else 1
+        of_keys = any(part in tensor for part in (".k_proj", ".v_proj", ".k_norm"))
+        copies = ranks // spec.kv_heads if of_keys else 1
         assert held == [ranks if copied else max(copies, 1)]
 
 

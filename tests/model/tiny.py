@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -37,6 +41,7 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_LOCAL_LOCAL_GLOBAL = ["sliding_attention", "sliding_attention", "full_attention"]
 CONFIGS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**_SIZES, tie_word_embeddings=True),
     "llama-untied-bias": lambda: LlamaConfig(**_SIZES, tie_word_embeddings=False, attention_bias=True),
@@ -47,12 +52,11 @@ CONFIGS: dict[str, Any] = {
     "llama-heads": lambda: LlamaConfig(
         **(_SIZES | {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72}), head_dim=10
     ),
-    "mistral": lambda: MistralConfig(**_SIZES, sliding_window=21),
+    "gemma3": lambda: Gemma3TextConfig(
+        **_SIZES, head_dim=24, query_pre_attn_scalar=20, sliding_window=21, layer_types=_LOCAL_LOCAL_GLOBAL
+    ),
     "qwen2": lambda: Qwen2Config(**_SIZES, tie_word_embeddings=False),
     "qwen3": lambda: Qwen3Config(**_SIZES, head_dim=24, tie_word_embeddings=True),
-    "qwen3-windows": lambda: Qwen3Config(
-        **_SIZES, head_dim=24, use_sliding_window=True, sliding_window=19, max_window_layers=1
-    ),
     "qwen3-moe": lambda: Qwen3MoeConfig(  # type: ignore[call-arg]  # its base class takes head_dim
         **_SIZES,
         head_dim=16,
@@ -72,11 +76,23 @@ CONFIGS: dict[str, Any] = {
         mlp_only_layers=[1],
     ),
 }
+MORE_CONFIGS: dict[str, Any] = {
+    "mistral": lambda: MistralConfig(**_SIZES, sliding_window=21),
+    "qwen3-windows": lambda: Qwen3Config(
+        **_SIZES, head_dim=24, use_sliding_window=True, sliding_window=19, max_window_layers=1
+    ),
+    "phi3": lambda: Phi3Config(
+        **_SIZES, rope_parameters={"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+    ),
+    "olmo2": lambda: Olmo2Config(**_SIZES),
+    "mixtral": lambda: MixtralConfig(**_SIZES, num_local_experts=5),
+}
+"""Those of architectures that `test_architectures.py` tries in many shapes."""
 
 
 def save(name: str, path: Path, **options: Any) -> PreTrainedModel:
     """Write a random model of this kind to `path` and return transformers' own of it."""
-    return save_random(CONFIGS[name](), path, **options)
+    return save_random((CONFIGS | MORE_CONFIGS)[name](), path, **options)
 
 
 def save_random(

@@ -23,6 +23,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.cuda.adapted_tokens import TILE_FIELDS, AdaptedTokens
 from executor_service.backends.torch_backend.cuda.attention import Pipelines, attention_launches
 from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
@@ -37,7 +38,7 @@ from executor_service.backends.torch_backend.cuda.logprobs import ChosenTokens, 
 from executor_service.backends.torch_backend.cuda.low_rank import RECORD_FIELDS, TableChange
 from executor_service.backends.torch_backend.cuda.penalties import Histories, penalty_launches
 from executor_service.backends.torch_backend.cuda.pick import PickRows, pick_launches
-from executor_service.backends.torch_backend.cuda.pointwise import norm_launch, swiglu_launch
+from executor_service.backends.torch_backend.cuda.pointwise import gated_launch, norm_launch
 from executor_service.backends.torch_backend.cuda.publish import publish_launch
 from executor_service.backends.torch_backend.cuda.quantized import round_launch, scale_launch
 from executor_service.backends.torch_backend.cuda.rotary import rotary_launch
@@ -80,6 +81,8 @@ class Shape:
 
 # SmolLM2; Qwen3-8B and -4B, Llama-3-8B
 SHAPES = [Shape(9, 3, 64, vocabulary=49_152), Shape(32, 8, 128)]
+# Of which attention alone differs: Mistral-7B-v0.1, Gemma 3 1B and 4B
+ATTENTION_SHAPES = [Shape(32, 8, 128, window=4096), Shape(4, 1, 256, window=512), Shape(8, 4, 256)]
 # Qwen3-0.6B, -14B and -MoE; Qwen2-7B; multi-head attention; fp16
 MORE_SHAPES = [
     Shape(16, 8, 128), Shape(40, 8, 128), Shape(32, 4, 128), Shape(28, 4, 128), Shape(32, 32, 64),
@@ -140,7 +143,9 @@ def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     )
     hidden = torch.empty(4096, 4096, dtype=shape.dtype, device="meta")
     yield "norm", norm_launch(hidden, torch.empty(4096, device="meta"), hidden, 1e-6)
-    yield "swiglu", swiglu_launch(hidden, hidden[:, :2048])
+    yield "norm, added", norm_launch(hidden, torch.empty(4096, device="meta"), hidden, 1e-6, add=True)
+    for activation in Activation:
+        yield f"gated, {activation.name.lower()}", gated_launch(hidden, hidden[:, :2048], activation)
     logits, shares = torch.empty(8, shape.vocabulary, device="meta"), torch.empty(8, device="meta")
     picks = PickRows(shares, numbers, numbers, numbers, shares, shares)
     yield from zip(("survey", "pick"), pick_launches(logits, picks, numbers, numbers), strict=True)
@@ -169,7 +174,7 @@ def attention(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     out = torch.empty(4096, shape.heads * shape.head_dim, dtype=shape.dtype, device="meta")
     numbers = torch.zeros(2, dtype=torch.int32, device="meta")
     items = torch.zeros(64, ITEM_FIELDS, dtype=torch.int32, device="meta")
-    tiling = Tiling.of(shape.heads // shape.kv_heads, shape.dtype)
+    tiling = Tiling.of(shape.heads // shape.kv_heads, shape.dtype, shape.head_dim)
     short, long = (Work(items, numbers, how) for _, how in tiling.classes)
     rows = AttentionRows(shape.window, numbers, short, long)
     pipelines, scale = Pipelines.of(SHARED_BYTES[architecture] + 1024), shape.head_dim**-0.5
@@ -232,12 +237,13 @@ def compiled(launch: Launch, architecture: int) -> Compiled:
 def lines(shape: Shape, architecture: int) -> list[str]:
     """The lines of a shape in the table; those of kernels that are not as they should be begin with BAD."""
     found = []
-    for name, launch in (launches if architecture != 86 else basics)(shape, architecture):
+    of_all = basics if architecture == 86 else launches
+    for name, launch in (attention if shape in ATTENTION_SHAPES else of_all)(shape, architecture):
         made = compiled(launch, architecture)
         fault = _fault(name, shape, architecture, launch, made)
         line = (
             f"{'BAD' if fault else '':3} {architecture}  {_TYPES[shape.dtype]:5}"
-            f"  {shape.heads:2}/{shape.kv_heads:<2}  {shape.head_dim:8}  {name:16}"
+            f"  {shape.heads:2}/{shape.kv_heads:<2}  {shape.head_dim:8}  {shape.window:6}  {name:16}"
             f"  {made.registers:9}  {made.spilled_bytes:7}  {made.shared_bytes:8}"
             f"  {made.matrix_instructions:13}  {_programs(architecture, launch, made):8}"
         )
@@ -250,8 +256,8 @@ def lines(shape: Shape, architecture: int) -> list[str]:
 def main(shapes: list[Shape]) -> int:
     """Print the table; the number of kernels that are not as they should be. Two processes compile."""
     print(
-        "    sm  dtype  heads  head_dim  kernel            registers  spilled  shared B  matrix instr."
-        "  programs  buffers  ahead"
+        "    sm  dtype  heads  head_dim  window  kernel            registers  spilled  shared B"
+        "  matrix instr.  programs  buffers  ahead"
     )
     bad = 0
     each = [(shape, architecture) for architecture in SHARED_BYTES for shape in shapes]
@@ -298,4 +304,5 @@ def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Com
 
 
 if __name__ == "__main__":
-    sys.exit(main(SHAPES + MORE_SHAPES if "--all" in sys.argv[1:] else SHAPES) > 0)
+    chosen = SHAPES + ATTENTION_SHAPES
+    sys.exit(main(chosen + MORE_SHAPES if "--all" in sys.argv[1:] else chosen) > 0)

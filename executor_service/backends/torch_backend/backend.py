@@ -1,4 +1,4 @@
-"""`TorchBackend`: a Llama, Qwen2, Qwen3 or Qwen3-MoE model behind the engine's `Backend` interface."""
+"""`TorchBackend`: a model of one of `families.FAMILIES` behind the engine's `Backend` interface."""
 
 from __future__ import annotations
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-_SILU = ("silu", "swish")
 _ON, _OFF, _ONE, _NONE = (True,), (False,), (1,), (0,)
 _NEVER = ()
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    # activations and norms
-    **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function", "act_fn"), _SILU),
+    # norms
     **dict.fromkeys(("norm_type", "normalization_type"), ("rms_norm", "rmsnorm", "RMSNorm")),
     **dict.fromkeys(("add_unit_offset", "rms_norm_add_unit_offset", "zero_centered_gamma"), _OFF),
     # scales of embeddings, residuals, attention and logits

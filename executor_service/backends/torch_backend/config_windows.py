@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from executor_service.backends.torch_backend.rope.spec import RopeSpec
 from executor_service.backends.torch_backend.spec import WindowSpec
 from executor_service.files.fields import Fields, shown
 
@@ -22,12 +23,17 @@ class WindowRule:
     flagged: bool = False  # there is none without `use_sliding_window`
     listed: bool = False  # `layer_types` names the layers; the fields below matter only without it
     first: int | None = None  # default of `max_window_layers`, the first layer; None: not read, layer 0
+    period: int | None = None  # default of `sliding_window_pattern`: of so many layers the last one sees all
+    rope_theta: float | None = None  # default of `rope_local_base_freq`; None: the rope of other layers
 
 
-def window_from_config(f: Fields, rule: WindowRule | None, layers: int, context: int) -> WindowSpec | None:
+def window_from_config(
+    f: Fields, rule: WindowRule | None, layers: int, context: int, rope: RopeSpec
+) -> WindowSpec | None:
     """The window, unless it is as long as the context; `rule`: None where an architecture has none.
 
-    Raises ModelError, also where `layer_types` says otherwise than the other fields.
+    rope: of the layers with the window. Raises ModelError, also where `layer_types` says otherwise than the
+    other fields.
     """
     f.ignore("use_sliding_window", "sliding_window", "max_window_layers")  # read where a window is in use
     kinds = _kinds(f, layers)
@@ -45,7 +51,9 @@ def window_from_config(f: Fields, rule: WindowRule | None, layers: int, context:
         chosen = frozenset()
     if kinds is not None and chosen != sliding:
         raise f.fault(f"layer_types is {shown(list(kinds))}, the other fields about windows say otherwise")
-    return WindowSpec(size, chosen) if size is not None and chosen and size < context else None
+    if size is None or not chosen or (size >= context and rule is not None and rule.rope_theta is None):
+        return None
+    return WindowSpec(size, chosen, rope)
 
 
 def _size(f: Fields, rule: WindowRule) -> int | None:
@@ -54,11 +62,14 @@ def _size(f: Fields, rule: WindowRule) -> int | None:
     return f.size("sliding_window", size) if used and size is not None else None
 
 
-def _layers(f: Fields, rule: WindowRule, layers: int) -> range:
+def _layers(f: Fields, rule: WindowRule, layers: int) -> list[int]:
     first = 0 if rule.first is None else f.get("max_window_layers", rule.first)
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
         raise f.fault(f"max_window_layers is {shown(first)}, expected a number of layers")
-    return range(first, layers)
+    if rule.period is None:
+        return [*range(first, layers)]
+    period = f.size("sliding_window_pattern", rule.period)
+    return [i for i in range(first, layers) if (i + 1) % period]
 
 
 def _kinds(f: Fields, layers: int) -> Sequence[str] | None:

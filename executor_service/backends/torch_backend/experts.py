@@ -8,11 +8,12 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.kernels import GatedLinear, Kernels, Linear
 from executor_service.backends.torch_backend.spec import MoeSpec
 
 Read = Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-"""The weights of one SwiGLU expert: gate and up [inner, hidden], down [hidden, inner]."""
+"""The weights of one expert, a gated MLP: gate and up [inner, hidden], down [hidden, inner]."""
 
 _ALIGNMENT = 16  # bytes: row alignment that grouped products need
 
@@ -34,12 +35,12 @@ class Experts(Protocol):
         """Bytes of the weights."""
 
 
-def experts(kernels: Kernels, moe: MoeSpec, hidden: int, read: Read) -> Experts:
+def experts(kernels: Kernels, moe: MoeSpec, hidden: int, activation: Activation, read: Read) -> Experts:
     """Grouped experts if the kernels and sizes allow them, else one by one. Reads one expert at a time."""
     aligned = all(size * kernels.dtype.itemsize % _ALIGNMENT == 0 for size in (moe.intermediate_size, hidden))
     if kernels.groups and aligned:
-        return GroupedExperts(kernels, moe, hidden, read)
-    return EachExpert(kernels, moe, read)
+        return GroupedExperts(kernels, moe, hidden, activation, read)
+    return EachExpert(kernels, moe, activation, read)
 
 
 class EachExpert:
@@ -47,11 +48,11 @@ class EachExpert:
 
     capturable = False
 
-    def __init__(self, kernels: Kernels, moe: MoeSpec, read: Read) -> None:
+    def __init__(self, kernels: Kernels, moe: MoeSpec, activation: Activation, read: Read) -> None:
         self._experts: list[tuple[GatedLinear, Linear]] = []
         for i in range(moe.experts):
             gate, up, down = read(i)
-            self._experts.append((kernels.gated(gate, up), kernels.linear([down])))
+            self._experts.append((kernels.gated(gate, up, activation), kernels.linear([down])))
 
     def __call__(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         total = torch.zeros_like(x)
@@ -73,7 +74,10 @@ class GroupedExperts:
     wait. Elsewhere torch multiplies expert by expert, and the host waits for the number of tokens of each.
     """
 
-    def __init__(self, kernels: Kernels, moe: MoeSpec, hidden: int, read: Read) -> None:
+    def __init__(
+        self, kernels: Kernels, moe: MoeSpec, hidden: int, activation: Activation, read: Read
+    ) -> None:
+        self._activation = activation
         count, inner = moe.experts, moe.intermediate_size
         device, dtype = kernels.device, kernels.dtype
         a_kernel = dtype == torch.bfloat16 and device.type == "cuda"
@@ -92,7 +96,7 @@ class GroupedExperts:
         ends = torch.searchsorted(ids, numbers, right=True, out_int32=True)
         gate, up = self._product(x[places // chosen.shape[1]], self._gate_up, ends).chunk(2, dim=-1)
         out = x.new_empty(len(places), x.shape[1])
-        out[places] = self._product(functional.silu(gate) * up, self._down, ends)
+        out[places] = self._product(self._activation.of(gate) * up, self._down, ends)
         weighted = out.view(*chosen.shape, -1).float() * shares[..., None]
         return weighted.sum(1).to(x.dtype)
 

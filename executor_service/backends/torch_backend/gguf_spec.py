@@ -10,22 +10,25 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from executor_service.backends.torch_backend.config_windows import WindowRule
 from executor_service.backends.torch_backend.families import FAMILIES, Family
 from executor_service.backends.torch_backend.rope.from_gguf import rope_from_gguf
+from executor_service.backends.torch_backend.rope.spec import RopeSpec
 from executor_service.backends.torch_backend.spec import (
     MAX_END_IDS,
     MAX_EXPERTS,
     MAX_LAYERS,
     ModelSpec,
     MoeSpec,
+    WindowSpec,
     checked,
 )
 from executor_service.files.fields import Fields, shown
 
+_GEMMA3_27B_LAYERS = 62  # by which llama.cpp knows that scores have another scale
 _ARCHITECTURES = {family.gguf: architecture for architecture, family in FAMILIES.items() if family.gguf}
 _HARMLESS = (
     "attention.layer_norm_epsilon",  # of norms that these architectures don't have
-    "attention.sliding_window_pattern",  # of windows, which are refused
     "pooling_type",  # of embeddings, not of logits
     "rope.scaling.finetuned",
 )
@@ -65,6 +68,8 @@ def spec_from_gguf(
         known = ", ".join(_ARCHITECTURES)
         raise f.fault(f"general.architecture {shown(name)} is not supported, only {known}")
     architecture = _ARCHITECTURES[name]
+    if name == "llama" and f.get("llama.expert_count", 0):
+        architecture = "mixtral"
     family = FAMILIES[architecture]
     for key, accepted in _NEUTRAL.items():
         f.only(f"{name}.{key}", accepted)
@@ -74,17 +79,18 @@ def spec_from_gguf(
     head_dim = f.size(f"{name}.attention.key_length", max(hidden // heads, 1))
     if f.size(f"{name}.attention.value_length", head_dim) != head_dim:
         raise f.fault(f"{name}.attention.value_length other than that of keys is not supported")
-    if f.size(f"{name}.rope.dimension_count", head_dim) != head_dim:
+    rotary_dim = f.size(f"{name}.rope.dimension_count", head_dim)
+    if rotary_dim != head_dim and not family.partial_rotary:
         raise f.fault(f"{name}.rope.dimension_count: rotating a part of each head is not supported")
     context = f.size(f"{name}.context_length")
-    window = f.get(f"{name}.attention.sliding_window", 0)
-    if not isinstance(window, int) or 0 < window < context:
-        raise f.fault(f"{name}.attention.sliding_window {shown(window)} is not supported")
+    expected_scale = head_dim**-0.5
+    if architecture == "gemma3_text" and layers == _GEMMA3_27B_LAYERS:
+        expected_scale = (hidden // heads) ** -0.5
     scale = f.get(f"{name}.attention.scale", 0)
     if not isinstance(scale, (int, float)) or not (
-        scale == 0 or math.isclose(scale, head_dim**-0.5, rel_tol=1e-5)
+        scale == 0 or math.isclose(scale, expected_scale, rel_tol=1e-5)
     ):
-        raise f.fault(f"{name}.attention.scale {shown(scale)} is not supported, only {head_dim**-0.5:g}")
+        raise f.fault(f"{name}.attention.scale {shown(scale)} is not supported, only {expected_scale:g}")
     tokens = f.get("tokenizer.ggml.tokens", None)
     vocab_size = f.size(f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else None)
     moe = _moe(f, name, family, layers)
@@ -93,7 +99,7 @@ def spec_from_gguf(
         for kind in ("eos", "eot")
         for i in f.end_ids(f"tokenizer.ggml.{kind}_token_id", vocab_size, MAX_END_IDS // 2)
     )
-    rope = rope_from_gguf(f, f"{name}.rope.", head_dim, context, rope_factors)
+    rope = rope_from_gguf(f, f"{name}.rope.", rotary_dim, context, rope_factors)
     spec = ModelSpec(
         architecture=architecture,
         vocab_size=vocab_size,
@@ -105,12 +111,18 @@ def spec_from_gguf(
         intermediate_size=f.size(f"{name}.feed_forward_length", 1 if moe else None),
         context_length=rope.longest_context(context),
         norm_eps=f.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        norms=family.norms,
+        norm_offset=0.0,
+        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
+        attention_scale=expected_scale,
+        activation=family.activation[1],
         rope=rope,
+        rotary_dim=rotary_dim,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
         qk_norm=family.qk_norm,
         tied_embeddings="output.weight" not in tensors,
-        window=None,
+        window=_window(f, name, family.window, layers, context, rope),
         moe=moe,
         eos_token_ids=tuple(dict.fromkeys(stops)),
     )
@@ -118,17 +130,45 @@ def spec_from_gguf(
     return checked(f, spec)
 
 
+def _window(
+    f: Fields, name: str, rule: WindowRule | None, layers: int, context: int, rope: RopeSpec
+) -> WindowSpec | None:
+    size_key, pattern_key = f"{name}.attention.sliding_window", f"{name}.attention.sliding_window_pattern"
+    size, pattern = f.get(size_key, 0), f.get(pattern_key, rule.period if rule and rule.period else 0)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise f.fault(f"{size_key} is {shown(size)}, expected a number of tokens")
+    if rule is None or rule.flagged:  # llama.cpp computes none for these
+        if 0 < size < context:
+            raise f.fault(f"{size_key} {size} is not supported")
+        return None
+    if isinstance(pattern, list) and len(pattern) == layers and all(type(one) is bool for one in pattern):
+        sliding = frozenset(i for i, one in enumerate(pattern) if one)
+    elif isinstance(pattern, int) and not isinstance(pattern, bool) and pattern >= 0:
+        sliding = frozenset(i for i in range(layers) if not pattern or (i + 1) % pattern)
+    else:
+        raise f.fault(
+            f"{pattern_key} is {shown(pattern)}, expected a number, or a truth value for each layer"
+        )
+    if rule.rope_theta is not None:
+        rope = RopeSpec(f.number(f"{name}.rope.freq_base_swa", rule.rope_theta))
+    if not size or not sliding or (size >= context and rule.rope_theta is None):
+        return None
+    return WindowSpec(size, sliding, rope)
+
+
 def _moe(f: Fields, name: str, family: Family, layers: int) -> MoeSpec | None:
-    if not family.mixture:
+    if family.mixture is None:
         f.only(f"{name}.expert_count", (0,))
         f.ignore(*(f"{name}.expert_{key}" for key in ("used_count", "feed_forward_length", "weights_norm")))
         return None
+    normed = f.flag(f"{name}.expert_weights_norm", default=True)  # seldom said: llama.cpp always does
+    if not normed and not family.mixture.chosen:
+        raise f.fault(f"{name}.expert_weights_norm false is not supported")
+    size = f.get(f"{name}.feed_forward_length", None) if name == "llama" else None
     return MoeSpec(
         experts=f.size(f"{name}.expert_count", max_size=MAX_EXPERTS),
         experts_per_token=f.size(f"{name}.expert_used_count", max_size=MAX_EXPERTS),
-        intermediate_size=f.size(f"{name}.expert_feed_forward_length"),
-        norm_topk_prob=f.flag(
-            f"{name}.expert_weights_norm", default=True
-        ),  # seldom said: llama.cpp always does
+        intermediate_size=f.size(f"{name}.expert_feed_forward_length", size),
+        norm_topk_prob=normed,
         sparse_layers=frozenset(range(layers)),
     )

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.drawing import Filters, draw, exclude
 from executor_service.backends.torch_backend.low_rank import LinearChange, LowRankKernels, PlainLowRank
@@ -39,7 +40,7 @@ class Linear(Protocol):
 
 
 class GatedLinear(Protocol):
-    """silu(x G^T) * (x U^T), and what adapters change in both linear layers."""
+    """activation(x G^T) * (x U^T), and what adapters change in both linear layers."""
 
     def __call__(self, x: torch.Tensor, change: Any = None) -> torch.Tensor:
         """[rows, k] to [rows, n]."""
@@ -80,7 +81,7 @@ class AttentionWeights:
     kv_heads: int
     head_dim: int
     eps: float
-    cos: torch.Tensor  # [context, head_dim / 2]
+    cos: torch.Tensor  # [context, half of the rotated elements, which come first in a head]
     sin: torch.Tensor  # the same
     q_norm: torch.Tensor  # [head_dim], or [0]: none
     k_norm: torch.Tensor  # the same
@@ -90,15 +91,18 @@ class AttentionWeights:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Weights and layers of one transformer block with a SwiGLU MLP."""
+    """Weights and layers of one transformer block with a gated MLP; a norm that a model lacks is None."""
 
-    attention_norm: torch.Tensor
+    attention_norm: torch.Tensor | None  # of the attention's input
     qkv: Linear
+    qk_norms: tuple[torch.Tensor, torch.Tensor] | None  # of all heads together, not as in `attention` of each
     attention: AttentionWeights
     output: Linear
-    mlp_norm: torch.Tensor
+    output_norm: torch.Tensor | None  # of what attention adds to the residual
+    mlp_norm: torch.Tensor | None
     gated: GatedLinear
     down: Linear
+    down_norm: torch.Tensor | None
 
 
 class RecordedBlocks(Protocol):
@@ -139,11 +143,15 @@ class Kernels(Picker, Protocol):
     def head(self, weight: torch.Tensor) -> Linear:
         """The output layer; its results may be wider than the dtype."""
 
-    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> GatedLinear:
-        """The first half of a SwiGLU MLP."""
+    def gated(
+        self, gate: torch.Tensor, up: torch.Tensor, activation: Activation = Activation.SILU
+    ) -> GatedLinear:
+        """The first half of a gated MLP."""
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """RMSNorm (Zhang, Sennrich 2019) of each row."""
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, add_to: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """RMSNorm (Zhang, Sennrich 2019) of each row; with `add_to` it is added to that, in place."""
 
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
         """Storage for one layer."""
@@ -185,13 +193,15 @@ class PlainLinear:
 
 
 class PlainGated:
-    """silu(x G^T) * (x U^T), from one linear layer over [G; U] and a function that joins the halves."""
+    """activation(x G^T) * (x U^T), from one linear layer over [G; U] and a function that joins the halves."""
 
-    def __init__(self, both: Linear, swiglu: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._both, self._swiglu = both, swiglu
+    def __init__(
+        self, both: Linear, join: Callable[[torch.Tensor, Activation], torch.Tensor], activation: Activation
+    ) -> None:
+        self._both, self._join, self._activation = both, join, activation
 
     def __call__(self, x: torch.Tensor, change: LinearChange | None = None) -> torch.Tensor:
-        return self._swiglu(self._both(x, change=change))
+        return self._join(self._both(x, change=change), self._activation)
 
     def bytes(self) -> int:
         return self._both.bytes()
@@ -223,17 +233,22 @@ class PlainKernels:
     def head(self, weight: torch.Tensor) -> Linear:
         return PlainLinear(self._put(weight), None)
 
-    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> GatedLinear:
-        return PlainGated(self.linear([gate, up]), self.swiglu)
+    def gated(
+        self, gate: torch.Tensor, up: torch.Tensor, activation: Activation = Activation.SILU
+    ) -> GatedLinear:
+        return PlainGated(self.linear([gate, up]), self.join, activation)
 
-    def swiglu(self, both: torch.Tensor) -> torch.Tensor:
-        """silu of the left half of each row times its right half."""
+    def join(self, both: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """The activation of the left half of each row times its right half."""
         gate, up = both.chunk(2, dim=-1)
-        return functional.silu(gate) * up
+        return activation.of(gate) * up
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, add_to: torch.Tensor | None = None
+    ) -> torch.Tensor:
         wide = x.float()
-        return (weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps))).to(x.dtype)
+        normed = (weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps))).to(x.dtype)
+        return normed if add_to is None else add_to.add_(normed)
 
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
         shape = (pages, page_size, kv_heads, head_dim)
@@ -280,9 +295,9 @@ class PlainKernels:
     ) -> torch.Tensor:
         if len(norm):
             x = self.rms_norm(x, norm, eps)
-        a, b = x.float().chunk(2, dim=-1)
-        cos, sin = cos[:, None], sin[:, None]
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(self.dtype)
+        half, cos, sin = cos.shape[-1], cos[:, None], sin[:, None]
+        a, b, rest = torch.split(x.float(), [half, half, x.shape[-1] - 2 * half], dim=-1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1).to(self.dtype)
 
     def _put(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device=self.device, dtype=self.dtype)

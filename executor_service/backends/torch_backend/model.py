@@ -14,84 +14,35 @@ import torch
 
 from executor_service.backends.base import Progress
 from executor_service.backends.torch_backend.batch import Batch
-from executor_service.backends.torch_backend.experts import experts
 from executor_service.backends.torch_backend.kernels import (
     AttentionShape,
     AttentionWeights,
     Block,
-    GatedLinear,
     Kernels,
     LayerCache,
     Linear,
 )
-from executor_service.backends.torch_backend.low_rank import NO_CHANGES, LayerChanges, StepChanges
+from executor_service.backends.torch_backend.low_rank import NO_CHANGES, StepChanges
+from executor_service.backends.torch_backend.mlp import MixtureMlp, Mlp
+from executor_service.backends.torch_backend.norms import Norms
 from executor_service.backends.torch_backend.rope.tables import rope_tables
 from executor_service.backends.torch_backend.shard import Shard, Whole
-from executor_service.backends.torch_backend.spec import MoeSpec
-from executor_service.backends.torch_backend.weights import EMBEDDING, FINAL_NORM, HEAD, Checkpoint
-
-
-class Mlp:
-    """SwiGLU."""
-
-    def __init__(self, kernels: Kernels, checkpoint: Checkpoint, prefix: str, shard: Shard) -> None:
-        gate, up = (checkpoint.read(f"{prefix}{part}_proj.weight") for part in ("gate", "up"))
-        self.gated: GatedLinear = kernels.gated(gate, up)
-        self.down = shard.summed(kernels.linear([checkpoint.read(prefix + "down_proj.weight")]))
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor, changes: LayerChanges = NO_CHANGES) -> None:
-        """residual += mlp(x)."""
-        self.down(self.gated(x, change=changes.gated), add_to=residual, change=changes.down)
-
-    def bytes(self) -> int:
-        """Bytes of the weights."""
-        return self.gated.bytes() + self.down.bytes()
-
-
-class MixtureMlp:
-    """A mixture of SwiGLU experts; a token's experts are summed in the order of their numbers.
-
-    A shard has the whole router (`gate.weight`), and a part of each expert's `gate`, `up` and `down`.
-    """
-
-    def __init__(
-        self, kernels: Kernels, checkpoint: Checkpoint, prefix: str, moe: MoeSpec, shard: Shard
-    ) -> None:
-        self.moe, self._shard = moe, shard
-        self.router: Linear = kernels.linear([checkpoint.read(prefix + "gate.weight")])
-
-        def read(expert: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            names = (f"{prefix}experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
-            gate, up, down = map(checkpoint.read, names)
-            return gate, up, down
-
-        self.experts = experts(kernels, moe, checkpoint.spec.hidden_size, read)
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor, changes: LayerChanges = NO_CHANGES) -> None:
-        """residual += sum of the weighted experts of each token, which adapters do not change.
-
-        Both are [tokens, hidden].
-        """
-        shares, chosen = torch.softmax(self.router(x).float(), dim=-1).topk(self.moe.experts_per_token)
-        if self.moe.norm_topk_prob:
-            shares = shares / shares.sum(-1, keepdim=True)
-        # Each rank adds up its parts of the experts; then one sum over the ranks completes all of them.
-        residual += self._shard.sum(self.experts(x, shares, chosen))
-
-    def bytes(self) -> int:
-        """Bytes of the weights."""
-        return self.router.bytes() + self.experts.bytes()
+from executor_service.backends.torch_backend.spec import QkNorm
+from executor_service.backends.torch_backend.stored_names import EMBEDDING, FINAL_NORM, HEAD
+from executor_service.backends.torch_backend.weights import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One transformer block."""
+    """One transformer block; the norms are those of `Block`."""
 
-    attention_norm: torch.Tensor
+    attention_norm: torch.Tensor | None
     qkv: Linear
+    qk_norms: tuple[torch.Tensor, torch.Tensor] | None
     attention: AttentionWeights
     output: Linear
-    mlp_norm: torch.Tensor
+    output_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor | None
     mlp: Mlp | MixtureMlp
 
 
@@ -104,27 +55,34 @@ class Model:
         """Reads all weights of a shard's checkpoint, a layer at a time. Raises ModelError."""
         self.spec, self.kernels, self._shard = checkpoint.spec, kernels, shard or Whole()
         s = self.spec
-        rope = tuple(t.to(kernels.device) for t in rope_tables(s.rope, s.head_dim, s.context_length))
+        self._norms = Norms(kernels, s.norm_eps)
+        ropes = {
+            rope: tuple(t.to(kernels.device) for t in rope_tables(rope, s.rotary_dim, s.context_length))
+            for rope in {s.rope_of(i) for i in range(s.layers)}
+        }
         self.layers: list[Layer] = []
-        for i in range(self.spec.layers):
-            progress("loading weights", i / (self.spec.layers + 1))
-            self.layers.append(self._read_layer(checkpoint, i, rope[0], rope[1]))
-        self.norm = self._vector(checkpoint, FINAL_NORM)
+        for i in range(s.layers):
+            progress("loading weights", i / (s.layers + 1))
+            cos, sin = ropes[s.rope_of(i)]
+            self.layers.append(self._read_layer(checkpoint, i, cos, sin))
+        self.norm = self._weight(checkpoint, FINAL_NORM.removesuffix(".weight"))
+        # Rounded as the embedding is.
+        self._embedding_scale = torch.tensor(s.embedding_scale).to(kernels.dtype).item()
         embedding = checkpoint.read(EMBEDDING)
         # Tied, the embedding is read out of the output layer's weights: they exist once.
-        tied = self.spec.tied_embeddings
+        tied = s.tied_embeddings
         self.head: Linear = kernels.head(embedding if tied else checkpoint.read(HEAD))
         self.embedding = None if tied else _narrow(embedding, kernels.dtype).to(kernels.device)
         blocks = [
             Block(
-                layer.attention_norm, layer.qkv, layer.attention, layer.output, layer.mlp_norm,
-                layer.mlp.gated, layer.mlp.down,
+                layer.attention_norm, layer.qkv, layer.qk_norms, layer.attention, layer.output,
+                layer.output_norm, layer.mlp_norm, layer.mlp.gated, layer.mlp.down, layer.mlp.norm,
             )
             for layer in self.layers
             if isinstance(layer.mlp, Mlp)
         ]  # fmt: skip
         dense = len(blocks) == len(self.layers)
-        self._recorded = kernels.record(blocks, self.spec.norm_eps) if dense else None
+        self._recorded = kernels.record(blocks, s.norm_eps) if dense else None
         progress("loading weights", 1.0)
 
     @property
@@ -174,21 +132,23 @@ class Model:
 
         It may be overwritten by the next call. `changes`: as for `hidden`.
         """
-        kernels, eps = self.kernels, self.spec.norm_eps
+        kernels, norms = self.kernels, self._norms
         x = self._shard.embed(self._embedding_rows, tokens)
         if self._recorded is not None and len(x) <= self._recorded.max_tokens:
             return self._recorded(x, prepared, caches, changes)
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             change = NO_CHANGES if changes is None else changes.of_layer(i)
-            qkv = layer.qkv(kernels.rms_norm(x, layer.attention_norm, eps), change=change.qkv)
+            qkv = layer.qkv(norms.of(x, layer.attention_norm), change=change.qkv)
+            if layer.qk_norms is not None:
+                self._norm_together(qkv, layer.qk_norms)
             attended = kernels.attention(qkv, cache, prepared, layer.attention)
-            layer.output(attended, add_to=x, change=change.output)
-            layer.mlp.add(kernels.rms_norm(x, layer.mlp_norm, eps), x, change)
+            norms.add_linear(layer.output, attended, layer.output_norm, x, change.output)
+            layer.mlp.add(norms.of(x, layer.mlp_norm), x, change)
         return x
 
     def final(self, residual: torch.Tensor) -> torch.Tensor:
         """The final norm of some rows of `residual`, each on its own."""
-        return self.kernels.rms_norm(residual, self.norm, self.spec.norm_eps)
+        return self._norms.of(residual, self.norm)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """fp32 logits [rows, vocabulary]; on a shard, its part of the vocabulary."""
@@ -205,18 +165,35 @@ class Model:
             yield layer.qkv.bytes() + layer.output.bytes() + layer.mlp.bytes()
 
     def _embedding_rows(self, ids: torch.Tensor) -> torch.Tensor:
-        if self.embedding is None:
-            return self.head.rows(ids)
-        return self.embedding[ids].to(self.kernels.dtype)
+        rows = self.head.rows(ids) if self.embedding is None else self.embedding[ids].to(self.kernels.dtype)
+        return rows if self._embedding_scale == 1 else rows * self._embedding_scale
 
-    def _vector(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
-        return checkpoint.read(name).float().to(self.kernels.device)
+    def _norm_together(self, qkv: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Norm the queries of all heads of a token as one vector, and its keys as another, in place."""
+        first = 0
+        for weight in weights:
+            part = qkv[:, first : first + len(weight)]
+            part.copy_(self._shard.rms_norm(self.kernels, part, weight, self.spec.norm_eps))
+            first += len(weight)
+
+    def _norm(self, checkpoint: Checkpoint, prefix: str, name: str) -> torch.Tensor | None:
+        """The weight of a norm; None where its name is ""."""
+        return self._weight(checkpoint, prefix + name) if name else None
+
+    def _weight(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
+        weight = checkpoint.read(name + ".weight").float() + self.spec.norm_offset
+        return weight.to(self.kernels.device)
 
     def _read_layer(self, checkpoint: Checkpoint, i: int, cos: torch.Tensor, sin: torch.Tensor) -> Layer:
         s, prefix = self.spec, f"model.layers.{i}."
         parts = [f"{prefix}self_attn.{part}_proj" for part in "qkv"]
         bias = torch.cat([checkpoint.read(part + ".bias") for part in parts]) if s.qkv_bias else None
         none = torch.empty(0, device=self.kernels.device)
+        q_norm, k_norm = (
+            none if s.qk_norm is QkNorm.NONE else self._weight(checkpoint, f"{prefix}self_attn.{part}_norm")
+            for part in "qk"
+        )
+        of_each = s.qk_norm is QkNorm.HEAD
         attention = AttentionWeights(
             heads=s.heads,
             kv_heads=s.kv_heads,
@@ -224,20 +201,23 @@ class Model:
             eps=s.norm_eps,
             cos=cos,
             sin=sin,
-            q_norm=self._vector(checkpoint, prefix + "self_attn.q_norm.weight") if s.qk_norm else none,
-            k_norm=self._vector(checkpoint, prefix + "self_attn.k_norm.weight") if s.qk_norm else none,
-            scale=s.head_dim**-0.5,
+            q_norm=q_norm if of_each else none,
+            k_norm=k_norm if of_each else none,
+            scale=s.attention_scale,
             window=s.window_of(i),
         )
+        common = self.kernels, checkpoint, prefix + "mlp.", self._norms
+        mlp_norm = self._norm(checkpoint, prefix, s.norms.after_mlp)
         sparse = s.moe is not None and i in s.moe.sparse_layers
         mlp = (
-            MixtureMlp(self.kernels, checkpoint, prefix + "mlp.", s.moe, self._shard)
+            MixtureMlp(*common, mlp_norm, s.moe, self._shard)
             if s.moe is not None and sparse
-            else Mlp(self.kernels, checkpoint, prefix + "mlp.", self._shard)
+            else Mlp(*common, mlp_norm, self._shard)
         )
         return Layer(
-            attention_norm=self._vector(checkpoint, prefix + "input_layernorm.weight"),
+            attention_norm=self._norm(checkpoint, prefix, s.norms.before_attention),
             qkv=self.kernels.linear([checkpoint.read(part + ".weight") for part in parts], bias),
+            qk_norms=(q_norm, k_norm) if s.qk_norm is QkNorm.ALL else None,
             attention=attention,
             output=self._shard.summed(
                 self.kernels.linear(
@@ -245,7 +225,8 @@ class Model:
                     checkpoint.read(prefix + "self_attn.o_proj.bias") if s.output_bias else None,
                 )
             ),
-            mlp_norm=self._vector(checkpoint, prefix + "post_attention_layernorm.weight"),
+            output_norm=self._norm(checkpoint, prefix, s.norms.after_attention),
+            mlp_norm=self._norm(checkpoint, prefix, s.norms.before_mlp),
             mlp=mlp,
         )
 

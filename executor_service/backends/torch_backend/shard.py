@@ -13,7 +13,7 @@ import torch
 
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.torch_backend import sampler
-from executor_service.backends.torch_backend.kernels import Linear
+from executor_service.backends.torch_backend.kernels import Kernels, Linear
 from executor_service.backends.torch_backend.weights import Checkpoint
 
 
@@ -38,6 +38,9 @@ class Shard(Protocol):
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' x, the same bits on every rank and for every shape."""
+
+    def rms_norm(self, kernels: Kernels, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """`Kernels.rms_norm` of rows of which each rank has a part of the same size."""
 
     def embed(self, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
         """Embeddings of `tokens` (int64 [tokens]) from all ranks; `lookup` reads this rank's part."""
@@ -75,6 +78,9 @@ class Whole:
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         return x
+
+    def rms_norm(self, kernels: Kernels, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return kernels.rms_norm(x, weight, eps)
 
     def embed(self, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
         return lookup(tokens)

@@ -7,7 +7,10 @@ here, with a ModelError that names the reason, before any weight is read.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum, auto
+from typing import NamedTuple
 
+from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.rope.spec import RopeSpec
 from executor_service.contract.model_error import ModelError
 from executor_service.files.fields import Fields
@@ -18,12 +21,30 @@ MAX_END_IDS = 64
 """End ids of a model. A request sends them with its own stop ids, and the executor takes 128 together."""
 
 
+class NormNames(NamedTuple):
+    """The RMSNorms of a block, by the names of their tensors in a layer; "": the model has none there."""
+
+    before_attention: str = "input_layernorm"
+    after_attention: str = ""  # of what attention adds to the residual
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: str = ""
+
+
+class QkNorm(StrEnum):
+    """RMSNorm on queries and keys."""
+
+    NONE = auto()
+    HEAD = auto()  # of each head
+    ALL = auto()  # of all heads together
+
+
 @dataclass(frozen=True, slots=True)
 class WindowSpec:
     """Layers in which a token sees only the last `size` tokens, itself among them."""
 
     size: int
     layers: frozenset[int]
+    rope: RopeSpec  # of these layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +60,7 @@ class MoeSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only transformer: RMSNorm, rotary attention with grouped KV heads, SwiGLU."""
+    """A decoder-only transformer: RMSNorm, rotary attention with grouped KV heads, a gated MLP."""
 
     architecture: str  # one of `families.FAMILIES`
     vocab_size: int
@@ -51,14 +72,24 @@ class ModelSpec:
     intermediate_size: int
     context_length: int  # tokens
     norm_eps: float
-    rope: RopeSpec
+    norms: NormNames
+    norm_offset: float  # added to the stored weights of all norms
+    embedding_scale: float  # of the first layer's input
+    attention_scale: float  # of scores
+    activation: Activation
+    rope: RopeSpec  # of the layers without a window
+    rotary_dim: int  # rotated elements at the start of each head
     qkv_bias: bool
     output_bias: bool  # of the attention's output projection
-    qk_norm: bool  # RMSNorm per head on queries and keys
+    qk_norm: QkNorm
     tied_embeddings: bool  # the output layer is the embedding
     window: WindowSpec | None  # None: a token sees all tokens before it, in all layers
     moe: MoeSpec | None
     eos_token_ids: tuple[int, ...]
+
+    def rope_of(self, layer: int) -> RopeSpec:
+        """The rotary embedding of a layer."""
+        return self.window.rope if self.window is not None and layer in self.window.layers else self.rope
 
     def window_of(self, layer: int) -> int:
         """How many tokens a token sees in this layer, itself among them; 0: all before it."""
@@ -80,6 +111,12 @@ def checked(f: Fields, spec: ModelSpec) -> ModelSpec:
         )
     if spec.head_dim % 2:
         raise f.fault(f"head_dim {spec.head_dim} is odd; rotary embedding needs pairs")
+    if spec.rotary_dim % 2:
+        raise f.fault(f"{spec.rotary_dim} rotated elements of a head (partial_rotary_factor) make no pairs")
+    if not 0 < spec.rotary_dim <= spec.head_dim:
+        raise f.fault(
+            f"{spec.rotary_dim} rotated elements (partial_rotary_factor) of {spec.head_dim} (head_dim)"
+        )
     if spec.moe and spec.moe.experts_per_token > spec.moe.experts:
         raise f.fault(
             f"num_experts_per_tok {spec.moe.experts_per_token} is above num_experts {spec.moe.experts}"

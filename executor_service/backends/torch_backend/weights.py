@@ -23,11 +23,20 @@ from paceline.service.model_name import model_name
 from executor_service.backends.base import ModelError, Progress
 from executor_service.backends.torch_backend.checkpoints.formats import open_directory
 from executor_service.backends.torch_backend.config_json import spec_from_config
+from executor_service.backends.torch_backend.families import FAMILIES
 from executor_service.backends.torch_backend.gguf_file import MAGIC, GgufFile
 from executor_service.backends.torch_backend.gguf_spec import spec_from_gguf
 from executor_service.backends.torch_backend.rope.from_gguf import FACTOR_TENSORS
 from executor_service.backends.torch_backend.shape_fields import by_fields
-from executor_service.backends.torch_backend.spec import ModelSpec
+from executor_service.backends.torch_backend.spec import ModelSpec, QkNorm
+from executor_service.backends.torch_backend.stored_names import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    Place,
+    place_in_directory,
+    place_in_gguf,
+)
 from executor_service.files.json_file import read_json
 
 Shapes = dict[str, tuple[int, ...]]
@@ -35,7 +44,6 @@ Shapes = dict[str, tuple[int, ...]]
 Part = tuple[slice, ...]
 """A part of a tensor: a slice of each of its first dimensions, step 1."""
 
-EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _HEAD_BIAS, _LAYERS = "lm_head.bias", "model.layers."
 _STACK, _STACK_PARTS = "model.", ("embed_tokens.", "layers.", "norm.")  # all but the output layer
 _CLASSIFIER = "score.weight"  # of a model for sequence classification, such as a cross-encoder
@@ -44,22 +52,6 @@ _MAX_FACTORS = 4096  # of rotary frequencies
 _COMPARED_ROWS = 4096  # of two matrices, read at once
 
 log = Log(__name__)
-
-_GGUF_LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-}
-_GGUF_NAMES = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
 
 
 class Checkpoint(Protocol):
@@ -106,8 +98,7 @@ def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield HEAD, (spec.vocab_size, hidden)
     for i in range(spec.layers):
         layer = f"model.layers.{i}."
-        yield layer + "input_layernorm.weight", (hidden,)
-        yield layer + "post_attention_layernorm.weight", (hidden,)
+        yield from ((f"{layer}{norm}.weight", (hidden,)) for norm in spec.norms if norm)
         for part, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
             yield f"{layer}self_attn.{part}.weight", (rows, hidden)
             if spec.qkv_bias:
@@ -115,9 +106,10 @@ def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield layer + "self_attn.o_proj.weight", (hidden, q)
         if spec.output_bias:
             yield layer + "self_attn.o_proj.bias", (hidden,)
-        if spec.qk_norm:
-            yield layer + "self_attn.q_norm.weight", (spec.head_dim,)
-            yield layer + "self_attn.k_norm.weight", (spec.head_dim,)
+        if spec.qk_norm is not QkNorm.NONE:
+            together = spec.qk_norm is QkNorm.ALL
+            yield layer + "self_attn.q_norm.weight", (q if together else spec.head_dim,)
+            yield layer + "self_attn.k_norm.weight", (kv if together else spec.head_dim,)
         if spec.moe and i in spec.moe.sparse_layers:
             yield layer + "mlp.gate.weight", (spec.moe.experts, hidden)
             for j in range(spec.moe.experts):
@@ -164,14 +156,34 @@ class DirectoryCheckpoint:
         self._store = open_directory(path, config, "config.json")
         self.quantization = self._store.title
         self._stored = _whole_model_names(self._store.tensors)
+        self._places: dict[str, Place] = {}  # of tensors that are stored under other names
         try:
             self._check()  # an OSError of reading comes as a ModelError
         except ModelError:
             self.close()
             raise
 
-    def _check(self) -> None:
+    def _found(self) -> Shapes:
+        """The shapes of all tensors in the files, of the model's own by its names. Raises ModelError."""
         found: Shapes = {name: self._store.tensors[stored].shape for name, stored in self._stored.items()}
+        parts: Shapes = {}
+        for name, _ in expected_shapes(self.spec):
+            place = place_in_directory(self.spec, name)
+            if place.name != name:
+                if place.name not in found:
+                    raise ModelError(f"{self.name}: the tensor {place.name!r} is missing")
+                shape = found[place.name]
+                if place.rows is not None:
+                    expected = place.all_rows, *shape[1:]
+                    _check_shape(place.name, expected, found, self.name)
+                    shape = place.rows.stop - place.rows.start, *shape[1:]
+                parts[name], self._places[name] = shape, place
+        for place in self._places.values():
+            found.pop(place.name, None)
+        return found | parts
+
+    def _check(self) -> None:
+        found = self._found()
         if self.spec.tied_embeddings and EMBEDDING in found and HEAD in found:
             untied = dataclasses.replace(self.spec, tied_embeddings=False)
             check_shapes(untied, found, self.name)
@@ -197,8 +209,11 @@ class DirectoryCheckpoint:
         )
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        stored = self._stored.get(name)
-        return self._store.read(HEAD if stored is None and name == EMBEDDING else stored or name, part)
+        place = self._places.get(name, Place(name))
+        stored = self._stored.get(place.name)
+        return self._store.read(
+            HEAD if stored is None and name == EMBEDDING else stored or name, _within(place.rows, part)
+        )
 
     def files(self) -> list[Path]:
         return self._store.files
@@ -226,13 +241,15 @@ class GgufCheckpoint:
     def _check(self, where: str) -> None:
         used = set(FACTOR_TENSORS)
         for name, shape in expected_shapes(self.spec):
-            stored, index = self._stored(name)
-            tensor = self.file.tensors.get(stored)
+            place = place_in_gguf(self.spec, name)
+            tensor = self.file.tensors.get(place.name)
             found = {}
-            if tensor is not None and (index is None or index < tensor.shape[0]):
-                found[name] = tensor.shape if index is None else tensor.shape[1:]
+            if tensor is not None and (place.expert is None or place.expert < tensor.shape[0]):
+                found[name] = tensor.shape if place.expert is None else tensor.shape[1:]
+            if place.rows is not None:
+                shape = place.all_rows, *shape[1:]
             _check_shape(name, shape, found, where)
-            used.add(stored)
+            used.add(place.name)
         for stored in self.file.tensors:
             if stored not in used:
                 raise self.file.fault(f"tensor {stored!r} is no part of a {self.spec.architecture} model")
@@ -249,10 +266,11 @@ class GgufCheckpoint:
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """As `Checkpoint.read`; dequantizes the whole tensor to read a part."""
-        stored, index = self._stored(name)
-        tensor = torch.from_numpy(self.file.read(stored, index).copy())
+        place = place_in_gguf(self.spec, name)
+        whole = self.file.read(place.name, place.expert)
+        tensor = torch.from_numpy((whole if place.rows is None else whole[place.rows]).copy())
         for layer, heads in (("q_proj", self.spec.heads), ("k_proj", self.spec.kv_heads)):
-            if self.spec.architecture == "llama" and f"self_attn.{layer}." in name:
+            if FAMILIES[self.spec.architecture].gguf_pairs and f"self_attn.{layer}." in name:
                 # GGUF has the rows that are rotated together at 2i and 2i + 1; Hugging Face at i and i + d/2.
                 pairs = tensor.reshape(heads, self.spec.head_dim // 2, 2, -1)
                 tensor = pairs.transpose(1, 2).reshape(tensor.shape)
@@ -264,17 +282,14 @@ class GgufCheckpoint:
     def close(self) -> None:
         self.file.close()
 
-    @staticmethod
-    def _stored(name: str) -> tuple[str, int | None]:
-        """The tensor's name in the file and, for an expert's part, its index in the stack."""
-        if name in _GGUF_NAMES:
-            return _GGUF_NAMES[name], None
-        _, _, layer, rest = name.split(".", 3)
-        stem, suffix = rest.rsplit(".", 1)
-        if stem.startswith("mlp.experts."):
-            _, _, expert, part = stem.split(".")
-            return f"blk.{layer}.{_GGUF_LAYER_NAMES['mlp.' + part]}_exps.{suffix}", int(expert)
-        return f"blk.{layer}.{_GGUF_LAYER_NAMES[stem]}.{suffix}", None
+
+def _within(rows: slice | None, part: Part | None) -> Part | None:
+    """A part of some rows of a tensor, as a part of the tensor."""
+    if rows is None:
+        return part
+    first, *rest = part or (slice(None),)
+    begin, end, _ = first.indices(rows.stop - rows.start)
+    return slice(rows.start + begin, rows.start + end), *rest
 
 
 def _whole_model_names(stored: Collection[str]) -> dict[str, str]:

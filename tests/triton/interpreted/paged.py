@@ -62,7 +62,7 @@ class Paged:
 
     def tiling(self, split_tokens: int, part: int) -> Tiling:
         """The model's, with smaller pieces and parts."""
-        how = Tiling.of(self.heads // self.kv_heads, self.dtype, (self.window,))
+        how = Tiling.of(self.heads // self.kv_heads, self.dtype, self.head_dim, (self.window,))
         short, long = (each._replace(split=split_tokens, part=part) for _, each in how.classes)
         return how._replace(short=short, long=long)
 

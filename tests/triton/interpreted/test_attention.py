@@ -43,6 +43,7 @@ def test_rows_that_end_at_and_around_page_and_piece_borders(page_size: int) -> N
         (7, 1, 64, torch.bfloat16),
         (2, 2, 64, torch.float32),
         (16, 1, 24, torch.float16),
+        (4, 1, 256, torch.bfloat16),
     ],
 )
 def test_every_dtype_and_group(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
@@ -193,8 +194,8 @@ def test_the_longest_context_fits_into_one_launch_and_what_does_not_is_refused(c
 
 
 def test_what_the_kernel_does_not_take_is_refused() -> None:
-    paged = Paged([8], heads=2, head_dim=130)
-    with pytest.raises(ValueError, match="head_dim 130"):
+    paged = Paged([8], heads=2, head_dim=258)
+    with pytest.raises(ValueError, match="head_dim 258"):
         paged.attend([Row(0, 8, 1)])
     paged = Paged([8], heads=5)
     with pytest.raises(ValueError, match="5 query heads"):

@@ -12,6 +12,7 @@ import torch
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.kernels import (
@@ -29,13 +30,18 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "normed", "window", "dtype"),
-    [(3, 1, 64, True, 0, torch.bfloat16), (2, 1, 10, False, 7, torch.float32)],
+    [
+        (3, 1, 64, True, 0, torch.bfloat16),
+        (2, 1, 10, False, 7, torch.float32),
+        (2, 1, 20, True, 9, torch.float32),
+    ],
 )
 def test_attention_equals_plain_torch(
     heads: int, kv_heads: int, dim: int, normed: bool, window: int, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(1)
-    angles = torch.arange(100)[:, None] * torch.rand(dim // 2)[None, :]
+    rotated = dim if dim % 10 else dim - 4
+    angles = torch.arange(100)[:, None] * torch.rand(rotated // 2)[None, :]
     norm = torch.rand(dim) + 0.5 if normed else torch.empty(0)
     rotary = angles.cos(), angles.sin()
     w = AttentionWeights(heads, kv_heads, dim, 1e-6, *rotary, norm, norm.flip(0), 0.2, window)
@@ -86,8 +92,8 @@ def test_a_whole_model_gives_the_same_logits(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_head_dim_it_does_not_take_is_a_model_error() -> None:
-    with pytest.raises(ModelError, match="head_dim 160"):
-        CudaKernels(CPU, torch.float32).new_cache(2, 16, 1, 160)
+    with pytest.raises(ModelError, match="head_dim 260"):
+        CudaKernels(CPU, torch.float32).new_cache(2, 16, 1, 260)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -97,9 +103,14 @@ def test_products_norms_and_gates_equal_plain_torch(dtype: torch.dtype) -> None:
     x, weight = torch.randn(5, 1100).to(dtype), torch.rand(1100) + 0.5
     close: dict[str, Any] = dict.fromkeys(("atol", "rtol"), 2e-6 if dtype == torch.float32 else 0.02)
     torch.testing.assert_close(ours.rms_norm(x, weight, 1e-6), theirs.rms_norm(x, weight, 1e-6), **close)
+    parts = [kernels.rms_norm(x[:, 30:], weight[30:], 1e-6) for kernels in (ours, theirs)]
+    torch.testing.assert_close(*parts, **close)
+    added = [kernels.rms_norm(x, weight, 1e-6, add_to=x.flip(0)) for kernels in (ours, theirs)]
+    torch.testing.assert_close(*added, **close)
     gate, up, down = torch.randn(1050, 1100) / 33, torch.randn(1050, 1100) / 33, torch.randn(1100, 1050) / 33
-    inner, expected = (kernels.gated(gate, up)(x) for kernels in (ours, theirs))
-    torch.testing.assert_close(inner, expected, **close)
+    for activation in Activation:
+        inner, expected = (kernels.gated(gate, up, activation)(x) for kernels in (ours, theirs))
+        torch.testing.assert_close(inner, expected, **close)
     for bias in (None, torch.randn(1100)):
         sums = [kernels.linear([down], bias)(inner, add_to=x.clone()) for kernels in (ours, theirs)]
         torch.testing.assert_close(*sums, **close)

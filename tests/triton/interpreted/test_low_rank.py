@@ -177,7 +177,7 @@ def test_layers_of_every_format_add_it_to_what_they_compute(form: Format | None)
         found.append([
             kernels.linear(weights, bias)(x, change=change.qkv),
             kernels.linear(weights)(x, add_to=added.clone(), change=change.qkv),
-            kernels.gated(*gates)(x, change=change.gated),
+            kernels.gated(gates[0], gates[1])(x, change=change.gated),
         ])  # fmt: skip
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=0.06, rtol=0.04)

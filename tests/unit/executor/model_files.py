@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.config_json import spec_from_config
-from executor_service.backends.torch_backend.weights import GgufCheckpoint, expected_shapes
+from executor_service.backends.torch_backend.stored_names import place_in_gguf
+from executor_service.backends.torch_backend.weights import expected_shapes
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -84,8 +85,9 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(1e-5)
     rng = np.random.default_rng(0)
     config = CONFIG | {"hidden_size": hidden}
-    for name, shape in expected_shapes(spec_from_config(config, {}, "")):
-        stored = GgufCheckpoint._stored(name)[0]
+    spec = spec_from_config(config, {}, "")
+    for name, shape in expected_shapes(spec):
+        stored = place_in_gguf(spec, name).name
         values = rng.standard_normal(shape).astype(np.float32)
         if quantized is not None and len(shape) > 1 and shape[-1] % 32 == 0:
             writer.add_tensor(stored, gguf.quants.quantize(values, quantized), raw_dtype=quantized)

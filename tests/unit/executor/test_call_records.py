@@ -159,7 +159,7 @@ def test_a_damaged_table_is_refused_before_any_of_its_calls_is_computed(what: st
 
 def test_a_field_is_set_in_all_calls_that_have_it_and_in_no_other() -> None:
     none = Address(0)
-    norm, largest = NormRows(1, none, none, none, 3, 0.5), TakeLargest(1, 9, none, none)
+    norm, largest = NormRows(1, none, 3, none, none, 3, 3, 0.5, add=False), TakeLargest(1, 9, none, none)
     table = CallTable([norm, largest, norm])
     table.field("n").set([[5], [6]])
     table.field("vocabulary").set(8)

@@ -10,9 +10,10 @@ import torch
 from torch.nn import functional
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
-from executor_service.backends.torch_backend.cpu.primitives.vector_math import exp32
+from executor_service.backends.torch_backend.cpu.primitives.vector_math import exp32, gelu32
 from executor_service.backends.torch_backend.kernels import (
     AttentionShape,
     AttentionWeights,
@@ -58,12 +59,13 @@ def test_linear_equals_torch(rows: int, n: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 110])
+@pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize(("n", "k"), [(16, 8), (48, 33), (88, 64), (7, 5)])
-def test_gated_equals_torch(rows: int, n: int, k: int) -> None:
+def test_gated_equals_torch(rows: int, n: int, k: int, activation: Activation) -> None:
     torch.manual_seed(rows * n)
     gate, up, x = torch.randn(n, k), torch.randn(n, k), torch.randn(rows, k)
-    expected = functional.silu(x @ gate.T) * (x @ up.T)
-    torch.testing.assert_close(CPU.gated(gate, up)(x), expected, atol=1e-4, rtol=1e-4)
+    expected = activation.of(x @ gate.T) * (x @ up.T)
+    torch.testing.assert_close(CPU.gated(gate, up, activation)(x), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_products_are_bitwise_the_same_for_any_number_of_rows_and_threads() -> None:
@@ -77,8 +79,17 @@ def test_products_are_bitwise_the_same_for_any_number_of_rows_and_threads() -> N
 
 
 def test_rms_norm_equals_torch() -> None:
-    x, weight = torch.randn(5, 72) * 10, torch.randn(72)
-    torch.testing.assert_close(CPU.rms_norm(x, weight, 1e-5), functional.rms_norm(x, (72,), weight, 1e-5))
+    x, weight, residual = torch.randn(5, 99)[:, 20:92] * 10, torch.randn(72), torch.randn(5, 72)
+    expected = functional.rms_norm(x, (72,), weight, 1e-5)
+    torch.testing.assert_close(CPU.rms_norm(x, weight, 1e-5), expected)
+    torch.testing.assert_close(CPU.rms_norm(x, weight, 1e-5, add_to=residual.clone()), residual + expected)
+
+
+def test_gelu_is_torchs_and_keeps_nan() -> None:
+    x = torch.linspace(-30, 30, 10_001)
+    ours = torch.tensor([gelu32(value) for value in x.numpy()])
+    torch.testing.assert_close(ours, functional.gelu(x, approximate="tanh"), atol=1e-6, rtol=1e-5)
+    assert np.isnan(gelu32(np.float32(np.nan)))
 
 
 def test_exp_is_exact_to_a_few_ulps_and_keeps_nan() -> None:
@@ -90,7 +101,8 @@ def test_exp_is_exact_to_a_few_ulps_and_keeps_nan() -> None:
 
 
 def weights_of(heads: int, kv_heads: int, dim: int, normed: bool, window: int) -> AttentionWeights:
-    angles = torch.arange(700)[:, None] * torch.rand(dim // 2)[None, :]
+    rotated = dim if dim % 3 else dim // 2  # of some heads a part is rotated
+    angles = torch.arange(700)[:, None] * torch.rand(rotated // 2)[None, :]
     norm = torch.rand(dim) + 0.5 if normed else torch.empty(0)
     rotary = angles.cos(), angles.sin()
     return AttentionWeights(heads, kv_heads, dim, 1e-6, *rotary, norm, norm.flip(0), dim**-0.5, window)

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.kernels import AttentionShape, AttentionWeights, Block
+from executor_service.backends.torch_backend.norms import Norms
 from executor_service.contract.plan import OutputMode, Sampling
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, EPS = 40, 56, 6, 2, 16, 1e-6
@@ -27,30 +29,41 @@ def rows_of(starts: list[int], counts: list[int]) -> list[ForwardRow]:
     return rows
 
 
-def block_of(kernels: CpuKernels, biased: bool, window: int) -> Block:
+def norm(dim: int) -> torch.Tensor:
+    return torch.rand(dim) + 0.5
+
+
+def block_of(kernels: CpuKernels, window: int, biased: bool, norms: str) -> Block:
+    """`norms`: of what attention and MLP read ("before"), and of what they add to the residual ("after")."""
     width, angles = (HEADS + 2 * KV_HEADS) * DIM, torch.rand(99, DIM // 2)
-    norm = torch.rand(DIM) if biased else torch.empty(0)
-    attention = AttentionWeights(
-        HEADS, KV_HEADS, DIM, EPS, angles.cos(), angles.sin(), norm, norm, 0.3, window
+    head_norm = norm(DIM) if biased else torch.empty(0)
+    rotary = angles.cos(), angles.sin()
+    attention = AttentionWeights(HEADS, KV_HEADS, DIM, EPS, *rotary, head_norm, head_norm, 0.3, window)
+    before, after = (
+        [norm(HIDDEN) if where in norms else None for _ in "ab"] for where in ("before", "after")
     )
+    activation = Activation.SILU if norms == "before" else Activation.GELU
     return Block(
-        torch.rand(HIDDEN),
+        before[0],
         kernels.linear([torch.randn(width, HIDDEN)], torch.randn(width) if biased else None),
+        (norm(HEADS * DIM), norm(KV_HEADS * DIM)) if norms == "after" else None,
         attention,
         kernels.linear([torch.randn(HIDDEN, HEADS * DIM)], torch.randn(HIDDEN) if biased else None),
-        torch.rand(HIDDEN),
-        kernels.gated(torch.randn(INNER, HIDDEN), torch.randn(INNER, HIDDEN)),
+        after[0],
+        before[1],
+        kernels.gated(torch.randn(INNER, HIDDEN), torch.randn(INNER, HIDDEN), activation),
         kernels.linear([torch.randn(HIDDEN, INNER)]),
+        after[1],
     )
 
 
 @pytest.mark.parametrize("kind", [CpuKernels, CpuInt8Kernels])
-@pytest.mark.parametrize("biased", [False, True])
-def test_a_stack_gives_the_bits_of_its_blocks(kind: type[CpuKernels], biased: bool) -> None:
+@pytest.mark.parametrize(("biased", "norms"), [(False, "before"), (True, "before, after"), (False, "after")])
+def test_a_stack_gives_the_bits_of_its_blocks(kind: type[CpuKernels], biased: bool, norms: str) -> None:
     torch.manual_seed(3)
     kernels = kind(2)
-    blocks = [block_of(kernels, biased, window) for window in (0, 9, 20)]
-    stack = kernels.record(blocks, EPS)
+    blocks = [block_of(kernels, window, biased, norms) for window in (0, 9, 20)]
+    stack, each = kernels.record(blocks, EPS), Norms(kernels, EPS)
     assert stack is not None
     one_by_one, stacked = ([kernels.new_cache(40, PAGE_SIZE, KV_HEADS, DIM) for _ in blocks] for _ in "ab")
     for starts, counts in (([0, 0, 0], [30, 1, 7]), ([30, 1, 7], [1, 1, 1]), ([31, 2, 8], [1, 5, 40])):
@@ -60,9 +73,16 @@ def test_a_stack_gives_the_bits_of_its_blocks(kind: type[CpuKernels], biased: bo
         with kernels.step():
             ours = stack(x, prepared, stacked).clone()
         for block, cache in zip(blocks, one_by_one, strict=True):
-            qkv = block.qkv(kernels.rms_norm(x, block.attention_norm, EPS))
-            block.output(kernels.attention(qkv, cache, prepared, block.attention), add_to=x)
-            block.down(block.gated(kernels.rms_norm(x, block.mlp_norm, EPS)), add_to=x)
+            qkv = block.qkv(each.of(x, block.attention_norm))
+            first = 0
+            for weight in block.qk_norms or ():
+                part = qkv[:, first : first + len(weight)]
+                part.copy_(each.of(part, weight))
+                first += len(weight)
+            attended = kernels.attention(qkv, cache, prepared, block.attention)
+            each.add_linear(block.output, attended, block.output_norm, x)
+            inner = block.gated(each.of(x, block.mlp_norm))
+            each.add_linear(block.down, inner, block.down_norm, x)
         assert torch.equal(ours, x)
     for a, b in zip(one_by_one, stacked, strict=True):
         assert torch.equal(a.k, b.k)

@@ -7,11 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.experts import EachExpert, GroupedExperts, experts
 from executor_service.backends.torch_backend.kernels import PlainKernels
 from executor_service.backends.torch_backend.spec import MoeSpec
 
+SILU = Activation.SILU
 CPU = torch.device("cpu")
+SILU = Activation.SILU
 HIDDEN, COUNT = 32, 7
 MOE = MoeSpec(COUNT, 3, 24, True, frozenset({0}))
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.03}
@@ -29,7 +32,7 @@ def test_grouped_is_one_after_the_other(tokens: int, dtype: torch.dtype) -> None
     kernels = PlainKernels(CPU, dtype)
     x = torch.randn(tokens, HIDDEN).to(dtype)
     shares, chosen = torch.rand(tokens, COUNT).softmax(-1).topk(3)
-    grouped, each = GroupedExperts(kernels, MOE, HIDDEN, read), EachExpert(kernels, MOE, read)
+    grouped, each = GroupedExperts(kernels, MOE, HIDDEN, SILU, read), EachExpert(kernels, MOE, SILU, read)
     torch.testing.assert_close(
         grouped(x, shares, chosen), each(x, shares, chosen), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
     )
@@ -40,7 +43,7 @@ def test_experts_that_nobody_chose_and_one_that_all_did() -> None:
     kernels = PlainKernels(CPU, torch.float32)
     x, chosen = torch.randn(5, HIDDEN), torch.full((5, 1), COUNT - 1)
     shares = torch.rand(5, 1)
-    out = GroupedExperts(kernels, MOE, HIDDEN, read)(x, shares, chosen)
+    out = GroupedExperts(kernels, MOE, HIDDEN, SILU, read)(x, shares, chosen)
     gate, up, down = read(COUNT - 1)
     expected = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T * shares
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
@@ -50,14 +53,14 @@ def test_a_nan_stays_in_its_own_row() -> None:
     x = torch.randn(4, HIDDEN)
     x[2] = torch.nan
     shares, chosen = torch.rand(4, COUNT).topk(2)
-    out = GroupedExperts(PlainKernels(CPU, torch.float32), MOE, HIDDEN, read)(x, shares, chosen)
+    out = GroupedExperts(PlainKernels(CPU, torch.float32), MOE, HIDDEN, SILU, read)(x, shares, chosen)
     assert out.isnan().any(-1).tolist() == [False, False, True, False]
 
 
 def test_only_aligned_experts_are_grouped_and_only_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = PlainKernels(CPU, torch.bfloat16)
-    assert isinstance(experts(kernels, MOE, HIDDEN, read), EachExpert)
+    assert isinstance(experts(kernels, MOE, HIDDEN, SILU, read), EachExpert)
     monkeypatch.setattr(kernels, "groups", True)
-    assert isinstance(experts(kernels, MOE, HIDDEN, read), GroupedExperts)
+    assert isinstance(experts(kernels, MOE, HIDDEN, SILU, read), GroupedExperts)
     odd = replace(MOE, intermediate_size=12)
-    assert isinstance(experts(kernels, odd, HIDDEN, lambda i: read(i, 12)), EachExpert)
+    assert isinstance(experts(kernels, odd, HIDDEN, SILU, lambda i: read(i, 12)), EachExpert)

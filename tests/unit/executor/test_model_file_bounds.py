@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend import safetensors_dir
+from executor_service.backends.torch_backend import safetensors_dir, weights
 from executor_service.backends.torch_backend.gguf_file import GgufFile
 from executor_service.backends.torch_backend.safetensors_dir import SafetensorsDirectory
+from executor_service.backends.torch_backend.spec import ModelSpec
+from executor_service.backends.torch_backend.stored_names import Place, place_in_gguf
 from executor_service.backends.torch_backend.tokenizer_files import tokenizer_from_directory
-from executor_service.backends.torch_backend.weights import GgufCheckpoint, open_checkpoint
+from executor_service.backends.torch_backend.weights import open_checkpoint
 from executor_service.files import safetensors_header
 from tests.unit.executor.model_files import refuses, write_gguf, write_model
 
@@ -111,15 +113,15 @@ def test_experts_that_a_gguf_does_not_have_are_not_enumerated(
 ) -> None:
     counts = {"expert_count": 4096, "expert_used_count": 1, "expert_feed_forward_length": 8}
     write_gguf(tmp_path / "x.gguf", "qwen3moe", keys=counts | {"attention.key_length": 8}, layers=1024)
-    stored, asked = GgufCheckpoint._stored, 0
+    asked = 0
 
-    def counted(name: str) -> tuple[str, int | None]:
+    def counted(spec: ModelSpec, name: str) -> Place:
         nonlocal asked
         asked += 1
         assert asked < 100
-        return stored(name)
+        return place_in_gguf(spec, name)
 
-    monkeypatch.setattr(GgufCheckpoint, "_stored", staticmethod(counted))
+    monkeypatch.setattr(weights, "place_in_gguf", counted)
     with pytest.raises(ModelError, match=r"model\.layers\.0\.self_attn\.q_norm\.weight' is missing"):
         open_checkpoint(tmp_path / "x.gguf")
 

@@ -10,8 +10,8 @@ from paceline.cli.models import models_directory
 def list_models() -> None:
     """List the models on this machine: name, size, path. `paceline serve NAME` serves one.
 
-    They are in $PACELINE_MODELS (default: .models) and in Hugging Face's cache. Those of other families than
-    Llama, Qwen2, Qwen3 and Qwen3-MoE are refused when they are loaded.
+    They are in $PACELINE_MODELS (default: .models) and in Hugging Face's cache. Those of families that the
+    executor does not compute are refused when they are loaded.
     """
     try:
         found = [(model.name, _size(model.size_bytes), str(model.path)) for model in local_models()]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cpu.attention.batch import PreparedBatch, prepare_batch
 from executor_service.backends.torch_backend.cpu.attention.pages import NARROWEST, Pages, new_layer_cache
@@ -73,14 +74,19 @@ class CpuKernels:
         """The output layer, in the precision of the other linear layers."""
         return self.linear([weight])
 
-    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> GatedLinear:
-        """silu(x G^T) * (x U^T), with G and U in their own dtype, packed once."""
-        return PackedGated(gate, up, self.pool)
+    def gated(
+        self, gate: torch.Tensor, up: torch.Tensor, activation: Activation = Activation.SILU
+    ) -> GatedLinear:
+        """activation(x G^T) * (x U^T), with G and U in their own dtype, packed once."""
+        return PackedGated(gate, up, activation, self.pool)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """RMSNorm of each row of x [rows, n], fp32."""
-        out = torch.empty_like(x)
-        self.pool.run(norm_call(len(x), address_of(x), weight, address_of(out), eps))
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, add_to: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """RMSNorm of each row of x [rows, n], fp32, with contiguous columns; with `add_to`, added to it."""
+        out = torch.empty(x.shape) if add_to is None else add_to
+        add, at = add_to is not None, (address_of(x), address_of(out))
+        self.pool.run(norm_call(len(x), *at, weight, eps, add=add, strides=(x.stride(0), out.stride(0))))
         return out
 
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
@@ -164,6 +170,8 @@ class CpuInt8Kernels(CpuKernels):
         """x W^T + b, with W in int8, packed once."""
         return Int8Linear(parts, bias, self.pool, self._scratch)
 
-    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> GatedLinear:
-        """silu(x G^T) * (x U^T), with G and U in int8, packed once."""
-        return Int8Gated(gate, up, self.pool, self._scratch)
+    def gated(
+        self, gate: torch.Tensor, up: torch.Tensor, activation: Activation = Activation.SILU
+    ) -> GatedLinear:
+        """activation(x G^T) * (x U^T), with G and U in int8, packed once."""
+        return Int8Gated(gate, up, activation, self.pool, self._scratch)

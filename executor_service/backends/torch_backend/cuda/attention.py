@@ -25,7 +25,7 @@ import triton.language as tl
 from executor_service.backends.torch_backend.cuda.launch import Arguments, Launch, power_of_two
 from executor_service.backends.torch_backend.cuda.rows import ITEM_FIELDS, MAX_PART, AttentionRows
 
-MAX_HEAD_DIM = 128  # more would not fit into registers with these tiles
+MAX_HEAD_DIM = 256  # more would not fit into registers with these tiles
 _MIN_SIDE = 16  # lines, and columns, of a matrix instruction
 _LOG2_E = 1.4426950408889634
 

@@ -71,7 +71,7 @@ class DeviceRunner:
         self._model, self._caches, self._page_size, self._slots = model, caches, page_size, slots
         self._device = model.kernels.device
         shape = model.attention_shape
-        self._tiling = Tiling.of(shape.heads_per_kv_head, model.kernels.dtype, shape.windows)
+        self._tiling = Tiling.of(shape.heads_per_kv_head, model.kernels.dtype, shape.head_dim, shape.windows)
         self._graphs = Graphs(self._device, self._tiling)
         # The token that each row of the last step sampled last, by the row's index in that step.
         self._sampled = torch.zeros(_MAX_ROWS, dtype=torch.int32, device=self._device)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cuda import pointwise as triton_pointwise
 from executor_service.backends.torch_backend.cuda.attention import (
@@ -85,11 +86,13 @@ class CudaKernels(PlainKernels):
             return super().linear(parts, bias)
         return CudaLinear(self._put(torch.cat(list(parts))), None if bias is None else self._put(bias))
 
-    def swiglu(self, both: torch.Tensor) -> torch.Tensor:
-        return triton_pointwise.swiglu(both)
+    def join(self, both: torch.Tensor, activation: Activation) -> torch.Tensor:
+        return triton_pointwise.gated(both, activation)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return triton_pointwise.rms_norm(x, weight, eps)
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, add_to: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return triton_pointwise.rms_norm(x, weight, eps, add_to)
 
     def head(self, weight: torch.Tensor) -> Linear:
         if self.device.type != "cuda" or self.dtype == torch.float32:  # interpreted; fp32 already
@@ -105,7 +108,7 @@ class CudaKernels(PlainKernels):
         return super().new_cache(pages, page_size, kv_heads, head_dim)
 
     def prepare(self, batch: Batch, shape: AttentionShape) -> CudaStep:
-        tiling = Tiling.of(shape.heads_per_kv_head, self.dtype, shape.windows)
+        tiling = Tiling.of(shape.heads_per_kv_head, self.dtype, shape.head_dim, shape.windows)
         width = batch.tables.shape[1]
         table_starts = np.arange(len(batch.counts), dtype=np.int32) * np.int32(width)
         arrays = cut(batch.starts, batch.counts, table_starts, tiling)

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from executor_service.backends.torch_backend.cuda.launch import power_of_two
+
 Ints = NDArray[np.int32]
 
 SHORT_TOKENS = 16
@@ -32,8 +34,10 @@ piece.
 """
 # Lines of a query block's matrix: its tokens times the query heads that share a KV head. The fewest that a
 # matrix instruction has leave registers and shared memory for more keys on their way. In fp32, for which
-# there are no full matrix instructions, 128 would not fit into the registers.
+# there are no full matrix instructions, 128 would not fit into the registers, nor would they with heads of
+# more than 128 dimensions.
 _SHORT_LINES, _LONG_LINES, _LONG_LINES_FP32 = 16, 128, 32
+_LONG_ELEMENTS = 128 * 128  # of a long block's result, at most
 _SHORT_SPLIT, _LONG_SPLIT = 512, 2048
 _SHORT_PART, _LONG_PART = 4096, 512
 MAX_PART = max(_SHORT_PART, _LONG_PART)
@@ -56,9 +60,12 @@ class Tiling(NamedTuple):
     windows: tuple[int, ...] = (0,)  # tokens that a token sees, up to itself; 0: all
 
     @classmethod
-    def of(cls, group: int, dtype: torch.dtype, windows: tuple[int, ...] = (0,)) -> Tiling:
+    def of(
+        cls, group: int, dtype: torch.dtype, head_dim: int = 128, windows: tuple[int, ...] = (0,)
+    ) -> Tiling:
         """For `group` query heads that share a KV head, and q of this dtype."""
         long = _LONG_LINES_FP32 if dtype == torch.float32 else _LONG_LINES
+        long = min(long, _LONG_ELEMENTS // power_of_two(head_dim))
         return cls(
             Cut(max(_SHORT_LINES // group, 1), _SHORT_SPLIT, _SHORT_PART),
             Cut(max(long // group, 1), _LONG_SPLIT, _LONG_PART),

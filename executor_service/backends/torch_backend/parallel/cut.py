@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend.spec import ModelSpec
-from executor_service.backends.torch_backend.weights import EMBEDDING, HEAD, Checkpoint, Part
+from executor_service.backends.torch_backend.spec import ModelSpec, QkNorm
+from executor_service.backends.torch_backend.stored_names import EMBEDDING, HEAD
+from executor_service.backends.torch_backend.weights import Checkpoint, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,10 @@ class Cut:
         if name in (EMBEDDING, HEAD):
             return (self.vocabulary,)
         *_, layer, kind = name.split(".")
-        if layer == "q_proj":
+        together = s.qk_norm is QkNorm.ALL  # its norms are as wide as all heads
+        if layer == "q_proj" or (layer == "q_norm" and together):
             return (self._share(s.heads, s.head_dim),)
-        if layer in ("k_proj", "v_proj"):
+        if layer in ("k_proj", "v_proj") or (layer == "k_norm" and together):
             return (self._kv_share(),)
         if layer == "o_proj" and kind == "weight":
             return (slice(None), self._share(s.heads, s.head_dim))

@@ -13,7 +13,7 @@ from torch.nn import functional
 from executor_service.adapters.weights import PARENTS
 from executor_service.backends.base import ForwardRow, ModelError, RowOutput
 from executor_service.backends.torch_backend import sampler
-from executor_service.backends.torch_backend.kernels import Linear
+from executor_service.backends.torch_backend.kernels import Kernels, Linear
 from executor_service.backends.torch_backend.parallel.cut import Cut, CutCheckpoint
 from executor_service.backends.torch_backend.parallel.group import Group
 from executor_service.backends.torch_backend.weights import Checkpoint
@@ -56,6 +56,12 @@ class TensorShard:
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         return self._group.sum(x)
+
+    def rms_norm(self, kernels: Kernels, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """As `Shard.rms_norm`. Where ranks have copies of parts, there are as many of each part."""
+        wide = x.float()
+        mean = self._group.sum(wide.pow(2).mean(-1, keepdim=True)) / self._group.ranks
+        return (weight * (wide * torch.rsqrt(mean + eps))).to(x.dtype)
 
     def embed(self, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
         """As `Shard.embed`. Exact: one rank has a token's embedding, and the others add zeros to it."""

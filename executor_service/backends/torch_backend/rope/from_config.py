@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from executor_service.backends.torch_backend.rope.spec import (
     MAX_CONTEXT,
@@ -21,25 +22,70 @@ _OLD_NAMES = {"su": "longrope"}  # Phi-3's first files
 _ORIGINAL = "original_max_position_embeddings"
 
 
-def rope_from_config(f: Fields, dim: int, positions: int) -> RopeSpec:
+def rope_from_config(f: Fields, dim: int, positions: int, theta: float) -> RopeSpec:
     """What `rope_parameters` says, and the fields of older files. Raises ModelError.
 
     transformers 5 writes `rope_parameters`; before that, `rope_theta` stood beside `rope_scaling`, which
-    wins. dim: rotated elements of a head. positions: `max_position_embeddings`.
+    wins. dim: rotated elements of a head. positions: `max_position_embeddings`. theta: the architecture's
+    default.
     """
-    parameters = f.get("rope_parameters", {})
-    key, given = "rope_parameters", parameters
-    if scaling := f.get("rope_scaling", {}):
-        key, given = "rope_scaling", scaling
-    if not isinstance(given, Mapping):
-        raise f.fault(f"{key} is not an object")
+    given, key = _parameters(f)
     if any(isinstance(value, Mapping) for value in given.values()):
         raise f.fault(f"{key} with an object for each type of layer is not supported")
-    r = Fields(given, f"{f.where}: {key}")
-    beside = f.number("rope_theta", 10_000.0)
-    theta = r.number("rope_theta", beside)
-    for fields in (f, r):
-        fields.only("partial_rotary_factor", (1,))
+    return _rope(f, Fields(given, f"{f.where}: {key}"), f.number("rope_theta", theta), dim, positions)
+
+
+def ropes_from_config(
+    f: Fields, dim: int, positions: int, theta: float, local_theta: float
+) -> tuple[RopeSpec, RopeSpec]:
+    """The same where layers with a window have a rotary embedding of their own (Gemma 3): theirs comes last.
+
+    `rope_parameters` has an object for each type of layer. In older files `rope_local_base_freq` is the theta
+    of layers with a window, and `rope_scaling` is for the others.
+    """
+    objects = f.get("rope_parameters", {})
+    scaling, local = f.get("rope_scaling", {}), f.number("rope_local_base_freq", local_theta)
+    if not isinstance(objects, Mapping) or not isinstance(scaling, Mapping):
+        raise f.fault("rope_parameters or rope_scaling is not an object")
+    thetas = {"full_attention": f.number("rope_theta", theta), "sliding_attention": local}
+    if unknown := [key for key in objects if key not in thetas]:
+        known = ", ".join(thetas)
+        raise f.fault(f"rope_parameters: {shown(unknown[0])} is not supported, only objects for {known}")
+    ropes = []
+    for kind, default in thetas.items():
+        given = objects.get(kind) or {}
+        if not isinstance(given, Mapping):
+            raise f.fault(f"rope_parameters: {kind} is not an object")
+        r = Fields({**given, **(scaling if kind == "full_attention" else {})}, f"{f.where}: {kind}")
+        ropes.append(_rope(f, r, default, dim, positions))
+    return ropes[0], ropes[1]
+
+
+def rotary_dim_from_config(f: Fields, head_dim: int, *, partial: bool) -> int:
+    """How many elements of a head are rotated; `partial`: it may be a part of them. Raises ModelError."""
+    given, key = _parameters(f)
+    outside, inside = f.number("partial_rotary_factor", 1.0), Fields(given, f"{f.where}: {key}")
+    share = inside.number("partial_rotary_factor", outside)
+    if share > 1 or (share < 1 and not partial):
+        where = inside if "partial_rotary_factor" in given else f
+        raise where.fault(f"partial_rotary_factor {share} is not supported, only 1")
+    return int(head_dim * share)
+
+
+def _parameters(f: Fields) -> tuple[Mapping[str, Any], str]:
+    """The object that says what is rotated how, and its name."""
+    given, key = f.get("rope_parameters", {}), "rope_parameters"
+    if scaling := f.get("rope_scaling", {}):
+        given, key = scaling, "rope_scaling"
+    if not isinstance(given, Mapping):
+        raise f.fault(f"{key} is not an object")
+    return given, key
+
+
+def _rope(f: Fields, r: Fields, theta: float, dim: int, positions: int) -> RopeSpec:
+    """What an object says; `f`: the fields beside it."""
+    theta = r.number("rope_theta", theta)
+    r.ignore("partial_rotary_factor")
     kind = r.get("rope_type", r.get("type", "default"))
     # The length that the model was first trained for. transformers prefers the field beside the object.
     beside_original = f.get(_ORIGINAL, None)

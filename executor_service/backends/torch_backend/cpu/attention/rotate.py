@@ -37,9 +37,10 @@ class RotateQkv(NamedTuple):
     pages: Pages
     qkv: Address  # fp32 [rows, (heads + 2 kv_heads) * head_dim]
     heads_per_kv_head: int
-    cos: Address  # fp32 [context, head_dim / 2]
+    cos: Address  # fp32 [context, half]
     sin: Address  # the same
     context: int
+    half: int  # of the rotated elements, which come first in a head
     q_norm: Address  # fp32 [norm_size]
     k_norm: Address  # the same
     norm_size: int  # head_dim, or 0: no norms
@@ -60,7 +61,7 @@ def _norm_head(head: Array, norm: Array, eps: np.float32) -> None:
 
 @njit(nogil=True, fastmath=FLAGS)
 def _rotate_head(head: Array, cos: Array, sin: Array, norm: Array, eps: np.float32) -> None:
-    """RMSNorm and rotation of one head's vector, in place."""
+    """RMSNorm of one head's vector and rotation of its first elements, in place."""
     _norm_head(head, norm, eps)
     half = cos.shape[0]
     for d in range(half):
@@ -80,7 +81,7 @@ def _compute_chunk(record: int, chunk: int) -> None:
     rows, pages, group, eps = call.rows, call.pages, call.heads_per_kv_head, np.float32(call.eps)
     kv_heads, dim = pages.kv_heads, pages.head_dim
     qkv = matrix(call.qkv, rows, (group + 2) * kv_heads * dim)
-    cos, sin = matrix(call.cos, call.context, dim // 2), matrix(call.sin, call.context, dim // 2)
+    cos, sin = matrix(call.cos, call.context, call.half), matrix(call.sin, call.context, call.half)
     q_norm, k_norm = floats(call.q_norm, call.norm_size), floats(call.k_norm, call.norm_size)
     positions, page_of = ints(call.places.positions, rows), ints(call.places.pages, rows)
     slots = ints(call.places.slots, rows)

@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.cpu.gemm import tile_bf16, tile_fp16, tile_fp32, tile_int8
 from executor_service.backends.torch_backend.cpu.gemm.low_rank import (
     Expand,
@@ -35,11 +36,12 @@ from executor_service.backends.torch_backend.cpu.primitives.registers import (
     tile_panels,
     tile_rows,
 )
-from executor_service.backends.torch_backend.cpu.primitives.vector_math import FLAGS, silu32
+from executor_service.backends.torch_backend.cpu.primitives.vector_math import FLAGS, gelu32, silu32
 
 Array = NDArray[np.float32]
 ComputeChunk = Callable[[int, int], None]
 
+_GELU = int(Activation.GELU)
 _PAIRS = 2  # maximum of pairs of panels per tile
 _BLOCK_ROWS = 96  # rows of X that fit into the second-level cache beside a chunk of W
 
@@ -78,7 +80,7 @@ class MultiplyInt8(Multiply):
 
 
 class MultiplyGated(NamedTuple):
-    """out = silu(X G^T) * (X U^T); adapters change what silu and the product get."""
+    """out = activation(X G^T) * (X U^T); adapters change what activation and product get."""
 
     rows: int
     x: Address  # this and the other fields as in `Multiply`
@@ -89,6 +91,7 @@ class MultiplyGated(NamedTuple):
     out: Address
     n: int
     pairs_per_chunk: int  # of panels
+    activation: int  # an `Activation`
     groups: Groups
     low_rank: LowRank
 
@@ -221,7 +224,7 @@ def _make_gated(put_tile: Product, expand_pairs: ExpandPairs) -> ComputeChunk:
                     if call.groups.size:
                         to_stride = 4 * buffer.shape[1]
                         expand_pairs(call.groups, call.low_rank, r, take, p, pairs, to, to_stride)
-                    _put_gated(buffer, take, pairs, out, r, p * LANES)
+                    _put_gated(buffer, take, pairs, out, r, p * LANES, call.activation)
                     r += take
                 p += pairs
 
@@ -229,16 +232,22 @@ def _make_gated(put_tile: Product, expand_pairs: ExpandPairs) -> ComputeChunk:
 
 
 @njit(nogil=True, fastmath=FLAGS)
-def _put_gated(buffer: Array, rows: int, pairs: int, out: Array, first: int, column: int) -> None:
-    """out[first:, column:] = silu(gate) * up; in the buffer, 16 gates alternate with 16 ups."""
+def _put_gated(
+    buffer: Array, rows: int, pairs: int, out: Array, first: int, column: int, activation: int
+) -> None:
+    """out[first:, column:] = activation(gate) * up; in the buffer, 16 gates alternate with 16 ups."""
     for i in range(rows):
         for g in range(pairs):
             # As slices, since an index that might be negative keeps a loop from being vectorized.
             result = out[first + i, column + g * LANES : column + (g + 1) * LANES]
             gates = buffer[i, 2 * g * LANES : (2 * g + 1) * LANES]
             ups = buffer[i, (2 * g + 1) * LANES : (2 * g + 2) * LANES]
-            for j in range(len(result)):
-                result[j] = silu32(gates[j]) * ups[j]
+            if activation == _GELU:
+                for j in range(len(result)):
+                    result[j] = gelu32(gates[j]) * ups[j]
+            else:
+                for j in range(len(result)):
+                    result[j] = silu32(gates[j]) * ups[j]
 
 
 def _multiply(kind: type[Multiply], tiles: Any, expand: Expand) -> Kernel:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.cpu.gemm.low_rank import ShrinkRowsFp32
 from executor_service.backends.torch_backend.cpu.gemm.products import (
     Multiply,
@@ -67,11 +68,13 @@ class PackedLinear(ThreadedLinear):
 
 
 class PackedGated(ThreadedGated):
-    """silu(x G^T) * (x U^T)."""
+    """activation(x G^T) * (x U^T)."""
 
-    def __init__(self, gate: torch.Tensor, up: torch.Tensor, pool: ThreadPool) -> None:
+    def __init__(
+        self, gate: torch.Tensor, up: torch.Tensor, activation: Activation, pool: ThreadPool
+    ) -> None:
         gate, up = _of_one_dtype((gate, up))
-        super().__init__(len(gate), pack_panels(gate), pack_panels(up), pool)
+        super().__init__(len(gate), pack_panels(gate), pack_panels(up), activation, pool)
         self._k, self._kind = gate.shape[1], _MULTIPLY_GATED[gate.dtype]
 
     def calls(self, rows: int, x: Address, out: Address, change: RowChanges = NO_ROW_CHANGES) -> list[Record]:

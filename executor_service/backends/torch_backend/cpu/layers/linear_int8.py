@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.cpu.gemm.low_rank import ShrinkRowsFp16
 from executor_service.backends.torch_backend.cpu.gemm.products import MultiplyGatedInt8, MultiplyInt8
 from executor_service.backends.torch_backend.cpu.gemm.quantize import QuantizeRows
@@ -71,10 +72,17 @@ class Int8Linear(ThreadedLinear):
 
 
 class Int8Gated(ThreadedGated):
-    """silu(x G^T) * (x U^T), with G and U rounded to int8."""
+    """activation(x G^T) * (x U^T), with G and U rounded to int8."""
 
-    def __init__(self, gate: torch.Tensor, up: torch.Tensor, pool: ThreadPool, scratch: Scratch) -> None:
-        super().__init__(len(gate), pack(gate), pack(up), pool)
+    def __init__(
+        self,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        activation: Activation,
+        pool: ThreadPool,
+        scratch: Scratch,
+    ) -> None:
+        super().__init__(len(gate), pack(gate), pack(up), activation, pool)
         self._x = _RowFormat(gate.shape[1], scratch)
 
     def calls(self, rows: int, x: Address, out: Address, change: RowChanges = NO_ROW_CHANGES) -> list[Record]:

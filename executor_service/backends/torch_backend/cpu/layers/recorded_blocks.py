@@ -22,6 +22,7 @@ from executor_service.backends.torch_backend.cpu.layers.step_changes import (
 )
 from executor_service.backends.torch_backend.cpu.layers.threaded_linear import (
     NO_GROUPS,
+    RowChanges,
     ThreadedGated,
     ThreadedLinear,
 )
@@ -39,9 +40,20 @@ _NO_ITEMS = Items(0, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE, 0, _NOWHERE, 0)
 _NO_PAGES = Pages(_NOWHERE, _NOWHERE, 0, 0, 0, 0)
 
 
-def norm_call(rows: int, x: Address, weight: torch.Tensor, out: Address, eps: float) -> NormRows:
-    """RMSNorm of rows."""
-    return NormRows(rows=rows, x=x, weight=address_of(weight), out=out, n=len(weight), eps=eps)
+def norm_call(
+    rows: int,
+    x: Address,
+    out: Address,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    add: bool = False,
+    strides: tuple[int, int] | None = None,
+) -> NormRows:
+    """RMSNorm of rows; `strides` of x and of out, in numbers, where rows do not follow each other."""
+    n = len(weight)
+    x_stride, out_stride = strides or (n, n)
+    return NormRows(rows, x, x_stride, address_of(weight), out, out_stride, n, eps, add)
 
 
 def attention_calls(
@@ -58,6 +70,7 @@ def attention_calls(
         cos=address_of(w.cos),
         sin=address_of(w.sin),
         context=len(w.cos),
+        half=w.cos.shape[1],
         q_norm=address_of(w.q_norm),
         k_norm=address_of(w.k_norm),
         norm_size=len(w.q_norm),
@@ -110,12 +123,29 @@ def record_blocks(
 ) -> CpuRecordedBlocks | None:
     """Record blocks, all of one shape; None if some of their products are not CPU kernels."""
     rows, first = _MAX_TOKENS, blocks[0]
-    hidden, w = len(first.attention_norm), first.attention
-    if not isinstance(first.gated, ThreadedGated):
+    w = first.attention
+    if not isinstance(first.gated, ThreadedGated) or not isinstance(first.down, ThreadedLinear):
         return None
-    widths = hidden, hidden, (w.heads + 2 * w.kv_heads) * w.head_dim, w.heads * w.head_dim, first.gated.width
+    hidden, width = first.down.width, (w.heads + 2 * w.kv_heads) * w.head_dim
+    widths = hidden, hidden, width, w.heads * w.head_dim, first.gated.width
     buffers = [torch.empty(rows, width) for width in widths]
     x, normed, qkv, attended, inner = (address_of(buffer) for buffer in buffers)
+
+    def read(norm: torch.Tensor | None) -> Address:
+        """Where attention and MLP find their input."""
+        if norm is None:
+            return x
+        calls.append(norm_call(rows, x, normed, norm, eps))
+        return normed
+
+    def add(linear: ThreadedLinear, at: Address, norm: torch.Tensor | None, change: RowChanges) -> None:
+        """x += the linear layer's result, normed if there is a norm."""
+        if norm is None:
+            calls.extend(linear.calls(rows, at, x, True, change))
+        else:
+            calls.extend(linear.calls(rows, at, normed, False, change))
+            calls.append(norm_call(rows, normed, x, norm, eps, add=True))
+
     calls: list[Record] = []
     shrunk = low_rank.shrunk(rows)
     for layer, b in enumerate(blocks):
@@ -124,11 +154,13 @@ def record_blocks(
         if not isinstance(b.gated, ThreadedGated) or not isinstance(b.down, ThreadedLinear):
             return None
         change = recorded_changes(layer, shrunk)
-        calls.append(norm_call(rows, x, b.attention_norm, normed, eps))
-        calls += b.qkv.calls(rows, normed, qkv, False, change.qkv)
+        calls += b.qkv.calls(rows, read(b.attention_norm), qkv, False, change.qkv)
+        at, width = qkv, buffers[2].shape[1]
+        for norm in b.qk_norms or ():
+            calls.append(norm_call(rows, at, at, norm, eps, strides=(width, width)))
+            at = Address(at + 4 * len(norm))
         calls += attention_calls(rows, _NO_PLACES, _NO_ITEMS, _NO_PAGES, qkv, attended, b.attention)
-        calls += b.output.calls(rows, attended, x, True, change.output)
-        calls.append(norm_call(rows, x, b.mlp_norm, normed, eps))
-        calls += b.gated.calls(rows, normed, inner, change.gated)
-        calls += b.down.calls(rows, inner, x, True, change.down)
+        add(b.output, attended, b.output_norm, change.output)
+        calls += b.gated.calls(rows, read(b.mlp_norm), inner, change.gated)
+        add(b.down, inner, b.down_norm, change.down)
     return CpuRecordedBlocks(pool, buffers, calls, (blocks, low_rank))

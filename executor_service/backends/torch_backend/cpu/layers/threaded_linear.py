@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.cpu.gemm.bias import AddBias
 from executor_service.backends.torch_backend.cpu.gemm.low_rank import Groups, LowRank, ShrinkRows
 from executor_service.backends.torch_backend.cpu.gemm.products import Multiply, MultiplyGated
@@ -46,7 +47,7 @@ class ThreadedLinear(ABC):
     """x W^T + b, as `kernels.Linear`, with W [n, k] packed into a tensor [panels, ...]."""
 
     def __init__(self, n: int, panels: torch.Tensor, bias: torch.Tensor | None, pool: ThreadPool) -> None:
-        self._n, self._panels, self._pool = n, panels, pool
+        self.width, self._panels, self._pool = n, panels, pool
         self._panels_per_chunk = _chunk_size(len(panels), pool.threads, 4)
         self._bias = None if bias is None else bias.float()
 
@@ -54,7 +55,7 @@ class ThreadedLinear(ABC):
         self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: RowChanges | None = None
     ) -> torch.Tensor:
         """[rows, k] to [rows, n]; with `add_to` [rows, n] the result is added to it, in place."""
-        out = torch.empty(x.shape[0], self._n) if add_to is None else add_to
+        out = torch.empty(x.shape[0], self.width) if add_to is None else add_to
         add, change = add_to is not None, change or NO_ROW_CHANGES
         self._pool.run(*self.calls(x.shape[0], address_of(x), address_of(out), add, change))
         return out
@@ -86,7 +87,7 @@ class ThreadedLinear(ABC):
             w_stride=self._panels[0].nbytes,
             steps=x.steps,
             out=out,
-            n=self._n,
+            n=self.width,
             panels_per_chunk=self._panels_per_chunk,
             add=add or bias is not None,
             groups=change.groups,
@@ -98,13 +99,15 @@ class ThreadedLinear(ABC):
 
 
 class ThreadedGated(ABC):
-    """silu(x G^T) * (x U^T), as `kernels.GatedLinear`: the first half of a SwiGLU MLP (Shazeer 2020).
+    """activation(x G^T) * (x U^T), as `kernels.GatedLinear`: the first half of a gated MLP (Shazeer 2020).
 
     The panels of G and U [width, k] alternate.
     """
 
-    def __init__(self, width: int, gate: torch.Tensor, up: torch.Tensor, pool: ThreadPool) -> None:
-        self.width, self._pool = width, pool
+    def __init__(
+        self, width: int, gate: torch.Tensor, up: torch.Tensor, activation: Activation, pool: ThreadPool
+    ) -> None:
+        self.width, self._activation, self._pool = width, activation, pool
         self._panels = torch.stack([gate, up], 1).flatten(0, 1)
         self._pairs_per_chunk = _chunk_size(len(gate), pool.threads, 2)
 
@@ -134,6 +137,7 @@ class ThreadedGated(ABC):
             out=out,
             n=self.width,
             pairs_per_chunk=self._pairs_per_chunk,
+            activation=int(self._activation),
             groups=change.groups,
             low_rank=change.low_rank,
         )

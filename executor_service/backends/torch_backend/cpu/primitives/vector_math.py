@@ -22,6 +22,8 @@ _LOG2_E = np.float32(1.44269504)
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _C0, _C1, _C2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
 _C3, _C4, _C5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+_GELU_1 = np.float32(2 * (2 / np.pi) ** 0.5)
+_GELU_3 = np.float32(2 * (2 / np.pi) ** 0.5 * 0.044715)
 _HALF, _ONE, _ZERO = np.float32(0.5), np.float32(1.0), np.float32(0.0)
 
 
@@ -65,6 +67,12 @@ def exp32(x: np.float32) -> np.float32:
 def silu32(x: np.float32) -> np.float32:
     """x * sigmoid(x)."""
     return x / (_ONE + exp32(-x))
+
+
+@njit(nogil=True, error_model="numpy", fastmath=FLAGS)
+def gelu32(x: np.float32) -> np.float32:
+    """x * (1 + tanh(u)) / 2 = x * sigmoid(2u) for u = sqrt(2 / pi) * (x + 0.044715 x^3)."""
+    return x / (_ONE + exp32(-_GELU_1 * x - _GELU_3 * x * x * x))
 
 
 @njit(nogil=True, fastmath=FLAGS)

@@ -18,14 +18,17 @@ from executor_service.backends.torch_backend.cpu.primitives.vector_math import i
 
 
 class NormRows(NamedTuple):
-    """out = x / sqrt(mean(x^2) + eps) * weight, row by row."""
+    """out = x / sqrt(mean(x^2) + eps) * weight, or out += that with `add`, row by row. out may be x."""
 
     rows: int
     x: Address  # fp32 [rows, n]
+    x_stride: int  # numbers from row to row
     weight: Address  # fp32 [n]
     out: Address  # fp32 [rows, n]
+    out_stride: int
     n: int
     eps: float
+    add: bool
 
 
 _read = reader(NormRows)
@@ -39,12 +42,13 @@ def _count_chunks(record: int) -> int:
 @njit(nogil=True)
 def _compute_chunk(record: int, chunk: int) -> None:
     call = _read(record)
-    x, out = matrix(call.x, call.rows, call.n), matrix(call.out, call.rows, call.n)
+    x = matrix(call.x, call.rows, call.x_stride)[:, : call.n]
+    out = matrix(call.out, call.rows, call.out_stride)[:, : call.n]
     weight = floats(call.weight, call.n)
     for r in rows_of_chunk(call.rows, chunk):
         scale = inverse_norm(x[r], np.float32(call.eps))
         for i in range(call.n):
-            out[r, i] = x[r, i] * weight[i] * scale
+            out[r, i] = (out[r, i] if call.add else np.float32(0.0)) + x[r, i] * weight[i] * scale
 
 
 NORM_ROWS = Kernel(NormRows, _count_chunks, _compute_chunk)

@@ -1,0 +1,84 @@
+"""The MLP of a block: one that is gated, or a mixture of such."""
+
+from __future__ import annotations
+
+import torch
+
+from executor_service.backends.torch_backend.experts import experts
+from executor_service.backends.torch_backend.kernels import GatedLinear, Kernels, Linear
+from executor_service.backends.torch_backend.low_rank import NO_CHANGES, LayerChanges
+from executor_service.backends.torch_backend.norms import Norms
+from executor_service.backends.torch_backend.shard import Shard
+from executor_service.backends.torch_backend.spec import MoeSpec
+from executor_service.backends.torch_backend.weights import Checkpoint
+
+
+class Mlp:
+    """A gated MLP; `norm`: of its result."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        checkpoint: Checkpoint,
+        prefix: str,
+        norms: Norms,
+        norm: torch.Tensor | None,
+        shard: Shard,
+    ) -> None:
+        gate, up = (checkpoint.read(f"{prefix}{part}_proj.weight") for part in ("gate", "up"))
+        self.gated: GatedLinear = kernels.gated(gate, up, checkpoint.spec.activation)
+        self.down = shard.summed(kernels.linear([checkpoint.read(prefix + "down_proj.weight")]))
+        self.norm, self._norms = norm, norms
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor, changes: LayerChanges = NO_CHANGES) -> None:
+        """residual += mlp(x)."""
+        inner = self.gated(x, change=changes.gated)
+        self._norms.add_linear(self.down, inner, self.norm, residual, changes.down)
+
+    def bytes(self) -> int:
+        """Bytes of the weights."""
+        return self.gated.bytes() + self.down.bytes()
+
+
+class MixtureMlp:
+    """A mixture of gated MLPs; `norm`: of its result.
+
+    A token's experts are summed in the order of their numbers.
+    A shard has the whole router (`gate.weight`), and a part of each expert's `gate`, `up` and `down`.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        checkpoint: Checkpoint,
+        prefix: str,
+        norms: Norms,
+        norm: torch.Tensor | None,
+        moe: MoeSpec,
+        shard: Shard,
+    ) -> None:
+        self.moe, self.norm, self._norms, self._shard = moe, norm, norms, shard
+        self.router: Linear = kernels.linear([checkpoint.read(prefix + "gate.weight")])
+
+        def read(expert: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            names = (f"{prefix}experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
+            gate, up, down = map(checkpoint.read, names)
+            return gate, up, down
+
+        spec = checkpoint.spec
+        self.experts = experts(kernels, moe, spec.hidden_size, spec.activation, read)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor, changes: LayerChanges = NO_CHANGES) -> None:
+        """residual += sum of the weighted experts of each token, which adapters do not change.
+
+        Both are [tokens, hidden].
+        """
+        shares, chosen = torch.softmax(self.router(x).float(), dim=-1).topk(self.moe.experts_per_token)
+        if self.moe.norm_topk_prob:
+            shares = shares / shares.sum(-1, keepdim=True)
+        # Each rank adds up its parts of the experts; then one sum over the ranks completes all of them.
+        self._norms.add(self._shard.sum(self.experts(x, shares, chosen)), self.norm, residual)
+
+    def bytes(self) -> int:
+        """Bytes of the weights."""
+        return self.router.bytes() + self.experts.bytes()
