@@ -80,29 +80,30 @@ _OWN: dict[str, dict[str, dict[str, Any]]] = {
         "all-experts": {"num_experts_per_tok": 4, "num_local_experts": 4},
     },
 }
-_CLASSES: dict[str, Callable[..., PretrainedConfig]] = {
-    "mistral": lambda **sizes: MistralConfig(**{"sliding_window": 13} | sizes),
-    "gemma3": lambda **sizes: Gemma3TextConfig(
-        **{
+_CLASSES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
+    "mistral": (MistralConfig, {"sliding_window": 13}),
+    "gemma3": (
+        Gemma3TextConfig,
+        {
             "head_dim": 12,
             "query_pre_attn_scalar": 20,
             "sliding_window": 13,
             "layer_types": ["sliding_attention", "full_attention"],
-        }
-        | sizes
+        },
     ),
-    "phi3": Phi3Config,
-    "olmo2": Olmo2Config,
-    "mixtral": lambda **sizes: MixtralConfig(**{"num_local_experts": 5} | sizes),
+    "phi3": (Phi3Config, {}),
+    "olmo2": (Olmo2Config, {}),
+    "mixtral": (MixtralConfig, {"num_local_experts": 5}),
 }
 ARCHITECTURES = tuple(_CLASSES)
 VARIANTS: Mapping[str, Mapping[str, dict[str, Any]]] = {name: _COMMON | _OWN[name] for name in ARCHITECTURES}
 CASES = [(architecture, variant) for architecture in ARCHITECTURES for variant in VARIANTS[architecture]]
 
 
-def config_of(architecture: str, variant: str) -> PretrainedConfig:
+def config_of(architecture: str, variant: str, **changes: Any) -> PretrainedConfig:
     """The configuration of one model."""
-    return _CLASSES[architecture](**_SIZES | VARIANTS[architecture][variant])
+    kind, sizes = _CLASSES[architecture]
+    return kind(**_SIZES | sizes | VARIANTS[architecture][variant] | changes)
 
 
 def save_variant(architecture: str, variant: str, path: Path) -> PreTrainedModel:
@@ -111,5 +112,5 @@ def save_variant(architecture: str, variant: str, path: Path) -> PreTrainedModel
     model = save_random(config_of(architecture, variant), path, **shards)
     if variant != "bf16":
         return model
-    model.to(torch.bfloat16).save_pretrained(path)
+    model.bfloat16().save_pretrained(path)
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()

@@ -1,0 +1,110 @@
+"""A Hugging Face directory as a GGUF file, as llama.cpp converts it; names are the format's own library's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from safetensors.torch import load_file
+
+_ARCHITECTURES = {
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+}
+
+
+def convert(directory: Path, file: Path) -> Path:
+    """Write the model in `directory` to `file`, in fp32; the file."""
+    config = json.loads((directory / "config.json").read_text())
+    architecture = _ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture])
+    _write_sizes(writer, config)
+    _write_rope(writer, config)
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    for name, tensor in _converted(_tensors(directory), config).items():
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        writer.add_tensor(stored, tensor.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _tensors(directory: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        found |= load_file(file)
+    return found
+
+
+def _head_dim(config: dict[str, Any]) -> int:
+    size: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return size
+
+
+def _write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    kind = config["model_type"]
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config.get("head_dim"):
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+    if kind == "mixtral":
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if kind == "gemma3_text":
+        writer.add_sliding_window(config["sliding_window"])
+    if kind == "phi3":
+        writer.add_sliding_window(config["sliding_window"] or 0)
+
+
+def _write_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    rope = config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if config["model_type"] == "phi3":
+        writer.add_rope_dimension_count(int(_head_dim(config) * rope["partial_rotary_factor"]))
+        writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
+    elif config["model_type"] in ("mistral", "mixtral"):
+        writer.add_rope_dimension_count(_head_dim(config))
+
+
+def _converted(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Rows of Llama's q and k in pairs, experts in stacks, Gemma's norms with the 1 that it adds to them."""
+    kind = config["model_type"]
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        *_, layer, _ = name.split(".")
+        if kind in ("mistral", "mixtral") and layer in heads:
+            halves = tensor.reshape(heads[layer], 2, -1, tensor.shape[1])
+            found[name] = halves.swapaxes(1, 2).reshape(tensor.shape)
+        elif kind == "gemma3_text" and name.endswith("norm.weight"):
+            found[name] = tensor + 1
+        elif ".experts." not in name:
+            found[name] = tensor
+    for i in range(config["num_hidden_layers"] if kind == "mixtral" else 0):
+        for part in ("w1", "w2", "w3"):
+            stack = [
+                tensors[f"model.layers.{i}.block_sparse_moe.experts.{j}.{part}.weight"]
+                for j in range(config["num_local_experts"])
+            ]
+            found[f"layers.{i}.feed_forward.experts.{part}.weight"] = torch.stack(stack)
+    return found

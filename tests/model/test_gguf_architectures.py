@@ -1,0 +1,52 @@
+"""GGUF files as llama.cpp writes them hold the models that transformers computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model.architectures import config_of
+from tests.model.gguf_models import convert
+from tests.model.test_architectures import check_batch, check_pieces, expected_of, loaded
+from tests.model.tiny import save_random
+
+# What the format says nothing of: a window of Mistral, and which of Gemma's layers have one (all but each
+# sixth), their theta, and the scale of scores.
+_FIXED: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "gemma3": {"num_hidden_layers": 6, "layer_types": None, "query_pre_attn_scalar": 12},
+}
+_LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    *[
+        (architecture, variant, {})
+        for architecture in ("mistral", "gemma3", "phi3", "olmo2", "mixtral")
+        for variant in ("plain", "odd-heads", "one-kv-head", "tied", "sharded", "bf16")
+        if variant != "odd-heads" or architecture != "gemma3"
+    ],
+    ("mistral", "wide-heads", {}),
+    ("mistral", "linear-rope", {}),
+    ("gemma3", "wide-heads", {"query_pre_attn_scalar": 256}),
+    ("gemma3", "odd-heads", {"max_position_embeddings": 512}),
+    ("gemma3", "plain", {"rope_parameters": {"full_attention": _LINEAR}}),
+    ("phi3", "window", {}),
+    ("phi3", "partial-rotary", {}),
+    ("olmo2", "linear-rope", {}),
+    ("olmo2", "multi-head", {}),
+    ("mixtral", "one-expert", {}),
+    ("mixtral", "multi-head", {}),
+]
+
+
+@pytest.mark.parametrize(("architecture", "variant", "changes"), CASES)
+def test_a_gguf_file_is_the_same_model(
+    architecture: str, variant: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    config = config_of(architecture, variant, **_FIXED.get(architecture, {}) | changes)
+    expected = expected_of(save_random(config, tmp_path / "model"))
+    backend = loaded(convert(tmp_path / "model", tmp_path / "model.gguf"))
+    check_pieces(backend, expected)
+    check_batch(backend, expected)
+    backend.close()
