@@ -21,10 +21,10 @@ from executor_service.backends.torch_backend.weights import open_checkpoint
 from tests.model.quantized.test_fp8 import CONFIG as FP8
 from tests.model.quantized.test_fp8 import whole
 from tests.model.quantized.written import write
-from tests.model.tiny import CONFIGS, save
+from tests.model.tiny import ALL_CONFIGS, save
 
 _HEAD = ("`model_type`", "GGUF", *DTYPES, "quantized checkpoints")
-MODELS = {make().model_type: name for name, make in reversed(CONFIGS.items())}
+MODELS = {make().model_type: name for name, make in reversed(ALL_CONFIGS.items())}
 """A tiny model of each `model_type`."""
 
 

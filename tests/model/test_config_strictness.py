@@ -23,10 +23,10 @@ from executor_service.backends.torch_backend.spec import ModelSpec
 from executor_service.backends.torch_backend.weights import open_checkpoint
 from tests.model.driver import Driver, logits_of, pages_from
 from tests.model.foreign_fields import FOREIGN_FIELDS
-from tests.model.tiny import CONFIGS, save
+from tests.model.tiny import ALL_CONFIGS, save
 
 TOKENS = np.random.default_rng(3).integers(3, 199, 40).tolist()
-FAMILIES = list({make().model_type: name for name, make in reversed(CONFIGS.items())}.values())
+FAMILIES = list({make().model_type: name for name, make in reversed(ALL_CONFIGS.items())}.values())
 ROPE_FIELDS: dict[str, Any] = {
     "attention_factor": 1.25,
     "beta_fast": 16,
@@ -74,7 +74,7 @@ def other_values(value: object) -> list[Any]:
 
 def own_config(family: str) -> dict[str, Any]:
     """What transformers writes for a tiny model of this family."""
-    config: dict[str, Any] = json.loads(CONFIGS[family]().to_json_string())
+    config: dict[str, Any] = json.loads(ALL_CONFIGS[family]().to_json_string())
     return config
 
 

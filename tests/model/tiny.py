@@ -88,11 +88,12 @@ MORE_CONFIGS: dict[str, Any] = {
     "mixtral": lambda: MixtralConfig(**_SIZES, num_local_experts=5),
 }
 """Those of architectures that `test_architectures.py` tries in many shapes."""
+ALL_CONFIGS = CONFIGS | MORE_CONFIGS
 
 
 def save(name: str, path: Path, **options: Any) -> PreTrainedModel:
     """Write a random model of this kind to `path` and return transformers' own of it."""
-    return save_random((CONFIGS | MORE_CONFIGS)[name](), path, **options)
+    return save_random(ALL_CONFIGS[name](), path, **options)
 
 
 def save_random(

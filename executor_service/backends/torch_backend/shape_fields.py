@@ -13,10 +13,10 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "input_layernorm": ("hidden_size",),
     "post_attention_layernorm": ("hidden_size",),
     **dict.fromkeys(("q_proj", "o_proj"), _HEADS),
-    **dict.fromkeys(("k_proj", "v_proj"), _KV_HEADS),
+    **dict.fromkeys(("k_proj", "v_proj", "qkv_proj"), _KV_HEADS),
     **dict.fromkeys(("q_norm", "k_norm"), ("head_dim",)),
     "gate": ("hidden_size", *_EXPERTS),
-    **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), (*_MLP, *_EXPERTS[1:])),
+    **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "down_proj"), (*_MLP, *_EXPERTS[1:])),
 }
 
 

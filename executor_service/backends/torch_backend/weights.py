@@ -171,7 +171,8 @@ class DirectoryCheckpoint:
             place = place_in_directory(self.spec, name)
             if place.name != name:
                 if place.name not in found:
-                    raise ModelError(f"{self.name}: the tensor {place.name!r} is missing")
+                    fields = by_fields(name if place.rows is None else place.name)
+                    raise ModelError(f"{self.name}: the tensor {place.name!r} is missing{fields}")
                 shape = found[place.name]
                 if place.rows is not None:
                     expected = place.all_rows, *shape[1:]

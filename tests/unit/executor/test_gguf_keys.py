@@ -37,7 +37,6 @@ CHANGES = {
     "rope.scaling.yarn_log_multiplier": 0.1,
     "rope.scale_linear": 4.0,  # of old files
     "rope.freq_base_swa": 500.0,
-    "expert_count": 8,
     "expert_shared_count": 1,
     "expert_weights_scale": 2.5,
     "expert_gating_func": 2,
@@ -54,6 +53,11 @@ def test_a_key_that_changes_the_result_is_refused_by_name(
 ) -> None:
     write_gguf(tmp_path / "odd.gguf", keys={key: value})
     refuses(tmp_path / "odd.gguf", "odd.gguf", f"llama.{key}")
+
+
+def test_experts_need_to_say_how_many_a_token_has(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "odd.gguf", keys={"expert_count": 8})
+    refuses(tmp_path / "odd.gguf", "odd.gguf", "llama.expert_used_count")
 
 
 def test_keys_at_values_that_change_nothing_are_no_fault(tmp_path: Path) -> None:
