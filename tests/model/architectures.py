@@ -98,6 +98,19 @@ _CLASSES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
 ARCHITECTURES = tuple(_CLASSES)
 VARIANTS: Mapping[str, Mapping[str, dict[str, Any]]] = {name: _COMMON | _OWN[name] for name in ARCHITECTURES}
 CASES = [(architecture, variant) for architecture in ARCHITECTURES for variant in VARIANTS[architecture]]
+FAST_CASES = [
+    ("mistral", "tied"),
+    ("mistral", "odd-heads"),
+    ("gemma3", "one-kv-head"),
+    ("gemma3", "two-ropes"),
+    ("phi3", "odd-heads"),
+    ("phi3", "partial-rotary"),
+    ("olmo2", "odd-heads"),
+    ("olmo2", "bias"),
+    ("mixtral", "window"),
+    ("mixtral", "sharded"),
+]
+"""Of which every run of the tests tries these."""
 
 
 def config_of(architecture: str, variant: str, **changes: Any) -> PretrainedConfig:

@@ -17,7 +17,7 @@ from executor_service.backends.base import Backend
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.kernels import PlainKernels
 from executor_service.contract.plan import OutputMode
-from tests.model.architectures import ARCHITECTURES, CASES, VARIANTS, save_variant
+from tests.model.architectures import ARCHITECTURES, CASES, FAST_CASES, VARIANTS, save_variant
 from tests.model.driver import Driver, logits_of, pages_from
 from tests.support.untyped import present
 
@@ -115,7 +115,10 @@ def test_there_are_at_least_eight_models_of_each_architecture(architecture: str)
     assert len(VARIANTS[architecture]) >= 8
 
 
-@pytest.mark.parametrize(("architecture", "variant"), CASES)
+@pytest.mark.parametrize(
+    ("architecture", "variant"),
+    [pytest.param(*case, marks=[] if case in FAST_CASES else pytest.mark.slow) for case in CASES],
+)
 def test_a_model_equals_transformers(
     architecture: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

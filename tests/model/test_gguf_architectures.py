@@ -40,7 +40,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("architecture", "variant", "changes"), CASES)
+@pytest.mark.parametrize(
+    ("architecture", "variant", "changes"),
+    [pytest.param(*case, marks=[] if case[1] == "one-kv-head" else pytest.mark.slow) for case in CASES],
+)
 def test_a_gguf_file_is_the_same_model(
     architecture: str, variant: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
