@@ -10,13 +10,15 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "embed_tokens": ("vocab_size", "hidden_size"),
     "lm_head": ("vocab_size", "hidden_size", "tie_word_embeddings"),
     "norm": ("hidden_size",),
-    "input_layernorm": ("hidden_size",),
-    "post_attention_layernorm": ("hidden_size",),
+    **dict.fromkeys(("input_layernorm", "post_attention_layernorm"), ("hidden_size",)),
+    **dict.fromkeys(("pre_feedforward_layernorm", "post_feedforward_layernorm"), ("hidden_size",)),
+    "qkv_proj": _KV_HEADS,
+    "gate_up_proj": _MLP,
     **dict.fromkeys(("q_proj", "o_proj"), _HEADS),
-    **dict.fromkeys(("k_proj", "v_proj", "qkv_proj"), _KV_HEADS),
+    **dict.fromkeys(("k_proj", "v_proj"), _KV_HEADS),
     **dict.fromkeys(("q_norm", "k_norm"), ("head_dim",)),
     "gate": ("hidden_size", *_EXPERTS),
-    **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "down_proj"), (*_MLP, *_EXPERTS[1:])),
+    **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), (*_MLP, *_EXPERTS[1:])),
 }
 
 
@@ -24,7 +26,9 @@ def by_fields(name: str) -> str:
     """ ", by" and the fields that a tensor's presence and shape follow from; "" where none is known."""
     *path, layer, kind = name.split(".")
     fields = _FIELDS.get(layer, ())
-    if "experts" in path:
+    if "block_sparse_moe" in path:
+        fields = ("intermediate_size", "hidden_size", "num_local_experts")
+    elif "experts" in path:
         fields = ("moe_intermediate_size", "hidden_size", *_EXPERTS)
     if fields and "layers" in path:
         fields = ("num_hidden_layers", *fields)

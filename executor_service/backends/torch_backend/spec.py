@@ -111,11 +111,9 @@ def checked(f: Fields, spec: ModelSpec) -> ModelSpec:
         )
     if spec.head_dim % 2:
         raise f.fault(f"head_dim {spec.head_dim} is odd; rotary embedding needs pairs")
-    if spec.rotary_dim % 2:
-        raise f.fault(f"{spec.rotary_dim} rotated elements of a head (partial_rotary_factor) make no pairs")
-    if not 0 < spec.rotary_dim <= spec.head_dim:
+    if spec.rotary_dim % 2 or not 0 < spec.rotary_dim <= spec.head_dim:
         raise f.fault(
-            f"{spec.rotary_dim} rotated elements (partial_rotary_factor) of {spec.head_dim} (head_dim)"
+            f"partial_rotary_factor rotates {spec.rotary_dim} elements of a head of {spec.head_dim}: no pairs"
         )
     if spec.moe and spec.moe.experts_per_token > spec.moe.experts:
         raise f.fault(

@@ -171,8 +171,7 @@ class DirectoryCheckpoint:
             place = place_in_directory(self.spec, name)
             if place.name != name:
                 if place.name not in found:
-                    fields = by_fields(name if place.rows is None else place.name)
-                    raise ModelError(f"{self.name}: the tensor {place.name!r} is missing{fields}")
+                    _check_shape(place.name, (), found, self.name)
                 shape = found[place.name]
                 if place.rows is not None:
                     expected = place.all_rows, *shape[1:]
