@@ -102,7 +102,7 @@ FAST_CASES = [
     ("mistral", "tied"),
     ("mistral", "odd-heads"),
     ("gemma3", "one-kv-head"),
-    ("gemma3", "two-ropes"),
+    ("gemma3", "long-context"),
     ("phi3", "odd-heads"),
     ("phi3", "partial-rotary"),
     ("olmo2", "odd-heads"),
