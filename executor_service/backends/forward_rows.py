@@ -123,7 +123,8 @@ def drawn_by(outputs: Sequence[RowOutput], decodes: int) -> tuple[list[int], dic
     Raises RuntimeError if an output has another number of tokens.
     """
     if isinstance(outputs, ForwardOutputs):
-        return outputs.tokens.tolist(), dict.fromkeys(np.flatnonzero(~outputs.finite).tolist())
+        bad = [] if outputs.finite.all() else np.flatnonzero(~outputs.finite).tolist()
+        return outputs.tokens.tolist(), dict.fromkeys(bad)
     tokens, not_finite = [], {}
     for index, output in enumerate(outputs[:decodes]):
         if not output.finite:
