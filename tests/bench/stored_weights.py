@@ -1,8 +1,8 @@
-"""Speed of the CPU's matrix products by the dtype in which weights are stored, as a ratio to fp32.
+"""Speed of the CPU's fp32 matrix products by how weights are stored, as a ratio to weights in fp32.
 
 usage: python -m tests.bench.stored_weights [--layers 12] [--repeats 15] [--rows 1,4,8,16,32,64,256]
 Shapes are those of SmolLM2-135M, its output layer included. One thread; its CPU time is measured, so that a
-busy machine disturbs little. The dtypes take turns. Prints a JSON object for each number of rows:
+busy machine disturbs little. The ways take turns. Prints a JSON object for each number of rows:
 milliseconds (medians), and the median of each turn's ratio to fp32.
 """
 
@@ -17,21 +17,49 @@ import numpy as np
 import torch
 
 from executor_service.backends.torch_backend.cpu.kernels import CpuKernels
+from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight
 
 HIDDEN, INNER, QKV, VOCABULARY = 576, 1536, 960, 49_152
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+GROUP = 64  # columns; divides both sizes of inputs
+Store = Callable[[torch.Tensor], Weight]
+"""From an fp32 weight [n, k] to what a checkpoint has."""
+
+
+def scaled(dtype: torch.dtype, largest: float, group: int | None) -> Store:
+    """Numbers of 8 bits, with a scale for each row or group of columns."""
+
+    def store(weight: torch.Tensor) -> ScaledNumbers:
+        n, k = weight.shape
+        parts = weight.view(n, -1, group or k)
+        scales = parts.abs().amax(2) / largest
+        numbers = (parts / scales[:, :, None]).view(n, k)
+        rounded = numbers if dtype.is_floating_point else numbers.round()
+        return ScaledNumbers(rounded.to(dtype), scales, torch.arange(k) // (group or k))
+
+    return store
+
+
+STORES: dict[str, Store] = {
+    "fp32": lambda weight: weight,
+    "bf16": lambda weight: weight.to(torch.bfloat16),
+    "fp16": lambda weight: weight.to(torch.float16),
+    "int8": scaled(torch.int8, 127, None),
+    "int8 in groups": scaled(torch.int8, 127, GROUP),
+    "fp8": scaled(torch.float8_e4m3fn, 448, None),
+    "fp8 in groups": scaled(torch.float8_e4m3fn, 448, GROUP),
+}
 
 Call = tuple[Callable[[torch.Tensor], torch.Tensor], int]
 """A layer and the size of its inputs."""
 
 
-def layers_of(kernels: CpuKernels, layers: int, dtype: torch.dtype) -> list[Call]:
+def layers_of(kernels: CpuKernels, layers: int, store: Store) -> list[Call]:
     """The linear layers of a model."""
 
-    def drawn(n: int, k: int) -> torch.Tensor:
-        return (torch.randn(n, k) * k**-0.5).to(dtype)
+    def drawn(n: int, k: int) -> Weight:
+        return store(torch.randn(n, k) * k**-0.5)
 
-    calls: list[Call] = [(kernels.head(drawn(VOCABULARY, HIDDEN)), HIDDEN)]
+    calls: list[Call] = [(kernels.linear([drawn(VOCABULARY, HIDDEN)]), HIDDEN)]
     for _ in range(layers):
         calls += [
             (kernels.linear([drawn(QKV, HIDDEN)]), HIDDEN),
@@ -76,7 +104,7 @@ def main() -> None:
     flags = parser.parse_args()
     torch.manual_seed(0)
     kernels = CpuKernels(1)
-    models = {name: layers_of(kernels, flags.layers, dtype) for name, dtype in DTYPES.items()}
+    models = {name: layers_of(kernels, flags.layers, store) for name, store in STORES.items()}
     for rows in map(int, flags.rows.split(",")):
         print(json.dumps(compare(kernels, models, rows, flags.repeats)), flush=True)
     kernels.close()

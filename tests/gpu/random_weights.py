@@ -36,6 +36,10 @@ class RandomCheckpoint:
             tensor = 1 + 0.1 * tensor
         return tensor if part is None else tensor[part].clone()
 
+    def read_weight(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """See `Checkpoint`."""
+        return self.read(name, part)
+
     def files(self) -> list[Path]:
         """See `Checkpoint`."""
         return []

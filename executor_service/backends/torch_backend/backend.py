@@ -25,6 +25,7 @@ from executor_service.backends.torch_backend.beside import Beside
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.finite import FiniteCheckpoint
 from executor_service.backends.torch_backend.host_runner import HostRunner
+from executor_service.backends.torch_backend.kept_weights import KeptWeights
 from executor_service.backends.torch_backend.kernel_choice import check_spec, make_kernels
 from executor_service.backends.torch_backend.kernels import Kernels, LayerCache
 from executor_service.backends.torch_backend.low_rank import LowRankKernels, parts_of
@@ -98,19 +99,21 @@ class TorchBackend:
                 lambda told: fingerprint(checkpoint, dtypes, told) if is_first_rank else b""
             ) as hashing:
                 with torch.inference_mode():
-                    weights = FiniteCheckpoint(self._shard.cut(checkpoint), kernels.dtype)
-                    self._model = Model(weights, kernels, progress, self._shard)
+                    kept = KeptWeights(self._shard.cut(checkpoint), kernels.keeps)
+                    self._model = Model(FiniteCheckpoint(kept, kernels.dtype), kernels, progress, self._shard)
                 digest = hashing.result(progress)
             if kernels.low_rank is not None:
                 self._adapters = self._new_adapters(kernels.low_rank)
         finally:
             checkpoint.close()
-        if checkpoint.quantization is not None:
-            weights_bytes = self._model.bytes()
+        if kept.dequantized:
             log.warning(
-                f"{checkpoint.quantization} weights are dequantized when they are loaded",
+                f"{kept.quantization}: weights that no kernel multiplies are dequantized",
+                dequantized=kept.dequantized,
+                kept=kept.kept,
                 dtype=self._config.dtype,
-                bytes=weights_bytes,
+                device=self._config.device,
+                weight_bytes=self._model.bytes(),
             )
         self.info = self._describe(checkpoint, digest)
 

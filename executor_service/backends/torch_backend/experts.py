@@ -10,9 +10,10 @@ from torch.nn import functional
 
 from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.kernels import GatedLinear, Kernels, Linear
+from executor_service.backends.torch_backend.scaled_numbers import Weight, plain
 from executor_service.backends.torch_backend.spec import MoeSpec
 
-Read = Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+Read = Callable[[int], tuple[Weight, Weight, Weight]]
 """The weights of one expert, a gated MLP: gate and up [inner, hidden], down [hidden, inner]."""
 
 _ALIGNMENT = 16  # bytes: row alignment that grouped products need
@@ -85,7 +86,7 @@ class GroupedExperts:
         self._gate_up = torch.empty(count, 2 * inner, hidden, device=device, dtype=dtype)
         self._down = torch.empty(count, hidden, inner, device=device, dtype=dtype)
         for i in range(count):
-            gate, up, down = read(i)
+            gate, up, down = map(plain, read(i))
             self._gate_up[i, :inner], self._gate_up[i, inner:], self._down[i] = gate, up, down
 
     def __call__(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ from executor_service.backends.torch_backend.drawing import Filters, draw, exclu
 from executor_service.backends.torch_backend.low_rank import LinearChange, LowRankKernels, PlainLowRank
 from executor_service.backends.torch_backend.quantized import Format, QuantizedLinear
 from executor_service.backends.torch_backend.sampler import Picker
+from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight, plain
 from executor_service.contract.masks import Masks
 
 
@@ -137,15 +138,16 @@ class Kernels(Picker, Protocol):
     def close(self) -> None:
         """End the threads, if any."""
 
-    def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
+    def keeps(self, weight: ScaledNumbers) -> bool:
+        """Whether linear layers multiply these numbers as they are; others are dequantized first."""
+
+    def linear(self, parts: Sequence[Weight], bias: torch.Tensor | None = None) -> Linear:
         """A linear layer whose weight is the parts [n_i, k], one after the other."""
 
     def head(self, weight: torch.Tensor) -> Linear:
         """The output layer; its results may be wider than the dtype."""
 
-    def gated(
-        self, gate: torch.Tensor, up: torch.Tensor, activation: Activation = Activation.SILU
-    ) -> GatedLinear:
+    def gated(self, gate: Weight, up: Weight, activation: Activation = Activation.SILU) -> GatedLinear:
         """The first half of a gated MLP."""
 
     def rms_norm(
@@ -225,17 +227,19 @@ class PlainKernels:
     def close(self) -> None:
         """Do nothing."""
 
-    def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
+    def keeps(self, weight: ScaledNumbers) -> bool:
+        return self.form is not None and weight.by_row and weight.numbers.dtype == self.form.dtype
+
+    def linear(self, parts: Sequence[Weight], bias: torch.Tensor | None = None) -> Linear:
         if self.form is not None:
             return QuantizedLinear(parts, bias, self.form, self.device, self.dtype)
-        return PlainLinear(self._put(torch.cat(list(parts))), None if bias is None else self._put(bias))
+        whole = torch.cat([plain(part) for part in parts])
+        return PlainLinear(self._put(whole), None if bias is None else self._put(bias))
 
     def head(self, weight: torch.Tensor) -> Linear:
         return PlainLinear(self._put(weight), None)
 
-    def gated(
-        self, gate: torch.Tensor, up: torch.Tensor, activation: Activation = Activation.SILU
-    ) -> GatedLinear:
+    def gated(self, gate: Weight, up: Weight, activation: Activation = Activation.SILU) -> GatedLinear:
         return PlainGated(self.linear([gate, up]), self.join, activation)
 
     def join(self, both: torch.Tensor, activation: Activation) -> torch.Tensor:

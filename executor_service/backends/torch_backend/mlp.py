@@ -8,6 +8,7 @@ from executor_service.backends.torch_backend.experts import experts
 from executor_service.backends.torch_backend.kernels import GatedLinear, Kernels, Linear
 from executor_service.backends.torch_backend.low_rank import NO_CHANGES, LayerChanges
 from executor_service.backends.torch_backend.norms import Norms
+from executor_service.backends.torch_backend.scaled_numbers import Weight
 from executor_service.backends.torch_backend.shard import Shard
 from executor_service.backends.torch_backend.spec import MoeSpec
 from executor_service.backends.torch_backend.weights import Checkpoint
@@ -25,9 +26,9 @@ class Mlp:
         norm: torch.Tensor | None,
         shard: Shard,
     ) -> None:
-        gate, up = (checkpoint.read(f"{prefix}{part}_proj.weight") for part in ("gate", "up"))
+        gate, up = (checkpoint.read_weight(f"{prefix}{part}_proj.weight") for part in ("gate", "up"))
         self.gated: GatedLinear = kernels.gated(gate, up, checkpoint.spec.activation)
-        self.down = shard.summed(kernels.linear([checkpoint.read(prefix + "down_proj.weight")]))
+        self.down = shard.summed(kernels.linear([checkpoint.read_weight(prefix + "down_proj.weight")]))
         self.norm, self._norms = norm, norms
 
     def add(self, x: torch.Tensor, residual: torch.Tensor, changes: LayerChanges = NO_CHANGES) -> None:
@@ -58,11 +59,11 @@ class MixtureMlp:
         shard: Shard,
     ) -> None:
         self.moe, self.norm, self._norms, self._shard = moe, norm, norms, shard
-        self.router: Linear = kernels.linear([checkpoint.read(prefix + "gate.weight")])
+        self.router: Linear = kernels.linear([checkpoint.read_weight(prefix + "gate.weight")])
 
-        def read(expert: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        def read(expert: int) -> tuple[Weight, Weight, Weight]:
             names = (f"{prefix}experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
-            gate, up, down = map(checkpoint.read, names)
+            gate, up, down = map(checkpoint.read_weight, names)
             return gate, up, down
 
         spec = checkpoint.spec

@@ -216,12 +216,12 @@ class Model:
         )
         return Layer(
             attention_norm=self._norm(checkpoint, prefix, s.norms.before_attention),
-            qkv=self.kernels.linear([checkpoint.read(part + ".weight") for part in parts], bias),
+            qkv=self.kernels.linear([checkpoint.read_weight(part + ".weight") for part in parts], bias),
             qk_norms=(q_norm, k_norm) if s.qk_norm is QkNorm.ALL else None,
             attention=attention,
             output=self._shard.summed(
                 self.kernels.linear(
-                    [checkpoint.read(prefix + "self_attn.o_proj.weight")],
+                    [checkpoint.read_weight(prefix + "self_attn.o_proj.weight")],
                     checkpoint.read(prefix + "self_attn.o_proj.bias") if s.output_bias else None,
                 )
             ),

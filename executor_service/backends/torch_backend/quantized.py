@@ -8,7 +8,7 @@ Everything else stays in the input's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.low_rank import LinearChange
+from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight
 
 ALIGNMENT = 16
 """The numbers of inputs and output channels are padded with zeros to a multiple of this.
@@ -145,18 +146,30 @@ def padded(x: torch.Tensor, form: Format) -> tuple[int, int]:
     return max(rows, form.min_rows), k + -k % ALIGNMENT
 
 
+def _rounded(part: Weight, form: Format, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Some rows after the other: numbers in the form's dtype [rows, k], and their scales, fp32 [rows, 1]."""
+    if isinstance(part, ScaledNumbers):
+        yield part.numbers, part.scales
+        return
+    for piece in torch.split(part, _ROUNDED_AT_ONCE):
+        yield round_rows(piece.to(device), form.dtype, form.largest_weight)
+
+
 class QuantizedLinear:
     """x W^T + b, with W [n, k] given as parts that are concatenated along n."""
 
     def __init__(
         self,
-        parts: Sequence[torch.Tensor],
+        parts: Sequence[Weight],
         bias: torch.Tensor | None,
         form: Format,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Raises ModelError when a sum could overflow."""
+        """Parts that have numbers in the form's dtype, and a scale for each row, keep both.
+
+        Raises ModelError when a sum could overflow.
+        """
         self._n, self._k = sum(part.shape[0] for part in parts), parts[0].shape[1]
         if self._k > form.max_inputs:
             raise ModelError(f"{self._k} inputs of a linear layer are too many for {form.dtype}")
@@ -167,9 +180,8 @@ class QuantizedLinear:
         self._scales = torch.zeros(1, len(self._weight), device=device)
         self._bias = None if bias is None else bias.to(device=device, dtype=dtype)
         first = 0
-        for piece in (piece for part in parts for piece in torch.split(part, _ROUNDED_AT_ONCE)):
-            end = first + len(piece)
-            rounded, scales = round_rows(piece.to(device), form.dtype, form.largest_weight)
+        for rounded, scales in (one for part in parts for one in _rounded(part, form, device)):
+            end = first + len(rounded)
             self._weight[first:end, : self._k] = rounded
             self._scales[0, first:end] = scales[:, 0]
             first = end

@@ -61,6 +61,10 @@ class SafetensorsDirectory:
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file.name}: {error}") from None
 
+    def read_weight(self, name: str, part: tuple[slice, ...] | None = None) -> torch.Tensor:
+        """As `read`: no weight is quantized."""
+        return self.read(name, part)
+
     def close(self) -> None:
         """Close the files. Tensors that were read stay valid."""
         self._open.clear()

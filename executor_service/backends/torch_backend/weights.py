@@ -27,6 +27,7 @@ from executor_service.backends.torch_backend.families import FAMILIES
 from executor_service.backends.torch_backend.gguf_file import MAGIC, GgufFile
 from executor_service.backends.torch_backend.gguf_spec import spec_from_gguf
 from executor_service.backends.torch_backend.rope.from_gguf import FACTOR_TENSORS
+from executor_service.backends.torch_backend.scaled_numbers import Weight
 from executor_service.backends.torch_backend.shape_fields import by_fields
 from executor_service.backends.torch_backend.spec import ModelSpec, QkNorm
 from executor_service.backends.torch_backend.stored_names import (
@@ -62,10 +63,13 @@ class Checkpoint(Protocol):
 
     @property
     def quantization(self) -> str | None:
-        """The title of the format of its quantized weights, which `read` dequantizes; None: it has none."""
+        """The title of the format of its quantized weights; None: `read_weight` returns tensors only."""
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """A tensor or a part of it, by its Hugging Face name: in its stored dtype, or dequantized to fp32."""
+
+    def read_weight(self, name: str, part: Part | None = None) -> Weight:
+        """As `read`, of a linear layer's weight: as numbers and scales where it is stored so."""
 
     def files(self) -> list[Path]:
         """The files that hold the weights, in a fixed order."""
@@ -209,11 +213,17 @@ class DirectoryCheckpoint:
         )
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        return self._store.read(*self._stored_part(name, part))
+
+    def read_weight(self, name: str, part: Part | None = None) -> Weight:
+        return self._store.read_weight(*self._stored_part(name, part))
+
+    def _stored_part(self, name: str, part: Part | None) -> tuple[str, Part | None]:
+        """The stored tensor that has this part of one of the model's, and the part of it."""
         place = self._places.get(name, Place(name))
         stored = self._stored.get(place.name)
-        return self._store.read(
-            HEAD if stored is None and name == EMBEDDING else stored or name, _within(place.rows, part)
-        )
+        within = _within(place.rows, part)
+        return HEAD if stored is None and name == EMBEDDING else stored or name, within
 
     def files(self) -> list[Path]:
         return self._store.files
@@ -275,6 +285,10 @@ class GgufCheckpoint:
                 pairs = tensor.reshape(heads, self.spec.head_dim // 2, 2, -1)
                 tensor = pairs.transpose(1, 2).reshape(tensor.shape)
         return tensor if part is None else tensor[part].clone()
+
+    def read_weight(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """As `read`: blocks are dequantized."""
+        return self.read(name, part)
 
     def files(self) -> list[Path]:
         return [self.file.path]

@@ -56,6 +56,9 @@ class Weights:
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         return torch.empty(self._shapes[name], dtype=torch.bfloat16)
 
+    def read_weight(self, name: str, part: Part | None = None) -> torch.Tensor:
+        return self.read(name, part)
+
     def files(self) -> list[Path]:
         return []
 

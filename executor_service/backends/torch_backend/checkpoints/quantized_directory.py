@@ -13,6 +13,7 @@ import torch
 from executor_service.backends.torch_backend.checkpoints.module import QuantizedModule
 from executor_service.backends.torch_backend.checkpoints.weight_format import WeightFormat
 from executor_service.backends.torch_backend.safetensors_dir import SafetensorsDirectory, ShardTensor
+from executor_service.backends.torch_backend.scaled_numbers import Weight, plain
 from executor_service.contract.model_error import ModelError
 from executor_service.files.safetensors_header import FLOATS, QUANTIZED
 
@@ -42,11 +43,15 @@ class QuantizedDirectory:
 
     def read(self, name: str, part: tuple[slice, ...] | None = None) -> torch.Tensor:
         """A tensor or a part of it, in its stored dtype, or dequantized to fp32. Raises ModelError."""
+        return plain(self.read_weight(name, part))
+
+    def read_weight(self, name: str, part: tuple[slice, ...] | None = None) -> Weight:
+        """A tensor or a part of it; a quantized weight as numbers and scales. Raises ModelError."""
         module = self._modules.get(name.removesuffix("." + _WEIGHT))
         if module is None or not name.endswith("." + _WEIGHT):
             return self._store.read(name, part)
         weight = self._format.read(module)
-        return (weight if part is None else weight.part(*part)).plain()
+        return weight if part is None else weight.part(*part)
 
     def close(self) -> None:
         """Close the files. Tensors that were read stay valid."""

@@ -15,6 +15,12 @@ from executor_service.backends.torch_backend.cpu.attention.batch import Prepared
 from executor_service.backends.torch_backend.cpu.attention.pages import NARROWEST, Pages, new_layer_cache
 from executor_service.backends.torch_backend.cpu.layers.linear_fp32 import PackedGated, PackedLinear
 from executor_service.backends.torch_backend.cpu.layers.linear_int8 import Int8Gated, Int8Linear
+from executor_service.backends.torch_backend.cpu.layers.linear_scaled import (
+    ScaledGated,
+    ScaledLinear,
+    alike,
+    is_supported,
+)
 from executor_service.backends.torch_backend.cpu.layers.recorded_blocks import (
     attention_calls,
     norm_call,
@@ -40,6 +46,7 @@ from executor_service.backends.torch_backend.kernels import (
     Linear,
     RecordedBlocks,
 )
+from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight, plain
 from executor_service.contract.masks import Masks
 
 
@@ -66,19 +73,27 @@ class CpuKernels:
         """End the helper threads."""
         self.pool.close()
 
-    def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
+    def keeps(self, weight: ScaledNumbers) -> bool:
+        """Numbers of 8 bits, in groups that follow each other."""
+        return is_supported(weight)
+
+    def linear(self, parts: Sequence[Weight], bias: torch.Tensor | None = None) -> Linear:
         """x W^T + b, with W in its own dtype, packed once."""
-        return PackedLinear(parts, bias, self.pool)
+        scaled = alike(parts)
+        if scaled is None:
+            return PackedLinear([plain(part) for part in parts], bias, self.pool)
+        return ScaledLinear(scaled, bias, self.pool)
 
     def head(self, weight: torch.Tensor) -> Linear:
         """The output layer, in the precision of the other linear layers."""
         return self.linear([weight])
 
-    def gated(
-        self, gate: torch.Tensor, up: torch.Tensor, activation: Activation = Activation.SILU
-    ) -> GatedLinear:
+    def gated(self, gate: Weight, up: Weight, activation: Activation = Activation.SILU) -> GatedLinear:
         """activation(x G^T) * (x U^T), with G and U in their own dtype, packed once."""
-        return PackedGated(gate, up, activation, self.pool)
+        scaled = alike((gate, up))
+        if scaled is None:
+            return PackedGated(plain(gate), plain(up), activation, self.pool)
+        return ScaledGated(scaled[0], scaled[1], activation, self.pool)
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, add_to: torch.Tensor | None = None
@@ -166,12 +181,14 @@ class CpuInt8Kernels(CpuKernels):
         super().__init__(threads)
         self._scratch = Scratch()
 
-    def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
+    def keeps(self, weight: ScaledNumbers) -> bool:
+        """int8 with a scale for each row."""
+        return weight.by_row and weight.numbers.dtype == torch.int8
+
+    def linear(self, parts: Sequence[Weight], bias: torch.Tensor | None = None) -> Linear:
         """x W^T + b, with W in int8, packed once."""
         return Int8Linear(parts, bias, self.pool, self._scratch)
 
-    def gated(
-        self, gate: torch.Tensor, up: torch.Tensor, activation: Activation = Activation.SILU
-    ) -> GatedLinear:
+    def gated(self, gate: Weight, up: Weight, activation: Activation = Activation.SILU) -> GatedLinear:
         """activation(x G^T) * (x U^T), with G and U in int8, packed once."""
         return Int8Gated(gate, up, activation, self.pool, self._scratch)

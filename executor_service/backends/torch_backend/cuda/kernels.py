@@ -34,6 +34,7 @@ from executor_service.backends.torch_backend.kernels import (
 )
 from executor_service.backends.torch_backend.low_rank import LinearChange
 from executor_service.backends.torch_backend.quantized import Format
+from executor_service.backends.torch_backend.scaled_numbers import Weight, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,12 @@ class CudaKernels(PlainKernels):
         self.low_rank = CudaLowRank(device, dtype)
         self._arrivals: dict[int, torch.Tensor] = {}  # by the number of KV heads
 
-    def linear(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
+    def linear(self, parts: Sequence[Weight], bias: torch.Tensor | None = None) -> Linear:
         if self.form is not None:
             return super().linear(parts, bias)
-        return CudaLinear(self._put(torch.cat(list(parts))), None if bias is None else self._put(bias))
+        return CudaLinear(
+            self._put(torch.cat([plain(part) for part in parts])), None if bias is None else self._put(bias)
+        )
 
     def join(self, both: torch.Tensor, activation: Activation) -> torch.Tensor:
         return triton_pointwise.gated(both, activation)

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend.scaled_numbers import Weight
 from executor_service.backends.torch_backend.spec import ModelSpec, QkNorm
 from executor_service.backends.torch_backend.stored_names import EMBEDDING, HEAD
 from executor_service.backends.torch_backend.weights import Checkpoint, Part
@@ -120,6 +121,11 @@ class CutCheckpoint:
         if name.endswith("o_proj.bias") and self._cut.rank > 0:
             return torch.zeros_like(tensor)
         return tensor
+
+    def read_weight(self, name: str, part: Part | None = None) -> Weight:
+        """This rank's part of a linear layer's weight."""
+        assert part is None
+        return self._whole.read_weight(name, self._cut.part(name))
 
     def files(self) -> list[Path]:
         return self._whole.files()

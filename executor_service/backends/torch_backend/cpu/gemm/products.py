@@ -15,7 +15,13 @@ from numba import njit
 from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend.activation import Activation
-from executor_service.backends.torch_backend.cpu.gemm import tile_bf16, tile_fp16, tile_fp32, tile_int8
+from executor_service.backends.torch_backend.cpu.gemm import (
+    tile_bf16,
+    tile_fp16,
+    tile_fp32,
+    tile_int8,
+    tile_scaled,
+)
 from executor_service.backends.torch_backend.cpu.gemm.low_rank import (
     Expand,
     ExpandPairs,
@@ -75,6 +81,14 @@ class MultiplyFp16(Multiply):
     """In fp32, adapters too, over weights in fp16."""
 
 
+class MultiplyScaledInt8(Multiply):
+    """In fp32, adapters too, over weights in int8 with scales."""
+
+
+class MultiplyScaledFp8(Multiply):
+    """In fp32, adapters too, over weights in fp8 (e4m3) with scales."""
+
+
 class MultiplyInt8(Multiply):
     """Of rows that `QuantizeRows` wrote and weights in int8; adapters are in fp16."""
 
@@ -106,6 +120,14 @@ class MultiplyGatedBf16(MultiplyGated):
 
 class MultiplyGatedFp16(MultiplyGated):
     """In fp32, adapters too, over weights in fp16."""
+
+
+class MultiplyGatedScaledInt8(MultiplyGated):
+    """In fp32, adapters too, over weights in int8 with scales."""
+
+
+class MultiplyGatedScaledFp8(MultiplyGated):
+    """In fp32, adapters too, over weights in fp8 (e4m3) with scales."""
 
 
 class MultiplyGatedInt8(MultiplyGated):
@@ -263,9 +285,13 @@ PRODUCTS = (
     _multiply(MultiplyFp32, tile_fp32, expand_fp32),
     _multiply(MultiplyBf16, tile_bf16, expand_fp32),
     _multiply(MultiplyFp16, tile_fp16, expand_fp32),
+    _multiply(MultiplyScaledInt8, tile_scaled.INT8, expand_fp32),
+    _multiply(MultiplyScaledFp8, tile_scaled.FP8, expand_fp32),
     _multiply(MultiplyInt8, tile_int8, expand_fp16),
     _gated(MultiplyGatedFp32, tile_fp32, expand_pairs_fp32),
     _gated(MultiplyGatedBf16, tile_bf16, expand_pairs_fp32),
     _gated(MultiplyGatedFp16, tile_fp16, expand_pairs_fp32),
+    _gated(MultiplyGatedScaledInt8, tile_scaled.INT8, expand_pairs_fp32),
+    _gated(MultiplyGatedScaledFp8, tile_scaled.FP8, expand_pairs_fp32),
     _gated(MultiplyGatedInt8, tile_int8, expand_pairs_fp16),
 )

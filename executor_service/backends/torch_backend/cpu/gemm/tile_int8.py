@@ -33,9 +33,9 @@ _BYTES, _PAIRS = ir.VectorType(ir.IntType(8), 2 * VECTOR), ir.VectorType(ir.IntT
 _PRODUCTS = ir.VectorType(_I32, 2 * VECTOR)
 
 
-def largest_activation(k: int) -> int:
+def largest_activation(k: int, largest_weight: int = LARGEST_WEIGHT) -> int:
     """The largest magnitude, at most 32,767, with which k products can't overflow an int32 sum."""
-    return min(32_767, (2**31 - 1) // (LARGEST_WEIGHT * max(k, 1)))
+    return min(32_767, (2**31 - 1) // (largest_weight * max(k, 1)))
 
 
 def _every_other(first: int) -> ir.Constant:
