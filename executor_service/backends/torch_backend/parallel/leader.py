@@ -71,11 +71,11 @@ class LeaderBackend(Synchronous):
 
     def load(self, progress: Progress) -> None:
         """Check that the model can be split, wait for the other ranks, load. Raises ModelError."""
-        checkpoint = open_checkpoint(self._config.model)
-        checkpoint.close()
-        Cut(checkpoint.spec, self._rank.number, self._rank.ranks)
-        progress("waiting for the other ranks", 0.0)
         with self._all_or_none():
+            checkpoint = open_checkpoint(self._config.model)
+            checkpoint.close()
+            Cut(checkpoint.spec, self._rank.number, self._rank.ranks)
+            progress("waiting for the other ranks", 0.0)
             self._group = Group(
                 self._rank, torch.device(self._config.device), self._timeout_s, self._listener
             )
@@ -158,9 +158,11 @@ class LeaderBackend(Synchronous):
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """Kill the followers if a call fails."""
+        """Kill the followers if a call fails; none is expected to connect any more."""
         try:
             yield
         except BaseException:
             self._followers.kill()
+            if self._listener is not None:
+                self._listener.close()  # unless the group has taken it
             raise
