@@ -22,7 +22,8 @@ from executor_service.backends.torch_backend.cuda.device_runner import DeviceRun
 from executor_service.backends.torch_backend.cuda.graphs import Picked
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer
-from executor_service.backends.torch_backend.kernels import AttentionShape, LayerCache
+from executor_service.backends.torch_backend.kernels import AttentionShape
+from executor_service.backends.torch_backend.layer_cache import LayerCache
 from executor_service.contract.masks import Masks
 
 HIDDEN, VOCABULARY = 8, 512  # of the model
@@ -93,7 +94,7 @@ class ClockedRunner(DeviceRunner):
             capturable=True,
         )
         page = torch.zeros(pages, 1)
-        super().__init__(model, [LayerCache(page, page)], page_size)
+        super().__init__(model, [LayerCache(page, page, page)], page_size)
         self.step_s = 0.0
         self._clock, self._ready_s = clock, 0.0
         self._computed: dict[tuple[int, int], Picked] = {}

@@ -27,9 +27,11 @@ from executor_service.backends.torch_backend.finite import FiniteCheckpoint
 from executor_service.backends.torch_backend.host_runner import HostRunner
 from executor_service.backends.torch_backend.kept_weights import KeptWeights
 from executor_service.backends.torch_backend.kernel_choice import check_spec, make_kernels
-from executor_service.backends.torch_backend.kernels import Kernels, LayerCache
+from executor_service.backends.torch_backend.kernels import Kernels
+from executor_service.backends.torch_backend.layer_cache import LayerCache
 from executor_service.backends.torch_backend.low_rank import LowRankKernels, parts_of
 from executor_service.backends.torch_backend.model import Model
+from executor_service.backends.torch_backend.page_format import token_bytes
 from executor_service.backends.torch_backend.runner import Runner
 from executor_service.backends.torch_backend.shard import Shard, Whole
 from executor_service.backends.torch_backend.slot_adapters import SlotAdapters
@@ -251,7 +253,7 @@ class TorchBackend:
 
     def _describe(self, checkpoint: Checkpoint, digest: bytes) -> ModelDescription:
         spec = checkpoint.spec
-        item_bytes = self.model.kernels.cache_dtype.itemsize
+        of_layer = token_bytes(self.model.spec.kv_heads, spec.head_dim, self.model.kernels.cache_dtype)
         on_cuda = self._config.device.startswith("cuda")
         return ModelDescription(
             name=checkpoint.name,
@@ -263,7 +265,7 @@ class TorchBackend:
             device=self._config.device,
             hidden_size=spec.hidden_size,
             layers=spec.layers,
-            kv_bytes_per_token=2 * spec.layers * self.model.spec.kv_heads * spec.head_dim * item_bytes,
+            kv_bytes_per_token=spec.layers * of_layer,
             eos_token_ids=spec.eos_token_ids,
             fingerprint=digest,
             can_forward=True,
@@ -290,7 +292,7 @@ class TorchBackend:
 
 
 def _kv_bytes(caches: Sequence[LayerCache]) -> int:
-    return sum(cache.k.nbytes + cache.v.nbytes for cache in caches)
+    return sum(cache.nbytes for cache in caches)
 
 
 def _peak_rss_bytes() -> int:

@@ -8,7 +8,7 @@ import torch
 
 from executor_service.backends.base import ComputedForward, ForwardRow, PendingForward, Progress, RowOutput
 from executor_service.backends.torch_backend.batch import Batch, parts
-from executor_service.backends.torch_backend.kernels import LayerCache, copy_keys_and_values
+from executor_service.backends.torch_backend.layer_cache import LayerCache, copy_keys_and_values
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.prompt_outputs import joined, output_states, prompt_outputs
 from executor_service.backends.torch_backend.shard import Shard

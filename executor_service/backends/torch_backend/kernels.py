@@ -18,7 +18,9 @@ from torch.nn import functional
 from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.drawing import Filters, draw, exclude
+from executor_service.backends.torch_backend.layer_cache import LayerCache
 from executor_service.backends.torch_backend.low_rank import LinearChange, LowRankKernels, PlainLowRank
+from executor_service.backends.torch_backend.page_format import get, plain_cache, put
 from executor_service.backends.torch_backend.quantized import Format, QuantizedLinear
 from executor_service.backends.torch_backend.sampler import Picker
 from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight, plain
@@ -48,21 +50,6 @@ class GatedLinear(Protocol):
 
     def bytes(self) -> int:
         """Bytes of the weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """K and V of one layer; the first dimension is the page; each `Kernels` chooses the other dimensions."""
-
-    k: torch.Tensor
-    v: torch.Tensor
-
-
-def copy_keys_and_values(caches: Sequence[LayerCache], source: int, target: int) -> None:
-    """Copy a page in every layer."""
-    for cache in caches:
-        cache.k[target] = cache.k[source]
-        cache.v[target] = cache.v[source]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +204,16 @@ class PlainKernels:
 
     groups = False
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, form: Format | None = None) -> None:
-        self.device, self.dtype, self.cache_dtype, self.form = device, dtype, dtype, form
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        form: Format | None = None,
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
+        """`cache_dtype`: an 8-bit format of `page_format`; None: `dtype`."""
+        self.device, self.dtype, self.form = device, dtype, form
+        self.cache_dtype = cache_dtype or dtype
         self.low_rank: LowRankKernels | None = PlainLowRank(device, dtype)
 
     def step(self) -> AbstractContextManager[None]:
@@ -255,11 +250,7 @@ class PlainKernels:
         return normed if add_to is None else add_to.add_(normed)
 
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
-        shape = (pages, page_size, kv_heads, head_dim)
-        return LayerCache(
-            torch.zeros(shape, dtype=self.cache_dtype, device=self.device),
-            torch.zeros(shape, dtype=self.cache_dtype, device=self.device),
-        )
+        return plain_cache(pages, page_size, kv_heads, head_dim, self.cache_dtype, self.device)
 
     def prepare(self, batch: Batch, shape: AttentionShape) -> Any:
         return batch
@@ -271,16 +262,14 @@ class PlainKernels:
         q, k, v = torch.split(heads, [w.heads, w.kv_heads, w.kv_heads], dim=1)
         cos, sin = w.cos[prepared.positions], w.sin[prepared.positions]
         q, k = self._rotate(q, cos, sin, w.q_norm, w.eps), self._rotate(k, cos, sin, w.k_norm, w.eps)
-        cache.k[prepared.pages, prepared.slots] = k
-        cache.v[prepared.pages, prepared.slots] = v
+        put(cache, (prepared.pages, prepared.slots), k, v)
         outs, first = [], 0
         for table, start, count in zip(prepared.tables, prepared.starts, prepared.counts, strict=True):
             length, page_size = int(start + count), cache.k.shape[1]
             before = max(int(start) - w.window + 1, 0) // page_size if w.window else 0  # pages nobody sees
             seen = slice(before, -(-length // page_size))
             positions = torch.arange(before * page_size, length, device=self.device)
-            keys = cache.k[table[seen]].flatten(0, 1)[: len(positions)].transpose(0, 1)
-            values = cache.v[table[seen]].flatten(0, 1)[: len(positions)].transpose(0, 1)
+            keys, values = (x[: len(positions)].transpose(0, 1) for x in get(cache, table[seen], self.dtype))
             distance = torch.arange(int(start), length, device=self.device)[:, None] - positions[None, :]
             visible = (distance >= 0) & (distance < (w.window or length))
             queries = q[first : first + count].transpose(0, 1)

@@ -19,9 +19,9 @@ from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
     Block,
     Kernels,
-    LayerCache,
     Linear,
 )
+from executor_service.backends.torch_backend.layer_cache import LayerCache
 from executor_service.backends.torch_backend.low_rank import NO_CHANGES, StepChanges
 from executor_service.backends.torch_backend.mlp import MixtureMlp, Mlp
 from executor_service.backends.torch_backend.norms import Norms

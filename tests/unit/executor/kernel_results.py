@@ -64,6 +64,7 @@ def _attention(kernels: CpuKernels, normed: bool) -> Iterator[tuple[str, torch.T
         yield f"attention, normed={normed}, {start}", kernels.attention(qkv, cache, prepared, weights)
     yield f"keys, normed={normed}", cache.k
     yield f"values, normed={normed}", cache.v
+    yield f"scales, normed={normed}", cache.scales.view(torch.int16)
 
 
 def _tokens(kernels: CpuKernels) -> Iterator[tuple[str, torch.Tensor]]:
@@ -79,16 +80,16 @@ def _tokens(kernels: CpuKernels) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def main() -> None:
-    for kind in (CpuKernels, CpuInt8Kernels):
+    for kind, pages in ((CpuKernels, None), (CpuInt8Kernels, None), (CpuKernels, torch.int8)):
         torch.manual_seed(1)
-        kernels = kind(1)
+        kernels = kind(1, pages)
         for results in (
             _products(kernels), _adapted(kernels), _attention(kernels, False), _attention(kernels, True),
             _tokens(kernels),
         ):  # fmt: skip
             for name, result in results:
                 digest = hashlib.sha256(result.contiguous().numpy().tobytes()).hexdigest()
-                print(f"{kind.__name__}, {name}: {digest[:16]}")
+                print(f"{kind.__name__}, {kernels.cache_dtype}, {name}: {digest[:16]}")
         kernels.close()
     print("compiled" if work.stats.cache_misses else "loaded")
 

@@ -58,10 +58,13 @@ def block_of(kernels: CpuKernels, window: int, biased: bool, norms: str) -> Bloc
 
 
 @pytest.mark.parametrize("kind", [CpuKernels, CpuInt8Kernels])
+@pytest.mark.parametrize("pages", [None, torch.int8])
 @pytest.mark.parametrize(("biased", "norms"), [(False, "before"), (True, "before, after"), (False, "after")])
-def test_a_stack_gives_the_bits_of_its_blocks(kind: type[CpuKernels], biased: bool, norms: str) -> None:
+def test_a_stack_gives_the_bits_of_its_blocks(
+    kind: type[CpuKernels], biased: bool, norms: str, pages: torch.dtype | None
+) -> None:
     torch.manual_seed(3)
-    kernels = kind(2)
+    kernels = kind(2, pages)
     blocks = [block_of(kernels, window, biased, norms) for window in (0, 9, 20)]
     stack, each = kernels.record(blocks, EPS), Norms(kernels, EPS)
     assert stack is not None
@@ -87,4 +90,5 @@ def test_a_stack_gives_the_bits_of_its_blocks(kind: type[CpuKernels], biased: bo
     for a, b in zip(one_by_one, stacked, strict=True):
         assert torch.equal(a.k, b.k)
         assert torch.equal(a.v, b.v)
+        assert torch.equal(a.scales, b.scales)
     kernels.close()

@@ -42,10 +42,10 @@ from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
     Block,
     GatedLinear,
-    LayerCache,
     Linear,
     RecordedBlocks,
 )
+from executor_service.backends.torch_backend.layer_cache import LayerCache
 from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight, plain
 from executor_service.contract.masks import Masks
 
@@ -57,11 +57,14 @@ class CpuKernels:
     """
 
     device = torch.device("cpu")
-    dtype = cache_dtype = torch.float32
+    dtype = torch.float32
     groups = False
     adapter_dtype = torch.float32
+    wide_cache_dtype = torch.float32  # of pages without scales
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, cache_dtype: torch.dtype | None = None) -> None:
+        """`cache_dtype`: torch.int8; None: `wide_cache_dtype`."""
+        self.cache_dtype = cache_dtype or self.wide_cache_dtype
         self.pool = ThreadPool(threads)
         self.low_rank = CpuLowRank(self.adapter_dtype)
 
@@ -174,11 +177,11 @@ class CpuKernels:
 class CpuInt8Kernels(CpuKernels):
     """`CpuKernels` with int8 weights: products sum integers, pages and adapters have fp16, all else fp32."""
 
-    cache_dtype = NARROWEST
+    wide_cache_dtype = NARROWEST
     adapter_dtype = torch.float16
 
-    def __init__(self, threads: int) -> None:
-        super().__init__(threads)
+    def __init__(self, threads: int, cache_dtype: torch.dtype | None = None) -> None:
+        super().__init__(threads, cache_dtype)
         self._scratch = Scratch()
 
     def keeps(self, weight: ScaledNumbers) -> bool:

@@ -40,7 +40,7 @@ from executor_service.backends.torch_backend.cuda.step_buffer import (
     numbers_of,
 )
 from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
-from executor_service.backends.torch_backend.kernels import LayerCache, copy_keys_and_values
+from executor_service.backends.torch_backend.layer_cache import LayerCache, copy_keys_and_values
 from executor_service.backends.torch_backend.model import Model
 from executor_service.contract.masks import Masks
 from executor_service.contract.plan import OutputMode

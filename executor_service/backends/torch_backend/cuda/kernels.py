@@ -27,11 +27,11 @@ from executor_service.backends.torch_backend.cuda.rows import AttentionRows, Til
 from executor_service.backends.torch_backend.kernels import (
     AttentionShape,
     AttentionWeights,
-    LayerCache,
     Linear,
     PlainKernels,
     PlainLinear,
 )
+from executor_service.backends.torch_backend.layer_cache import LayerCache
 from executor_service.backends.torch_backend.low_rank import LinearChange
 from executor_service.backends.torch_backend.quantized import Format
 from executor_service.backends.torch_backend.scaled_numbers import Weight, plain

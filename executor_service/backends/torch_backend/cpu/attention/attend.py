@@ -7,9 +7,9 @@ borders depend on positions alone, and masked keys add exact zeros; what a block
 whole is multiplied by 0 in the next one. So **a query's result depends neither on other queries nor on how
 its sequence was cut into chunks**, as long as the keys and values that its item goes over are finite. A key
 that is not finite makes the results of the queries that see it NaN. A value that is not makes them NaN or
-infinite in its own dimension alone, and there also NaN in the item's queries that do not see it, which
-multiply it by 0. Slots that were never written may hold NaN: their scores are overwritten, and their values
-are not multiplied.
+infinite in its own dimension alone (in int8 pages NaN in all of them), and there also NaN in the item's
+queries that do not see it, which multiply it by 0. Slots that were never written may hold NaN: their scores
+are overwritten, and their values are not multiplied.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from executor_service.backends.torch_backend.cpu.attention.pages import (
     prefetch_keys,
     prefetch_values,
     put_scores,
+    tile_scales,
     value_panel,
 )
 from executor_service.backends.torch_backend.cpu.gemm.tile import RESULT_BYTES
@@ -153,7 +154,7 @@ def _attend_item(
         for d in range(acc.shape[1]):
             acc[r, d] = _ZERO
     together = tile_rows(rows)
-    values = np.empty(_BLOCK_TILES, np.int64)  # their addresses
+    values, scales = np.empty(_BLOCK_TILES, np.int64), np.empty(_BLOCK_TILES, np.int64)  # their addresses
     used = np.empty(_BLOCK_TILES, np.int64)  # positions of each tile that the last query sees
     # Index of the page in the table, and of the tile in the page.
     at, tile = begin_tile // per_page, begin_tile % per_page
@@ -164,6 +165,7 @@ def _attend_item(
             lanes = min(LANES, page_size - tile * LANES)
             keys = key_tile(pages, table[at], head, tile)
             values[b] = value_panel(pages, table[at], head, 0, tile * LANES)
+            scales[b] = tile_scales(pages, table[at], head, tile)
             used[b] = min(lanes, length - first)
             # Hardware does not prefetch across pages: prefetch these values and the next keys.
             prefetch_values(pages, table[at], head, tile * LANES, used[b])
@@ -175,7 +177,7 @@ def _attend_item(
             for r in range(0, rows, together):
                 to = scores.ctypes.data + r * score_stride + b * RESULT_BYTES
                 asked = queries.ctypes.data + r * query_bytes
-                put_scores(pages, asked, keys, to, score_stride, min(together, rows - r))
+                put_scores(pages, asked, keys, scales[b], to, score_stride, min(together, rows - r))
             if first + LANES - 1 > position or lanes < LANES:
                 for r in range(rows):
                     visible = min(lanes, position + r // group + 1 - first)
@@ -196,7 +198,7 @@ def _attend_item(
             for r in range(0, rows, together):
                 weights = scores.ctypes.data + r * score_stride + b * RESULT_BYTES
                 to, take = acc.ctypes.data + r * acc_stride, min(together, rows - r)
-                add_values(pages, weights, score_stride, values[b], used[b], to, acc_stride, take)
+                add_values(pages, weights, score_stride, values[b], scales[b], used[b], to, acc_stride, take)
 
 
 @njit(nogil=True)

@@ -1,8 +1,9 @@
-"""Keys and values of one layer in pages, in fp32 or fp16: their layout, and products with them.
+"""Keys and values of one layer in pages, in fp32, fp16 or int8: their layout, and products with them.
 
 K is [pages, kv_heads, tiles, head_dim, 16], where a tile holds 16 positions of a page; V is [pages, kv_heads,
 dim_tiles, page_size, 16]. So both Q K^T and P V are products of a few rows with panels as in `gemm/tile.py`,
-which are read in place.
+which are read in place. int8 has scales, bf16 [pages, kv_heads, tiles, 2, 16]: scores are multiplied by those
+of the keys, and weights, before they meet the values, by those of the values.
 """
 
 from __future__ import annotations
@@ -15,15 +16,24 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.cpu.gemm import tile_fp16
+from executor_service.backends.torch_backend.cpu.attention.scales import (
+    KIND_BYTES,
+    KINDS,
+    SCALE_BYTES,
+    put_byte,
+    put_scale,
+    scale_columns,
+)
+from executor_service.backends.torch_backend.cpu.gemm import tile_bytes, tile_fp16
 from executor_service.backends.torch_backend.cpu.gemm import tile_fp32 as wide
 from executor_service.backends.torch_backend.cpu.gemm.tile import prefetch
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, address_of
 from executor_service.backends.torch_backend.cpu.primitives.registers import CONVERTS_FP16, LANES
-from executor_service.backends.torch_backend.kernels import LayerCache
+from executor_service.backends.torch_backend.layer_cache import LayerCache
+from executor_service.backends.torch_backend.page_format import SCALE_DTYPE, scale_count
 
 NARROWEST = torch.float16 if CONVERTS_FP16 else torch.float32
-"""The narrowest type that pages can have on this processor."""
+"""The narrowest type without scales that pages can have on this processor."""
 
 # tile_fp16 does not compile without the processor's fp16 conversions.
 narrow: ModuleType = tile_fp16 if CONVERTS_FP16 else wide
@@ -37,7 +47,8 @@ class Pages(NamedTuple):
 
     k: Address
     v: Address
-    value_bytes: int  # 4: fp32; 2: fp16
+    scales: Address
+    value_bytes: int  # 4: fp32; 2: fp16; 1: int8, the only one with scales
     page_size: int
     kv_heads: int
     head_dim: int
@@ -46,9 +57,8 @@ class Pages(NamedTuple):
     def of(cls, cache: LayerCache) -> Pages:
         """The record of a cache that `new_layer_cache` made."""
         kv_heads, head_dim = cache.k.shape[1], cache.k.shape[3]
-        return cls(
-            address_of(cache.k), address_of(cache.v), cache.v.itemsize, cache.v.shape[3], kv_heads, head_dim
-        )
+        k, v, scales = (address_of(tensor) for tensor in (cache.k, cache.v, cache.scales))
+        return cls(k, v, scales, cache.v.itemsize, cache.v.shape[3], kv_heads, head_dim)
 
 
 def new_layer_cache(
@@ -59,6 +69,7 @@ def new_layer_cache(
     return LayerCache(
         torch.zeros(pages, kv_heads, tiles, head_dim, LANES, dtype=dtype),
         torch.zeros(pages, kv_heads, dim_tiles, page_size, LANES, dtype=dtype),
+        torch.zeros(pages, kv_heads, tiles, scale_count(dtype), LANES, dtype=SCALE_DTYPE),
     )
 
 
@@ -89,6 +100,18 @@ def value_panel(pages: Pages, page: int, head: int, panel: int, slot: int) -> in
 
 
 @njit(nogil=True)
+def tile_scales(pages: Pages, page: int, head: int, tile: int) -> int:
+    """The address of the scales of 16 positions, if there are scales."""
+    return pages.scales + ((page * pages.kv_heads + head) * page_tiles(pages) + tile) * KINDS * KIND_BYTES
+
+
+@njit(nogil=True)
+def _slot_scale(pages: Pages, page: int, slot: int, head: int) -> int:
+    """The address of the scale of one position's key; that of its value is KIND_BYTES behind it."""
+    return tile_scales(pages, page, head, slot // LANES) + slot % LANES * SCALE_BYTES
+
+
+@njit(nogil=True)
 def put_key(pages: Pages, page: int, slot: int, head: int, key: NDArray[np.float32]) -> None:
     """Write one position's key of one head, with NaN in place of infinity.
 
@@ -96,6 +119,11 @@ def put_key(pages: Pages, page: int, slot: int, head: int, key: NDArray[np.float
     it is reported.
     """
     tile, lane = key_tile(pages, page, head, slot // LANES), slot % LANES
+    if pages.value_bytes == 1:
+        scale = put_scale(_slot_scale(pages, page, slot, head), key)
+        for d in range(key.shape[0]):
+            put_byte(tile + d * LANES + lane, key[d], scale)
+        return
     infinite = _FP16_INFINITE if pages.value_bytes == 2 else np.float32(np.inf)
     for d in range(key.shape[0]):
         value = key[d] if abs(key[d]) < infinite else np.float32(np.nan)
@@ -105,6 +133,11 @@ def put_key(pages: Pages, page: int, slot: int, head: int, key: NDArray[np.float
 @njit(nogil=True)
 def put_value(pages: Pages, page: int, slot: int, head: int, value: NDArray[np.float32]) -> None:
     """Write one position's value of one head."""
+    if pages.value_bytes == 1:
+        scale = put_scale(_slot_scale(pages, page, slot, head) + KIND_BYTES, value)
+        for d in range(value.shape[0]):
+            put_byte(value_panel(pages, page, head, d // LANES, slot) + d % LANES, value[d], scale)
+        return
     for d in range(value.shape[0]):
         panel = value_panel(pages, page, head, d // LANES, slot)
         _put(pages, panel + d % LANES * pages.value_bytes, value[d])
@@ -119,10 +152,15 @@ def _put(pages: Pages, address: int, value: np.float32) -> None:
 
 
 @njit(nogil=True)
-def put_scores(pages: Pages, queries: int, tile: int, scores: int, stride: int, rows: int) -> None:
-    """Scores [rows, 16] = queries [rows, head_dim] times a tile of keys."""
+def put_scores(
+    pages: Pages, queries: int, tile: int, scales: int, scores: int, stride: int, rows: int
+) -> None:
+    """Scores [rows, 16] = queries [rows, head_dim] times a tile of keys, whose `tile_scales` are given."""
     dim = pages.head_dim
-    if pages.value_bytes == 2:
+    if pages.value_bytes == 1:
+        tile_bytes.put_tile(queries, 4 * dim, tile, 0, 1, dim, scores, stride, rows)
+        scale_columns(scores, stride, rows, scales)
+    elif pages.value_bytes == 2:
         narrow.put_tile(queries, 4 * dim, tile, 0, 1, dim, scores, stride, rows)
     else:
         wide.put_tile(queries, 4 * dim, tile, 0, 1, dim, scores, stride, rows)
@@ -130,12 +168,26 @@ def put_scores(pages: Pages, queries: int, tile: int, scores: int, stride: int, 
 
 @njit(nogil=True)
 def add_values(
-    pages: Pages, weights: int, stride: int, values: int, count: int, out: int, out_stride: int, rows: int
+    pages: Pages,
+    weights: int,
+    stride: int,
+    values: int,
+    scales: int,
+    count: int,
+    out: int,
+    out_stride: int,
+    rows: int,
 ) -> None:
-    """out [rows, head_dim padded to panels] += weights [rows, count] times the values of `count` slots."""
+    """out [rows, head_dim padded to panels] += weights [rows, count] times the values of `count` slots.
+
+    `scales`: the `tile_scales` of these slots. May overwrite weights [rows, 16].
+    """
     panels = dim_panels(pages)
     apart = pages.page_size * LANES * pages.value_bytes
-    if pages.value_bytes == 2:
+    if pages.value_bytes == 1:
+        scale_columns(weights, stride, rows, scales + KIND_BYTES)
+        tile_bytes.add_tile(weights, stride, values, apart, panels, count, out, out_stride, rows)
+    elif pages.value_bytes == 2:
         narrow.add_tile(weights, stride, values, apart, panels, count, out, out_stride, rows)
     else:
         wide.add_tile(weights, stride, values, apart, panels, count, out, out_stride, rows)
@@ -143,7 +195,9 @@ def add_values(
 
 @njit(nogil=True)
 def prefetch_keys(pages: Pages, page: int, head: int, tile: int) -> None:
-    """Prefetch the keys of a tile."""
+    """Prefetch the keys of a tile, and its scales."""
+    if pages.value_bytes == 1:
+        prefetch(tile_scales(pages, page, head, tile))
     _prefetch(key_tile(pages, page, head, tile), pages.head_dim * LANES * pages.value_bytes)
 
 

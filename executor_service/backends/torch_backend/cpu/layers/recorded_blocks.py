@@ -30,14 +30,15 @@ from executor_service.backends.torch_backend.cpu.primitives.records import Addre
 from executor_service.backends.torch_backend.cpu.rowwise.norm import NormRows
 from executor_service.backends.torch_backend.cpu.threads.call_table import CallTable
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
-from executor_service.backends.torch_backend.kernels import AttentionWeights, Block, LayerCache
+from executor_service.backends.torch_backend.kernels import AttentionWeights, Block
+from executor_service.backends.torch_backend.layer_cache import LayerCache
 
 _MAX_TOKENS = 256  # in larger steps Python's share of the time is negligible
 
 _NOWHERE = Address(0)  # placeholder until the first batch
 _NO_PLACES = Places(_NOWHERE, _NOWHERE, _NOWHERE)
 _NO_ITEMS = Items(0, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE, 0, _NOWHERE, 0)
-_NO_PAGES = Pages(_NOWHERE, _NOWHERE, 0, 0, 0, 0)
+_NO_PAGES = Pages(_NOWHERE, _NOWHERE, _NOWHERE, 0, 0, 0, 0)
 
 
 def norm_call(

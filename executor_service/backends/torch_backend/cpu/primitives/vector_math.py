@@ -43,8 +43,17 @@ def _bits(_typing_context, bits):  # type: ignore[no-untyped-def]
     return types.float32(types.int32), codegen
 
 
+def _float_bits(_typing_context, value):  # type: ignore[no-untyped-def]
+    def codegen(_context: Any, b: Any, _signature: Any, args: Any) -> Any:
+        return b.bitcast(args[0], ir.IntType(32))
+
+    return types.int32(types.float32), codegen
+
+
 float_of_bits = cast(Callable[[np.int32], np.float32], intrinsic(_bits))
 """The fp32 with these bits."""
+bits_of_float = cast(Callable[[np.float32], np.int32], intrinsic(_float_bits))
+"""The bits of an fp32."""
 _power_of_two = cast(Callable[[np.float32], np.float32], intrinsic(_exponent))
 """2**n for a whole float n in -126..127, through the exponent's bits."""
 
