@@ -116,6 +116,7 @@ def _torch_config(settings: TorchSettings, rank: Rank | None = None) -> TorchCon
         settings.model,
         device=device,
         dtype=dtype,
+        kv_dtype=settings.kv_dtype,
         threads=threads,
         max_context=settings.max_context,
         graphs=settings.graphs == "on",

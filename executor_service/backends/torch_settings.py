@@ -20,6 +20,11 @@ class TorchSettings(BackendSettings):
         description="dtype of weights; int8: on CPU about twice as fast, at a small loss of quality; fp8: on"
         " CUDA, of activations too; neither supports mixtures of experts on CUDA (torch)",
     )
+    kv_dtype: Literal["auto", "int8", "fp8"] = Field(
+        default="auto",
+        description="keys and values in pages; auto: fp32, fp16 with dtype int8, on CUDA that of activations;"
+        " int8: about half of 16 bits, not on CUDA; fp8: with dtypes of 16 bits on CPU (torch)",
+    )
     graphs: Literal["on", "off"] = Field(
         default="on",
         description="replay captured steps on CUDA; off: launch each kernel, for debugging (torch)",

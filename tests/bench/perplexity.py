@@ -2,10 +2,11 @@
 
 usage: python -m tests.bench.perplexity MODEL [--dtypes float32,int8] [--windows 48] [--tokens 512]
 `cuda-int8` is what int8 is on CUDA, computed here; fp8 and bfloat16 are the same on both but for how sums are
-taken, and slow on CPU.
+taken, and slow on CPU. A format of pages comes behind a plus: int8+int8 is `--dtype int8 --kv-dtype int8`.
+`float32+fp8`, which no device has, is fp32 but for pages of fp8, in plain torch.
 The text is Python's reference as `pydoc` carries it: prose, tables and code. Windows are spread over all of
 it; every token but a window's first is scored, from what precedes it in the window.
-Prints a JSON object for each dtype, compared with float32 and bfloat16 where they came before.
+Prints a JSON object for each dtype, compared with those of float32, bfloat16 and int8 that came before.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.kernels import Kernels, PlainKernels
 from executor_service.backends.torch_backend.quantized import Int8
 
-_CUDA_INT8 = "cuda-int8"
-_BASES = ("float32", "bfloat16")
+_CUDA_INT8, _FP8_PAGES = "cuda-int8", "float32+fp8"
+_BASES = ("float32", "bfloat16", "int8")
 
 
 class SameInt8(Int8):
@@ -42,6 +43,13 @@ class CudaInt8(TorchBackend):
 
     def _kernels(self) -> Kernels:
         return PlainKernels(torch.device("cpu"), torch.bfloat16, SameInt8())
+
+
+class Fp8Pages(TorchBackend):
+    """fp32, but for pages of fp8."""
+
+    def _kernels(self) -> Kernels:
+        return PlainKernels(torch.device("cpu"), torch.float32, cache_dtype=torch.float8_e4m3fn)
 
 
 @dataclass
@@ -67,7 +75,10 @@ def backend_of(model: Path, dtype: str) -> TorchBackend:
     """Not loaded yet."""
     if dtype == _CUDA_INT8:
         return CudaInt8(TorchConfig(model, dtype="int8"))
-    return TorchBackend(TorchConfig(model, dtype=dtype))
+    if dtype == _FP8_PAGES:
+        return Fp8Pages(TorchConfig(model, kv_dtype="fp8"))
+    dtype, _, kv_dtype = dtype.partition("+")
+    return TorchBackend(TorchConfig(model, dtype=dtype, kv_dtype=kv_dtype or "auto"))
 
 
 def windows_of(tokenizer: Tokenizer, count: int, tokens: int) -> list[NDArray[np.int32]]:

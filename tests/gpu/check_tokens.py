@@ -50,7 +50,7 @@ def run(bench: Bench) -> Iterator[Case]:
         for dtype in _dtypes(bench.device, family):
             case: Case = {"family": family, "compared": f"CPU fp32, {bench.device} {dtype}"}
             try:
-                backend = TorchBackend(TorchConfig(path, str(bench.device), dtype, bench.threads))
+                backend = TorchBackend(TorchConfig(path, str(bench.device), dtype, threads=bench.threads))
                 ours, _ = _greedy(backend, prompts, new, follow=tokens)
             except Exception as error:  # one dtype that fails leaves the others
                 yield case | {"tokens_equal": False, "failed": f"{type(error).__name__}: {error}"[:1000]}

@@ -126,6 +126,19 @@ def test_tokens_are_those_of_one_rank(pair: Pair, name: str) -> None:
     assert history(pair.two, SAMPLINGS[name]) == history(pair.one, SAMPLINGS[name])
 
 
+@pytest.mark.slow
+def test_tokens_over_pages_of_8_bits_are_those_of_one_rank(tmp_path: Path) -> None:
+    save("qwen3", tmp_path)
+    found = []
+    for ranks in (1, 2):
+        backend = backend_of(config_of(tmp_path, ranks, kv_dtype="int8"))
+        backend.load(lambda what, fraction: None)
+        backend.allocate(PAGES, PAGE)
+        found.append((history(backend, GREEDY), backend.page_bytes(PAGE) * ranks, backend.info.fingerprint))
+        backend.close()
+    assert found[0] == found[1]
+
+
 def test_scores_and_vectors_are_those_of_one_rank(pair: Pair) -> None:
     """Of prompts in pieces, a slice of logits at a time, beside a row that samples."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ from executor_service.backends.torch_backend.tokenizer_files import (
     tokenizer_from_gguf,
 )
 from executor_service.backends.torch_backend.uncached import (
+    PAGE_SIZE,
     compile_kernels,
     forward_uncached,
     step_bytes,
@@ -69,6 +71,7 @@ class TorchBackend:
         self._config, self._shard = config, shard or Whole()
         self._model: Model | None = None
         self._caches: list[LayerCache] = []
+        self._page_size = PAGE_SIZE  # of the caches
         self._runner: Runner | None = None
         self._adapters: SlotAdapters | None = None
         self._adapter_bytes = 0  # of device memory
@@ -149,7 +152,7 @@ class TorchBackend:
 
     def allocate(self, pages: int, page_size: int) -> None:
         """Allocate KV storage; no sequence uses page 0."""
-        self._caches = self.model.new_caches(pages, page_size)
+        self._caches, self._page_size = self.model.new_caches(pages, page_size), page_size
         self._runner = self._new_runner(page_size)
         self.max_pending_forwards = self._runner.max_pending_forwards
 
@@ -185,7 +188,8 @@ class TorchBackend:
     def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
         """One result per input, without using the KV cache; `want`: of "hidden", "embedding", "logits"."""
         with torch.inference_mode(), self.model.kernels.step():
-            return [forward_uncached(self.model, self._shard, tokens, want) for tokens in inputs]
+            forward = partial(forward_uncached, self.model, self._shard, want=want, page_size=self._page_size)
+            return [forward(tokens) for tokens in inputs]
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of weights and KV storage, and the peak of the process (on CUDA: of the device)."""
@@ -249,7 +253,7 @@ class TorchBackend:
 
     def _kernels(self) -> Kernels:
         threads = self._config.threads or os.cpu_count() or 1
-        return make_kernels(self._config.device, self._config.dtype, threads)
+        return make_kernels(self._config.device, self._config.dtype, self._config.kv_dtype, threads)
 
     def _describe(self, checkpoint: Checkpoint, digest: bytes) -> ModelDescription:
         spec = checkpoint.spec

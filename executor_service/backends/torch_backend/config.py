@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor_service.backends.torch_backend.kernel_choice import DTYPES
+from executor_service.backends.torch_backend.kernel_choice import DTYPES, KV_DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,7 @@ class TorchConfig:
     model: Path  # a Hugging Face directory or a GGUF file
     device: str = "cpu"
     dtype: str = "float32"
+    kv_dtype: str = "auto"
     threads: int = 0  # CPU threads; 0: one per core
     max_context: int | None = None  # tokens of the longest sequence; None: the model's
     graphs: bool = True  # on CUDA, steps are captured and replayed
@@ -30,6 +31,8 @@ class TorchConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+        if self.kv_dtype not in KV_DTYPES:
+            raise ValueError(f"kv_dtype {self.kv_dtype!r} is none of {', '.join(KV_DTYPES)}")
         if self.threads < 0:
             raise ValueError(f"threads {self.threads} is negative")
         if self.max_context is not None and self.max_context < 1:

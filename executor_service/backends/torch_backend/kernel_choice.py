@@ -1,4 +1,4 @@
-"""From a device and a dtype to the `Kernels` that compute there."""
+"""From a device, a dtype and a format of pages to the `Kernels` that compute there."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ DTYPES = {
 }
 """Values of `--dtype`, and the dtype that activations have with each."""
 FORMATS: dict[str, Format] = {"int8": Int8(), "fp8": Fp8()}
+KV_DTYPES = {"auto": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+"""Values of `--kv-dtype`, and the dtype of keys and values; None: what the kernels have without it."""
 
 
-def make_kernels(device_name: str, dtype_name: str, threads: int) -> Kernels:
-    """The kernels for a torch device ("cuda:1") and one of DTYPES, with this number of CPU threads.
+def make_kernels(device_name: str, dtype_name: str, kv_dtype_name: str, threads: int) -> Kernels:
+    """The kernels for a torch device ("cuda:1"), one of DTYPES and one of KV_DTYPES, and so many CPU threads.
 
     Sets the current CUDA device and torch's number of threads. Raises ModelError for a device that cannot be
-    used, or on which the dtype cannot be computed.
+    used, or on which one of the dtypes cannot be computed.
     """
-    dtype, form = DTYPES[dtype_name], FORMATS.get(dtype_name)
+    dtype, form, cache_dtype = DTYPES[dtype_name], FORMATS.get(dtype_name), KV_DTYPES[kv_dtype_name]
     try:
         device = torch.device(device_name)
         torch.empty(0, device=device)
@@ -36,8 +38,11 @@ def make_kernels(device_name: str, dtype_name: str, threads: int) -> Kernels:
         # Imported only here: CUDA needs no compiler for the host.
         from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 
+        if cache_dtype == torch.float8_e4m3fn:
+            raise ModelError(f"kv-dtype fp8 is not for dtype {dtype_name} on cpu; int8 is")
         torch.set_num_threads(1)  # large operations use the kernels' thread pool
-        return CpuKernels(threads) if form is None else CpuInt8Kernels(threads)
+        kind = CpuKernels if form is None else CpuInt8Kernels
+        return kind(threads, cache_dtype)
     if form is not None:
         form.check(device)
         dtype = torch.bfloat16
@@ -53,8 +58,10 @@ def make_kernels(device_name: str, dtype_name: str, threads: int) -> Kernels:
         # Sums of split products are in fp32: by default cuBLAS may add up their parts in 16 bits.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        if cache_dtype is not None:
+            raise ModelError(f"kv-dtype {kv_dtype_name} is not for cuda")
         return CudaKernels(device, dtype, form)
-    return PlainKernels(device, dtype, form)
+    return PlainKernels(device, dtype, form, cache_dtype)
 
 
 def check_spec(spec: ModelSpec, kernels: Kernels, dtype_name: str) -> None:

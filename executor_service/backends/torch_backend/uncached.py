@@ -17,15 +17,20 @@ from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.shard import Shard
 from executor_service.contract.plan import OutputMode, Sampling, TokenIds
 
-_PAGE_SIZE = 16  # tokens
+PAGE_SIZE = 16
+"""Tokens of a page where no other size is given."""
 
 
-def forward_uncached(model: Model, shard: Shard, tokens: TokenIds, want: frozenset[str]) -> ForwardOutput:
+def forward_uncached(
+    model: Model, shard: Shard, tokens: TokenIds, want: frozenset[str], page_size: int = PAGE_SIZE
+) -> ForwardOutput:
     """What is wanted of "hidden", "embedding" and "logits" of one input, int32 [tokens].
 
-    The embedding is the mean of the final hidden states, scaled to length 1.
+    The embedding is the mean of the final hidden states, scaled to length 1. Attention may add up in another
+    order with another `page_size`: with the cache's own, the results are those of steps over the cache, to
+    the last bit where a row does not depend on its batch.
     """
-    hidden = _hidden(model, [tokens])
+    hidden = _hidden(model, [tokens], page_size)
     mean = hidden.float().mean(0)
     return ForwardOutput(
         hidden=hidden.float().cpu().numpy() if "hidden" in want else None,
@@ -53,22 +58,22 @@ def step_bytes(model: Model, context_length: int, rows: int, tokens: int) -> int
     longest = min(tokens, context_length)
     lengths = [longest] * (tokens // longest) + [tokens % longest] * (tokens % longest > 0)
     with torch.inference_mode():
-        hidden = _hidden(model, [np.zeros(length, np.int32) for length in lengths])
+        hidden = _hidden(model, [np.zeros(length, np.int32) for length in lengths], PAGE_SIZE)
         model.logits(hidden[: min(rows, LOGITS_ROWS)])
     return torch.cuda.max_memory_allocated() - before
 
 
-def _hidden(model: Model, prompts: Sequence[TokenIds]) -> torch.Tensor:
+def _hidden(model: Model, prompts: Sequence[TokenIds], page_size: int) -> torch.Tensor:
     """Final hidden states of all prompts' tokens, [tokens, hidden]."""
     spec = model.spec
     rows, pages = [], 1
     for tokens in prompts:
-        count = -(-len(tokens) // _PAGE_SIZE)
+        count = -(-len(tokens) // page_size)
         rows.append(_prompt_row(tokens, pages, pages + count, Sampling()))
         pages += count
     # All layers share one layer's storage: a layer reads only the keys and values that it has just written.
-    scratch = model.kernels.new_cache(pages, _PAGE_SIZE, spec.kv_heads, spec.head_dim)
-    batch = Batch.of(rows, _PAGE_SIZE, model.kernels.device)
+    scratch = model.kernels.new_cache(pages, page_size, spec.kv_heads, spec.head_dim)
+    batch = Batch.of(rows, page_size, model.kernels.device)
     return model.hidden(batch.tokens, batch.states, model.prepare(batch), [scratch] * spec.layers)
 
 

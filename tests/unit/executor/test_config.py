@@ -104,6 +104,7 @@ def test_ranks_that_follow_are_told_every_setting_of_the_backend(tmp_path: Path)
         model=tmp_path,
         device="cpu",
         dtype="int8",
+        kv_dtype="int8",
         graphs="off",
         threads=3,
         max_context=4096,
