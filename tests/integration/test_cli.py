@@ -135,8 +135,8 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
 def test_a_port_in_use_is_reported_in_one_line(shared: Serve) -> None:
     result = run("serve", "--backend", "oracle", "--port", shared.address.rpartition(":")[2])
     assert result.returncode == 1
-    last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("paceline: the scheduler ended")
+    [line] = result.stderr.strip().splitlines()
+    assert line.endswith("is taken by another program: choose one with --port, or 0")
 
 
 def test_a_bad_model_is_reported_and_serve_fails(tmp_path: Path) -> None:
