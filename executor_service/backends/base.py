@@ -103,19 +103,24 @@ class ForwardRow:
     the token at index p + 1 of the sequence: its noise is keyed by (seed, p + 1, id), and its penalties
     count history[: p + 1]. A row with OutputMode.HIDDEN has none: its `prompt` says what it returns.
 
-    With `follows` >= 0 the host does not know the row's only input token yet: row `follows` of the previous
-    launch, which has one output, samples it. `tokens` and the last item of `history` are then placeholders;
-    penalties count the token all the same.
+    A row that samples at several positions verifies drafts: its last `outputs` - 1 tokens. Accepted is the
+    longest prefix of them that equals the tokens sampled in their places.
+
+    With `follows` >= 0 the host does not know the row's first input token yet: it is the last one that row
+    `follows` of the previous launch emits, the token behind the drafts that it accepts. Where that row has
+    drafts, `start` is not known either, but as if all were accepted: it is up to `slack` tokens lower. So are
+    then all positions of the row, whose KV lies where these say. Of `history` all that the previous launch
+    feeds or samples is a placeholder; penalties count what is there all the same.
 
     With `masks`, which only rows have that sample, each output is a token that its mask allows; every mask
-    allows at least one. A row that is `masked_later` follows another, and gets its mask from
-    `PendingForward.constrain`, when that row's token is known.
+    allows at least one. A row that is `masked_later` follows another, and gets its masks from
+    `PendingForward.constrain`, when that row's tokens are known.
 
     Rows of different adapters and of none are in one forward, and none of them depends on the others. A slot
     holds what `Backend.load_adapter` brought there last.
     """
 
-    start: int
+    start: int  # with `slack` an upper bound
     tokens: TokenIds  # [q], q >= 1
     history: TokenIds  # [start + q]: the sequence, ending with `tokens`
     prompt_length: int  # history[prompt_length:] is output
@@ -130,6 +135,7 @@ class ForwardRow:
     masked_later: bool = False
     slot: int = -1  # of the adapter that changes the model for this row; -1: none
     prompt: PromptOutputs | None = None
+    slack: int = 0  # drafts of the row that it follows
 
 
 @dataclass(slots=True)
@@ -169,9 +175,11 @@ class PendingForward(Protocol):
         """Block until the forward is computed. May be called from any thread, unlike all other methods."""
 
     def constrain(self, masks: Mapping[int, Masks | None]) -> None:
-        """Bring the masks [1, bytes] of the rows that are `masked_later`, by their indices; None: any token.
+        """Bring the masks of the rows that are `masked_later`, by their indices; None: any token.
 
-        Called once where there are such rows: before the next launch, and before `wait` and `outputs`.
+        Masks [1 + n, bytes] are those of the row's first outputs. It then has no others: of its drafts only
+        the first n are verified. Called once where there are such rows: before the next launch, and before
+        `wait` and `outputs`.
         """
 
     def outputs(self) -> Sequence[RowOutput]:
@@ -205,7 +213,7 @@ class Backend(Protocol):
     info: ModelDescription  # readable once `load` has returned
     max_piece_tokens: int  # default bound of a forward's tokens: between forwards a step can be cancelled
     # Number of launches whose outputs may be pending at once; valid after `allocate`. Above 1, rows may set
-    # `follows` and `masked_later`.
+    # `follows`, `slack` and `masked_later`.
     max_pending_forwards: int
 
     def load(self, progress: Progress) -> None:

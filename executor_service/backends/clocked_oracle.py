@@ -1,7 +1,7 @@
 """`ClockedOracle`: the oracle with a modelled step time, computed asynchronously as on a GPU.
 
 A thread stands for the device. Steps can be launched before their predecessors are computed; input tokens
-that the host does not know yet are taken from the previous launch. Host work overlaps with steps.
+and lengths that the host does not know yet are taken from the previous launch. Host work overlaps with steps.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from executor_service.adapters.weights import AdapterWeights
 from executor_service.backends.base import ForwardOutput, ForwardRow, PendingForward, RowOutput
+from executor_service.backends.following import mask_late, resolved
 from executor_service.backends.oracle import OracleBackend
 from executor_service.backends.oracle_settings import OracleSettings
 from executor_service.contract.masks import Masks
 from executor_service.contract.plan import TokenIds
-
-_NO_TOKEN = 0  # input of a row that follows a non-finite one
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,19 @@ class ClockedOracle(OracleBackend):
     def __init__(self, config: OracleSettings) -> None:
         super().__init__(config)
         self._device = ThreadPoolExecutor(1, thread_name_prefix="oracle")
-        self._sampled: list[RowOutput] = []  # results of the last launch; used by the device thread only
+        # The last launch; used by the device thread only.
+        self._rows: list[ForwardRow] = []
+        self._outputs: list[RowOutput] = []
         self._masks: Future[Mapping[int, Masks | None]] | None = None  # of the launch that is computed
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         # The host may change the arrays after this returns: copy them.
-        mine = [replace(row, history=row.history.copy(), block_table=row.block_table.copy()) for row in rows]
+        mine = [
+            replace(
+                row, tokens=row.tokens.copy(), history=row.history.copy(), block_table=row.block_table.copy()
+            )
+            for row in rows
+        ]
         masks: Future[Mapping[int, Masks | None]] = Future()
         return _OnDevice(self._device.submit(self._compute, mine, masks), masks)
 
@@ -75,18 +84,20 @@ class ClockedOracle(OracleBackend):
 
     def _compute(self, rows: list[ForwardRow], masks: Future[Mapping[int, Masks | None]]) -> list[RowOutput]:
         self._masks = masks
-        for row in rows:
-            if row.follows >= 0:
-                sampled = self._sampled[row.follows].tokens
-                row.history[-1] = _NO_TOKEN if sampled is None else sampled[-1]
-            row.tokens = row.history[row.start :]
-        self._sampled = super().forward(rows)
-        return self._sampled
+        self._rows = [
+            resolved(row, self._rows[row.follows], self._outputs[row.follows]) if row.follows >= 0 else row
+            for row in rows
+        ]
+        self._outputs = super().forward(self._rows)
+        return self._outputs
 
-    def _take_masks(self, rows: Sequence[ForwardRow]) -> None:
+    def _take_masks(self, rows: Sequence[ForwardRow], logits: NDArray[np.float32]) -> NDArray[np.float32]:
         assert self._masks is not None
-        for index, mask in self._masks.result().items():
-            rows[index].masks = mask
+        ends = np.cumsum([row.outputs for row in rows])
+        kept = np.ones(len(logits), np.bool_)
+        for index, masks in self._masks.result().items():
+            kept[ends[index] - mask_late(rows[index], masks) : ends[index]] = False
+        return logits[kept]
 
 
 def oracle_of(config: OracleSettings) -> OracleBackend:

@@ -27,6 +27,7 @@ class RowColumns(NamedTuple):
     counts: Ints  # tokens of each row
     outputs: Ints
     follows: Ints
+    slacks: Ints
     tokens: TokenIds  # [tokens], row after row
     tables: list[Ints]  # block tables, with no more pages than the rows' tokens need
     samplings: list[Sampling]
@@ -106,6 +107,7 @@ def columns_of(rows: Sequence[ForwardRow], page_size: int) -> RowColumns:
         np.concatenate([decodes.counts, others.counts]),
         np.concatenate([decodes.outputs, others.outputs]),
         np.concatenate([decodes.follows, others.follows]),
+        np.concatenate([decodes.slacks, others.slacks]),
         np.concatenate([decodes.tokens, others.tokens]),
         decodes.tables + others.tables,
         decodes.samplings + others.samplings,
@@ -149,6 +151,7 @@ def _columns(rows: Sequence[ForwardRow], page_size: int) -> RowColumns:
         np.array([len(row.tokens) for row in rows], np.int32),
         np.array([row.outputs for row in rows], np.int32),
         np.array([row.follows for row in rows], np.int32),
+        np.array([row.slack for row in rows], np.int32),
         np.concatenate([row.tokens for row in rows]),
         [row.block_table[: -(-(row.start + len(row.tokens)) // page_size)] for row in rows],
         [row.sampling for row in rows],

@@ -122,14 +122,14 @@ class OracleBackend(Synchronous):
         self._write(batch, rows)
         contents = self._read(batch)
         logits = self._logits(contents if batch.sampled is None else contents[batch.sampled])
-        self._inject_nan(logits, rows)
         masked_later = any(row.masked_later for row in rows)
         if masked_later:
             self._pass_time(began, len(batch.tokens))
-            self._take_masks(rows)
+            logits = self._take_masks(rows, logits)
+        self._inject_nan(logits, rows)
         outputs = self._sample(logits, rows)
         if batch.sampled is not None:
-            self._add_prompt_outputs(rows, outputs, contents)
+            self._add_prompt_outputs(rows, outputs, np.split(contents, np.cumsum(batch.states)[:-1]))
         if not masked_later:
             self._pass_time(began, len(batch.tokens))
         return outputs
@@ -139,15 +139,12 @@ class OracleBackend(Synchronous):
         return sample_rows(logits, rows)
 
     def _add_prompt_outputs(
-        self, rows: Sequence[ForwardRow], outputs: list[RowOutput], contents: Words
+        self, rows: Sequence[ForwardRow], outputs: list[RowOutput], contents: Sequence[Words]
     ) -> None:
-        """Add what the rows' `prompt`s ask for; contents: of all rows' `states_of` last positions."""
-        end = 0
-        for index, row in enumerate(rows):
-            begin, end = end, end + states_of(row)
+        """Add what the rows' `prompt`s ask for; contents: of each row's `states_of` last positions."""
+        for index, (row, mine) in enumerate(zip(rows, contents, strict=True)):
             if row.prompt is None:
                 continue
-            mine = contents[begin:end]
             hidden = _hidden(mine)
             poisoned = self._poisoned(row.history)[len(row.history) - len(mine) :]
             hidden[poisoned] = np.nan
@@ -171,8 +168,11 @@ class OracleBackend(Synchronous):
             return np.zeros(len(tokens), dtype=bool)
         return np.maximum.accumulate(tokens == self._config.nan_on_token)
 
-    def _take_masks(self, rows: Sequence[ForwardRow]) -> None:
-        """Set the masks that come later. Here none do; a subclass whose steps overlap overrides this."""
+    def _take_masks(self, rows: Sequence[ForwardRow], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Set the masks that come later; returns the logits of the outputs that are left.
+
+        Here none come; a subclass whose steps overlap overrides this.
+        """
         raise RuntimeError("steps do not overlap here")
 
     def prepare_adapter(self, weights: AdapterWeights) -> AdapterWeights:

@@ -59,6 +59,7 @@ class DecodeRows:
             counts=ones,
             outputs=ones,
             follows=follows,
+            slacks=np.zeros(len(self), np.int32),  # none of them follows one with drafts
             tokens=tokens,
             tables=[sequence.table.pages() for sequence in self.sequences],
             samplings=[sequence.sampling for sequence in self.sequences],

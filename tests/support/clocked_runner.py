@@ -21,6 +21,7 @@ from executor_service.backends.base import ForwardRow, PendingForward, RowOutput
 from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
 from executor_service.backends.torch_backend.cuda.graphs import Picked
 from executor_service.backends.torch_backend.cuda.launch import Launch
+from executor_service.backends.torch_backend.cuda.resolve import new_resolved
 from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer
 from executor_service.backends.torch_backend.kernels import AttentionShape
 from executor_service.backends.torch_backend.layer_cache import LayerCache
@@ -105,9 +106,11 @@ class ClockedRunner(DeviceRunner):
         return Clocked(inner, self._clock, self._ready_s)
 
     def _compute(self, step: StepBuffer) -> Picked:
-        size = len(step.tokens), len(step.outputs)
+        size = len(step.rows.tokens), len(step.outputs)
         if (picked := self._computed.get(size)) is None:
-            picked = Picked(torch.zeros(size[0], HIDDEN), torch.ones(2, size[1], dtype=torch.int32))
+            found = new_resolved(*size, step.outputs.device)
+            picks = torch.ones(2, size[1], dtype=torch.int32)
+            picked = Picked(found, step.outputs, torch.zeros(size[0], HIDDEN), picks)
             self._computed[size] = picked
         return picked
 

@@ -41,7 +41,14 @@ from executor_service.backends.torch_backend.cuda.pick import PickRows, pick_lau
 from executor_service.backends.torch_backend.cuda.pointwise import gated_launch, norm_launch
 from executor_service.backends.torch_backend.cuda.publish import publish_launch
 from executor_service.backends.torch_backend.cuda.quantized import round_launch, scale_launch
+from executor_service.backends.torch_backend.cuda.resolve import (
+    HostRows,
+    Resolved,
+    items_launch,
+    resolve_launch,
+)
 from executor_service.backends.torch_backend.cuda.rotary import rotary_launch
+from executor_service.backends.torch_backend.cuda.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.rows import ITEM_FIELDS, AttentionRows, Tiling, Work
 from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
 from executor_service.backends.torch_backend.quantized import Fp8, Int8
@@ -96,7 +103,13 @@ def late_launches(
 ) -> Iterator[tuple[str, Launch]]:
     """Those behind a step; numbers int32 and shares fp32 [rows of logits]."""
     history = TokenPages(len(pages), pages.shape[1], torch.device("meta"))
-    yield "store tokens", history.launch(numbers, numbers, numbers, numbers, numbers)
+    items = torch.zeros(64, ITEM_FIELDS, dtype=torch.int32, device="meta")
+    work = Work(items, numbers, Tiling.of(4, torch.bfloat16).short)
+    ends = RowEnds(numbers, numbers)
+    step = HostRows(*[numbers] * len(HostRows.__slots__))
+    yield "resolve", resolve_launch(Resolved(*[numbers] * 6), step, ends, history)
+    yield "resolve items", items_launch(AttentionRows(0, numbers, work, work), step, ends)
+    yield "accept", accept_launch(ends, *[numbers] * 7)
     histories = Histories(*[numbers] * 4, *[shares] * 3)
     counts = torch.empty(logits.shape, dtype=torch.int32, device="meta")
     yield from zip(
@@ -106,7 +119,7 @@ def late_launches(
     kept = torch.empty(len(logits), 9, device="meta")
     stops = Stops(numbers, numbers, numbers)
     yield from zip(("mask stop ids", "unmask"), stop_launches(logits, stops, kept), strict=True)
-    yield "publish", publish_launch(numbers, numbers, numbers, numbers, numbers)
+    yield "publish", publish_launch(numbers, numbers, numbers)
     measures = Measures.empty(len(logits), 5, torch.device("meta"))
     top = logits[:, :5].contiguous(), torch.empty(len(logits), 5, dtype=torch.int64, device="meta")
     chosen = ChosenTokens(numbers, numbers, numbers)

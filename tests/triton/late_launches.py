@@ -22,6 +22,8 @@ from executor_service.backends.torch_backend.cuda.graphs import Picked
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.cuda.late_picks import LatePicks
 from executor_service.backends.torch_backend.cuda.prompt_vectors import PromptVectors
+from executor_service.backends.torch_backend.cuda.resolve import new_resolved
+from executor_service.backends.torch_backend.cuda.row_ends import RowEnds
 from executor_service.backends.torch_backend.cuda.rows import Tiling
 from executor_service.backends.torch_backend.cuda.step_buffer import HostStep
 from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
@@ -81,7 +83,7 @@ class FakeStep:
     def __init__(self, spec: ModelSpec) -> None:
         self.model = Model(Weights(spec), CudaKernels(DEVICE, torch.bfloat16), lambda *_: None)
         history = TokenPages(100, PAGE, DEVICE)
-        self._late = LatePicks(self.model, history, torch.zeros(4096, dtype=torch.int32, device=DEVICE))
+        self._late = LatePicks(self.model, history, RowEnds.of(4096, DEVICE))
         self._tiling = Tiling.of(4, torch.bfloat16)
 
     def enqueue(self, rows: Sequence[ForwardRow]) -> None:
@@ -89,7 +91,8 @@ class FakeStep:
         step = HostStep(rows, PAGE, self._tiling)
         tokens, outputs = sum(len(row.tokens) for row in rows), sum(row.outputs for row in rows)
         residual = torch.empty(tokens, self.model.spec.hidden_size, dtype=torch.bfloat16, device=DEVICE)
-        picked = Picked(residual, torch.empty(2, outputs, dtype=torch.int32, device=DEVICE))
+        picks = torch.empty(2, outputs, dtype=torch.int32, device=DEVICE)
+        picked = Picked(new_resolved(tokens, outputs, DEVICE), picks[0], residual, picks)
         self._late.enqueue(rows, range(len(rows)), picked, step, prompts=True)
         if prompt_vectors.wants_vectors(rows):
             PromptVectors(self.model, rows, residual)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from executor_service.backends.torch_backend.cuda import graphs
 from executor_service.backends.torch_backend.cuda.adapted_tokens import max_tiles
 from executor_service.backends.torch_backend.cuda.attention import Pipelines, attention_launches
-from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, Rerun, pays, shapes_of
+from executor_service.backends.torch_backend.cuda.graphs import Graphs, Rerun, pays, shapes_of
 from executor_service.backends.torch_backend.cuda.rows import SHORT_TOKENS, Tiling, cut
 from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer, StepShape, numbers_of
 from tests.triton.traffic import CONTEXT, PAGE, StepRows, Traffic
@@ -36,7 +36,7 @@ class _Shapes(Graphs):
         return len(self._captured)
 
 
-_NOTHING = Rerun(lambda step: Picked(torch.empty(0), torch.empty(0)), None)  # type: ignore[arg-type]
+_NOTHING = Rerun(lambda step: None, None)  # type: ignore[arg-type, return-value]
 
 
 def shape_of(rows: StepRows) -> StepShape:
@@ -148,6 +148,6 @@ def test_a_graph_does_the_work_of_its_step_and_no_more(count: int) -> None:
     pages = torch.empty(1, PAGE, 8, 128, dtype=torch.bfloat16, device="meta")
     q = torch.empty(found[0].tokens, 32, 128, dtype=torch.bfloat16, device="meta")
     pipelines, arrivals = Pipelines.of(228 << 10), torch.empty(0, dtype=torch.int32)
-    rows, scale = step.attention.rows[0], 128**-0.5
+    rows, scale = step.attention[0], 128**-0.5
     [launch] = attention_launches(q.flatten(1), q, pages, pages, rows, arrivals, scale, pipelines)
     assert launch.grid[0] <= PROCESSORS * pipelines.short.resident

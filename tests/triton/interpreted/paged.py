@@ -10,7 +10,15 @@ import torch
 from torch.nn import functional
 
 from executor_service.backends.torch_backend.cuda.attention import new_arrivals, paged_attention
-from executor_service.backends.torch_backend.cuda.rows import Tiling, attention_rows, cut
+from executor_service.backends.torch_backend.cuda.resolve import HostRows, items_launch
+from executor_service.backends.torch_backend.cuda.row_ends import RowEnds
+from executor_service.backends.torch_backend.cuda.rows import (
+    AttentionRows,
+    Ints,
+    Tiling,
+    attention_rows,
+    cut,
+)
 
 
 @dataclass(frozen=True)
@@ -74,11 +82,13 @@ class Paged:
         padding: int = 0,
         part: int = 512,
         processors: int = 0,
+        late: Sequence[int] = (),
     ) -> list[torch.Tensor]:
         """Each row's result [q_len, heads * head_dim], of one step.
 
         `spare` tokens belong to no row, and `padding` items of each class are none. Both classes have pieces
-        of `split_tokens` keys, and parts of up to `part` items. `processors`: see `AttentionRows`.
+        of `split_tokens` keys, and parts of up to `part` items. `processors`: see `AttentionRows`. Row i
+        is cut as if it started `late[i]` tokens later than it does.
         """
         queries = [self.q[r.sequence][r.kv_len - r.q_len : r.kv_len] for r in rows]
         tokens = sum(r.q_len for r in rows) + spare
@@ -89,7 +99,9 @@ class Paged:
         starts = np.array([r.kv_len - r.q_len for r in rows], np.int32)
         tables = np.array([r.sequence for r in rows], np.int32) * np.int32(self.table.shape[1])
         tiling = self.tiling(split_tokens, part)
-        parts = {n: torch.from_numpy(array) for n, array in cut(starts, counts, tables, tiling).items()}
+        lates = np.array(late or [0] * len(rows), np.int32)
+        arrays = cut(starts + lates, counts, tables, tiling, lates)
+        parts = {name: torch.from_numpy(array) for name, array in arrays.items()}
         if padding:
             for name, array in parts.items():
                 if "_items" in name:
@@ -97,11 +109,24 @@ class Paged:
                 else:
                     parts[name] = torch.cat([array, array[-1:].repeat(padding)])
         work = attention_rows(self.table.flatten(), parts, tiling, processors)[self.window]
+        if late:
+            self._resolve(work, starts, counts, lates)
         arrivals = new_arrivals(self.kv_heads, self.table.device)
         scale = self.head_dim**-0.5
         out = paged_attention(qkv[:, : self.heads], self.k_pages, self.v_pages, work, arrivals, scale)
         assert not arrivals.any()
         return list(out.split([*(r.q_len for r in rows), spare])[:-1])
+
+    def _resolve(self, work: AttentionRows, starts: Ints, counts: Ints, lates: Ints) -> None:
+        """Correct the work of rows that each follow one which ended earlier than was assumed."""
+        numbers = np.arange(1, len(starts) + 1, dtype=np.int32)
+        unread = torch.empty(0, dtype=torch.int32)
+        columns = dict.fromkeys(HostRows.__slots__, unread) | {
+            "owners": torch.from_numpy(numbers.repeat(counts)),
+            "follows": torch.from_numpy(numbers),
+            "starts": torch.from_numpy(starts + lates),
+        }
+        items_launch(work, HostRows(**columns), RowEnds(unread, torch.from_numpy(starts))).run()
 
     def dense(self, row: Row) -> torch.Tensor:
         """The same for one row, in fp64 over contiguous keys."""

@@ -21,8 +21,11 @@ from tests.triton.interpreted.paged import Paged, Row
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
-def assert_dense(paged: Paged, rows: list[Row], split_tokens: int = 512, **how: int) -> None:
-    for row, out in zip(rows, paged.attend(rows, split_tokens, **how), strict=True):
+def assert_dense(
+    paged: Paged, rows: list[Row], split_tokens: int = 512, *, part: int = 512, processors: int = 0
+) -> None:
+    found = paged.attend(rows, split_tokens, part=part, processors=processors)
+    for row, out in zip(rows, found, strict=True):
         if row.q_len:
             error = (out.double() - paged.dense(row)).abs().max().item()
             assert error < TOLERANCE[paged.dtype], row
@@ -116,6 +119,16 @@ def test_a_prompt_is_bitwise_the_same_however_it_is_cut_into_long_chunks(window:
         first += count
         parts += paged.attend([Row(0, first, count)])
     assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_row_that_starts_earlier_than_assumed_is_bitwise_the_same(window: int) -> None:
+    """It has items of keys that it does not reach: short and long rows, of one piece and of several."""
+    paged = Paged([200, 130, 64, 100], page_size=16, window=window)
+    rows = [Row(0, 130, 5), Row(1, 128, 40), Row(2, 64, 1), Row(3, 65, 20)]
+    expected = paged.attend(rows, split_tokens=64)
+    found = paged.attend(rows, split_tokens=64, late=[64, 1, 30, 0], processors=2, part=7)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
 
 
 def test_padding_changes_nothing() -> None:

@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 from executor_service.backends import numpy_sampler
 from executor_service.backends.base import ForwardRow, PromptOutputs
 from executor_service.backends.numpy_sampler import log_softmax
-from executor_service.backends.torch_backend.cuda.late_parts import LateParts
-from executor_service.backends.torch_backend.cuda.late_plan import plan_late
+from executor_service.backends.torch_backend.cuda.late_parts import LateParts, histories, stops
+from executor_service.backends.torch_backend.cuda.late_plan import first_length, plan_late
 from executor_service.backends.torch_backend.cuda.listed_tokens import (
     Biases,
-    Stops,
     bias_launch,
     stop_launches,
 )
 from executor_service.backends.torch_backend.cuda.logprobs import ChosenTokens, Measures, measure
-from executor_service.backends.torch_backend.cuda.penalties import Histories, penalty_launches
+from executor_service.backends.torch_backend.cuda.penalties import penalty_launches
 from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
 from executor_service.backends.torch_backend.cuda.upload import upload
 from executor_service.backends.torch_backend.sampler import ranked
@@ -42,10 +41,7 @@ def paged(rows: Sequence[ForwardRow]) -> TokenPages:
         places = np.arange(len(row.history))
         page = torch.from_numpy(row.block_table[places // PAGE])
         slot = torch.from_numpy((places % PAGE).astype(np.int32))
-        sampled = torch.zeros(1, dtype=torch.int32)
-        assert torch.equal(
-            pages.store(torch.from_numpy(row.history), page, slot, sampled), torch.from_numpy(row.history)
-        )
+        pages.ids[page, slot] = torch.from_numpy(row.history)
     return pages
 
 
@@ -56,17 +52,17 @@ def adjusted(logits: torch.Tensor, rows: Sequence[ForwardRow]) -> torch.Tensor:
     assert (plan.again, plan.owners.tolist()) == (len(logits), sorted(plan.owners.tolist()))
     late = LateParts(rows, plan, slice(0, plan.again), PAGE)
     sent = upload(late.parts, CPU)
+    firsts = np.array([first_length(row) for row in rows], np.int32)
+    lengths = torch.from_numpy(firsts[plan.owners] + plan.offsets)
     out = logits.clone()
     if late.penalized:
         counts = torch.zeros(out.shape, dtype=torch.int32)
-        histories = Histories(*(sent[name] for name in Histories.__slots__))
-        for launch in penalty_launches(out, paged(rows).ids, histories, counts):
+        for launch in penalty_launches(out, paged(rows).ids, histories(sent, lengths), counts):
             launch.run()
     if late.biased:
         bias_launch(out, Biases(*(sent[name] for name in Biases.__slots__))).run()
     if late.max_stops:
-        stops = Stops(*(sent[name] for name in Stops.__slots__))
-        for launch in stop_launches(out, stops, torch.empty(len(out), late.max_stops)):
+        for launch in stop_launches(out, stops(sent, lengths), torch.empty(len(out), late.max_stops)):
             launch.run()
     return out
 
@@ -170,15 +166,11 @@ def test_positions_that_are_not_finite_are_flagged_alone() -> None:
     np.testing.assert_allclose(measures.floats[[1, 4], 0].numpy(), expected, atol=2e-6)
 
 
-def test_a_token_that_the_host_does_not_know_is_stored_as_the_one_that_was_sampled() -> None:
+def test_a_copied_page_has_its_tokens() -> None:
     pages = TokenPages(4, PAGE, CPU)
-    sampled = torch.tensor([50, 60, 70], dtype=torch.int32)
-    tokens, page, slot = torch.tensor([[5, -3, -1], [2, 2, 3], [14, 15, 0]], dtype=torch.int32)
-    assert pages.store(tokens, page, slot, sampled).tolist() == [5, 70, 50]
-    assert pages.ids[2, 14:].tolist() == [5, 70]
+    pages.ids[2, 14:] = torch.tensor([5, 70], dtype=torch.int32)
     pages.copy(2, 1)
-    assert (pages.ids[1, 14:].tolist(), int(pages.ids[3, 0])) == ([5, 70], 50)
-    assert int(pages.ids.count_nonzero()) == 5
+    assert (pages.ids[1, 14:].tolist(), int(pages.ids.count_nonzero())) == ([5, 70], 4)
 
 
 def test_what_is_picked_comes_first_and_what_is_measured_follows() -> None:

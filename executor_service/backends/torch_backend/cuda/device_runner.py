@@ -1,12 +1,13 @@
 """`DeviceRunner`: steps on a device that computes by itself while the host goes on.
 
-    launch     rows ─► HostStep ─► one copy ─► store tokens, layers, logits, pick ─► one copy back
+    launch     rows ─► HostStep ─► one copy ─► resolve, layers, logits, pick, accept ─► one copy back
                what some rows want beyond that (`LatePicks`, `PromptVectors`) ─► copies back
     constrain  masks of rows that follow others ─► one copy ─► their logits, pick again
     outputs    wait for the copies back
 
 The host reads nothing back before `outputs`, so it can launch the next step before this one is computed. The
-tokens that the next step continues from are then looked up on the device, in `_sampled`.
+tokens that the next step continues from, and the lengths at which it starts, are then looked up on the
+device, in `_ends`.
 
 Rows may want more than a token drawn from their logits: masks, penalties, biases, logprobs, the logits
 themselves, scores and vectors of their prompts. All of that is computed on the device too, from the step's
@@ -28,10 +29,13 @@ from executor_service.backends.torch_backend.cuda.device_adapters import DeviceS
 from executor_service.backends.torch_backend.cuda.every_kind import rows_of_every_kind
 from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, shapes_of
 from executor_service.backends.torch_backend.cuda.host_buffers import HostBuffers
+from executor_service.backends.torch_backend.cuda.kernels import CudaStep
 from executor_service.backends.torch_backend.cuda.late_answers import LateAnswers
 from executor_service.backends.torch_backend.cuda.late_picks import LatePicks
 from executor_service.backends.torch_backend.cuda.pick import pick
 from executor_service.backends.torch_backend.cuda.prompt_vectors import PromptVectors, wants_vectors
+from executor_service.backends.torch_backend.cuda.resolve import resolve
+from executor_service.backends.torch_backend.cuda.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.rows import MAX_CONTEXT, Tiling
 from executor_service.backends.torch_backend.cuda.step_buffer import (
     HostStep,
@@ -73,10 +77,10 @@ class DeviceRunner:
         shape = model.attention_shape
         self._tiling = Tiling.of(shape.heads_per_kv_head, model.kernels.dtype, shape.head_dim, shape.windows)
         self._graphs = Graphs(self._device, self._tiling)
-        # The token that each row of the last step sampled last, by the row's index in that step.
-        self._sampled = torch.zeros(_MAX_ROWS, dtype=torch.int32, device=self._device)
+        self._ends = RowEnds.of(_MAX_ROWS, self._device)  # of the last step's rows
+        self._numbers = torch.arange(_MAX_ROWS, dtype=torch.int32, device=self._device)
         self._history = TokenPages(caches[0].k.shape[0], page_size, self._device)
-        self._late = LatePicks(model, self._history, self._sampled)
+        self._late = LatePicks(model, self._history, self._ends)
         self._hosts = HostBuffers(self._device)
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
@@ -113,21 +117,24 @@ class DeviceRunner:
 
     def _compute(self, step: StepBuffer) -> Picked:
         """Everything that the device does in any step. Nothing is read back, so that it can be captured."""
-        attention = step.attention
-        tokens = self._history.store(step.tokens, attention.pages, attention.slots, self._sampled)
+        found = resolve(step.rows, step.attention.values(), self._ends, self._history)
+        attention = CudaStep(found.positions, found.pages, found.slots, step.attention)
         changes = None
         if step.adapted is not None:
             assert self._slots is not None
             changes = self._slots.changes_of(step.adapted)
-        residual = self._model.residual(tokens, attention, self._caches, changes)
+        residual = self._model.residual(found.tokens, attention, self._caches, changes)
         hidden = self._model.final(residual[step.outputs])
         picks = torch.empty(2, len(hidden), dtype=torch.int32, device=self._device)
         for first in range(0, len(hidden), LOGITS_ROWS):
             part = slice(first, first + LOGITS_ROWS)
-            pick(self._model.logits(hidden[part]), step.pick(part), picks[0, part], picks[1, part])
+            pick(self._model.logits(hidden[part]), step.pick(part, found), picks[0, part], picks[1, part])
         if len(hidden):
-            self._sampled[: len(step.last_outputs)] = picks[0][step.last_outputs]
-        return Picked(residual, picks)
+            accept_launch(
+                self._ends, picks[0], found.tokens, found.positions, step.outputs,
+                step.first_outputs, step.last_outputs, self._numbers,
+            ).run()  # fmt: skip
+        return Picked(found, step.outputs, residual, picks)
 
 
 def _host_numbers(shape: StepShape) -> int:
@@ -153,6 +160,7 @@ class LaunchedStep:
         self._hosts, self._host = hosts, host
         self._device = picked.picks.device
         self._done: torch.cuda.Event | None = None
+        self._masks: Mapping[int, Masks | None] = {}  # that came later
         others = others_of(rows)
         self._answers: list[LateAnswers | PromptVectors | None] = []
         now: list[int] = []
@@ -166,7 +174,8 @@ class LaunchedStep:
             self._read_back()
 
     def constrain(self, masks: Mapping[int, Masks | None]) -> None:
-        rows = [replace(row, masks=masks.get(i, row.masks)) for i, row in enumerate(self._rows)]
+        rows = [replace(row, masks=masks[i]) if i in masks else row for i, row in enumerate(self._rows)]
+        self._masks = masks
         self._answers.append(self._late.enqueue(rows, list(masks), self._picked, self._step, prompts=False))
         self._read_back()
 
@@ -192,12 +201,14 @@ class LaunchedStep:
         others = others_of(self._rows)
         end = decodes = len(self._rows) - len(others)
         outputs = ForwardOutputs(tokens[:decodes], finite[:decodes] != 0, [])
-        for row in others:
+        for index, row in enumerate(others, start=decodes):
             begin, end = end, end + row.outputs
-            if not finite[begin:end].all():
+            masks = self._masks.get(index)
+            verified = begin + (row.outputs if masks is None else len(masks))
+            if not finite[begin:verified].all():
                 outputs.others.append(RowOutput(finite=False))
             elif row.outputs and row.output is OutputMode.SAMPLE:
-                outputs.others.append(RowOutput(tokens=tokens[begin:end]))
+                outputs.others.append(RowOutput(tokens=tokens[begin:verified]))
             else:
                 outputs.others.append(RowOutput())
         for answers in self._answers:

@@ -18,6 +18,7 @@ import torch
 
 from executor_service.backends.base import Progress
 from executor_service.backends.torch_backend.cuda.adapted_tokens import max_tiles
+from executor_service.backends.torch_backend.cuda.resolve import Resolved
 from executor_service.backends.torch_backend.cuda.rows import SHORT_TOKENS, Cut, Tiling
 from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer, StepShape, numbers_of
 
@@ -43,6 +44,8 @@ _INTERPRETED_PROCESSORS = 2
 class Picked:
     """The results of a step on the device."""
 
+    resolved: Resolved
+    outputs: torch.Tensor  # int32 [outputs]: indices of the step's tokens
     residual: torch.Tensor  # [tokens, hidden], before the final norm
     picks: torch.Tensor  # int32 [2, outputs]: the token of each output, and whether its logits were finite
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.forward_rows import ForwardOutputs
-from executor_service.backends.torch_backend.cuda.late_plan import LatePlan, alternatives_of
+from executor_service.backends.torch_backend.cuda.late_plan import LatePlan, alternatives_of, masked_outputs
 from executor_service.contract.plan import OutputMode, TokenScores
 
 _NOTHING = np.zeros((2, 0, 1), np.int32)
@@ -41,10 +41,10 @@ class LateAnswers:
                 assert logits is not None
                 output.logits = logits[begin - plan.copied.start : end - plan.copied.start]
             elif begin in plan.measured:
-                mine = slice(begin - plan.measured.start, end - plan.measured.start)
-                outputs[span.row] = _measured(
-                    output, self._rows[span.row], floats[mine], ints[mine], in_prompt=len(span.targets) > 0
-                )
+                row, in_prompt = self._rows[span.row], len(span.targets) > 0
+                first = begin - plan.measured.start
+                mine = slice(first, first + (span.positions if in_prompt else masked_outputs(row)))
+                outputs[span.row] = _measured(output, row, floats[mine], ints[mine], in_prompt=in_prompt)
 
 
 def _measured(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from executor_service.backends.base import ForwardRow
@@ -17,18 +18,14 @@ from executor_service.backends.torch_backend.batch import LOGITS_ROWS
 from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.graphs import Picked
 from executor_service.backends.torch_backend.cuda.late_answers import LateAnswers
-from executor_service.backends.torch_backend.cuda.late_parts import LateParts
-from executor_service.backends.torch_backend.cuda.late_plan import LatePlan, plan_late
-from executor_service.backends.torch_backend.cuda.listed_tokens import (
-    Biases,
-    Stops,
-    bias_launch,
-    stop_launches,
-)
+from executor_service.backends.torch_backend.cuda.late_parts import LateParts, histories, stops
+from executor_service.backends.torch_backend.cuda.late_plan import LatePlan, masked_outputs, plan_late
+from executor_service.backends.torch_backend.cuda.listed_tokens import Biases, bias_launch, stop_launches
 from executor_service.backends.torch_backend.cuda.logprobs import ChosenTokens, Measures, measure
-from executor_service.backends.torch_backend.cuda.penalties import Histories, penalty_launches
+from executor_service.backends.torch_backend.cuda.penalties import penalty_launches
 from executor_service.backends.torch_backend.cuda.pick import PickRows, pick
 from executor_service.backends.torch_backend.cuda.publish import publish_launch
+from executor_service.backends.torch_backend.cuda.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.step_buffer import HostStep
 from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
 from executor_service.backends.torch_backend.cuda.upload import Parts, download, upload
@@ -38,9 +35,9 @@ from executor_service.backends.torch_backend.model import Model
 class LatePicks:
     """Enqueues it; call it from the runner's thread, behind the launch and before the next one."""
 
-    def __init__(self, model: Model, history: TokenPages, sampled: torch.Tensor) -> None:
-        """`sampled`: the token that each row of the last step sampled last, int32 on the device."""
-        self._model, self._history, self._sampled = model, history, sampled
+    def __init__(self, model: Model, history: TokenPages, ends: RowEnds) -> None:
+        """`ends`: of the last step's rows."""
+        self._model, self._history, self._ends = model, history, ends
         self._device = model.kernels.device
 
     def enqueue(
@@ -54,7 +51,7 @@ class LatePicks:
     ) -> LateAnswers | None:
         """Enqueue it for some rows, and for the targets of all rows' prompts (`prompts`); None: nothing.
 
-        The tokens that are picked again are then in `picked`.
+        The tokens that are picked again are then in `picked`, and their rows end where these say.
         """
         plan = plan_late(rows, indices, prompts=prompts)
         if plan is None:
@@ -87,17 +84,26 @@ class LatePicks:
         if again.stop:
             late = LateParts(rows, plan, slice(part.start, part.start + again.stop), self._history.page_size)
             parts = {**parts, **late.parts, **step.pick_parts(plan.outputs[here][again])}
+        is_last = part.start < plan.again <= part.stop  # whose tokens are picked again
+        if is_last:
+            parts = {**parts, **_ends_of(rows, plan)}
         sent = upload(parts, self._device)
         logits = self._model.logits(self._model.final(picked.residual[sent["tokens"]]))
-        tokens, outputs = picked.picks[0], sent["outputs"]
+        tokens, outputs, resolved = picked.picks[0], sent["outputs"], picked.resolved
         if late is not None:
             # Measures are of the raw logits.
             adjusted = logits[again].clone() if measured.start < again.stop else logits[again]
-            self._adjust(adjusted, late, sent)
+            self._adjust(adjusted, late, sent, resolved.positions[sent["tokens"][again]] + 1)
             found = torch.empty(2, again.stop, dtype=torch.int32, device=self._device)
-            # That all logits are finite was seen in the raw ones.
-            pick(adjusted, PickRows(*(sent[name] for name in PickRows.__slots__)), found[0], found[1])
-            publish_launch(tokens, self._sampled, found[0], outputs[again], sent["targets"]).run()
+            keys = resolved.key_lows[outputs[again]], resolved.key_highs[outputs[again]]
+            rules = PickRows(sent["temperatures"], *keys, sent["top_ks"], sent["top_ps"], sent["min_ps"])
+            pick(adjusted, rules, found[0], found[1])  # that all logits are finite was seen in the raw ones
+            publish_launch(tokens, found[0], outputs[again]).run()
+        if is_last:
+            accept_launch(
+                self._ends, tokens, resolved.tokens, resolved.positions, picked.outputs,
+                sent["firsts"], sent["lasts"], sent["targets"],
+            ).run()  # fmt: skip
         if measured.start < measured.stop:
             chosen = ChosenTokens(sent["known"][measured], outputs[measured], tokens)
             k = min(plan.alternatives, logits.shape[1])
@@ -107,22 +113,35 @@ class LatePicks:
         if copied.start < copied.stop:
             answers.logits.append(download(logits[copied]))
 
-    def _adjust(self, logits: torch.Tensor, late: LateParts, sent: dict[str, torch.Tensor]) -> None:
-        """Apply masks, penalties, biases and masks of stop ids to logits, in place."""
+    def _adjust(
+        self, logits: torch.Tensor, late: LateParts, sent: dict[str, torch.Tensor], lengths: torch.Tensor
+    ) -> None:
+        """Apply masks, penalties, biases and masks of stop ids to logits, in place.
+
+        lengths [positions]: of their histories, in tokens.
+        """
         if late.masked:
             words = sent["words"].view(-1, -(-logits.shape[1] // 32))
             exclude_launch(logits, words, sent["mask_places"]).run()
         if late.penalized:
-            histories = Histories(*(sent[name] for name in Histories.__slots__))
             counts = torch.zeros(logits.shape, dtype=torch.int32, device=self._device)
-            for launch in penalty_launches(logits, self._history.ids, histories, counts):
+            for launch in penalty_launches(logits, self._history.ids, histories(sent, lengths), counts):
                 launch.run()
         if late.biased:
             bias_launch(logits, Biases(*(sent[name] for name in Biases.__slots__))).run()
         if late.max_stops:
             kept = torch.empty(len(logits), late.max_stops, device=self._device)
-            for launch in stop_launches(logits, Stops(*(sent[name] for name in Stops.__slots__)), kept):
+            for launch in stop_launches(logits, stops(sent, lengths), kept):
                 launch.run()
+
+
+def _ends_of(rows: Sequence[ForwardRow], plan: LatePlan) -> Parts:
+    """The rows that are picked again: their first outputs, the last ones that they have, their indices."""
+    spans = plan.spans_again
+    firsts = np.array([span.first_output for span in spans], np.int32)
+    outputs = np.array([masked_outputs(rows[span.row]) for span in spans], np.int32)
+    targets = np.array([span.row for span in spans], np.int32)
+    return {"firsts": firsts, "lasts": firsts + outputs - 1, "targets": targets}
 
 
 def _within(positions: range, part: range) -> slice:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +55,12 @@ class LatePlan:
 
     def __len__(self) -> int:
         return len(self.owners)
+
+    @property
+    def spans_again(self) -> list[Span]:
+        """Those of the picked positions, which are whole rows' outputs."""
+        ends = accumulate(span.positions for span in self.spans)
+        return [span for span, end in zip(self.spans, ends, strict=True) if end <= self.again]
 
 
 def plan_late(rows: Sequence[ForwardRow], indices: Sequence[int], *, prompts: bool) -> LatePlan | None:
@@ -131,8 +138,13 @@ def picks_again(row: ForwardRow) -> bool:
 
 
 def first_length(row: ForwardRow) -> int:
-    """Length of the history of the row's first output, in tokens."""
-    return row.start + len(row.tokens) - row.outputs + 1
+    """Length of the history of the row's first output, in tokens, at least."""
+    return row.start - row.slack + len(row.tokens) - row.outputs + 1
+
+
+def masked_outputs(row: ForwardRow) -> int:
+    """How many outputs the row has: masks that come late may be those of the first ones alone."""
+    return row.outputs if row.masks is None else len(row.masks)
 
 
 def alternatives_of(row: ForwardRow) -> int:

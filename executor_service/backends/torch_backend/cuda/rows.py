@@ -145,15 +145,20 @@ def most_work(arrays: Mapping[str, NDArray[Any]], tiling: Tiling) -> dict[str, i
     return most
 
 
-def cut(starts: Ints, counts: Ints, table_starts: Ints, tiling: Tiling) -> dict[str, Ints]:
+def cut(
+    starts: Ints, counts: Ints, table_starts: Ints, tiling: Tiling, slacks: Ints | None = None
+) -> dict[str, Ints]:
     """The items and bounds of both classes and all windows, by `names_of`.
 
-    The rows have `starts` cached and `counts` new tokens.
-    starts, counts, table_starts: [rows]. A row's items depend on the row alone, hence also its sums and their
-    order. Raises ValueError for a row with more pieces of keys than a part has items.
+    The rows have `starts` cached and `counts` new tokens; they may have up to `slacks` fewer cached ones, and
+    get the items for what they see then, too.
+    starts, counts, table_starts, slacks: [rows]; None: no slacks. A row's items depend on the row alone,
+    hence also its sums and their order. Raises ValueError for a row with more pieces of keys than a part has
+    items.
     """
-    rows = np.empty((4, len(counts)), np.int32)
+    rows = np.empty((5, len(counts)), np.int32)
     rows[0], rows[1], rows[2], rows[3] = counts.cumsum(dtype=np.int32) - counts, starts, counts, table_starts
+    rows[4] = 0 if slacks is None else slacks
     if not counts.all():
         rows = rows[:, counts > 0]
     short = rows[2] <= SHORT_TOKENS
@@ -172,7 +177,7 @@ def cut(starts: Ints, counts: Ints, table_starts: Ints, tiling: Tiling) -> dict[
 def _cut_class(rows: Ints, how: Cut, window: int, *, last_first: bool) -> tuple[Ints, Ints]:
     """The items and bounds of one class, in the layers with one window.
 
-    rows [4, rows]: first token, start, count, start of the table.
+    rows [5, rows]: first token, start, count, start of the table, slack.
     """
     if not rows.shape[1]:
         return np.empty((0, ITEM_FIELDS), np.int32), np.zeros(1, np.int32)
@@ -180,24 +185,24 @@ def _cut_class(rows: Ints, how: Cut, window: int, *, last_first: bool) -> tuple[
         rows = _blocks(rows, how.block)
     if last_first:
         rows = rows[:, ::-1]
-    _, positions, tokens, _ = rows
+    _, positions, tokens, _, slacks = rows
     # From the first key that the block's first token sees to the last one that its last token sees.
     pieces = -(-(positions + tokens) // how.split)
-    begins = np.maximum(positions - (window - 1), 0) // how.split if window else None
+    begins = np.maximum(positions - slacks - (window - 1), 0) // how.split if window else None
     if begins is not None:
         pieces -= begins
     if pieces.max() > how.part:
         raise ValueError(f"{int(pieces.max())} pieces of a row's keys are above the {how.part} of a launch")
     owners, piece = _spread(pieces)
     items = np.empty((len(owners), ITEM_FIELDS), np.int32)
-    first_tokens, positions, tokens, table_starts = rows[:, owners]
+    first_tokens, positions, tokens, table_starts, _ = rows[:, owners]
     items[:, 0], items[:, 1], items[:, 2], items[:, 3] = first_tokens, tokens, positions, table_starts
     items[:, 4] = piece if begins is None else begins[owners] + piece
     return items, _bounds(pieces, how.part)
 
 
 def _blocks(rows: Ints, block: int) -> Ints:
-    """The query blocks of some rows, like these: [4, blocks]."""
+    """The query blocks of some rows, like these: [5, blocks]."""
     owners, numbers = _spread(-(-rows[2] // block))
     blocks = rows[:, owners]
     firsts = numbers * block

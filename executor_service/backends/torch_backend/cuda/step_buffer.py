@@ -1,8 +1,7 @@
 """`StepBuffer`: everything that the device has to know of a step, in one int32 array, copied at once.
 
-The host derives all of it, since it knows every length: page and slot of each token, the work of attention,
-the noise keys. A token that the step before this one samples may not be known yet. It is written as `-1 - r`,
-r being the index of the row that samples it, and the device looks it up.
+The host derives what follows from lengths, such as the work of attention, as if all drafts of the step before
+were accepted. What it does not know, `resolve` finds on the device.
 
 Steps of one shape have their parts at the same offsets, padded, so that a CUDA graph captured with one of
 them can be replayed with another.
@@ -28,8 +27,8 @@ from executor_service.backends.torch_backend.cuda.adapted_tokens import (
     AdaptedTokens,
     tile_tokens,
 )
-from executor_service.backends.torch_backend.cuda.kernels import CudaStep
 from executor_service.backends.torch_backend.cuda.pick import PickRows
+from executor_service.backends.torch_backend.cuda.resolve import HostRows, Resolved
 from executor_service.backends.torch_backend.cuda.rows import (
     ITEM_FIELDS,
     Ints,
@@ -40,11 +39,11 @@ from executor_service.backends.torch_backend.cuda.rows import (
     names_of,
 )
 from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE
-from executor_service.contract import noise
 from executor_service.contract.plan import DRAWING, Sampling
 
 _NOTHING_ADAPTED = np.empty(0, np.int32), np.empty((0, TILE_FIELDS), np.int32)
 _ALIGNMENT = 4  # int32s: Triton compiles anew for a pointer that is not a multiple of 16 bytes
+_RULES = ("temperatures", "top_ks", "top_ps", "min_ps")
 _FLOATS = ("temperatures", "top_ps", "min_ps")
 _MIN_TEMPERATURE, _ONE = np.float32(MIN_TEMPERATURE), np.float32(1)
 _REMEMBERED_SHAPES = 1024  # more than are captured
@@ -103,10 +102,12 @@ def _parts_of(windows: tuple[int, ...]) -> Mapping[str, _Part]:
     """
     work = [(which, *names_of(which, window)) for window in windows for which in ("short", "long")]
     return {
-        **dict.fromkeys(("tokens", "positions", "page_of_token", "slots"), _Part("tokens")),
-        "last_outputs": _Part("rows"),
+        **dict.fromkeys(("tokens", "positions", "owners"), _Part("tokens")),
         **dict.fromkeys(
-            ("outputs", "temperatures", "key_lows", "key_highs", "top_ks", "top_ps", "min_ps"),
+            ("follows", "starts", "table_starts", "first_outputs", "last_outputs"), _Part("rows")
+        ),
+        **dict.fromkeys(
+            ("outputs", "seed_lows", "seed_highs", "temperatures", "top_ks", "top_ps", "min_ps"),
             _Part("outputs"),
         ),
         **{bounds: _Part(f"{which}_parts", 1, 1, _Padding.LAST) for which, _, bounds in work},
@@ -143,28 +144,29 @@ class HostStep:
     def __init__(self, rows: Sequence[ForwardRow], page_size: int, tiling: Tiling) -> None:
         columns = columns_of(rows, page_size)
         layout = lay_out(columns, page_size)
-        tokens, counts, follows = layout.tokens, layout.output_counts, columns.follows
-        if not (known := follows < 0).all():
-            last = layout.counts.cumsum() - 1
-            tokens[last] = np.where(known, tokens[last], -1 - follows)
+        counts = layout.output_counts
+        ends = counts.cumsum(dtype=np.int32)
         adapted, tiles = _adapted(others_of(rows), layout)
         arrays: dict[str, Ints] = {
-            **cut(layout.starts, layout.counts, layout.table_starts, tiling),
+            **cut(layout.starts, layout.counts, layout.table_starts, tiling, columns.slacks),
             **_pick_parts(columns.samplings, layout),
-            "tokens": tokens,
+            "tokens": layout.tokens,
             "positions": layout.positions,
-            "page_of_token": layout.pages,
-            "slots": layout.slots,
+            "owners": np.arange(1, len(counts) + 1, dtype=np.int32).repeat(layout.counts),
+            "follows": columns.follows + 1,
+            "starts": layout.starts,
+            "table_starts": layout.table_starts,
             "tables": layout.tables,
             "outputs": layout.outputs,
-            "last_outputs": np.maximum(counts.cumsum(dtype=np.int32) - 1, 0),
+            "first_outputs": ends - counts,
+            "last_outputs": np.maximum(ends - 1, 0),
             "adapted_count": np.array([len(tiles)], np.int32),
             "adapted_tiles": tiles,
             "adapted_tokens": adapted,
         }
         self._arrays = arrays
         self.shape = StepShape(
-            tokens=len(tokens),
+            tokens=len(layout.tokens),
             rows=len(counts),
             outputs=len(layout.outputs),
             **most_work(arrays, tiling),
@@ -187,10 +189,8 @@ class HostStep:
         return end
 
     def pick_parts(self, outputs: Ints) -> dict[str, NDArray[np.generic]]:
-        """The fields of `PickRows` for some of the outputs."""
-        parts: dict[str, NDArray[np.generic]] = {
-            name: self._arrays[name][outputs] for name in PickRows.__slots__
-        }
+        """The fields of `PickRows` for some of the outputs, without the keys, which the device has."""
+        parts: dict[str, NDArray[np.generic]] = {name: self._arrays[name][outputs] for name in _RULES}
         return parts | {name: parts[name].view(np.float32) for name in _FLOATS}
 
 
@@ -204,15 +204,14 @@ def _adapted(last_rows: Sequence[ForwardRow], layout: Layout) -> tuple[Ints, Int
 
 
 def _pick_parts(samplings: Sequence[Sampling], layout: Layout) -> dict[str, Ints]:
-    """The parts of `PickRows`, for each output, as int32s; samplings [rows]."""
+    """The parts of `PickRows`, for each output, and the seeds of its key, as int32s; samplings [rows]."""
     drawings = np.frombuffer(b"".join([s.drawing for s in samplings]), DRAWING).repeat(layout.output_counts)
     temperatures = drawings["temperature"]
-    # The output of position p is the token at index p + 1.
-    halves = noise.keys(drawings["seed"], layout.positions[layout.outputs] + 1).view(np.int32).reshape(-1, 2)
+    halves = np.ascontiguousarray(drawings["seed"]).view(np.int32).reshape(-1, 2)
     return {
         "temperatures": np.maximum(temperatures, _MIN_TEMPERATURE * (temperatures > 0)).view(np.int32),
-        "key_lows": halves[:, 0],
-        "key_highs": halves[:, 1],
+        "seed_lows": halves[:, 0],
+        "seed_highs": halves[:, 1],
         "top_ks": drawings["top_k"],
         "top_ps": drawings["top_p"].view(np.int32),
         "min_ps": np.minimum(drawings["min_p"], _ONE).view(np.int32),
@@ -225,18 +224,19 @@ class StepBuffer:
     def __init__(self, buffer: torch.Tensor, shape: StepShape, tiling: Tiling, processors: int = 0) -> None:
         """`processors`: see `AttentionRows` and `AdaptedTokens`."""
         part = {name: buffer[place] for name, place in _places(shape)}
-        self.tokens, self.outputs, self.last_outputs = part["tokens"], part["outputs"], part["last_outputs"]
-        rows = attention_rows(part["tables"], part, tiling, processors)
-        self.attention = CudaStep(part["positions"], part["page_of_token"], part["slots"], rows)
+        self.outputs = part["outputs"]
+        self.first_outputs, self.last_outputs = part["first_outputs"], part["last_outputs"]
+        self.rows = HostRows(*(part[name] for name in HostRows.__slots__))
+        self.attention = attention_rows(part["tables"], part, tiling, processors)
         listed, tiles = part["adapted_tokens"], part["adapted_tiles"]
         self.adapted = (
             AdaptedTokens(listed, tiles, part["adapted_count"], processors) if shape.adapted_tiles else None
         )
-        self._pick = {
-            name: part[name].view(torch.float32) if name in _FLOATS else part[name]
-            for name in PickRows.__slots__
+        self._rules = {
+            name: part[name].view(torch.float32) if name in _FLOATS else part[name] for name in _RULES
         }
 
-    def pick(self, part: slice | torch.Tensor) -> PickRows:
-        """The sampling parameters of some of the outputs: consecutive ones, or those with these numbers."""
-        return PickRows(**{name: tensor[part] for name, tensor in self._pick.items()})
+    def pick(self, part: slice, resolved: Resolved) -> PickRows:
+        """The sampling parameters of some consecutive outputs of the step."""
+        keys = {"key_lows": resolved.key_lows[part], "key_highs": resolved.key_highs[part]}
+        return PickRows(**keys, **{name: tensor[part] for name, tensor in self._rules.items()})
