@@ -7,7 +7,7 @@ from executor_service.cache.sequence import CachedSequence, HiddenSum
 from executor_service.contract.masks import Masks
 from executor_service.contract.plan import NO_TOKENS, OutputMode, TokenScores
 
-_HIDDEN = OutputMode.HIDDEN
+_HIDDEN, _SAMPLE = OutputMode.HIDDEN, OutputMode.SAMPLE
 
 
 class AcceptedRow:
@@ -16,7 +16,7 @@ class AcceptedRow:
     __slots__ = (
         "computed", "drafts", "end", "fed", "follows", "hidden_sum", "hit", "in_prompt", "index", "known",
         "left", "masked_later", "masks", "opened", "output", "outputs", "overwritten", "parts", "scores",
-        "sequence", "start", "tokens", "top_k", "with_prompt",
+        "sequence", "slack", "start", "tokens", "top_k", "with_prompt",
     )  # fmt: skip
 
     def __init__(
@@ -41,7 +41,7 @@ class AcceptedRow:
         self.outputs = 0  # output positions
         self.drafts = NO_TOKENS
         self.masks: Masks | None = None  # [outputs, bytes], where it samples under masks
-        self.masked_later = False  # its mask follows from the token of the row that it follows
+        self.masked_later = False  # its masks follow from the tokens of the row that it follows
         self.left = 1  # tokens still to sample
         self.tokens: list[int] = []  # sampled so far
         self.parts: list[RowOutput] = []  # one for each forward but the last, where the row has several
@@ -53,6 +53,8 @@ class AcceptedRow:
         self.scores: list[TokenScores] = []  # by forwards but the last, as is the next
         self.hidden_sum: HiddenSum | None = None
         self.follows = -1  # index, in the launch before this one, of the row that samples the token fed here
+        # Unverified drafts of that row: `start`, `end` and `known` are as if all of these were accepted.
+        self.slack = 0
 
     @property
     def begin(self) -> int:
@@ -60,9 +62,26 @@ class AcceptedRow:
         return self.start - self.computed
 
     @property
-    def predicted_known(self) -> int:
-        """Tokens known after this row, those it samples included; for a row with at most one output."""
-        return max(self.known, self.end) + self.outputs  # drafts with OutputMode.NONE are all kept
+    def open_drafts(self) -> int:
+        """Drafts of a row in flight, by which the KV length behind it may be lower than `end`."""
+        return len(self.drafts) if self.output is _SAMPLE else 0  # else all are kept
+
+    @property
+    def max_known(self) -> int:
+        """Tokens known after this row at most; those it samples are included."""
+        return max(self.known, self.end) + (self.outputs > 0)
+
+    def begin_at(self, start: int) -> None:
+        """Its start is known now: the row that it follows has accepted fewer drafts than it had."""
+        late = self.start - start
+        self.start, self.end, self.known, self.slack = start, self.end - late, self.known - late, 0
+        self.sequence.ids[self.known : self.known + len(self.drafts)] = self.drafts
+
+    def drop_drafts(self, kept: int) -> None:
+        """Verify the first `kept` drafts alone."""
+        dropped = len(self.drafts) - kept
+        self.drafts = self.drafts[:kept]
+        self.fed, self.end, self.outputs = self.fed - dropped, self.end - dropped, self.outputs - dropped
 
     def finite_length(self, length: int) -> int:
         """Of the KV length `length` behind this row, how much is finite if what the row returns is.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from executor_service.backends.base import RowOutput
+from executor_service.backends.following import accepted_drafts
 from executor_service.backends.forward_rows import drawn_by, other_outputs
 from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
@@ -25,14 +26,16 @@ _PER_POSITION = ("logprobs", "top_ids", "top_logprobs", "logits")
 class StepCommit:
     """The commit of one step's rows. A row that is not finite is undone alone, without its neighbours."""
 
-    def __init__(self, rows: StepRows, store: SequenceStore) -> None:
-        self._rows, self._store, self._pages = rows, store, store.pages
+    def __init__(self, rows: StepRows, store: SequenceStore, behind: StepRows | None = None) -> None:
+        """`behind`: the rows of the step behind it, if one is in flight."""
+        self._rows, self._store, self._pages, self._behind = rows, store, store.pages, behind
         self._computed = self._sampled = self._verified = self._accepted = 0
         self._prefill_rows = self._decode_rows = 0
-        self.undone: list[AcceptedRow] = []
+        self.undone: list[tuple[AcceptedRow, Refusal]] = []
         self.constrained: list[CachedSequence] = []  # that have a grammar and sampled
-        # Undoing a row also frees the pages that the step behind reserved for the same sequence. This counts
-        # those; it is negative where an op of the step behind had released the row's own pages before.
+        # Undoing a row also frees the pages that the step behind reserved for the same sequence, and so does
+        # rejecting its drafts. This counts those; it is negative where an op of the step behind had released
+        # the row's own pages before, or where that step keeps some of them.
         self.freed_behind = 0
 
     @property
@@ -107,9 +110,7 @@ class StepCommit:
             raise RuntimeError(f"the backend gave {given} tokens for {row.outputs} output positions")
         drafts = len(row.drafts)
         if drafts:
-            # Equality is acceptance: t[i] is what the target samples after drafts[:i].
-            wrong = np.flatnonzero(tokens[:-1] != row.drafts)
-            accepted = int(wrong[0]) if wrong.size else drafts
+            accepted = accepted_drafts(row.drafts, tokens)
             self._verified += drafts
             self._accepted += accepted
             end -= drafts - accepted
@@ -141,7 +142,7 @@ class StepCommit:
         if finite // pages.page_size > len(table.hashes) and table.count:
             pages.publish(table, sequence.ids, finite)
         if length < row.end:
-            pages.cut(table, length)  # reserved for drafts that were rejected or steps that were not taken
+            self._give_back(row, length)
         self._rows.results[row.index] = result = RowResult(
             length, row.hit, row.tokens, output.logprobs, output.top_ids, output.top_logprobs, output.logits
         )
@@ -152,6 +153,20 @@ class StepCommit:
             self.constrained.append(sequence)
             result.forced = forced_behind(sequence, self._store.limits.max_drafts)
 
+    def _give_back(self, row: AcceptedRow, length: int) -> None:
+        """Release the pages reserved for drafts that were rejected, or for steps that were not taken.
+
+        A row in flight behind it, which was reserved as if all drafts were accepted, starts at `length`.
+        """
+        pages, table = self._pages, row.sequence.table
+        follower = None if self._behind is None else self._behind.row_of(row.sequence)
+        kept, count = length, table.count
+        if follower is not None:
+            follower.begin_at(length)
+            kept = follower.end
+        pages.cut(table, kept)
+        self.freed_behind += count - table.count - (pages.pages_for(row.end) - pages.pages_for(length))
+
     def _undo(self, row: AcceptedRow, refusal: Refusal) -> None:
         """Undo a row that has no finite logits."""
         self._computed += row.computed
@@ -159,7 +174,7 @@ class StepCommit:
         kept = 0 if row.opened else pages_for(length)
         self.freed_behind += max(kept, row.sequence.table.count) - pages_for(row.end)
         undo_row(row, length, self._rows.session, self._store)
-        self.undone.append(row)
+        self.undone.append((row, refusal))
         self._rows.results[row.index] = RowResult(refusal=refusal)
 
 

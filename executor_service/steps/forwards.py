@@ -89,6 +89,7 @@ def _forward_row(row: AcceptedRow, count: int) -> ForwardRow:
         row.masked_later,
         -1 if sequence.adapter is None else sequence.adapter.slot,
         _prompt_outputs(row, end, is_last=is_last) if row.with_prompt else None,
+        row.slack,
     )
 
 

@@ -81,7 +81,8 @@ def prepare_mask(sequence: CachedSequence) -> None:
 def bring_masks(rows: StepRows, forward: PendingForward, store: SequenceStore) -> None:
     """Bring the masks of a step in flight, now that the rows are committed that its rows follow.
 
-    A row behind which its grammar allows nothing is refused, as it would have been at its reservation.
+    A row behind which its grammar allows nothing is refused, and drafts that it does not allow are dropped,
+    as they would have been at its reservation.
     """
     if not rows.masked_later:
         return
@@ -96,9 +97,13 @@ def bring_masks(rows: StepRows, forward: PendingForward, store: SequenceStore) -
         assert sequence.automaton is not None
         try:
             sequence.automaton.follow(sequence.ids[sequence.prompt_length : sequence.known])
-            masks[place] = sequence.automaton.mask()[None]
+            masks[place] = own = _masks_along(sequence.automaton, row.drafts)
         except (GrammarStuck, ReplayUnfinished) as error:
             rows.refuse_late(row, _refusal(f"rows.cache_ids[{row.index}]", error), store)
+            continue
+        if len(own) <= len(row.drafts):
+            row.drop_drafts(len(own) - 1)
+            store.pages.cut(sequence.table, row.end)
     forward.constrain(masks)
 
 

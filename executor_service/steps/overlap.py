@@ -1,11 +1,13 @@
 """Whether a step can be begun while the one before it is in flight.
 
-Its rows then start at predicted lengths, and from tokens that only the device knows yet. Where a grammar says
-what may follow such a token, its mask is brought later (`masking.bring_masks`). The answers must be
-those of one step after another: wherever the outcome of the step in flight could change an op, a row, a
-prefix hit or an answer, the new step waits for it. Refused rows are not considered here: whatever the reason,
-the pipeline reserves such a step again after the one in flight, whose rows may give back pages or a sequence.
-The same goes for a step that takes several forwards.
+Its rows then start from tokens that only the device knows yet. Behind a verification they start at lengths
+that only the device knows: such a row gives an upper bound of its length, is reserved up to there, and gives
+back what is too much when the verification is committed. Where a grammar says what may follow a token, its
+masks are brought later (`masking.bring_masks`). The answers must be those of one step after another: wherever
+the outcome of the step in flight could change an op, a row, a prefix hit or an answer, the new step waits for
+it. Refused rows are not considered here: whatever the reason, the pipeline reserves such a step again after
+the one in flight, whose rows may give back pages or a sequence. The same goes for a step that takes several
+forwards.
 
 One difference remains. When pages are so short that published ones are evicted, rows that are undone or
 reserved again may have evicted pages that would have stayed. A prompt then finds a shorter prefix cached, or,
@@ -73,15 +75,18 @@ def _some_row_waits(rows: Iterable[Row | Refusal], session: ClientSession, ahead
 
 
 def _row_waits(row: Row, former: AcceptedRow) -> bool:
-    """A row can continue one in flight, `former`, that samples one token, or none."""
-    if len(row.tokens) or len(row.drafts) or row.steps > 1 or row.is_bound:
+    """A row can continue one in flight, `former`, that samples, or that feeds a part of a prompt.
+
+    Behind drafts only their answer tells whether a length is right, and not whether it is within a bound.
+    """
+    if len(row.tokens) or row.steps > 1:
         return True
     if not former.outputs:
         return False
     return (
-        former.outputs > 1
-        or former.output is not OutputMode.SAMPLE
-        # A row's mask and a grammar's must both be known to be joined.
+        former.output is not OutputMode.SAMPLE
+        or (former.open_drafts > 0 and not row.is_bound)
+        # A row's masks and a grammar's must both be known to be joined.
         or (former.sequence.sampling.grammar is not None and row.masks is not None)
     )
 

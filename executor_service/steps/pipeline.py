@@ -210,7 +210,8 @@ class Pipeline:
         """Commit a step's rows. Rows behind them get their masks, or are refused where mispredicted."""
         pages = self._store.pages
         free, cached = pages.free, pages.cached
-        commit = StepCommit(step.rows, self._store)
+        next_rows = self._in_flight[0].rows if self._in_flight else None
+        commit = StepCommit(step.rows, self._store, next_rows)
         commit.take(outputs)
         if commit.constrained:
             self._unprepared = deque(commit.constrained)

@@ -35,7 +35,8 @@ class RowReservation:
     """Reserves the rows of one step, all or nothing for each row; used once.
 
     `ahead` are the rows of the newest step in flight. A row behind one of them starts at the KV length that
-    this one is predicted to leave (`overlap.py` says which rows can be predicted).
+    this one leaves if all its drafts are accepted; what is reserved for it is enough if they are not
+    (`overlap.py` says which rows can be reserved so).
 
     Device memory follows the order of launches: a page released here may still be written by an earlier
     launch; its next owner's launch comes later and overwrites that.
@@ -160,12 +161,12 @@ class RowReservation:
         if sequence is None:
             return unknown_cache(index, row)
         sequence.renewed_s = self._now_s
-        start, known, follows = sequence.length, sequence.known, -1
+        start, known, follows, slack = sequence.length, sequence.known, -1, 0
         if self._ahead is not None and (place := self._places.get(sequence, -1)) >= 0:
             ahead = self._ahead.row_at(place)
-            start, known = ahead.end, ahead.predicted_known
+            start, known = ahead.end, ahead.max_known
             if ahead.outputs:
-                follows = place
+                follows, slack = place, ahead.open_drafts
         if row.kv_length != start and not (row.is_bound and start < row.kv_length):
             return unexpected_length(index, row, start)
         given, drafts, steps = len(row.tokens), len(row.drafts), row.steps
@@ -231,7 +232,7 @@ class RowReservation:
         if steps > self._rows.steps:
             self._rows.steps = steps
         accepted = AcceptedRow(index, sequence, start, fed, end, start + pending, row.output, row.top_k)
-        accepted.follows, accepted.masked_later = follows, masked_later
+        accepted.follows, accepted.slack, accepted.masked_later = follows, slack, masked_later
         self._rows.masked_later |= masked_later
         sequence.make_room(start + pending + drafts + steps)
         if given:

@@ -86,9 +86,12 @@ class StepRows:
         for sequence, start in zip(self.decodes.sequences, self.decodes.starts, strict=True):
             store.pages.cut(sequence.table, start)
 
-    def refuse_followers(self, undone: Iterable[AcceptedRow]) -> None:
-        """Refuse the rows that continue an undone row, whose undoing released their pages too."""
-        for former in undone:
+    def refuse_followers(self, undone: Iterable[tuple[AcceptedRow, Refusal]]) -> None:
+        """Refuse the rows that continue an undone row, whose undoing released their pages too.
+
+        One that gave an upper bound of its length is refused as the undone one was.
+        """
+        for former, cause in undone:
             row = self.row_of(former.sequence)
             if row is None:
                 continue
@@ -97,6 +100,8 @@ class StepRows:
             self.mispredicted.add(row.sequence)
             if former.opened:
                 refusal = unknown_cache(row.index, request)
+            elif request.is_bound:
+                refusal = cause
             else:
                 refusal = unexpected_length(row.index, request, former.sequence.length)
             self.results[row.index] = RowResult(refusal=refusal)

@@ -1,4 +1,4 @@
-"""A backend that is as late as a device can be: nothing is computed before its outputs are asked for."""
+"""Backends that are as late as a device can be: nothing is computed before its outputs are asked for."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from executor_service.backends.base import ForwardRow, RowOutput
+from executor_service.backends.following import mask_late, resolved
+from executor_service.backends.oracle import OracleBackend
+from executor_service.backends.paged_attention import PagedAttentionBackend
 from executor_service.contract.masks import Masks
 from executor_service.contract.plan import OutputMode
 from tests.unit.executor.fakes import FakeBackend
 
 
 class DeferredForward:
-    """One launch of a `DeferredBackend`; its rows were read when it was launched."""
+    """One launch of a `Deferring` backend; its rows were read when it was launched."""
 
-    def __init__(
-        self, backend: DeferredBackend, rows: list[ForwardRow], before: DeferredForward | None
-    ) -> None:
+    def __init__(self, backend: Deferring, rows: list[ForwardRow], before: DeferredForward | None) -> None:
         self._backend, self.rows, self._before = backend, rows, before
         self.results: list[RowOutput] | None = None
         self.lacks = {index for index, row in enumerate(rows) if row.masked_later}
@@ -30,8 +32,8 @@ class DeferredForward:
         assert self.lacks
         assert self.lacks == masks.keys()
         assert self.results is None
-        for index, mask in masks.items():
-            self.rows[index].masks = mask
+        for index, given in masks.items():
+            mask_late(self.rows[index], given)
         self.lacks = set()
 
     def outputs(self) -> list[RowOutput]:
@@ -40,30 +42,37 @@ class DeferredForward:
     def compute(self) -> None:
         """What its rows follow is known by now: the order of the launches is the device's."""
         assert not self.lacks, "some masks have not come"
-        before = self._before
-        self.results = self._backend.compute([self._resolved(row, before) for row in self.rows])
+        self.resolve()
+        self.results = self._backend.compute(self.rows)
         self._before = None
 
-    @staticmethod
-    def _resolved(row: ForwardRow, before: DeferredForward | None) -> ForwardRow:
+    def resolve(self) -> None:
+        """Look up what its rows follow, which is computed."""
+        self.rows = [self._resolved(row) for row in self.rows]
+
+    def _resolved(self, row: ForwardRow) -> ForwardRow:
         if row.follows < 0:
             return row
+        before = self._before
         assert before is not None
         assert before.results is not None
-        ahead = before.results[row.follows]
-        # After a row that was not finite comes whatever the device finds there.
-        row.history[-1] = ahead.tokens[0] if ahead.tokens is not None else 96
-        return replace(row, tokens=row.history[row.start :])
+        found = resolved(row, before.rows[row.follows], before.results[row.follows])
+        assert row.start - row.slack <= found.start <= row.start
+        return found
 
 
-class DeferredBackend(FakeBackend):
-    """Two pending forwards at a time; asserts the rules of the border besides those of its parent."""
+class Deferring:
+    """What makes a synchronous backend late, put before it among the bases of a class.
+
+    Two pending forwards at a time; asserts the rules of the border.
+    """
 
     max_pending_forwards = 2
 
-    def __init__(self, context_length: int = 256) -> None:
-        super().__init__(context_length)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.launches = 0
+        self.open_lengths = 0  # rows that followed one with drafts
         self.followed = 0  # rows that followed another
         self.masked_later = 0  # of these, rows whose mask came behind their launch
         self.unanswered: deque[DeferredForward] = deque()
@@ -95,12 +104,16 @@ class DeferredBackend(FakeBackend):
     def _check_following(self, row: ForwardRow) -> None:
         assert self.unanswered, "the row follows what was answered"
         assert self._last is self.unanswered[-1]
+        self._last.resolve()  # two are pending at most: what it follows is computed
         ahead = self._last.rows[row.follows]
-        assert (ahead.outputs, ahead.output) == (1, OutputMode.SAMPLE)
-        assert (len(row.tokens), row.start) == (1, ahead.start + len(ahead.tokens))
+        assert ahead.output is OutputMode.SAMPLE
+        assert ahead.outputs > 0
+        assert row.slack == ahead.outputs - 1
+        assert row.start == ahead.start + len(ahead.tokens)
         assert row.sampling is ahead.sampling
         assert row.masked_later == (row.sampling.grammar is not None and row.output is OutputMode.SAMPLE)
         self.followed += 1
+        self.open_lengths += row.slack > 0
         self.masked_later += row.masked_later
 
     def finish(self, forward: DeferredForward) -> list[RowOutput]:
@@ -114,14 +127,35 @@ class DeferredBackend(FakeBackend):
         return forward.results
 
     def compute(self, rows: list[ForwardRow]) -> list[RowOutput]:
-        return super().forward(rows)
+        outputs: list[RowOutput] = super().forward(rows)  # type: ignore[misc]
+        return outputs
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
         return self.launch(rows).outputs()
 
     def copy_page(self, source: int, target: int) -> None:
-        copy = partial(super().copy_page, source, target)
+        self._in_order(partial(super().copy_page, source, target))  # type: ignore[misc]
+
+    def load_adapter(self, slot: int, prepared: Any) -> None:
+        self._in_order(partial(super().load_adapter, slot, prepared))  # type: ignore[misc]
+
+    def unload_adapter(self, slot: int) -> None:
+        self._in_order(partial(super().unload_adapter, slot))  # type: ignore[misc]
+
+    def _in_order(self, work: partial[None]) -> None:
         if self.unanswered:
-            self._stream.append(copy)
+            self._stream.append(work)
         else:
-            copy()
+            work()
+
+
+class DeferredBackend(Deferring, FakeBackend):
+    """The fake as a device."""
+
+
+class DeferredOracle(Deferring, OracleBackend):
+    """The oracle as a device."""
+
+
+class DeferredAttention(Deferring, PagedAttentionBackend):
+    """The reference model as a device."""

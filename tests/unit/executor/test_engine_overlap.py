@@ -181,6 +181,60 @@ def test_a_row_behind_one_that_is_not_finite_finds_its_sequence_as_it_was(
     )
 
 
+def test_a_row_with_a_bound_behind_one_that_is_not_finite_is_refused_as_that_one_was(
+    h: Harness, device: DeferredBackend
+) -> None:
+    h.begin(opening(1, PROMPT)).finish()
+    device.poisoned = {95}
+    failed, lost = h.begin(row(1, 6, drafts=[1, 95])), h.begin(bounded(1, 9))
+    assert failed.result is None, "it was launched before the failure was known"
+    assert refusal_of(lost) == refusal_of(failed)
+    assert refusal_of(failed).reason is Reason.NOT_FINITE
+    h.engine.store.check()
+    assert tokens_of(h.begin(row(1, 6))) == [continuation(PROMPT, 2)[1:]]
+
+
+RIGHT = continuation(PROMPT, 12)
+VERIFIED: list[tuple[str, list[int], list[int], int]] = [
+    ("all accepted", RIGHT[1:4], RIGHT[5:7], 10),
+    ("some accepted", [*RIGHT[1:3], 95], RIGHT[5:7], 9),
+    ("none accepted, and drafts for where the sequence really is", [95] * 3, RIGHT[2:4], 7),
+]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "length"), [case[1:] for case in VERIFIED], ids=[case[0] for case in VERIFIED]
+)
+def test_drafts_behind_an_unanswered_verification_are_compared_from_where_it_ends(
+    h: Harness, device: DeferredBackend, first: list[int], second: list[int], length: int
+) -> None:
+    """Two sequences, so that pages that are given back are another's next ones."""
+    h.begin(opening(1, PROMPT), opening(2, [1, 2])).finish()
+    ahead = h.begin(row(1, 6, drafts=first), row(2, 2))
+    behind = h.begin(bounded(1, 10, second), row(2, 3, drafts=[95, 95]))
+    after = h.begin(bounded(1, 13), bounded(2, 6))
+    assert device.open_lengths == 3
+    answers = [step.finish().rows for step in (ahead, behind, after)]
+    assert answers[0][0].kv_length == length
+    emitted = [token for rows in answers for token in rows[0].tokens]
+    assert emitted == RIGHT[1 : answers[2][0].kv_length - 5]
+    assert [rows[1].tokens for rows in answers] == [[t] for t in continuation([1, 2], 4)[1:]]
+    assert h.engine.store.pages.owned == sum(-(-rows.kv_length // 4) for rows in answers[2])
+    h.engine.store.check()
+
+
+def test_a_step_waits_where_only_the_bound_does_not_fit() -> None:
+    """Into the context, or into the pages: then it is as if the drafts had been answered first."""
+    for bounds, drafts in ((limits(context_length=16), [95] * 6), (limits(total_pages=3), [95] * 2)):
+        h = Harness(bounds, DeferredBackend(bounds.context_length))
+        h.begin(opening(1, PROMPT)).finish()
+        ahead = h.begin(row(1, 6, drafts=drafts))
+        behind = h.begin(bounded(1, 7 + len(drafts), [95] * 3))
+        assert ahead.result is not None
+        assert tokens_of(behind) == [[RIGHT[2]]]
+        h.engine.store.check()
+
+
 def test_a_row_may_come_again_while_the_lost_one_is_under_way(h: Harness, device: DeferredBackend) -> None:
     h.begin(opening(1, PROMPT)).finish()
     device.poisoned = {continuation(PROMPT, 1)[0]}
@@ -243,13 +297,20 @@ def penalized(cache_id: int, tokens: list[int], limit: int = 0) -> Opening:
     return replace(opening(cache_id, tokens, limit), sampling=PENALTY)
 
 
+def bounded(cache_id: int, kv_length: int, drafts: list[int] | None = None) -> Row:
+    """A row that gives an upper bound of its length."""
+    return replace(row(cache_id, kv_length, drafts=drafts), is_bound=True)
+
+
 PLAIN = row(1, 6)
 WAITING: list[tuple[str, Row | Opening, StepPlan]] = [
     ("given tokens", PLAIN, plan(row(1, 7, tokens=[1]))),
-    ("drafts", PLAIN, plan(row(1, 7, drafts=[1]))),
     ("several steps", PLAIN, plan(row(1, 7, steps=2))),
     ("behind drafts", row(1, 6, drafts=[1, 2]), plan(row(1, 7))),
     ("behind drafts, all of them foreseen", row(1, 6, drafts=[1, 2]), plan(row(1, 9))),
+    ("behind drafts, with too low a bound", row(1, 6, drafts=[1, 2]), plan(bounded(1, 8))),
+    ("behind drafts, up to the context", row(1, 6, drafts=[1] * 20), plan(bounded(1, 27, [1] * 230))),
+    ("tokens behind drafts", row(1, 6, drafts=[1, 2]), plan(row(1, 7, tokens=[1]))),
     (
         "behind drafts that nobody asked for",
         row(1, 6, drafts=[1, 2], output=OutputMode.NONE),
@@ -299,6 +360,11 @@ def test_a_step_waits_where_the_other_could_change_it(
 
 
 GOING: list[tuple[str, Row | Opening, StepPlan]] = [
+    ("drafts", PLAIN, plan(row(1, 7, drafts=[1]))),
+    ("a bound", PLAIN, plan(bounded(1, 9))),
+    ("behind drafts", row(1, 6, drafts=[1, 2]), plan(bounded(1, 9))),
+    ("drafts behind drafts", row(1, 6, drafts=[1, 2]), plan(bounded(1, 9, [3] * 8))),
+    ("drafts behind a chunk", opening(8, [8] * 6, limit=3), plan(row(8, 3, drafts=[1]))),
     ("drafts of another", PLAIN, plan(row(2, 2, drafts=[1]))),
     ("behind drafts of another", row(1, 6, drafts=[1, 2]), plan(row(2, 2))),
     ("penalties", row(3, 3), plan(row(3, 4))),
