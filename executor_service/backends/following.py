@@ -38,10 +38,10 @@ def resolved(row: ForwardRow, former: ForwardRow, output: RowOutput) -> ForwardR
 
 
 def mask_late(row: ForwardRow, masks: Masks | None) -> int:
-    """Set the masks of a row that is `masked_later`; returns how many of its last outputs are dropped."""
+    """Give a row that is `masked_later` its masks; returns how many of its last outputs are dropped."""
     dropped = 0 if masks is None else row.outputs - len(masks)
     if dropped:
         row.outputs -= dropped
         row.tokens, row.history = row.tokens[:-dropped], row.history[:-dropped]
-    row.masks = masks
+    row.masks, row.masked_later = masks, False
     return dropped

@@ -86,6 +86,7 @@ class Dispatcher:
                 self._forecast.step_s,
                 now,
                 ahead=target.limits.in_flight > 1,
+                sends=target.takes_a_step,
             )
 
     def _send(self, schedule: Schedule, pages: int, now: float) -> PlannedStep | None:

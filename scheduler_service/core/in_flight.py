@@ -52,8 +52,10 @@ class StepsInFlight:
         """Turn a schedule into a plan, and count its rows as in flight."""
         rows, openings, forks = schedule.rows, schedule.openings, schedule.forks
         for row in rows:
-            if row.limit or row.tokens or row.drafts:
+            if row.limit or row.tokens:
                 row.sequence.send_row()
+            elif row.drafts:
+                row.sequence.send_verification(row.drafts)
             else:
                 row.sequence.send_decode()
         for opening in openings:
@@ -63,7 +65,7 @@ class StepsInFlight:
         self._steps.append(SentStep(plan, rows, openings, forks, pages, now))
         return plan
 
-    def take(self, result: StepAnswer) -> SentStep:
+    def take(self, result: StepAnswer, page_size: int) -> SentStep:
         """Remove and return the step that this answers. Raises UnknownStep, and changes nothing then."""
         if not self._steps or self._steps[0].plan.number != result.number:
             raise UnknownStep(f"no step in flight is answered by {result.number}")
@@ -71,7 +73,31 @@ class StepsInFlight:
         rows = len(step.rows) + len(step.openings)
         if len(result.rows) != rows or len(result.forks) != len(step.forks):
             raise UnknownStep(f"the answer to step {result.number} has another number of rows or forks")
-        return self._steps.popleft()
+        self._steps.popleft()
+        if self._steps:
+            self._set_aside_again(step, result, page_size)
+        return step
+
+    def _set_aside_again(self, step: SentStep, result: StepAnswer, page_size: int) -> None:
+        """Set pages aside anew for rows behind a verification that rejected drafts.
+
+        They start at a lower length than was assumed, so the page that they begin may be another one.
+        """
+        lengths = {
+            row.cache_id: answer.kv_length or row.sequence.kv
+            for row, answer in zip(step.rows, result.rows, strict=False)
+            if len(answer.tokens) <= len(row.drafts)
+        }
+        if not lengths:
+            return
+        for later in self._steps:
+            for row in later.rows:
+                if row.is_bound and row.cache_id in lengths:
+                    begin = lengths[row.cache_id]
+                    lengths[row.cache_id] = end = begin + row.fed
+                    pages = -(-end // page_size) + -begin // page_size
+                    later.pages += pages - row.pages
+                    row.pages = pages
 
     def clear(self) -> None:
         """Forget all steps: they will never be answered."""
@@ -82,3 +108,7 @@ class StepsInFlight:
         sent = [row.cache_id for step in self._steps for row in step.rows]
         sent += [opening.cache_id for step in self._steps for opening in step.openings]
         return sent.count(cache_id)
+
+    def drafts_of(self, cache_id: int) -> int:
+        """Number of unanswered drafts of a cache."""
+        return sum(len(row.drafts) for step in self._steps for row in step.rows if row.cache_id == cache_id)

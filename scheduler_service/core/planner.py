@@ -117,6 +117,9 @@ class StepBuilder:
             if sequence.in_flight:
                 if not can_go_ahead(sequence):
                     continue
+                if sequence.ahead > sequence.in_flight:
+                    pages -= self._feed_behind_drafts(sequence, pages)
+                    continue
                 kv += sequence.in_flight
             elif sequence.awaits_drafts:
                 self._drafts_to_come = True
@@ -137,6 +140,20 @@ class StepBuilder:
         self.reserve = len(running)
         for sequence in prefilling:
             self.reserve += limits.pages(len(sequence.tokens)) - limits.pages(sequence.kv)
+
+    def _feed_behind_drafts(self, sequence: LiveSequence, pages: int) -> int:
+        """Schedule a decode behind unanswered drafts, if there is a page for it; returns the pages it takes.
+
+        Without one it waits: the answer may show that it needs none.
+        """
+        kv = sequence.kv + sequence.ahead
+        needed = int(kv % self._limits.page_size == 0 or sequence.tail_shared)
+        if needed > pages:
+            return 0
+        row = ScheduledRow(sequence, kv, needed)
+        row.is_bound = True
+        self.schedule.rows.append(row)
+        return needed
 
     def _feed_in_turn(self, prefilling: list[LiveSequence]) -> list[LiveSequence]:
         """Schedule chunks and start queued sequences in the order of turns; returns the chunks left.

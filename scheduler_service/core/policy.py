@@ -83,11 +83,14 @@ def pages_back(sequence: LiveSequence, limits: JointLimits) -> int:
 def can_go_ahead(sequence: LiveSequence) -> bool:
     """Whether a sequence with unanswered rows may get another row, which continues from their tokens.
 
-    It may if each unanswered row adds exactly one token, the sequence is shorter than its end length after
-    them, and no decision about drafts is due by then (`plain_until`). If a sampled token ends the sequence,
-    the further row is computed in vain.
+    It may if each unanswered row decodes or verifies, the sequence is shorter than its end length even if all
+    their drafts are accepted, and no decision about drafts is due (`plain_until`) that needs their answers
+    (`ahead_at`). If a sampled token ends the sequence, the further row is computed in vain.
     """
-    length = len(sequence.tokens) + sequence.in_flight
-    if not sequence.is_predictable or length >= sequence.end_length:
+    if not sequence.is_predictable:
         return False
-    return sequence.draft_state is None or length < sequence.draft_state.plain_until
+    length = len(sequence.tokens) + sequence.ahead
+    if length >= sequence.end_length:
+        return False
+    state = sequence.draft_state
+    return state is None or length < state.plain_until or length == state.ahead_at

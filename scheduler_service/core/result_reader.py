@@ -92,8 +92,9 @@ class ResultReader:
         end = sequence.extend(tokens, answer.kv_length)
         count = len(sequence.tokens) - before
         self._counters.completion_tokens += count
-        if item.drafts and sequence.draft_state is not None:
-            self._verified(sequence.draft_state, len(item.drafts), min(len(tokens) - 1, count))
+        if item.drafts and sequence.draft_state is not None and isinstance(item, ScheduledRow):
+            accepted = min(len(tokens) - 1, count)
+            self._verified(sequence.draft_state, item.source, len(item.drafts), accepted)
         logprobs, live = answer.logprobs, sequence.live
         if (
             logprobs and live.request.prompt_logprobs is not None
@@ -117,23 +118,22 @@ class ResultReader:
         elif sequence.losses and sequence.got_on:
             self._pool.end_isolation(sequence)
 
-    def _verified(self, drafts: DraftState, drafted: int, accepted: int) -> None:
+    def _verified(self, drafts: DraftState, source: DraftSource, drafted: int, accepted: int) -> None:
         counters = self._counters
         counters.verifications += 1
         counters.drafted_tokens += drafted
         counters.accepted_tokens += accepted
-        if drafts.sent is DraftSource.GRAMMAR:
+        if source is DraftSource.GRAMMAR:
             counters.grammar_drafted_tokens += drafted
             counters.grammar_accepted_tokens += accepted
-        drafts.verified(drafted, accepted)
+        drafts.verified(source, drafted, accepted)
 
     def _refused_row(
         self, row: ScheduledRow | ScheduledOpening, answer: RowAnswer, events: list[Event], now: float
     ) -> Shortage:
         """Handle a refused row; returns what the executor was short of."""
         sequence = row.sequence
-        sequence.refuse_row()
-        if row.kv_length != sequence.kv:
+        if sequence.refuse_row():
             return Shortage.NONE  # it was sent to follow a row that was refused
         if row.drafts and answer.code not in _STALE:  # perhaps for its drafts: the next row has none
             self._speculator.refused(sequence)

@@ -10,14 +10,20 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from scheduler_service.core.request import DraftSource
 from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.step import CacheFork, CacheOpening, CacheRow, RowMode
 
 
 class ScheduledRow(CacheRow):
-    """A row of the step, with its sequence and the pages reserved for it."""
+    """A row of the step, with its sequence and the pages reserved for it.
 
-    __slots__ = ("pages", "sequence")
+    `source`: of its drafts; set where it has some.
+    """
+
+    __slots__ = ("pages", "sequence", "source")
+
+    source: DraftSource
 
     def __init__(
         self,
@@ -37,6 +43,7 @@ class ScheduledRow(CacheRow):
         self.drafts = ()
         self.steps = 1
         self.mode = mode
+        self.is_bound = False
 
     @property
     def fed(self) -> int:
@@ -98,9 +105,9 @@ class Schedule:
         self._new_or_copied |= {fork.sequence, source}
         self.add_row(row)
 
-    def add_drafts(self, row: ScheduledRow, drafts: tuple[int, ...], pages: int) -> None:
+    def add_drafts(self, row: ScheduledRow, drafts: tuple[int, ...], source: DraftSource, pages: int) -> None:
         """Give drafts to a scheduled row that has none, and reserve `pages` more for them."""
-        row.drafts = drafts
+        row.drafts, row.source = drafts, source
         row.pages += pages
         self.tokens_left -= len(drafts)
         self.pages_left -= pages

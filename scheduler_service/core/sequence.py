@@ -9,6 +9,7 @@ from dataclasses import replace
 from scheduler_service.core.account import Account
 from scheduler_service.core.evaluation import EvaluationInput
 from scheduler_service.core.events import CompletionUsage, EndReason
+from scheduler_service.core.open_drafts import OpenDrafts
 from scheduler_service.core.request import Request, SamplingSettings
 from scheduler_service.core.seeds import index_seed
 from scheduler_service.core.speculation.draft_state import DraftState
@@ -112,6 +113,7 @@ class LiveSequence:
 
     __slots__ = (
         "awaits_drafts",
+        "behind_refused",
         "cache_id",
         "cached",
         "charged",
@@ -135,6 +137,7 @@ class LiveSequence:
         "lost_at",
         "mode",
         "next_score",
+        "open_drafts",
         "prompt_length",
         "refusals",
         "sampling",
@@ -181,7 +184,9 @@ class LiveSequence:
         self.cache_id = 0  # 0: none
         self.kv = 0
         self.in_flight = 0  # unanswered rows
-        self.is_predictable = False  # each unanswered row adds exactly one token, unless it fails
+        self.open_drafts: OpenDrafts | None = None  # of these; None: it has had none yet
+        self.is_predictable = False  # each of them decodes or verifies: it adds a token, unless it fails
+        self.behind_refused = 0  # unanswered rows that were sent behind a refused one
         self.shared_tokens = 0  # first tokens, on pages that other caches may share: prefix hit, or fork
         self.tail_shared = False  # its last page is shared with a fork: the next write copies it
         self.is_behind = False  # its last opening was refused: its grammar has not read its output yet
@@ -239,20 +244,38 @@ class LiveSequence:
         self.in_flight += 1
         self.is_predictable = True
 
+    def send_verification(self, drafts: tuple[int, ...]) -> None:
+        """Count a sent row that adds a token, unless it fails, and one for each draft that is accepted."""
+        if self.open_drafts is None:
+            self.open_drafts = OpenDrafts()
+        self.open_drafts.send(self.in_flight, drafts)
+        self.send_decode()
+
     def send_row(self) -> None:
-        """Count a sent row whose number of new tokens only its answer tells."""
+        """Count a sent row of which only its answer tells whether it adds a token."""
         self.in_flight += 1
         self.is_predictable = False
 
-    def refuse_row(self) -> None:
-        """Count a refused row: the rows that were sent after it will be refused too."""
+    def _answered(self) -> None:
+        """Count the answer to the oldest unanswered row."""
         self.in_flight -= 1
+        if self.open_drafts is not None:
+            self.open_drafts.answer()
+        if self.behind_refused:
+            self.behind_refused -= 1
+
+    def refuse_row(self) -> bool:
+        """Count a refused row; returns whether it was sent behind one that was refused too."""
+        is_behind = self.behind_refused > 0
+        self._answered()
+        self.behind_refused = self.in_flight
         self.is_predictable = False
+        return is_behind
 
     def advance(self, kv_length: int) -> None:
         """Take a row's answer that computed known tokens, but not all of them. Raises IllegalEvent."""
         self.happen(Trigger.CHUNK)
-        self.in_flight -= 1
+        self._answered()
         self.kv = kv_length
 
     def score(self, end: int) -> None:
@@ -267,7 +290,10 @@ class LiveSequence:
 
     def extend(self, tokens: list[int], kv_length: int) -> Ending | None:
         """Append a row's sampled tokens, up to one that ends the sequence; returns why it ends, or None."""
-        self.in_flight -= 1
+        if self.open_drafts is None and not self.behind_refused:
+            self.in_flight -= 1
+        else:
+            self._answered()
         self.kv = kv_length
         self.tail_shared = False
         self.refusals = 0
@@ -302,9 +328,10 @@ class LiveSequence:
         self.kv = 0
         self.shared_tokens = 0
         self.tail_shared = False
-        self.in_flight = 0
+        self.in_flight = self.behind_refused = 0
         self.is_predictable = False
         self.awaits_drafts = False
+        self.open_drafts = None
 
     def wait_for_drafts(self) -> None:
         """The draft executor makes drafts for it: it gets no row until they have come."""
@@ -343,6 +370,11 @@ class LiveSequence:
         return self.losses > 0 and len(self.tokens) > self.lost_at
 
     # -- questions -------------------------------------------------------------------------------
+
+    @property
+    def ahead(self) -> int:
+        """Tokens that the unanswered rows add at most."""
+        return self.in_flight if self.open_drafts is None else self.in_flight + self.open_drafts.count
 
     @property
     def generated(self) -> int:

@@ -98,6 +98,7 @@ class CacheRow:
     drafts: tuple[int, ...] = ()
     steps: int = 1  # sample so many tokens, feeding each back; not together with drafts
     mode: RowMode = RowMode.SAMPLE
+    is_bound: bool = False  # `kv_length` is as if all unanswered drafts were accepted: an upper bound
 
 
 @dataclass(frozen=True, slots=True)

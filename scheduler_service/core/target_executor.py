@@ -92,7 +92,7 @@ class TargetExecutor:
         A step that was sent while another one was computed counts from the answer to that one. Raises
         UnknownStep, and has changed nothing then.
         """
-        step = self.in_flight.take(result)
+        step = self.in_flight.take(result, self.limits.page_size if self.limits else 1)
         self.free_pages, self.evictable_pages = result.free_pages, result.evictable_pages
         weight = _SMOOTHING if self._step_s else 1.0
         self._step_s += weight * (result.compute_s - self._step_s)
@@ -105,6 +105,8 @@ class TargetExecutor:
         for sequence in running:
             rows = self.in_flight.rows_of(sequence.cache_id)
             assert sequence.in_flight == rows, f"{sequence.key} awaits {sequence.in_flight} of {rows} answers"
+            most = rows + self.in_flight.drafts_of(sequence.cache_id)
+            assert sequence.ahead == most, f"{sequence.key} awaits {sequence.ahead} of {most} tokens"
         assert self.connected or not self.in_flight, "a step is in flight, and no executor is connected"
 
     def was_short(self, now: float) -> None:

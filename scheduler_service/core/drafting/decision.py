@@ -10,6 +10,7 @@ from scheduler_service.core.request import DraftSource
 from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.speculation.controller import Candidate, Controller, DraftCandidate
 from scheduler_service.core.speculation.draft_state import FREE_TOKENS, DraftState
+from scheduler_service.core.speculation.drafters import NgramDrafter
 from scheduler_service.core.speculation.ngram import SPARSE_STRIDE
 from scheduler_service.core.speculation.step_time import Work
 from scheduler_service.core.states import SequenceState
@@ -42,12 +43,16 @@ class DraftDecision:
         too_late: float,
         min_rest: int,
         max_rest: int,
+        ahead: bool,
     ) -> None:
         """max_drafts: that the target verifies in one row.
         max_automatic: the same for sequences whose number of drafts the controller chooses.
         too_late: a sequence with an earlier deadline (seconds, on the caller's clock) gets no drafts.
-        min_rest, max_rest: bounds on the tokens that a sequence without drafts decodes plainly.
+        min_rest, max_rest: bounds on the tokens that a sequence without drafts decodes plainly; the first one
+        of those for whom the draft executor could draft.
+        ahead: decide about sequences with unanswered rows, too.
         """
+        self._ahead = ahead
         self._controller = controller
         self._executor = executor
         self._calendar = calendar
@@ -76,11 +81,17 @@ class DraftDecision:
         decoding = SequenceState.RUNNING
         for sequence, state in sequences:
             if sequence.state is decoding:
-                if sequence.in_flight or sequence.awaits_drafts:
+                if sequence.awaits_drafts or (sequence.in_flight and not self._may_go_ahead(sequence, state)):
                     continue
                 known = len(sequence.tokens)
-                if state.decided_at != known:
-                    if known >= state.plain_until:
+                at = known + sequence.ahead
+                if state.decided_at != at or state.decided_with != known:
+                    if at < state.plain_until:
+                        continue
+                    state.decided_at, state.decided_with = at, known
+                    if sequence.in_flight:
+                        self._find_ahead(sequence, state, at)
+                    else:
                         self._find_candidate(sequence, state, known)
                 elif state.drafts:
                     self.offered.add(sequence)  # its drafts have not been sent yet
@@ -95,26 +106,15 @@ class DraftDecision:
         The draft executor's drafts that are left go before those that its grammar forces if they say the same
         and more; n-grams, if they do not contradict it and promise more.
         """
-        state.decided_at = known
         state.sent = None
-        drafter = state.ngram
-        if drafter is not None:
-            budget, stride = self._index_budget, state.index_stride
-            self._index_budget = budget - drafter.update(
-                budget if budget > MIN_INDEXED else MIN_INDEXED, stride
-            )
-            if stride > 1:
-                state.index_stride = 1
+        drafter = self._updated(state)
         forced = () if state.grammar is None else state.grammar.drafts(known)
         if state.executor is None and not forced and (drafter is None or not drafter.index.match_length):
             state.drafts = ()
             self._rest(sequence, state)
             return
-        most = self._max_automatic if state.length is None else min(state.length, self._max_drafts)
-        if known + most >= sequence.end_length:
-            most = sequence.end_length - known - 1
-        deadline = sequence.live.request.deadline
-        if most < 1 or (deadline is not None and deadline < self._too_late):
+        most = self._most(sequence, state, known)
+        if most < 1:
             state.drafts = ()
             self._rest(sequence, state)
             return
@@ -147,6 +147,71 @@ class DraftDecision:
             self._rest(sequence, state)
         else:
             self._take(sequence, state, at_once)
+
+    def _updated(self, state: DraftState) -> NgramDrafter | None:
+        """The sequence's n-gram drafter, which has learned from its new tokens."""
+        drafter = state.ngram
+        if drafter is not None:
+            budget, stride = self._index_budget, state.index_stride
+            self._index_budget = budget - drafter.update(
+                budget if budget > MIN_INDEXED else MIN_INDEXED, stride
+            )
+            if stride > 1:
+                state.index_stride = 1
+        return drafter
+
+    def _most(self, sequence: LiveSequence, state: DraftState, at: int) -> int:
+        """Drafts that may follow the first `at` tokens."""
+        most = self._max_automatic if state.length is None else min(state.length, self._max_drafts)
+        deadline = sequence.live.request.deadline
+        if deadline is not None and deadline < self._too_late:
+            return 0
+        return min(most, sequence.end_length - at - 1)
+
+    def _may_go_ahead(self, sequence: LiveSequence, state: DraftState) -> bool:
+        """Whether the row behind unanswered ones can be decided about now.
+
+        Not if the draft executor has drafts for it, or could make some: it is asked behind known tokens.
+        """
+        if not (self._ahead and sequence.is_predictable):
+            return False
+        if len(sequence.tokens) + sequence.ahead >= sequence.end_length:
+            return False
+        if state.drafts and state.maker is DraftSource.EXECUTOR:
+            return False
+        return not (self._may_ask and self._executor.candidate(sequence, state, 1) is not None)
+
+    def _find_ahead(self, sequence: LiveSequence, state: DraftState, at: int) -> None:
+        """Find drafts for a row behind unanswered ones, which follows the first `at` tokens at most.
+
+        They are those for where the unanswered rows are likely to end: behind all their drafts, if what is
+        drafted now still begins with these.
+        """
+        state.ahead_at = at
+        state.drafts = ()
+        drafter, most = self._updated(state), self._most(sequence, state, at)
+        if most < 1:
+            self._rest(sequence, state)
+            return
+        known, needed = len(sequence.tokens), sequence.ahead + most
+        forced = () if state.grammar is None else state.grammar.drafts(known)
+        if state.grammar is not None and len(forced) > sequence.ahead:
+            found = state.grammar.candidate(known, needed)
+            tokens, maker = forced, DraftSource.GRAMMAR
+        else:
+            found = None if drafter is None else drafter.candidate(needed)
+            tokens = () if found is None or drafter is None else drafter.drafts(needed)
+            maker = DraftSource.NGRAM
+        if found is None:
+            self._rest(sequence, state)
+            return
+        if found.first >= PROMISING:
+            state.promising_at = known
+        rows, drafts = sequence.in_flight, sequence.open_drafts
+        passed = rows if drafts is None else drafts.expected(tokens, rows)
+        state.offer(tokens[passed : passed + most], at, maker)
+        chance = found.first * found.later**passed
+        self._take(sequence, state, Candidate(chance, found.later, len(state.drafts)))
 
     def _take(self, sequence: LiveSequence, state: DraftState, candidate: Candidate) -> None:
         """Use drafts that need no draft step: as many as the request fixes; else the controller chooses."""
@@ -214,10 +279,12 @@ class DraftDecision:
         FREE_TOKENS tokens, unless the configuration demands rests (min_rest). Cache ids spread the ends of
         rests over steps.
         """
-        if state.decided_at - state.promising_at <= FREE_TOKENS and not self._min_rest:
+        asks = state.executor is not None and self._executor.connected
+        min_rest = self._min_rest if asks else 0
+        if state.decided_at - state.promising_at <= FREE_TOKENS and not min_rest:
             return
         if state.length is None:
-            rest = state.rest(self._min_rest, self._max_rest, sequence.cache_id)
+            rest = state.rest(min_rest, self._max_rest, sequence.cache_id)
             if rest > 1:
                 self._calendar.rest(sequence, rest)
             if rest >= SPARSE_REST:

@@ -43,7 +43,8 @@ SETTLED_STEPS, TIMED_STEPS = 64, 16
 """After SETTLED_STEPS target steps without a draft, one in TIMED_STEPS is counted and learned from."""
 
 PLAIN_RUN = 8
-"""With several steps in flight: tokens that a sequence without drafts decodes before it is decided again."""
+"""With several steps in flight: tokens that a sequence decodes without drafts before the draft executor is
+asked again, which takes the answers to all its rows."""
 
 
 class Speculator:
@@ -83,11 +84,13 @@ class Speculator:
         now: float,
         *,
         ahead: bool,
+        sends: bool,
     ) -> None:
         """Decide about the awake sequences that could be in the next step and have new tokens.
 
         max_drafts: that the target verifies in one row. step_s: seconds of a recent target step.
-        ahead: a sequence without drafts may get further rows before its last one is answered.
+        ahead: a sequence may get further rows before its last one is answered.
+        sends: the target takes a step now.
         """
         executor = self._draft_executor
         executor.expire(now)
@@ -100,6 +103,7 @@ class Speculator:
             too_late=now + DEADLINE_STEPS * step_s,
             min_rest=PLAIN_RUN if ahead and not executor.late else 0,
             max_rest=min(MAX_REST, len(running) // FRUITLESS_DECISIONS),
+            ahead=ahead and sends,
         )
         decision.consider(self._calendar.awake)
         if decision.open:
@@ -168,7 +172,7 @@ class Speculator:
             drafts = drafts[: max(0, min(schedule.tokens_left, room))]
             if drafts:
                 pages = -(-(end + len(drafts)) // page_size) + -end // page_size
-                schedule.add_drafts(row, drafts, pages)
+                schedule.add_drafts(row, drafts, state.maker, pages)
                 state.sent = state.maker
 
     def refused(self, sequence: LiveSequence) -> None:

@@ -17,7 +17,9 @@ class DraftState:
     __slots__ = (
         "_accepted",
         "_drafted",
+        "ahead_at",
         "decided_at",
+        "decided_with",
         "drafts",
         "executor",
         "grammar",
@@ -49,7 +51,11 @@ class DraftState:
         self.ngram: NgramDrafter | None = None  # made when the sequence is opened, if it was asked for
         self.executor = executor
         self.grammar = grammar
-        self.decided_at = -1  # known tokens at the last decision: there is one per step
+        # The last decision: there is one for each number of tokens at which there may be a row, and once more
+        # when other tokens are known by then.
+        self.decided_at = -1  # tokens that the row would follow, if all unanswered drafts are accepted
+        self.decided_with = -1  # known tokens
+        self.ahead_at = -1  # as `decided_at`: the row need not wait for answers
         self.plain_until = 0  # no drafts until so many tokens are known
         self.index_stride = 1  # of the next update of the n-gram index
         self.promising_at = input_length  # known tokens at the last decision that had a promising candidate
@@ -60,9 +66,9 @@ class DraftState:
         self.since = 0.0
         # there to be verified
         self.drafts: tuple[int, ...] = ()
-        self.offered_at = 0  # known tokens that they follow; stays when they are gone
+        self.offered_at = 0  # tokens that they follow, as of `decided_at`; stays when they are gone
         self.maker = DraftSource.NGRAM
-        self.sent: DraftSource | None = None  # source of the drafts in the row in flight
+        self.sent: DraftSource | None = None  # source of the drafts in the row that was sent last
         # verifications, by the number of drafts and by how many of them were accepted
         self._drafted: list[int] = []
         self._accepted: list[int] = []
@@ -77,7 +83,7 @@ class DraftState:
         self.drafts = ()
 
     def offer(self, drafts: tuple[int, ...], known: int, maker: DraftSource) -> None:
-        """These drafts follow the first `known` tokens."""
+        """These drafts follow the first `known` tokens, if all unanswered drafts are accepted."""
         self.drafts, self.offered_at, self.maker = drafts, known, maker
 
     def rest(self, least: int, most: int, phase: int) -> int:
@@ -111,13 +117,13 @@ class DraftState:
         else:
             self.drafts = ()
 
-    def verified(self, drafted: int, accepted: int) -> None:
-        """A verification of `drafted` drafts accepted the first `accepted`."""
+    def verified(self, source: DraftSource, drafted: int, accepted: int) -> None:
+        """A verification of `drafted` drafts from `source` accepted the first `accepted`."""
         _count(self._drafted, drafted)
         _count(self._accepted, accepted)
-        if self.sent is DraftSource.EXECUTOR and self.executor is not None:
+        if source is DraftSource.EXECUTOR and self.executor is not None:
             self.executor.verified(drafted, accepted)
-        elif self.sent is DraftSource.GRAMMAR and self.grammar is not None:
+        elif source is DraftSource.GRAMMAR and self.grammar is not None:
             self.grammar.verified(drafted, accepted)
             self.grammar_drafted += drafted
             self.grammar_accepted += accepted

@@ -99,6 +99,9 @@ def _rows(rows: tuple[CacheRow, ...]) -> pb.Rows:
     steps = [row.steps for row in rows]
     if any(number > 1 for number in steps):
         message.steps.extend(steps)
+    bounds = [row.is_bound for row in rows]
+    if any(bounds):
+        message.kv_length_bounds.extend(bounds)
     modes = [row.mode for row in rows]
     if modes.count(RowMode.SAMPLE) < len(modes):
         message.outputs.extend([_MODES[mode] for mode in modes])
@@ -151,8 +154,9 @@ def decode_result(plan: PlannedStep, message: pb.StepResult, bounds: Bounds) -> 
     for row, answer in zip(plan.rows, results):  # noqa: B905  # the openings' come behind
         if answer.code:
             continue
-        if not row.kv_length < answer.kv_length <= bounds.context_length:
-            raise _wrong_length(row.kv_length, bounds.context_length, answer.kv_length)
+        before = 0 if row.is_bound else row.kv_length
+        if not before < answer.kv_length <= bounds.context_length:
+            raise _wrong_length(before, bounds.context_length, answer.kv_length)
         if len(answer.tokens) > 1:  # any row may sample one
             _check_count(len(answer.tokens), len(row.drafts) + 1 if row.drafts else row.steps)
     _check_openings(plan.openings, results[len(plan.rows) :], rows.cached_lengths)

@@ -24,7 +24,8 @@ from scheduler_service.core.request import OutputGrammar
 from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 from scheduler_service.link.codec.steps import decode_result, encode_step
 from scheduler_service.link.facts import Bounds
-from tests.support.engine_steps import execute
+from tests.support.engine_steps import BegunStep, begin, execute
+from tests.unit.executor.deferred import DeferredAttention, DeferredOracle
 from tests.unit.executor.table_grammar import late, loops, turns
 
 VOCABULARY = 48
@@ -51,13 +52,26 @@ def paged_attention(context_length: int, head_dim: int = 24) -> Backend:
     return PagedAttentionBackend(PagedAttentionConfig(VOCABULARY, context_length, 2, 2, head_dim))
 
 
+def late_oracle(context_length: int) -> Backend:
+    """The oracle as a device that is as late as it may be."""
+    return DeferredOracle(OracleSettings(vocab_size=VOCABULARY, context_length=context_length))
+
+
+def late_paged_attention(context_length: int) -> Backend:
+    """The reference model, likewise."""
+    return DeferredAttention(PagedAttentionConfig(VOCABULARY, context_length, 2, 2, 24))
+
+
 class EngineExecutor:
     """One engine; `restart` is a scheduler that comes back to it with a new session."""
 
     def __init__(
         self, capacity: Capacity, backend: Backend | None = None, token_s: float | None = None
     ) -> None:
-        """`token_s`: what it takes to read a token of an output through a grammar; None: no matter what."""
+        """`backend`: where it is late, steps that are sent are begun, two at a time.
+
+        `token_s`: what it takes to read a token of an output through a grammar; None: no matter what.
+        """
         self.capacity = capacity
         backend = backend or oracle(capacity.context_length)
         backend.allocate(capacity.total_pages + 1, capacity.page_size)
@@ -104,15 +118,23 @@ class EngineExecutor:
         """A new session fences the old one; the prefix cache stays warm."""
         self._session_id = self.engine.open_session(self._session_id, 0, "test").id
         self._step_id = 0
+        self._begun: dict[int, tuple[StepPlan, BegunStep]] = {}  # sent steps by their numbers
 
-    def execute(self, plan: PlannedStep) -> StepAnswer:
-        """One step over the wire's bytes."""
+    def send(self, plan: PlannedStep) -> None:
+        """Begin one step over the wire's bytes."""
         self._step_id += 1
         header = pb.StepHeader(session_id=self._session_id, step_id=self._step_id, epoch=EPOCH)
         wire = encode_step(plan, header).SerializeToString()
         step_plan = decode_step(pb.Step.FromString(wire), self._limits, UNIFIED, self._grammars)
+        self._begun[plan.number] = step_plan, begin(self.engine, step_plan)
+
+    def execute(self, plan: PlannedStep) -> StepAnswer:
+        """Finish a step, which is begun now if it was not sent."""
+        if plan.number not in self._begun:
+            self.send(plan)
+        step_plan, step = self._begun.pop(plan.number)
         reply = pb.StepResult()
-        encode_result(reply, execute(self.engine, step_plan), step_plan, EPOCH)
+        encode_result(reply, step.finish(), step_plan, EPOCH)
         limits = self._limits
         bounds = Bounds(limits.vocab_size, limits.context_length, limits.total_pages, limits.hidden_size)
         return decode_result(plan, pb.StepResult.FromString(reply.SerializeToString()), bounds)

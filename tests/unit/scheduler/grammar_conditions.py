@@ -107,7 +107,5 @@ class GrammarConditions:
 
 def _source(row: CacheRow) -> DraftSource:
     assert isinstance(row, ScheduledRow)
-    assert row.sequence.draft_state is not None
-    source = row.sequence.draft_state.sent
-    assert source is not None
-    return source
+    assert row.source is not None
+    return row.source

@@ -307,16 +307,24 @@ class Harness:
         assert tokens <= budget, f"{tokens} tokens in a step of {budget}: {plan}"
 
     def _check_ahead(self) -> None:
-        """Who has a row in an unanswered step gets another only if it is sure where that one leads."""
-        leads_to: dict[int, int | None] = {}
+        """Who has a row in an unanswered step gets another only if it is sure where that leads at most."""
+        before: dict[int, CacheRow | CacheOpening] = {}
+        unsure: set[int] = set()  # has unanswered drafts
         for plan in self.unanswered:
             for part in parts(plan):
-                if part.cache_id in leads_to:
+                former = before.get(part.cache_id)
+                if former is not None:
                     assert isinstance(part, CacheRow)
-                    assert part.kv_length == leads_to[part.cache_id]
-                    assert not part.drafts
-                plain = isinstance(part, CacheRow) and not (part.limit or part.tokens or part.drafts)
-                leads_to[part.cache_id] = part.kv_length + 1 if isinstance(part, CacheRow) and plain else None
+                    assert isinstance(former, CacheRow)
+                    assert not former.limit
+                    assert not former.tokens
+                    most = former.kv_length + 1 + len(former.drafts)
+                    # Meanwhile answers may have shown that the former row's own bound is too high.
+                    assert part.kv_length <= most if former.is_bound else part.kv_length == most
+                    assert part.is_bound >= (part.cache_id in unsure)
+                before[part.cache_id] = part
+                if isinstance(part, CacheRow) and part.drafts:
+                    unsure.add(part.cache_id)
 
     def _who(self, cache_id: int) -> tuple[str, int]:
         for sequence in self.core._pool.running:

@@ -8,10 +8,13 @@ import pytest
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import EndReason
-from scheduler_service.core.request import DraftingWish, DraftSource
+from scheduler_service.core.in_flight import StepsInFlight
+from scheduler_service.core.open_drafts import OpenDrafts
+from scheduler_service.core.request import DraftingWish, DraftSource, Request
+from scheduler_service.core.schedule import Schedule, ScheduledRow
 from scheduler_service.core.scheduler import StepScheduler
-from scheduler_service.core.step import Code, PlannedStep
-from tests.unit.scheduler.fake_executor import FakeExecutor
+from scheduler_service.core.step import Code, PlannedStep, RowAnswer, StepAnswer
+from tests.unit.scheduler.fake_executor import FakeExecutor, repeating
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request, solo
 
 
@@ -119,15 +122,97 @@ def test_a_row_that_was_sent_after_one_that_is_refused_counts_for_nothing() -> N
     assert harness.finished["b", 0].usage.preemptions == 1  # the youngest makes room
 
 
+def speculating(length: int | None = 4, **other: object) -> Request:
+    """A request that drafts by n-grams; its prompt repeats itself."""
+    wish = DraftingWish(frozenset({DraftSource.NGRAM}), length)
+    return make_request("a", [*range(10, 20)] * 2, max_tokens=60, speculation=wish, **other)  # type: ignore[arg-type]
+
+
+def alone(share: float) -> list[int]:
+    """Its output without drafts, in a text that repeats itself at this share of the positions."""
+    plain = replace(speculating(), speculation=DraftingWish())
+    return solo(FakeExecutor(CAPACITY, repeating(10, share)), plain)[0]
+
+
 @pytest.mark.parametrize("length", [None, 4])
-def test_drafts_wait_for_the_answer_and_do_without_it_when_there_are_none(length: int | None) -> None:
-    harness = ahead()
-    speculation = DraftingWish(frozenset({DraftSource.NGRAM}), length)
-    harness.add(make_request("a", range(10, 20), max_tokens=40, speculation=speculation))
-    depths = []
+@pytest.mark.parametrize("depth", [2, 3])
+def test_drafts_do_not_wait_for_the_answer_to_those_before_them(length: int | None, depth: int) -> None:
+    """Those behind an unanswered verification follow its last draft and the token behind that."""
+    harness = Harness(FakeExecutor(CAPACITY, repeating(10, 0.9)), CoreConfig(max_in_flight=depth))
+    harness.add(speculating(length))
+    depths, bounds, both = [], 0, 0
     while not harness.idle:
-        sent(harness)
+        for plan in sent(harness):
+            bounds += sum(row.is_bound for row in plan.rows)
+            both += sum(row.is_bound and len(row.drafts) > 0 for row in plan.rows)
         depths.append(len(harness.unanswered))
         harness.answer()
-    assert harness.tokens["a", 0] == solo(FakeExecutor(CAPACITY), harness.requests["a"])[0]
-    assert (max(depths) == 2) is (length is None)  # who fixed a length wants it at every step
+    assert harness.tokens["a", 0] == alone(0.9)
+    assert depths[1:10] == [depth] * 9  # until the drafts in flight may reach the last token
+    usage = harness.finished["a", 0].usage
+    assert usage.accepted_tokens > 20
+    assert bounds >= both > (5 if length else 0)
+
+
+def test_drafts_behind_rejected_ones_are_sent_for_where_the_sequence_is_likely_to_be() -> None:
+    """A text that repeats but for one token: what follows in the second row is right all the same."""
+    drafts = OpenDrafts()
+    drafts.send(0, (1, 2, 3))
+    drafts.send(2, (6,))
+    assert drafts.count == 4
+    assert drafts.expected([1, 2, 3, 4, 5, 6, 7, 8], 4) == 8
+    assert drafts.expected([1, 9, 5, 6, 7, 8, 9, 9], 3) == 5
+    assert drafts.expected([7, 5, 4, 6, 6, 6, 6, 6], 3) == 3
+    drafts.answer()
+    drafts.answer()
+    assert (drafts.count, drafts.expected([6, 7], 1)) == (1, 2)
+    drafts.answer()
+    assert (drafts.count, drafts.expected([6], 0)) == (0, 0)
+
+
+def test_a_row_behind_drafts_that_lacks_a_page_waits_and_preempts_nobody() -> None:
+    """Until their answer shows how many pages are needed."""
+    capacity = replace(CAPACITY, total_pages=22, page_size=4)
+    harness = Harness(FakeExecutor(capacity, repeating(10, 0.5)), CoreConfig(max_in_flight=2))
+    harness.add(speculating(8))
+    harness.add(make_request("b", max_tokens=12))
+    harness.run()
+    for name in "ab":
+        assert harness.finished[name, 0].usage.preemptions == 0
+    assert harness.tokens["a", 0] == alone(0.5)
+
+
+def test_pages_are_set_aside_anew_when_drafts_were_rejected() -> None:
+    """Behind three accepted drafts a row would end on the page where it begins; behind none it needs one."""
+    harness = ahead()
+    harness.add(make_request("a", range(5), max_tokens=40))
+    sent(harness)
+    harness.answer()
+    (sequence,) = harness.core._pool.running
+    in_flight = StepsInFlight()
+    for kv_length, drafts, is_bound in ((5, (1, 2, 3), False), (9, (), True)):
+        row = ScheduledRow(sequence, kv_length, 1 - is_bound)
+        row.drafts, row.is_bound = drafts, is_bound
+        schedule = Schedule(64, 9)
+        schedule.add_row(row)
+        in_flight.send(schedule, (), row.pages, 0.0)
+    assert in_flight.pages == 1
+    answer = StepAnswer(1, [RowAnswer(kv_length=8, tokens=[1, 2, 9])], [], 9, 0)
+    in_flight.take(answer, page_size=4)
+    assert in_flight.pages == 1
+    assert [row.pages for step in in_flight for row in step.rows] == [1]
+
+
+def test_rows_behind_refused_drafts_preempt_nobody_twice() -> None:
+    executor = FakeExecutor(CAPACITY, repeating(10, 0.9))
+    harness = Harness(executor, CoreConfig(max_in_flight=3))
+    harness.add(speculating(4))
+    sent(harness)
+    harness.answer()
+    (cache_id,) = {row.cache_id for plan in sent(harness) for row in plan.rows}
+    for _ in range(3):
+        executor.refuse[cache_id] = Code.RESOURCE_EXHAUSTED
+        harness.answer()
+    harness.run()
+    assert harness.tokens["a", 0] == alone(0.9)
+    assert harness.finished["a", 0].usage.preemptions == 0

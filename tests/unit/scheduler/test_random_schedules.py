@@ -28,6 +28,7 @@ from scheduler_service.core.evaluation import Evaluation, EvaluationInput, Hidde
 from scheduler_service.core.events import EndReason, Failure
 from scheduler_service.core.request import Continued, DraftingWish, DraftSource, Request, SamplingSettings
 from scheduler_service.core.step import Capacity
+from tests.unit.executor.deferred import Deferring
 from tests.unit.scheduler.engine_executor import (
     ADAPTERS,
     LATE,
@@ -35,6 +36,8 @@ from tests.unit.scheduler.engine_executor import (
     TURNS,
     VOCABULARY,
     EngineExecutor,
+    late_oracle,
+    late_paged_attention,
     oracle,
     paged_attention,
 )
@@ -72,6 +75,12 @@ BACKENDS: dict[str, tuple[Callable[[int], Backend], Callable[[int], Backend]]] =
     "paged-attention": (paged_attention, functools.partial(paged_attention, head_dim=10)),
 }
 """The target, and a draft that often agrees with it."""
+LATE_BACKENDS: dict[str, Callable[[int], Backend]] = {
+    "oracle": late_oracle,
+    "paged-attention": late_paged_attention,
+}
+"""The same targets as devices, two steps at a time, that compute nothing before their answers are read."""
+UNREAD = "rows launched behind drafts that nobody had read"
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,7 @@ class Schedule:
     capacity: Capacity
     config: CoreConfig
     backend: str = "oracle"
+    late: bool = False  # the target is one of LATE_BACKENDS
     draft: Capacity | None = None  # no draft executor
     draft_ticks: tuple[int, ...] = (0,)  # how long each draft step takes, in turn
     token_s: float | None = None  # for a grammar to read a token of an output
@@ -205,6 +215,7 @@ def schedules(
     backend: str = "oracle",
     *,
     speculate: bool = False,
+    late: bool = False,
     depths: tuple[int, ...] = (1, 1, 2, 2, 3),
 ) -> Schedule:
     """A pool that holds the largest request and hardly more; `depths`: steps in flight."""
@@ -243,6 +254,7 @@ def schedules(
         capacity=capacity,
         config=config,
         backend=backend,
+        late=late,
         draft=draw(_draft_capacities) if speculate else None,
         draft_ticks=draw(st.lists(st.sampled_from([0, 0, 0, 1, 2, 8]), min_size=1, max_size=4).map(tuple)),
         token_s=draw(st.sampled_from([None, 0.001])),
@@ -289,7 +301,10 @@ class Run:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         target, drafter = BACKENDS[schedule.backend]
-        self.executor = EngineExecutor(schedule.capacity, target(CONTEXT), schedule.token_s)
+        if schedule.late:
+            target = LATE_BACKENDS[schedule.backend]
+        self.target = target(CONTEXT)
+        self.executor = EngineExecutor(schedule.capacity, self.target, schedule.token_s)
         self.draft: EngineExecutor | None = None
         if schedule.draft is not None:
             context_length = schedule.draft.context_length
@@ -380,6 +395,8 @@ class Run:
         self.run_draft()
         while (plan := self.harness.plan()) is not None:
             self.conditions.sent(plan, tuple(self.harness.unanswered)[:-1])
+            if self.schedule.late:
+                self.executor.send(plan)
         for happening in happenings:
             if happening.in_flight:
                 self.happen(happening)
@@ -520,7 +537,10 @@ def check(schedule: Schedule) -> Counter[str]:
     run.go()
     run.judge()
     run.conditions.ended()
-    return run.conditions.counts
+    counts = run.conditions.counts
+    if isinstance(run.target, Deferring):
+        counts[UNREAD] += run.target.open_lengths
+    return counts
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
@@ -536,17 +556,24 @@ def test_every_speculated_output_equals_its_plain_solo_run(backend: str, data: s
     check(data.draw(schedules(backend, speculate=True)))
 
 
-def check_1000(drawn: st.SearchStrategy[Schedule], wanted: Iterable[str]) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_so_it_does_where_verifications_run_ahead(backend: str, data: st.DataObject) -> None:
+    check(data.draw(schedules(backend, speculate=True, late=True, depths=(2,))))
+
+
+def check_1000(drawn: st.SearchStrategy[Schedule], wanted: Iterable[str], examples: int = 1000) -> None:
     """Check a thousand schedules, in which sequences with a grammar must have met all conditions wanted."""
     counts: Counter[str] = Counter()
 
-    @settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(drawn)
     def check_one(schedule: Schedule) -> None:
         counts.update(check(schedule))
 
     check_one()
-    print("\nwith a grammar:", ", ".join(f"{counts[name]} {name}" for name in wanted))
+    print(f"\n{examples} schedules, with a grammar:", ", ".join(f"{counts[name]} {name}" for name in wanted))
     assert all(counts[name] for name in wanted)
     assert not counts[REJECTED_FORCED]
 
@@ -563,3 +590,10 @@ def test_every_output_equals_its_solo_run_1000_times(depth: int) -> None:
 def test_every_speculated_output_equals_its_plain_solo_run_1000_times(backend: str, depth: int) -> None:
     wanted = (*PLAIN, *DRAFTED, TRUNCATED, *([AHEAD] if depth > 1 else []))
     check_1000(schedules(backend, speculate=True, depths=(depth,)), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_so_it_does_where_verifications_run_ahead_1000_times(backend: str) -> None:
+    wanted = (*PLAIN, *DRAFTED, TRUNCATED, AHEAD, UNREAD)
+    check_1000(schedules(backend, speculate=True, late=True, depths=(2,)), wanted)

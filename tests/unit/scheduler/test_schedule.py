@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_service.core.account import Account
+from scheduler_service.core.request import DraftSource
 from scheduler_service.core.schedule import Schedule, ScheduledRow
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from tests.unit.scheduler.harness import make_request
@@ -25,7 +26,7 @@ def fill(rows: list[tuple[LiveSequence, tuple[int, int, int, bool]]]) -> Schedul
         row = ScheduledRow(owner, 3, pages, limit=limit)
         schedule.add_row(row)
         if drafts:
-            schedule.add_drafts(row, (7,) * drafts, pages=1)
+            schedule.add_drafts(row, (7,) * drafts, DraftSource.NGRAM, pages=1)
     return schedule
 
 
