@@ -1,8 +1,5 @@
 """StreamUnifiedDecode: steps in order, several in flight, and no error that ends the stream."""
 
-import queue
-from collections.abc import Iterator
-
 import grpc
 import pytest
 from paceline.executor.v1 import executor_pb2 as pb
@@ -10,30 +7,8 @@ from paceline.executor.v1 import executor_pb2 as pb
 from tests.conformance.kit.client import Executor, Session, truncate
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.judge import Judge
+from tests.conformance.kit.pipe import Pipe
 from tests.conformance.kit.reply import CODES, unpack
-
-
-class Pipe:
-    """A stream that the test feeds by hand."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._steps: queue.Queue[pb.Step | None] = queue.Queue()
-        self._replies = executor.stream(self._feed())
-
-    def send(self, step: pb.Step) -> None:
-        self._steps.put(step)
-
-    def receive(self) -> pb.StreamUnifiedDecodeResponse:
-        return next(self._replies)
-
-    def close(self) -> list[pb.StreamUnifiedDecodeResponse]:
-        """Half-close; what was still to come."""
-        self._steps.put(None)
-        return list(self._replies)
-
-    def _feed(self) -> Iterator[pb.Step]:
-        while (step := self._steps.get()) is not None:
-            yield step
 
 
 def test_a_stream_of_decodes_equals_unary_ones(

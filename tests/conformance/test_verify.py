@@ -4,10 +4,12 @@ import grpc
 import pytest
 from paceline.executor.v1 import executor_pb2 as pb
 
-from tests.conformance.kit.client import FULL, Sequence, Session
+from tests.conformance.kit.client import FULL, Executor, Row, Sequence, Session
 from tests.conformance.kit.draw import Draw
 from tests.conformance.kit.expect import refused
 from tests.conformance.kit.judge import Judge
+from tests.conformance.kit.pipe import Pipe
+from tests.conformance.kit.reply import unpack
 
 pytestmark = pytest.mark.needs("VERIFY")
 
@@ -61,6 +63,30 @@ def test_speculating_all_the_way_equals_decoding(session: Session, draw: Draw, j
         n = sequence.n
         sequence.verify(drafts)
         expect(sequence, drafts, n)
+    judge.check(sequence)
+
+
+@pytest.mark.parametrize("right", [0, 2, DRAFTS])
+def test_drafts_sent_behind_unanswered_ones_are_compared_from_where_these_end(
+    executor: Executor, session: Session, draw: Draw, judge: Judge, right: int
+) -> None:
+    """Verifications by pairs; the second one's length is a bound, and its drafts are for full acceptance."""
+    sequence, pipe = session.open(draw.prompt()), Pipe(executor)
+    for _ in range(3):
+        ahead = drafts_for(session, sequence, 2 * DRAFTS + 1)
+        first, second = ahead[:DRAFTS], ahead[DRAFTS + 1 :]
+        first[right:] = [draw.other(token) for token in first[right:]]
+        bound = sequence.n + 1 + DRAFTS
+        rows = [sequence.row(drafts=first), Row(sequence.id, bound, drafts=second, is_bound=True)]
+        for row in rows:
+            pipe.send(session.plan([row]))
+        for row, drafts in zip(rows, (first, second), strict=True):
+            n = sequence.n
+            sequence.took(row, unpack(pipe.receive().result, 0).rows[0])
+            accepted = expect(sequence, drafts, n)
+            assert not judge.exact or row.is_bound or accepted == right
+            assert not judge.exact or right < DRAFTS or accepted == DRAFTS
+    pipe.close()
     judge.check(sequence)
 
 

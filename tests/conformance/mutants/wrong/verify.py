@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from executor_service.backends import clocked_oracle
+from executor_service.steps.accepted_row import AcceptedRow
 from executor_service.steps.commit import StepCommit
+from tests.conformance.kit.target import SLOW
 from tests.conformance.mutants.registry import mutant, wrap
 
 
@@ -45,3 +48,22 @@ def draft_taken_on_trust() -> None:
         return original(self, row, output)
 
     wrap(StepCommit, "_absorb", absorb)
+
+
+@mutant(SLOW)
+def bound_behind_drafts_taken_for_the_length() -> None:
+    """a row sent behind an unanswered verification goes on as if all its drafts had been accepted"""
+    wrap(AcceptedRow, "begin_at", lambda original, self, start: None)
+
+
+@mutant(SLOW)
+def last_sampled_token_taken_for_the_last_accepted_one() -> None:
+    """a row behind an unanswered verification feeds what was sampled behind the drafts that it rejected"""
+
+    def resolved(original: Any, row: Any, former: Any, output: Any) -> Any:
+        found = original(row, former, output)
+        if output.tokens is not None:
+            found.tokens[0] = output.tokens[-1]
+        return found
+
+    wrap(clocked_oracle, "resolved", resolved)
