@@ -1,7 +1,7 @@
 """How much of the time an executor idles between two steps, by the number of steps in flight.
 
     python -m tests.bench.steps_in_flight [--cases 2:1,2:32,10:256] [--depths 1,2] [--seconds 5] [--check]
-                                          [--generate] [--clock]
+                                          [--generate] [--clock] [--speculation 4]
 
 A case is milliseconds of a step and sequences. The executor is the oracle in a process of its own, with
 that step time; the scheduler's loop runs here, with its core and a real link, and drops what it is told
@@ -11,6 +11,8 @@ sequences decoding. Tokens are compared between the depths. --check fails above 
 
 With --clock the executor's device is a clock instead, and the host's part of CUDA steps is real: the device's
 share is the step time by the time from one step to the next. Depth 0 is what the scheduler chooses itself.
+With --speculation each sequence has so many n-gram drafts in each step where it has any; the clock, which
+picks one token all the time, accepts them.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from paceline import aio
+from paceline import Drafter, Speculation, aio
 from paceline.channel import PLAINTEXT
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.events import Event, Tokens
-from scheduler_service.core.request import Request, SamplingSettings
+from scheduler_service.core.request import DraftingWish, DraftSource, Request, SamplingSettings
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.pool import ExecutorPool
@@ -91,6 +93,7 @@ async def at_the_loop(
     prompt: int = PROMPT,
     temperature: float = 1.0,
     step_tokens: int = 512,
+    speculation: int = 0,
 ) -> Outcome:
     """Drive the executor by the loop alone."""
     settings = SchedulerSettings(executor=(address,), steps_in_flight=depth, max_step_tokens=step_tokens)
@@ -105,14 +108,15 @@ async def at_the_loop(
     )
     loop = Loop(core, pool, drafts, anything, anything, wake)
     tasks = [asyncio.create_task(part.run()) for part in (text, pool, loop)]
+    drafters = frozenset({DraftSource.NGRAM} if speculation else ())
     try:
         while not core.connected:  # noqa: ASYNC110  # the loop's business
             await asyncio.sleep(0.01)
         for i in range(sequences):
             ids = tuple((i + j) % 250 for j in range(prompt))
-            core.add(
-                Request(f"r{i}", ids, SamplingSettings(temperature=temperature, seed=i)), time.monotonic()
-            )
+            sampling = SamplingSettings(temperature=temperature, seed=i)
+            wish = DraftingWish(drafters, speculation or None)
+            core.add(Request(f"r{i}", ids, sampling, speculation=wish), time.monotonic())
         wake.set()
         await asyncio.sleep(seconds)
         await pool.close_sessions()
@@ -128,14 +132,17 @@ async def at_the_loop(
     return Outcome(idle, statistics.median(waits), sink.tokens)
 
 
-async def through_generate(address: str, executor: str, sequences: int, seconds: float) -> Outcome:
+async def through_generate(
+    address: str, executor: str, sequences: int, seconds: float, speculation: int
+) -> Outcome:
     """Stream everything to clients in this process; what the executor computed is asked of itself."""
     tokens: Outputs = defaultdict(list)
 
     async def stream(client: aio.Client, i: int) -> None:
         prompt = [(i + j) % 250 for j in range(PROMPT)]
+        wish = Speculation(speculation or "off", Drafter.NGRAM)
         generation = client.generate(
-            token_ids=prompt, temperature=1.0, seed=i, ignore_eos=True, speculation="off"
+            token_ids=prompt, temperature=1.0, seed=i, ignore_eos=True, speculation=wish
         )
         async for event in generation:
             tokens[f"r{i}", 0] += getattr(event, "token_ids", ())
@@ -194,6 +201,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--generate", action="store_true", help="through a scheduler process")
     parser.add_argument("--clock", action="store_true", help="the device is a clock")
+    parser.add_argument("--speculation", type=int, default=0, help="n-gram drafts of a row; 0: none")
     parser.add_argument("--check", action="store_true")
     with one_loop() as runner:
         return int(measured(parser.parse_args(), runner))
@@ -201,7 +209,7 @@ def main() -> int:
 
 def measured(arguments: argparse.Namespace, runner: asyncio.Runner) -> bool:
     """Measure and print; whether tokens differ, or with --check the goal is missed."""
-    failed = False
+    failed, drafts = False, arguments.speculation
     for case in arguments.cases.split(","):
         step_ms, sequences = float(case.split(":")[0]), int(case.split(":")[1])
         first: Outputs | None = None
@@ -209,9 +217,9 @@ def measured(arguments: argparse.Namespace, runner: asyncio.Runner) -> bool:
             module = "tests.support.clocked_executor" if arguments.clock else "executor_service"
             with executor(step_ms, depth if arguments.generate else None, module) as (scheduler, address):
                 run = (
-                    through_generate(scheduler, address, sequences, arguments.seconds)
+                    through_generate(scheduler, address, sequences, arguments.seconds, drafts)
                     if arguments.generate
-                    else at_the_loop(address, depth, sequences, arguments.seconds)
+                    else at_the_loop(address, depth, sequences, arguments.seconds, speculation=drafts)
                 )
                 outcome = runner.run(run)
             same = first is None or equal(first, outcome.tokens)

@@ -171,6 +171,20 @@ def test_plain_decode_rows_carry_ids_and_lengths_alone() -> None:
     assert {field.name for field, _ in step.rows.ListFields()} == {"cache_ids", "kv_lengths"}
 
 
+def test_a_row_behind_unanswered_drafts_carries_a_bound_and_may_become_shorter() -> None:
+    plan = PlannedStep(1, rows=(CacheRow(1, 9), CacheRow(2, 9, drafts=(5,), is_bound=True)))
+    encoded = encode_step(plan, pb.StepHeader())
+    assert encoded.rows == pb.Rows(
+        cache_ids=[1, 2], kv_lengths=[9, 9], kv_length_bounds=[False, True], drafts=[5], draft_counts=[0, 1]
+    )
+    rows = pb.RowResults(kv_lengths=[10, 5], token_counts=[1, 1], tokens=[7, 8])
+    answer = decode_result(plan, pb.StepResult(step_id=1, rows=rows), BOUNDS)
+    assert [row.kv_length for row in answer.rows] == [10, 5]
+    rows.kv_lengths[0] = 5
+    with pytest.raises(ValueError, match="KV length 9"):
+        decode_result(plan, pb.StepResult(step_id=1, rows=rows), BOUNDS)
+
+
 def test_an_executor_is_not_asked_for_a_capability_that_it_lacks() -> None:
     info = pb.GetInfoResponse(
         model=pb.ModelInfo(vocab_size=10, context_length=64), limits=fake_executor.LIMITS
