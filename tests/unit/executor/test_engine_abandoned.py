@@ -15,7 +15,7 @@ from tests.support.engine_steps import BegunStep, execute, run
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import FakeBackend, continuation, ids, limits
 from tests.unit.executor.harness import Harness, Release, Truncate, fork, opening, plan, row
-from tests.unit.executor.test_engine_overlap_random import seen
+from tests.unit.executor.two_ways import seen
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 LONG = list(range(20, 43))

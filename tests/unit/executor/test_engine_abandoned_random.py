@@ -14,7 +14,7 @@ from tests.support.engine_steps import BegunStep, begin
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import FakeBackend, limits
 from tests.unit.executor.harness import Harness
-from tests.unit.executor.test_engine_overlap_random import POISON, SEEDS, TwoWays
+from tests.unit.executor.two_ways import POISON, SEEDS, TwoWays
 
 
 class Impatient(TwoWays):

@@ -16,7 +16,7 @@ from executor_service.steps.pieces import cut
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import EMPTY, FakeBackend, limits
 from tests.unit.executor.harness import Harness, opening, row
-from tests.unit.executor.test_engine_overlap_random import TwoWays, seen
+from tests.unit.executor.two_ways import TwoWays, seen
 
 
 def job(fed: int, outputs: int = 1) -> AcceptedRow:
