@@ -3,15 +3,13 @@ package paceline
 import (
 	"context"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/paceline/paceline/clients/go/schedulerv1"
 )
 
 // Score is the logprobs of given texts, or of what follows prompts; nothing is generated. It is sent again when
 // its scheduler dies, as Complete, Embed and Rerank are.
 func (c *Client) Score(ctx context.Context, request *schedulerv1.ScoreRequest) (*schedulerv1.ScoreResponse, error) {
-	request = proto.Clone(request).(*schedulerv1.ScoreRequest)
+	request = copied(request)
 	request.RequestId = idOr(request.RequestId)
 	reply, err := call(ctx, c, c.failoverTimeout, schedulerv1.SchedulerServiceClient.Score, request)
 	if err != nil {
@@ -30,7 +28,7 @@ func (c *Client) Score(ctx context.Context, request *schedulerv1.ScoreRequest) (
 
 // Embed is a vector for each text.
 func (c *Client) Embed(ctx context.Context, request *schedulerv1.EmbedRequest) (*schedulerv1.EmbedResponse, error) {
-	request = proto.Clone(request).(*schedulerv1.EmbedRequest)
+	request = copied(request)
 	request.RequestId = idOr(request.RequestId)
 	reply, err := call(ctx, c, c.failoverTimeout, schedulerv1.SchedulerServiceClient.Embed, request)
 	if err != nil {
@@ -49,7 +47,7 @@ func (c *Client) Embed(ctx context.Context, request *schedulerv1.EmbedRequest) (
 
 // Rerank orders documents by how well they answer a query, best first.
 func (c *Client) Rerank(ctx context.Context, request *schedulerv1.RerankRequest) (*schedulerv1.RerankResponse, error) {
-	request = proto.Clone(request).(*schedulerv1.RerankRequest)
+	request = copied(request)
 	request.RequestId = idOr(request.RequestId)
 	reply, err := call(ctx, c, c.failoverTimeout, schedulerv1.SchedulerServiceClient.Rerank, request)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 // identified is a copy of the request, with an id and a seed drawn if it has none: sent again, it is the same
 // request.
 func identified(request *schedulerv1.GenerateRequest) *schedulerv1.GenerateRequest {
-	request = proto.Clone(request).(*schedulerv1.GenerateRequest)
+	request = copied(request)
 	request.RequestId = idOr(request.RequestId)
 	if request.Sampling == nil {
 		request.Sampling = &schedulerv1.SamplingParams{}
@@ -26,6 +26,18 @@ func identified(request *schedulerv1.GenerateRequest) *schedulerv1.GenerateReque
 		request.Sampling.Seed = proto.Uint64(binary.BigEndian.Uint64(drawn(8)))
 	}
 	return request
+}
+
+// copied is a copy of a request; of nil, an empty one.
+func copied[M any, Request interface {
+	*M
+	proto.Message
+}](request Request) Request {
+	made := Request(new(M))
+	if request != nil {
+		proto.Merge(made, request)
+	}
+	return made
 }
 
 // idOr is the given id, or one drawn if it is "".

@@ -225,3 +225,13 @@ func TestARefusalAfterEventsIsNoInvitationToSendTheRequestAgain(t *testing.T) {
 		t.Fatal(found)
 	}
 }
+
+func TestNilIsAnEmptyRequestThatTheSchedulerRefuses(t *testing.T) {
+	request := identified(nil)
+	if request.RequestId == "" || request.Sampling.Seed == nil || request.Prompt != nil {
+		t.Fatalf("%v", request)
+	}
+	if copied[schedulerv1.ScoreRequest](nil) == nil {
+		t.Fatal("nil")
+	}
+}
