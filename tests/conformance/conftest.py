@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from tests.conformance.kit.draw import Draw  # noqa: E402
 from tests.conformance.kit.expect import balanced, code_of  # noqa: E402
 from tests.conformance.kit.judge import Judge  # noqa: E402
 from tests.conformance.kit.speed import measured_deadline_s  # noqa: E402
-from tests.conformance.kit.target import BACKENDS, Target, connect, start  # noqa: E402
+from tests.conformance.kit.target import BACKENDS, Target, connect, connect_when_loaded, start  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -114,12 +114,27 @@ def executor(
             started[target.name] = connect(start(target.name, processes, tmp_path_factory), processes)
         return started[target.name]
     try:
-        executor = connect(target, processes)
+        executor = connect_when_loaded(target, processes, told(request.config))
         executor.deadline_s = request.config.getoption("--deadline") or measured_deadline_s(executor)
     except grpc.RpcError as error:
         where, why = target.address or target.name, f"{code_of(error).name}: {error.details()}"
         pytest.exit(f"no executor answers at {where}: {why}", 2)
     return executor
+
+
+def told(config: pytest.Config) -> Callable[[str], None]:
+    """Prints what the executor under test does before it can be checked, each state once."""
+    terminal, capture = config.get_terminal_writer(), config.pluginmanager.getplugin("capturemanager")
+    last = ""
+
+    def tell(what: str) -> None:
+        nonlocal last
+        if what != last:
+            last = what
+            with capture.global_and_fixture_disabled():
+                terminal.line(f"waiting for the executor: {what}")
+
+    return tell
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,7 @@ import grpc
 import pytest
 from paceline.channel import PLAINTEXT, Security
 
-from tests.conformance.kit.client import Executor
+from tests.conformance.kit.client import Executor, reasons_of
 from tests.conformance.kit.tiny_model import tiny_adapter, write_tiny_model
 from tests.support.adapter_files import write_adapter
 from tests.support.processes import running
@@ -25,6 +27,10 @@ SMALL = [
 ]
 ADAPTERS = tuple(f"kit/{letter}" for letter in "abcd")  # below the adapter directory; more than the slots
 CONTEXT_LENGTH = 400  # less than the pool, so that it can be reached too
+
+
+LOAD_TIMEOUT_S = 1800.0
+"""How long the kit waits for an executor that says that it is loading its model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,26 @@ def arguments(backend: str, directory: Path) -> list[str]:
     else:
         chosen = ["--context-length", str(CONTEXT_LENGTH)]
     return ["--backend", backend, *chosen, *adapters, *SMALL]
+
+
+def connect_when_loaded(target: Target, processes: ExitStack, told: Callable[[str], None]) -> Executor:
+    """A client of it, as soon as its model is loaded; `told` what it does until then.
+
+    Closed with `processes`. Raises grpc.RpcError if it does not answer, or has not loaded in LOAD_TIMEOUT_S.
+    """
+    end = time.monotonic() + LOAD_TIMEOUT_S
+    while True:
+        with ExitStack() as attempt:
+            try:
+                executor = connect(target, attempt)
+            except grpc.RpcError as error:
+                if "LOADING" not in reasons_of(error) or time.monotonic() > end:
+                    raise
+                told(error.details() or "")
+            else:
+                processes.enter_context(attempt.pop_all())
+                return executor
+        time.sleep(1)
 
 
 def connect(target: Target, processes: ExitStack) -> Executor:
