@@ -3,7 +3,8 @@
 `python -m tests.scenario LANGUAGE...` starts the services, then each language's runner, a program that
 `.ci/clients` builds. A runner reads one step per line from stdin, as JSON, and writes its outcome as one
 line of JSON. `scenario.json` has the steps and the outcomes that are expected; tokens can be, for the
-services run the oracle, whose tokens depend on the request alone.
+services run the oracle, whose tokens depend on the request alone. A step that showed nothing, because the
+machine was slow or frozen, is taken again: see `steps.Missed`.
 
 A step has
     name                 what it shows

@@ -7,17 +7,16 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
 
-from tests.scenario.matching import differences
-from tests.scenario.runner import COMMANDS, Runner, RunnerError, runner
-from tests.scenario.stage import STRIKES, TLS, Stage, stage
+from tests.scenario.runner import COMMANDS, RunnerError, runner
+from tests.scenario.stage import stage
+from tests.scenario.steps import SCENARIO, take_again
 
-Step = Mapping[str, Any]
-SCENARIO: list[Step] = json.loads(Path(__file__).with_name("scenario.json").read_text())
-_FOR_THE_DRIVER = {"at", "tls", "then", "expect", *STRIKES}
+_LANGUAGES_AT_ONCE = 2
+"""They mostly wait: a client needs seconds to find that a scheduler is frozen."""
 
 
 def main() -> int:
@@ -26,76 +25,48 @@ def main() -> int:
     parser.add_argument("languages", nargs="+", choices=sorted(COMMANDS))
     parser.add_argument("--show", action="store_true", help="print each step's time and outcome")
     arguments = parser.parse_args()
-    failures = 0
-    with tempfile.TemporaryDirectory() as directory, stage(Path(directory)) as services:
-        for language in arguments.languages:
-            began = time.monotonic()
-            found = play(services, language, show=arguments.show)
-            failures += len(found)
-            took_s = time.monotonic() - began
-            print(f"{language}: {len(SCENARIO)} steps, {len(found)} failures, {took_s:.1f} s")
-            for failure in found:
-                print(f"  {failure}")
-            sys.stdout.flush()
-    return 1 if failures else 0
+    failures = {}
+    with ThreadPoolExecutor(_LANGUAGES_AT_ONCE) as threads:
+        begun = {threads.submit(play, one, show=arguments.show): one for one in arguments.languages}
+        for future in as_completed(begun):
+            failures[begun[future]] = future.result()
+    print(report(failures), flush=True)
+    return 1 if any(failures.values()) else 0
 
 
-def play(services: Stage, language: str, *, show: bool = False) -> list[str]:
-    """Run all steps with the runner of one language; what went wrong, in words."""
+def report(failures: Mapping[str, Sequence[str]]) -> str:
+    """The last lines: all failures by language, so that the end of a log tells them."""
+    failed = {language: found for language, found in failures.items() if found}
+    lines = [f"{language}: {failure}" for language, found in failed.items() for failure in found]
+    return "\n".join([*lines, f"{len(failures)} languages, failed: {', '.join(failed) or 'none'}"])
+
+
+def play(language: str, *, show: bool = False) -> list[str]:
+    """Run all steps with the runner of one language, at services of its own; what went wrong, in words.
+
+    What the runner writes to stderr, as libraries do about each lost connection, is printed after failures.
+    """
+    began = time.monotonic()
     failures = []
     name = "the start"
-    with services.mortals(), services.full_queue():
+    with tempfile.TemporaryDirectory() as folder:
+        stderr = Path(folder) / "stderr"
         try:
-            with runner(language) as runs:
+            with stage(Path(folder)) as services, runner(language, stderr) as runs:
                 for step in SCENARIO:
-                    began, name = time.monotonic(), step["name"]
-                    outcome, complaints = take(services, runs, step)
+                    step_began, name = time.monotonic(), step["name"]
+                    outcome, complaints = take_again(services, runs, step)
                     failures += [f"{name}: {complaint}" for complaint in complaints]
                     if show:
-                        took_s = round(time.monotonic() - began, 1)
-                        print(json.dumps({"step": name, "took_s": took_s, **outcome}))
-        except RunnerError as error:
+                        took_s = round(time.monotonic() - step_began, 1)
+                        print(json.dumps({"language": language, "step": name, "took_s": took_s, **outcome}))
+        except (RunnerError, TimeoutError) as error:
             failures.append(f"{name}: {error}")
+        if failures:
+            print(f"{language} wrote to stderr:\n{stderr.read_text(errors='replace')}")
+    took_s = time.monotonic() - began
+    print(f"{language}: {len(SCENARIO)} steps, {len(failures)} failures, {took_s:.1f} s", flush=True)
     return failures
-
-
-def take(services: Stage, runs: Runner, step: Step) -> tuple[dict[str, Any], list[str]]:
-    """One step: its outcome, and what is wrong about it. Raises RunnerError."""
-    outcome: dict[str, Any] = {}
-    requests: dict[str, int] = {}  # taken so far by the schedulers that remain after a strike
-    complaints: list[str] = []
-    continuations = services.continuations
-    for outcome in runs.run(for_runner(services, step)):
-        for how in STRIKES:
-            if "received" in outcome and how in step:
-                before = {name: services.requests(name) for name in step[how]}
-                try:
-                    remaining = services.strike(how, step[how])
-                except AssertionError as error:
-                    complaints.append(str(error))
-                else:
-                    requests = {name: 0 if how == "restart" else before[name] for name in remaining}
-    services.thaw()
-    complaints += differences(step["expect"], outcome)
-    if requests and not any(services.requests(name) > count for name, count in requests.items()):
-        complaints.append(f"none of {', '.join(requests)} went on with the stream")
-    if "cutting" in step["at"] and services.continuations < continuations + 2:
-        complaints.append("the stream was not continued twice")
-    if step.get("then") == "idle":
-        try:
-            services.wait_idle(step["at"])
-        except AssertionError as error:
-            complaints.append(str(error))
-    return outcome, complaints
-
-
-def for_runner(services: Stage, step: Step) -> dict[str, Any]:
-    """The step as its runner gets it."""
-    found = {name: value for name, value in step.items() if name not in _FOR_THE_DRIVER}
-    found["addresses"] = [services.address(name) for name in step["at"]]
-    if "tls" in step:
-        found["ca"] = str(TLS / step["tls"])
-    return found
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tests.support.processes import ROOT
@@ -24,8 +25,8 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 }
 """What runs a language's steps, in the repository's root."""
 
-TIMEOUT_S = 300.0
-"""For all steps of a language. They take seconds; a machine that others use takes longer."""
+TIMEOUT_S = 900.0
+"""For all steps of a language. They take half a minute; where a machine is busy or freezes, minutes."""
 
 
 class RunnerError(Exception):
@@ -62,17 +63,22 @@ class Runner:
 
 
 @contextmanager
-def runner(language: str) -> Iterator[Runner]:
-    """The runner of a language. It is killed after `TIMEOUT_S`, and must end by itself with its input."""
+def runner(language: str, stderr: Path) -> Iterator[Runner]:
+    """The runner of a language, which writes errors to the file `stderr`.
+
+    It is killed after `TIMEOUT_S`, and must end by itself with its input.
+    """
     path = os.pathsep.join((str(ROOT), str(ROOT / "clients" / "python")))
-    process = subprocess.Popen(
-        COMMANDS[language],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        encoding="utf-8",
-    )
+    with stderr.open("wb") as errors:
+        process = subprocess.Popen(
+            COMMANDS[language],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            encoding="utf-8",
+        )
     timer = threading.Timer(TIMEOUT_S, process.kill)
     timer.start()
     try:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import paceline
+from paceline import errors
 from paceline.channel import Security
 from paceline.service.identity import token_hash
 
@@ -22,7 +23,7 @@ from tests.support.processes import ROOT, ServiceProcess, running
 NOBODY = "nobody"
 """The name of an address where nothing listens."""
 MORTAL = ("first", "second", "lone")
-"""Schedulers that the scenario may strike: each language gets new ones."""
+"""Schedulers that the scenario may strike."""
 PROXIES: Mapping[str, type[Proxy]] = {"cutting": Cutting, "stalling": Stalling, "newer": Newer}
 """Stand in front of `first`."""
 MUTE = "mute"
@@ -36,13 +37,13 @@ TOKEN = "the-scenarios-token"
 TLS = ROOT / "tests" / "support" / "tls"
 
 _ORACLE = ("--backend", "oracle", "--pages", "4096", "--step-ms", "4")
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 90.0
 
 
 class Stage:
     """Schedulers by the names that the scenario has for them."""
 
-    def __init__(self, directory: Path, executor: str) -> None:
+    def __init__(self, directory: Path, executor: ServiceProcess) -> None:
         self._directory = directory
         self._executor = executor
         self._schedulers: dict[str, ServiceProcess] = {}
@@ -65,28 +66,21 @@ class Stage:
         """Start a scheduler, which may not serve yet."""
         self._starts += 1
         port = str(self._ports.get(name, 0))
-        flags = ["--executor", self._executor, "--adapter", ADAPTER, "--log-level", "info", "--port", port]
-        flags += arguments
+        flags = ["--executor", self._executor.address, "--adapter", ADAPTER, "--log-level", "info"]
+        flags += ["--port", port, *arguments]
         process = ServiceProcess("scheduler_service", flags, self._directory / f"{name}{self._starts}")
         self._schedulers[name] = process
         return process
 
     @contextmanager
-    def mortals(self) -> Iterator[None]:
-        """New schedulers of the names in `MORTAL`, serving, and the proxies in front of the first."""
-        try:
-            for name in MORTAL:
-                self.start(name)
-            for name in MORTAL:
-                self._schedulers[name].wait_serving()
-            with ExitStack() as proxies:
-                for name, kind in PROXIES.items():
-                    self._proxies[name] = proxies.enter_context(serving(kind, self.address("first")))
-                yield
-        finally:
-            for name in MORTAL:
-                if name in self._schedulers:
-                    self._schedulers[name].kill()
+    def serving(self, *names: str) -> Iterator[None]:
+        """Wait until these schedulers serve; meanwhile there are proxies in front of the first."""
+        for name in names:
+            self._schedulers[name].wait_serving()
+        with ExitStack() as proxies:
+            for name, kind in PROXIES.items():
+                self._proxies[name] = proxies.enter_context(serving(kind, self.address("first")))
+            yield
 
     @property
     def continuations(self) -> int:
@@ -104,24 +98,36 @@ class Stage:
                 streams.callback(stream.close)
             self._until(lambda: client.status().waiting == 1, "the queue of `full` does not fill")
             yield
+        self.wait_idle(["full"])
 
-    def strike(self, how: str, names: Sequence[str]) -> list[str]:
+    def strike(self, how: str, names: Sequence[str]) -> list[str] | None:
         """Strike the one of these schedulers that has running sequences; the names of those that remain.
 
-        Killed, frozen until `thaw`, or killed and started again on its port. Raises AssertionError if none
-        runs anything.
+        Killed, frozen until `thaw`, or killed and started again on its port. None, and none is struck, if
+        none runs anything: the stream has ended. The executor is stopped meanwhile, so that the stream can't
+        end between the question and the strike.
         """
-        struck = next((name for name in names if self._running(name)), None)
-        assert struck is not None, f"none of {', '.join(names)} runs anything: the stream ended too early"
-        process = self._schedulers[struck]
-        if how == "freeze":
-            process.signal(signal.SIGSTOP)
-        else:
-            process.kill()
+        with self._executor_stopped():
+            struck = next((name for name in names if self._running(name)), None)
+            if struck is None:
+                return None
+            process = self._schedulers[struck]
+            if how == "freeze":
+                process.signal(signal.SIGSTOP)
+            else:
+                process.kill()
         if how == "restart":
             self.start(struck)
             return [struck]
         return [other for other in names if other != struck]
+
+    @contextmanager
+    def _executor_stopped(self) -> Iterator[None]:
+        self._executor.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._executor.signal(signal.SIGCONT)
 
     def thaw(self) -> None:
         """Let frozen schedulers run on."""
@@ -135,7 +141,7 @@ class Stage:
             self._until(lambda: client.status().ready_executors > 0, f"{name} does not get ready")
 
     def wait_idle(self, names: Iterable[str]) -> None:
-        """Wait until these schedulers compute nothing. Raises AssertionError if one goes on."""
+        """Wait until these schedulers compute nothing. Raises TimeoutError if one goes on."""
         for name in ("first" if name in PROXIES else name for name in names):
             self._until(partial(self._is_idle, name), f"{name} goes on computing")
 
@@ -160,25 +166,37 @@ class Stage:
     @staticmethod
     def _until(condition: Callable[[], bool], complaint: str) -> None:
         deadline = time.monotonic() + _TIMEOUT_S
-        while not condition():
-            assert time.monotonic() < deadline, complaint
+        while not _holds(condition):
+            if time.monotonic() > deadline:
+                raise TimeoutError(complaint)
             time.sleep(0.02)
+
+
+def _holds(condition: Callable[[], bool]) -> bool:
+    """Whether a scheduler that is asked says so; it may be away."""
+    try:
+        return condition()
+    except errors.RetryLater:
+        return False
 
 
 @contextmanager
 def stage(directory: Path) -> Iterator[Stage]:
-    """The services, serving, without those in `MORTAL`."""
+    """The services of one language, serving. Raises TimeoutError if they do not."""
     tokens = directory / "tokens.yaml"
     tokens.write_text(f"- {{name: scenario, sha256: {token_hash(TOKEN)}}}\n")
     tls = ("--tls-cert", str(TLS / "server.pem"), "--tls-key", str(TLS / "server.key"))
     write_adapter(directory / "adapters" / ADAPTER)
     oracle = [*_ORACLE, "--adapter-dir", str(directory / "adapters")]
     with running("executor_service", oracle, directory / "executor") as executor:
-        made = Stage(directory, executor.address)
+        made = Stage(directory, executor)
         try:
+            for name in MORTAL:
+                made.start(name)
+            made.start("full", "--max-running", "1", "--max-queued-requests", "1")
             made.start("secured", "--tokens-file", str(tokens), *tls)
-            made.start("full", "--max-running", "1", "--max-queued-requests", "1").wait_serving()
-            made.wait_ready("secured", Security(TLS / "ca.pem", token=TOKEN))
-            yield made
+            with made.serving("full", *MORTAL):
+                made.wait_ready("secured", Security(TLS / "ca.pem", token=TOKEN))
+                yield made
         finally:
             made.kill()
