@@ -1,9 +1,9 @@
 """Compiles the CUDA kernels for several architectures without a GPU and says what came out of it.
 
 `python -m tests.triton.ahead_of_time [--all]` prints a line for each kernel, and fails where one spills
-registers or does not fit its multiprocessor, where attention and adapters lack matrix instructions, where
-attention loads too few tiles of keys ahead, and where adapters read their factors in small parts. The kernels
-are those of the launches that the worker makes.
+registers or does not fit its multiprocessor, where attention, adapters and products of few rows lack matrix
+instructions, where attention loads too few tiles of keys ahead, and products of few rows too few weights, and
+where adapters read their factors in small parts. The kernels are those of the launches that the worker makes.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.cuda.adapted_tokens import TILE_FIELDS, AdaptedTokens
 from executor_service.backends.torch_backend.cuda.attention import Pipelines, attention_launches
 from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
+from executor_service.backends.torch_backend.cuda.few_rows import few_rows_launch, few_scaled_rows_launch
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.cuda.listed_tokens import (
     Biases,
@@ -57,13 +58,18 @@ SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
 """Of one program, by architecture; a multiprocessor has 1 KiB more."""
 BUFFERS = {80: (4, 3), 86: (2, 3), 90: (4, 4)}
 """Tiles of K that attention has room for, at least, in short and in long rows."""
+PROCESSORS, MEMORY_BYTES_PER_S = {80: 108, 86: 82, 90: 132}, {80: 2.04e12, 86: 0.94e12, 90: 3.35e12}
+"""Of an A100, an RTX 3090 and an H100."""
+LATENCY_S = 1e-6
+"""From a load to its bytes while memory is busy, not less. Memory stays busy while at least this time's bytes
+are on their way (Little's law)."""
 _REGISTERS = 65536  # of a multiprocessor
 _TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32",
     torch.int64: "i64",
     torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv",
 }  # fmt: skip
-_BUFFERS = re.compile(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x\d+x\d+x(?:bf16|f16)")
+_BUFFERS = re.compile(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x\d+x\d+x(?:bf16|f16|i8|f8E4M3FN)")
 _WAIT = re.compile(r"ttg\.async_wait .*num = (\d+)")
 _INNER_LOOP = re.compile(r"scf\.for (?:(?!scf\.for ).)*?scf\.yield", re.DOTALL)
 # All threads have stored, one counts the program with release and acquire, and all learn the count from it.
@@ -135,7 +141,7 @@ class Compiled:
     spilled_bytes: int
     shared_bytes: int
     matrix_instructions: int
-    buffers: int  # tiles of K in shared memory; 0: no loop has a pipeline
+    buffers: int  # tiles of K, or of weights, in shared memory; 0: no loop has a pipeline
     ahead: int  # loads that may be on their way while a tile is multiplied
     arrives: bool  # it counts finished programs in an order that memory keeps
     narrow_loads: int  # of two bytes, hence not of numbers that lie side by side at an aligned address
@@ -176,6 +182,8 @@ def basics(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     """The kernels that differ between architectures, or whose memory accesses are checked."""
     yield from attention(shape, architecture)
     yield from adapters(shape)
+    if shape.dtype != torch.float32:
+        yield from few_rows(shape, architecture)
 
 
 def attention(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
@@ -204,6 +212,24 @@ def adapters(shape: Shape) -> Iterator[tuple[str, Launch]]:
     change = TableChange(AdaptedTokens(numbers, numbers, numbers), table, 0, 3)
     shrunk = torch.empty(2, 512, 3, 256, device="meta")
     yield from zip(("shrink", "expand"), change.launches(x, out, shrunk), strict=True)
+
+
+def few_rows(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
+    """The products of few rows: of the layer behind attention, and of the head."""
+    hidden, rows = shape.heads * shape.head_dim, 3
+
+    def new(n: int, k: int, dtype: torch.dtype = shape.dtype) -> torch.Tensor:
+        return torch.empty(n, k, dtype=dtype, device="meta")
+
+    x, weight, out = new(rows, hidden), new(hidden, hidden), new(rows, hidden)
+    yield "few rows", few_rows_launch(x, weight, None, out, add=True)
+    logits = new(rows, shape.vocabulary, torch.float32)
+    yield "few rows, head", few_rows_launch(x, new(shape.vocabulary, hidden), None, logits, add=False)
+    wide = torch.float32
+    for form in (Int8(), Fp8()) if architecture >= 89 else (Int8(),):
+        numbers, weight = new(form.digits * rows, hidden, form.dtype), new(hidden, hidden, form.dtype)
+        name = f"few rows, {type(form).__name__.lower()}"
+        yield name, few_scaled_rows_launch(numbers, new(rows, 1, wide), weight, new(1, hidden, wide), out)
 
 
 def compiled(launch: Launch, architecture: int) -> Compiled:
@@ -260,8 +286,10 @@ def lines(shape: Shape, architecture: int) -> list[str]:
             f"  {made.registers:9}  {made.spilled_bytes:7}  {made.shared_bytes:8}"
             f"  {made.matrix_instructions:13}  {_programs(architecture, launch, made):8}"
         )
-        if name.startswith("attention"):
+        if made.buffers:
             line += f"  {made.buffers:7}  {made.ahead:5}"
+        if name.startswith("few rows"):
+            line += f"  {_bytes_ahead(architecture, launch, made) >> 10:8}"
         found.append(f"{line} {fault}")
     return found
 
@@ -270,7 +298,7 @@ def main(shapes: list[Shape]) -> int:
     """Print the table; the number of kernels that are not as they should be. Two processes compile."""
     print(
         "    sm  dtype  heads  head_dim  window  kernel            registers  spilled  shared B"
-        "  matrix instr.  programs  buffers  ahead"
+        "  matrix instr.  programs  buffers  ahead  KB ahead"
     )
     bad = 0
     each = [(shape, architecture) for architecture in SHARED_BYTES for shape in shapes]
@@ -290,6 +318,18 @@ def _programs(architecture: int, launch: Launch, made: Compiled) -> int:
     )
 
 
+def _bytes_ahead(architecture: int, launch: Launch, made: Compiled) -> int:
+    """Of weights: how many a multiprocessor may have on their way in a product of few rows.
+
+    `ahead` counts tiles of weights and of rows. There are no more programs than outputs ask for.
+    """
+    weight, constants = launch.arguments["weight"], launch.constants
+    assert isinstance(weight, torch.Tensor)
+    tile = constants["outputs"] * constants["inputs"] * weight.element_size()
+    programs = min(_programs(architecture, launch, made), -(-launch.grid[0] // PROCESSORS[architecture]))
+    return programs * (made.ahead // 2) * tile
+
+
 def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Compiled) -> str:
     """What is wrong with a kernel; "" if nothing is."""
     if made.spilled_bytes:
@@ -298,6 +338,10 @@ def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Com
         return "it does not fit into shared memory"
     if name.startswith("attention") and not made.arrives:
         return "it may merge results that are not stored yet"
+    if name.startswith("few rows"):
+        needed = MEMORY_BYTES_PER_S[architecture] / PROCESSORS[architecture] * LATENCY_S
+        few = _bytes_ahead(architecture, launch, made) < needed and launch.grid[0] >= PROCESSORS[architecture]
+        return "" if made.matrix_instructions and not few else "it loads too few weights ahead"
     # fp32, for tests, has no matrix instruction of its precision.
     if (
         name not in ("attention, short", "attention, long", "shrink", "expand")

@@ -1,8 +1,9 @@
 """Triton's interpreter, made to work.
 
-Three things are mended, for Triton 3.6: numpy 2.4 no longer turns arrays of one element into numbers, which
-loop bounds need; bfloat16, which lies in uint16 here, was multiplied as if it were integers; and a product's
-lines differed in their last bits with their place in the matrix, as no matrix instruction's do. Also,
+Four things are mended, for Triton 3.6: numpy 2.4 no longer turns arrays of one element into numbers, which
+loop bounds need; bfloat16, which lies in uint16 here, was multiplied as if it were integers; a product's
+lines differed in their last bits with their place in the matrix, as no matrix instruction's do; and
+conversions to and from fp8 lost carries, zero and what is below the normal numbers. Also,
 a function called from a kernel patches the language once, not at every call: this halves the time.
 """
 
@@ -25,6 +26,14 @@ def _cast(from_bits: np.ndarray, source: Any, target: Any) -> np.ndarray:
     if source.name == "bf16":
         return (from_bits.astype(np.uint32) << 16).view(np.float32)
     return torch.from_numpy(from_bits).bfloat16().view(torch.uint16).numpy()
+
+
+def _from_fp8(bits: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(bits.copy()).view(torch.float8_e4m3fn).float().numpy()
+
+
+def _to_fp8(wide: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(wide.copy()).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
 
 
 @contextmanager
@@ -54,9 +63,13 @@ def mended_interpreter() -> Iterator[None]:
             for x in (a, b)
         ]
         product = wide[0].astype(np.float64) @ wide[1].astype(np.float64) + d.data
-        return interpreter.TensorHandle(product.astype(np.float32), tl.float32)
+        return interpreter.TensorHandle(product.astype(d.data.dtype), d.dtype.scalar)
 
     def rounded(self: Any, handle: Any, target: Any, *rounding: Any) -> Any:
+        if handle.dtype.scalar == tl.float8e4nv and target.scalar == tl.float16:
+            return interpreter.TensorHandle(_from_fp8(handle.data).astype(np.float16), tl.float16)
+        if handle.dtype.scalar == tl.float32 and target.scalar == tl.float8e4nv:
+            return interpreter.TensorHandle(_to_fp8(handle.data), tl.float8e4nv)
         if {handle.dtype.scalar, target.scalar} == {tl.bfloat16, tl.float32}:
             return interpreter.TensorHandle(
                 _cast(handle.data, handle.dtype.scalar, target.scalar), target.scalar

@@ -45,8 +45,9 @@ def compile_kernels(model: Model, shard: Shard, context_length: int) -> None:
     with torch.inference_mode(), kernels.step():
         tokens = np.zeros(8, np.int32)
         logits = forward_uncached(model, shard, tokens, frozenset({"logits"})).logits
-        if kernels.device.type == "cuda":  # rows longer than a verification use another kernel
+        if kernels.device.type == "cuda":  # long rows, and products of few rows, use other kernels
             forward_uncached(model, shard, np.zeros(min(32, context_length), np.int32), frozenset())
+            forward_uncached(model, shard, tokens[:1], frozenset({"logits"}))
         for sampling in (Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
             sampler.sample(torch.from_numpy(logits), [_prompt_row(tokens, 1, 2, sampling)], kernels)
 

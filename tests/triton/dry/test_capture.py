@@ -11,6 +11,7 @@ import torch
 
 from executor_service.backends.torch_backend import backend
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS
+from executor_service.backends.torch_backend.cuda import few_rows
 from executor_service.backends.torch_backend.cuda.adapted_tokens import max_tiles
 from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
 from executor_service.backends.torch_backend.cuda.graphs import shapes_of
@@ -55,9 +56,23 @@ def test_what_is_captured_neither_reads_from_the_device_nor_sends_to_it(
         operations = defaultdict(set)
         for shape in every if (name, dtype, form) == RUNS[0] else every[::13]:
             watch = watched(buffered(runner, shape))
-            kind = shape.long_parts, -(-shape.outputs // LOGITS_ROWS), bool(shape.adapted_tiles)
+            few = shape.tokens <= few_rows.MAX_ROWS  # whose products have kernels of their own
+            kind = few, shape.long_parts, -(-shape.outputs // LOGITS_ROWS), bool(shape.adapted_tiles)
             operations[kind].add(frozenset(watch.operations.items()))
     assert all(len(found) == 1 for found in operations.values())  # they do not depend on sizes
+
+
+@pytest.mark.parametrize("form", [None, Int8(), Fp8()], ids=["bf16", "int8", "fp8"])
+def test_a_captured_step_of_few_tokens_leaves_no_product_to_libraries(form: Format | None) -> None:
+    with fake_device():
+        model, runner = fake_runner("Qwen3-8B", BF16, form, layers=1, pages=100)
+        products = {
+            shape.tokens: [name for name in watched(buffered(runner, shape)).operations if "mm" in name]
+            for shape in shapes(model, runner._tiling)
+            if shape.tokens <= 8 and not shape.adapted_tiles
+        }
+    assert {tokens for tokens, found in products.items() if not found} == {1, 2, few_rows.MAX_ROWS}
+    assert products[8]
 
 
 FAULTS: dict[str, Callable[[torch.Tensor], object]] = {

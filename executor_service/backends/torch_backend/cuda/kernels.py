@@ -1,6 +1,6 @@
-"""`CudaKernels`: bf16, fp16 or fp32 on CUDA; matrix products in torch, everything else in Triton.
+"""`CudaKernels`: bf16, fp16 or fp32 on CUDA; matrix products of many rows in torch, all else in Triton.
 
-Linear layers with int8 or fp8 weights are in `quantized.py`.
+Linear layers are in `linears.py`, those with int8 or fp8 weights in `quantized.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from executor_service.backends.torch_backend.cuda.attention import (
     paged_attention,
 )
 from executor_service.backends.torch_backend.cuda.device_adapters import CudaLowRank
+from executor_service.backends.torch_backend.cuda.linears import CudaLinear, NarrowLinear, WideLinear
 from executor_service.backends.torch_backend.cuda.quantized import fused
 from executor_service.backends.torch_backend.cuda.rotary import rotary_launch
 from executor_service.backends.torch_backend.cuda.rows import AttentionRows, Tiling, attention_rows, cut
@@ -29,10 +30,8 @@ from executor_service.backends.torch_backend.kernels import (
     AttentionWeights,
     Linear,
     PlainKernels,
-    PlainLinear,
 )
 from executor_service.backends.torch_backend.layer_cache import LayerCache
-from executor_service.backends.torch_backend.low_rank import LinearChange
 from executor_service.backends.torch_backend.quantized import Format
 from executor_service.backends.torch_backend.scaled_numbers import Weight, plain
 
@@ -45,31 +44,6 @@ class CudaStep:
     pages: torch.Tensor
     slots: torch.Tensor
     rows: Mapping[int, AttentionRows]  # by the layer's window
-
-
-class CudaLinear(PlainLinear):
-    """x W^T + b. Without b, `add_to` is accumulated by the matrix product itself, in one launch."""
-
-    def __call__(
-        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: LinearChange | None = None
-    ) -> torch.Tensor:
-        if add_to is None or self._bias is not None:
-            return super().__call__(x, add_to, change)
-        out = add_to.addmm_(x, self.weight.T)
-        if change is not None:
-            change.add(x, out)
-        return out
-
-
-class WideLinear(PlainLinear):
-    """x W^T with a result in fp32: rounded to bf16, the largest logits would often be equal."""
-
-    def __call__(
-        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: LinearChange | None = None
-    ) -> torch.Tensor:
-        assert change is None  # no adapter changes the output layer
-        out = torch.mm(x, self.weight.T, out_dtype=torch.float32)
-        return out if add_to is None else add_to.add_(out)
 
 
 class CudaKernels(PlainKernels):
@@ -85,7 +59,8 @@ class CudaKernels(PlainKernels):
     def linear(self, parts: Sequence[Weight], bias: torch.Tensor | None = None) -> Linear:
         if self.form is not None:
             return super().linear(parts, bias)
-        return CudaLinear(
+        kind = CudaLinear if self.dtype == torch.float32 else NarrowLinear
+        return kind(
             self._put(torch.cat([plain(part) for part in parts])), None if bias is None else self._put(bias)
         )
 

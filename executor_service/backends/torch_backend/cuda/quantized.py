@@ -1,4 +1,4 @@
-"""The formats of `quantized.py` on CUDA, with one Triton kernel to round rows and one to scale int8 sums.
+"""The formats of `quantized.py` on CUDA: Triton kernels round rows, scale int8 sums, and multiply few rows.
 
 In plain torch these are a dozen launches for each linear layer, which cost more than 8-bit weights save.
 """
@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.few_rows import MAX_ROWS, few_scaled_rows_launch
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.quantized import MIN_MAGNITUDE, Format, Fp8, Int8, padded
 
@@ -111,14 +112,24 @@ def _round(x: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
     if x.stride(1) != 1:
         x = x.contiguous()
     rows, k = padded(x, form)
+    if len(x) <= MAX_ROWS:
+        rows = len(x)
     out = torch.empty(form.digits * rows, k, dtype=form.dtype, device=x.device)
     scales = torch.empty(rows, 1, device=x.device)
     round_launch(x, out, scales, form).run()
     return out, scales
 
 
+def _few_rows(
+    x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor
+) -> torch.Tensor:
+    out = torch.empty(len(x_scales), len(weight), dtype=torch.bfloat16, device=x.device)
+    few_scaled_rows_launch(x, x_scales, weight, weight_scales, out).run()
+    return out
+
+
 class TritonInt8(Int8):
-    """`Int8` in three launches per product: round, multiply, scale."""
+    """`Int8` in three launches per product: round, multiply, scale; of few rows in two."""
 
     def round(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return _round(x, self)
@@ -127,6 +138,8 @@ class TritonInt8(Int8):
         self, x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor
     ) -> torch.Tensor:
         """As `Format.product`, in bf16."""
+        if len(x_scales) <= MAX_ROWS:
+            return _few_rows(x, x_scales, weight, weight_scales)
         sums = self.sums(x, weight)
         out = torch.empty(len(x_scales), len(weight), dtype=torch.bfloat16, device=x.device)
         scale_launch(sums, out, x_scales, weight_scales).run()
@@ -138,6 +151,14 @@ class TritonFp8(Fp8):
 
     def round(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return _round(x, self)
+
+    def product(
+        self, x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor
+    ) -> torch.Tensor:
+        """As `Format.product`, in bf16."""
+        if len(x_scales) <= MAX_ROWS:
+            return _few_rows(x, x_scales, weight, weight_scales)
+        return super().product(x, x_scales, weight, weight_scales)
 
 
 def fused(form: Format) -> Format:
