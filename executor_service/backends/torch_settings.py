@@ -22,8 +22,9 @@ class TorchSettings(BackendSettings):
     )
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(
         default="auto",
-        description="keys and values in pages; auto: fp32, fp16 with dtype int8, on CUDA that of activations;"
-        " int8: about half of 16 bits, not on CUDA; fp8: with dtypes of 16 bits on CPU (torch)",
+        description="keys and values in pages; auto: fp32 on CPU, fp16 with dtype int8, on CUDA the dtype of"
+        " activations; int8: about half of 16 bits, with a scale for each token and head; fp8: the same on"
+        " CUDA, from compute capability 8.9 (torch)",
     )
     graphs: Literal["on", "off"] = Field(
         default="on",

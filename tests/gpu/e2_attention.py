@@ -12,6 +12,8 @@ import torch
 from torch.cuda import get_device_properties
 from torch.nn import functional
 
+from executor_service.backends.torch_backend.layer_cache import LayerCache
+from executor_service.backends.torch_backend.page_format import SCALE_DTYPE
 from executor_service.backends.torch_backend.spec import ModelSpec
 from tests.gpu.bench import PAGE, Bench, Case
 from tests.gpu.shapes import spec_of
@@ -173,7 +175,8 @@ def _triton(rows: Rows) -> Attend:
         cut,
     )
 
-    q, k_pages, v_pages = rows.flat_q(), rows.paged(rows.k), rows.paged(rows.v)
+    q, scales = rows.flat_q(), torch.empty(0, dtype=SCALE_DTYPE, device=rows.device)
+    cache = LayerCache(rows.paged(rows.k), rows.paged(rows.v), scales)
     tables = rows.tables()
     counts = np.full(rows.count, rows.q_len, np.int32)
     tiling = Tiling.of(rows.spec.heads // rows.spec.kv_heads, torch.bfloat16)
@@ -189,7 +192,7 @@ def _triton(rows: Rows) -> Attend:
         for n in range(rows.sets)
     ]
     arrivals, scale = new_arrivals(rows.spec.kv_heads, rows.device), rows.spec.head_dim**-0.5
-    return lambda n: paged_attention(q, k_pages, v_pages, sets[n], arrivals, scale)
+    return lambda n: paged_attention(q, cache, sets[n], arrivals, scale)
 
 
 def _flashinfer(rows: Rows) -> Attend:

@@ -13,6 +13,7 @@ import torch
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.kernel_choice import make_kernels
+from executor_service.backends.torch_backend.quantized import check_fp8
 from tests.bench.perplexity import Fp8Pages
 from tests.model.driver import Driver, logits_of, pages_from
 from tests.model.tiny import save
@@ -126,11 +127,18 @@ def test_the_same_memory_holds_nearly_twice_the_pages_of_16_bits(
     assert found == pytest.approx(expected, rel=0.03)
 
 
-def test_fp8_pages_are_for_devices_that_have_fp8() -> None:
+def test_fp8_pages_are_for_devices_that_have_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     for dtype in ("float32", "int8"):
         with pytest.raises(ModelError, match=f"kv-dtype fp8 is not for dtype {dtype} on cpu; int8 is"):
             make_kernels("cpu", dtype, "fp8", 1)
     assert make_kernels("cpu", "bfloat16", "fp8", 1).cache_dtype == torch.float8_e4m3fn
+    capability = torch.cuda, "get_device_capability"
+    device = torch.device("cuda:0")
+    monkeypatch.setattr(*capability, lambda device: (8, 6))
+    with pytest.raises(ModelError, match=r"kv-dtype fp8 needs .* 8\.9; 'cuda:0' has 8\.6"):
+        check_fp8("kv-dtype fp8", device)
+    monkeypatch.setattr(*capability, lambda device: (8, 9))
+    check_fp8("kv-dtype fp8", device)
     with pytest.raises(ValueError, match="kv_dtype 'fp4' is none of auto, int8, fp8"):
         TorchConfig(Path(), kv_dtype="fp4")
 

@@ -52,14 +52,18 @@ from executor_service.backends.torch_backend.cuda.rotary import rotary_launch
 from executor_service.backends.torch_backend.cuda.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.rows import ITEM_FIELDS, AttentionRows, Tiling, Work
 from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
+from executor_service.backends.torch_backend.layer_cache import LayerCache
+from executor_service.backends.torch_backend.page_format import LARGEST, plain_cache
 from executor_service.backends.torch_backend.quantized import Fp8, Int8
 
-SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 """Of one program, by architecture; a multiprocessor has 1 KiB more."""
-BUFFERS = {80: (4, 3), 86: (2, 3), 90: (4, 4)}
+BUFFERS = {80: (4, 3), 86: (2, 3), 89: (2, 3), 90: (4, 4)}
 """Tiles of K that attention has room for, at least, in short and in long rows."""
-PROCESSORS, MEMORY_BYTES_PER_S = {80: 108, 86: 82, 90: 132}, {80: 2.04e12, 86: 0.94e12, 90: 3.35e12}
-"""Of an A100, an RTX 3090 and an H100."""
+_CONVERTED_BUFFERS = 3  # the same of 8 bits, where to convert a tile takes one of them
+PROCESSORS = {80: 108, 86: 82, 89: 128, 90: 132}
+MEMORY_BYTES_PER_S = {80: 2.04e12, 86: 0.94e12, 89: 1.01e12, 90: 3.35e12}
+"""Of an A100, an RTX 3090, an RTX 4090 and an H100."""
 LATENCY_S = 1e-6
 """From a load to its bytes while memory is busy, not less. Memory stays busy while at least this time's bytes
 are on their way (Little's law)."""
@@ -82,7 +86,7 @@ _MATRIX = re.compile(r"^\s*(?:@\S+ )?(wgmma\.mma_async|mma\.sync)", re.MULTILINE
 
 @dataclass(frozen=True)
 class Shape:
-    """The heads and the vocabulary of a model that the worker serves."""
+    """The heads and the vocabulary of a model that the worker serves, and the format of its pages."""
 
     heads: int
     kv_heads: int
@@ -90,12 +94,31 @@ class Shape:
     dtype: torch.dtype = torch.bfloat16
     vocabulary: int = 151_936
     window: int = 0
+    pages: torch.dtype | None = None  # of 8 bits; None: `dtype`
+
+    @property
+    def architectures(self) -> tuple[int, ...]:
+        """For which its kernels are compiled: those of 89 differ from those of 86 by fp8 alone."""
+        return (89, 90) if self.pages == torch.float8_e4m3fn else (80, 86, 90)
+
+    def cache(self) -> LayerCache:
+        """Pages of 16 tokens."""
+        dtype = self.pages or self.dtype
+        return plain_cache(9, 16, self.kv_heads, self.head_dim, dtype, torch.device("meta"))
 
 
 # SmolLM2; Qwen3-8B and -4B, Llama-3-8B
 SHAPES = [Shape(9, 3, 64, vocabulary=49_152), Shape(32, 8, 128)]
 # Of which attention alone differs: Mistral-7B-v0.1, Gemma 3 1B and 4B
 ATTENTION_SHAPES = [Shape(32, 8, 128, window=4096), Shape(4, 1, 256, window=512), Shape(8, 4, 256)]
+# Of which attention and what writes pages differ
+PAGE_SHAPES = [Shape(32, 8, 128, pages=pages) for pages in LARGEST]
+MORE_PAGE_SHAPES = [
+    Shape(*heads, dtype, pages=pages)
+    for heads in ((9, 3, 64), (28, 4, 128), (32, 8, 128), (8, 4, 256))
+    for dtype in (torch.bfloat16, torch.float16)
+    for pages in LARGEST
+]
 # Qwen3-0.6B, -14B and -MoE; Qwen2-7B; multi-head attention; fp16
 MORE_SHAPES = [
     Shape(16, 8, 128), Shape(40, 8, 128), Shape(32, 4, 128), Shape(28, 4, 128), Shape(32, 32, 64),
@@ -150,16 +173,9 @@ class Compiled:
 def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     """All kernels of one step of this model, with pages of 16 tokens."""
     yield from basics(shape, architecture)
-    width = shape.heads + 2 * shape.kv_heads
     numbers = torch.zeros(8, dtype=torch.int32, device="meta")
-    pages = torch.empty(9, 16, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device="meta")
-    qkv = torch.empty(4096, width * shape.head_dim, dtype=shape.dtype, device="meta")
     out = torch.empty(4096, shape.heads * shape.head_dim, dtype=shape.dtype, device="meta")
-    angles, norm = torch.empty(32768, shape.head_dim // 2), torch.empty(shape.head_dim)
-    yield (
-        "rotary",
-        rotary_launch(qkv, pages, pages, numbers, numbers, numbers, angles, angles, norm, norm, 1e-6),
-    )
+    yield "rotary", rotary(shape)
     hidden = torch.empty(4096, 4096, dtype=shape.dtype, device="meta")
     yield "norm", norm_launch(hidden, torch.empty(4096, device="meta"), hidden, 1e-6)
     yield "norm, added", norm_launch(hidden, torch.empty(4096, device="meta"), hidden, 1e-6, add=True)
@@ -170,7 +186,7 @@ def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     yield from zip(("survey", "pick"), pick_launches(logits, picks, numbers, numbers), strict=True)
     words = torch.zeros(8, -(-shape.vocabulary // 32), dtype=torch.int32, device="meta")
     yield "exclude", exclude_launch(logits, words, numbers)
-    yield from late_launches(logits, pages, numbers, shares)
+    yield from late_launches(logits, shape.cache().k, numbers, shares)
     for form in (Int8(), Fp8()) if architecture >= 89 else (Int8(),):
         rounded = torch.empty(out.shape, dtype=form.dtype, device="meta")
         yield f"round, {type(form).__name__.lower()}", round_launch(out, rounded, shares, form)
@@ -188,7 +204,6 @@ def basics(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
 
 def attention(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     """The kernels of attention alone."""
-    pages = torch.empty(9, 16, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device="meta")
     heads = torch.empty(
         4096, shape.heads + 2 * shape.kv_heads, shape.head_dim, dtype=shape.dtype, device="meta"
     )
@@ -199,8 +214,24 @@ def attention(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     short, long = (Work(items, numbers, how) for _, how in tiling.classes)
     rows = AttentionRows(shape.window, numbers, short, long)
     pipelines, scale = Pipelines.of(SHARED_BYTES[architecture] + 1024), shape.head_dim**-0.5
-    made = attention_launches(out, heads[:, : shape.heads], pages, pages, rows, numbers, scale, pipelines)
+    q = heads[:, : shape.heads]
+    made = attention_launches(out, q, shape.cache(), rows, numbers, scale, pipelines)
     yield from zip(("attention, short", "attention, long"), made, strict=True)
+
+
+def rotary(shape: Shape) -> Launch:
+    """The kernel that writes pages."""
+    numbers = torch.zeros(8, dtype=torch.int32, device="meta")
+    width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    qkv = torch.empty(4096, width, dtype=shape.dtype, device="meta")
+    angles, norm = torch.empty(32768, shape.head_dim // 2), torch.empty(shape.head_dim)
+    return rotary_launch(qkv, shape.cache(), numbers, numbers, numbers, angles, angles, norm, norm, 1e-6)
+
+
+def over_pages(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
+    """The kernels that read and write pages."""
+    yield from attention(shape, architecture)
+    yield "rotary", rotary(shape)
 
 
 def adapters(shape: Shape) -> Iterator[tuple[str, Launch]]:
@@ -276,12 +307,17 @@ def compiled(launch: Launch, architecture: int) -> Compiled:
 def lines(shape: Shape, architecture: int) -> list[str]:
     """The lines of a shape in the table; those of kernels that are not as they should be begin with BAD."""
     found = []
-    of_all = basics if architecture == 86 else launches
-    for name, launch in (attention if shape in ATTENTION_SHAPES else of_all)(shape, architecture):
+    every = basics if architecture == 86 else launches
+    if shape.pages is not None:
+        every = over_pages
+    elif shape in ATTENTION_SHAPES:
+        every = attention
+    for name, launch in every(shape, architecture):
         made = compiled(launch, architecture)
         fault = _fault(name, shape, architecture, launch, made)
         line = (
             f"{'BAD' if fault else '':3} {architecture}  {_TYPES[shape.dtype]:5}"
+            f"  {_TYPES[shape.pages or shape.dtype]:7}"
             f"  {shape.heads:2}/{shape.kv_heads:<2}  {shape.head_dim:8}  {shape.window:6}  {name:16}"
             f"  {made.registers:9}  {made.spilled_bytes:7}  {made.shared_bytes:8}"
             f"  {made.matrix_instructions:13}  {_programs(architecture, launch, made):8}"
@@ -297,11 +333,16 @@ def lines(shape: Shape, architecture: int) -> list[str]:
 def main(shapes: list[Shape]) -> int:
     """Print the table; the number of kernels that are not as they should be. Two processes compile."""
     print(
-        "    sm  dtype  heads  head_dim  window  kernel            registers  spilled  shared B"
+        "    sm  dtype  pages    heads  head_dim  window  kernel            registers  spilled  shared B"
         "  matrix instr.  programs  buffers  ahead  KB ahead"
     )
     bad = 0
-    each = [(shape, architecture) for architecture in SHARED_BYTES for shape in shapes]
+    each = [
+        (shape, architecture)
+        for architecture in SHARED_BYTES
+        for shape in shapes
+        if architecture in shape.architectures
+    ]
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as processes:
         for found in processes.map(lines, *zip(*each, strict=True)):
             print("\n".join(found), flush=True)
@@ -313,9 +354,8 @@ def _programs(architecture: int, launch: Launch, made: Compiled) -> int:
     """How many programs of this kernel a multiprocessor runs at once."""
     registers = -(-made.registers // 8) * 8 * 32 * launch.warps
     by_shared = (SHARED_BYTES[architecture] + 1024) // (made.shared_bytes + 1024)  # 1 KiB is the system's
-    return min(
-        _REGISTERS // registers, by_shared, 64 // launch.warps if architecture != 86 else 48 // launch.warps
-    )
+    warps = 48 if architecture in (86, 89) else 64
+    return min(_REGISTERS // registers, by_shared, warps // launch.warps)
 
 
 def _bytes_ahead(architecture: int, launch: Launch, made: Compiled) -> int:
@@ -353,13 +393,17 @@ def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Com
     if not name.startswith("attention"):
         return "it reads factors two bytes at a time" if made.narrow_loads else ""
     pipelines, is_long = Pipelines.of(SHARED_BYTES[architecture] + 1024), name == "attention, long"
-    if made.buffers < BUFFERS[architecture][is_long] or not made.ahead:
+    buffers = BUFFERS[architecture][is_long]
+    if shape.pages is not None:
+        buffers = min(buffers, _CONVERTED_BUFFERS)
+    if made.buffers < buffers or not made.ahead:
         return "it loads too few tiles of keys ahead"
-    if _programs(architecture, launch, made) < (pipelines.long if is_long else pipelines.short).resident:
+    how = pipelines.long if is_long else pipelines.short
+    if _programs(architecture, launch, made) < how.resident_over(shape.pages or shape.dtype):
         return "fewer programs run at once than are launched"
     return ""
 
 
 if __name__ == "__main__":
-    chosen = SHAPES + ATTENTION_SHAPES
-    sys.exit(main(chosen + MORE_SHAPES if "--all" in sys.argv[1:] else chosen) > 0)
+    chosen = SHAPES + ATTENTION_SHAPES + PAGE_SHAPES
+    sys.exit(main(chosen + MORE_SHAPES + MORE_PAGE_SHAPES if "--all" in sys.argv[1:] else chosen) > 0)

@@ -1,10 +1,10 @@
 """Triton's interpreter, made to work.
 
 Four things are mended, for Triton 3.6: numpy 2.4 no longer turns arrays of one element into numbers, which
-loop bounds need; bfloat16, which lies in uint16 here, was multiplied as if it were integers; a product's
-lines differed in their last bits with their place in the matrix, as no matrix instruction's do; and
-conversions to and from fp8 lost carries, zero and what is below the normal numbers. Also,
-a function called from a kernel patches the language once, not at every call: this halves the time.
+loop bounds need; bfloat16, which lies in uint16 here, was multiplied as if it were integers; conversions from
+and to it and fp8, which lies in uint8, were not those of a GPU; and a product's lines differed in their last
+bits with their place in the matrix, as no matrix instruction's do. Also, a function called from a kernel
+patches the language once, not at every call: this halves the time.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ import torch
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _cast(from_bits: np.ndarray, source: Any, target: Any) -> np.ndarray:
-    """bfloat16 bits to fp32 or back, rounded to nearest even."""
-    if source.name == "bf16":
-        return (from_bits.astype(np.uint32) << 16).view(np.float32)
-    return torch.from_numpy(from_bits).bfloat16().view(torch.uint16).numpy()
+_BITS = {"bf16": (torch.bfloat16, torch.uint16), "fp8e4nv": (torch.float8_e4m3fn, torch.uint8)}
+"""Types that numpy lacks, and those that their bits are kept as."""
+_NUMBERS = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 
 
-def _from_fp8(bits: np.ndarray) -> np.ndarray:
-    return torch.from_numpy(bits.copy()).view(torch.float8_e4m3fn).float().numpy()
-
-
-def _to_fp8(wide: np.ndarray) -> np.ndarray:
-    return torch.from_numpy(wide.copy()).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+def _cast(numbers: np.ndarray, source: Any, target: Any) -> np.ndarray:
+    """From one type to another, of which at least one is in _BITS, rounded to nearest even."""
+    found = torch.from_numpy(numbers)
+    if source.name in _BITS:
+        found = found.view(_BITS[source.name][0])
+    if target.name not in _BITS:
+        return found.to(_NUMBERS[target.name]).numpy()
+    dtype, bits = _BITS[target.name]
+    return found.to(dtype).view(bits).numpy()
 
 
 @contextmanager
@@ -66,14 +67,10 @@ def mended_interpreter() -> Iterator[None]:
         return interpreter.TensorHandle(product.astype(d.data.dtype), d.dtype.scalar)
 
     def rounded(self: Any, handle: Any, target: Any, *rounding: Any) -> Any:
-        if handle.dtype.scalar == tl.float8e4nv and target.scalar == tl.float16:
-            return interpreter.TensorHandle(_from_fp8(handle.data).astype(np.float16), tl.float16)
-        if handle.dtype.scalar == tl.float32 and target.scalar == tl.float8e4nv:
-            return interpreter.TensorHandle(_to_fp8(handle.data), tl.float8e4nv)
-        if {handle.dtype.scalar, target.scalar} == {tl.bfloat16, tl.float32}:
-            return interpreter.TensorHandle(
-                _cast(handle.data, handle.dtype.scalar, target.scalar), target.scalar
-            )
+        source, wanted = handle.dtype.scalar, target.scalar
+        names = {source.name, wanted.name}
+        if names & _BITS.keys() and names <= _BITS.keys() | _NUMBERS.keys():
+            return interpreter.TensorHandle(_cast(handle.data, source, wanted), wanted)
         return cast(self, handle, target)
 
     changes = [
@@ -82,7 +79,13 @@ def mended_interpreter() -> Iterator[None]:
         (builder, "create_dot", exact_dot),
         *(
             (builder, name, rounded)
-            for name in ("cast_impl", "create_fp_ext", "create_fp_trunc", "create_fp_to_fp")
+            for name in (
+                "cast_impl",
+                "create_fp_ext",
+                "create_fp_trunc",
+                "create_fp_to_fp",
+                "create_si_to_fp",
+            )
         ),
     ]
     with ExitStack() as stack:

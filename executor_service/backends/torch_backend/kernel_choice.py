@@ -6,7 +6,7 @@ import torch
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.kernels import Kernels, PlainKernels
-from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8
+from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8, check_fp8
 from executor_service.backends.torch_backend.spec import ModelSpec
 
 DTYPES = {
@@ -58,9 +58,9 @@ def make_kernels(device_name: str, dtype_name: str, kv_dtype_name: str, threads:
         # Sums of split products are in fp32: by default cuBLAS may add up their parts in 16 bits.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        if cache_dtype is not None:
-            raise ModelError(f"kv-dtype {kv_dtype_name} is not for cuda")
-        return CudaKernels(device, dtype, form)
+        if cache_dtype == torch.float8_e4m3fn:
+            check_fp8("kv-dtype fp8", device)
+        return CudaKernels(device, dtype, form, cache_dtype)
     return PlainKernels(device, dtype, form, cache_dtype)
 
 

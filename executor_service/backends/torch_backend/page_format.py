@@ -59,6 +59,11 @@ def plain_cache(
     )
 
 
+def scale_words(cache: LayerCache) -> torch.Tensor:
+    """The scales of a `plain_cache` as flat int32, one for each slot and KV head: V's bits above K's."""
+    return cache.scales.flatten().view(torch.int32)
+
+
 def put(cache: LayerCache, places: Places, k: torch.Tensor, v: torch.Tensor) -> None:
     """Write k and v [tokens, kv_heads, head_dim] to their places in a `plain_cache`."""
     if cache.scales.numel():

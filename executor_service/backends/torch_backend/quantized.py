@@ -31,7 +31,10 @@ _MIN_INT8_ROWS = 16
 `torch._int_mm` refuses fewer than 17 on CUDA (ATen: `_int_mm_out_cuda`); pytorch#178469 pads to 32.
 """
 MIN_FP8_CAPABILITY = (8, 9)
-"""The compute capability that ATen's `_scaled_mm_out_cuda` requires; cuBLAS has such products from 9.0 on."""
+"""The compute capability that ATen's `_scaled_mm_out_cuda` requires; cuBLAS has such products from 9.0 on.
+
+Instructions that convert from and to e4m3 exist from the same one on (PTX ISA: `cvt`).
+"""
 _ROUNDED_AT_ONCE = 4096  # output channels: bounds the memory that rounding a weight matrix takes
 MIN_MAGNITUDE = 1e-30  # so that a row of zeros has a scale above 0
 
@@ -113,9 +116,8 @@ class Fp8:
     def check(self, device: torch.device) -> None:
         if device.type not in ("cpu", "cuda"):
             raise ModelError(f"dtype fp8 runs on cpu and cuda only, not on {str(device)!r}")
-        if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < MIN_FP8_CAPABILITY:
-            have, need = (f"{major}.{minor}" for major, minor in (found, MIN_FP8_CAPABILITY))
-            raise ModelError(f"dtype fp8 needs compute capability {need}; {str(device)!r} has {have}")
+        if device.type == "cuda":
+            check_fp8("dtype fp8", device)
 
     def round(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return round_rows(_padded_with_zeros(x, self), self.dtype, self.largest_activation)
@@ -125,6 +127,13 @@ class Fp8:
     ) -> torch.Tensor:
         """As `Format.product`, in bf16, the one dtype that all kernels of `_scaled_mm` support."""
         return torch._scaled_mm(x, weight.T, x_scales, weight_scales, out_dtype=torch.bfloat16)
+
+
+def check_fp8(what: str, device: torch.device) -> None:
+    """Raises ModelError, which names `what`, for a CUDA device that does not convert fp8."""
+    if (found := torch.cuda.get_device_capability(device)) < MIN_FP8_CAPABILITY:
+        have, need = (f"{major}.{minor}" for major, minor in (found, MIN_FP8_CAPABILITY))
+        raise ModelError(f"{what} needs compute capability {need}; {str(device)!r} has {have}")
 
 
 def round_rows(x: torch.Tensor, dtype: torch.dtype, largest: float) -> tuple[torch.Tensor, torch.Tensor]:

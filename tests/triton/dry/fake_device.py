@@ -175,6 +175,7 @@ def fake_runner(
     name: str,
     dtype: torch.dtype,
     form: Format | None,
+    cache_dtype: torch.dtype | None = None,
     *,
     layers: int,
     pages: int,
@@ -183,7 +184,7 @@ def fake_runner(
 ) -> tuple[Model, DeviceRunner]:
     """A model of `tests.gpu.shapes` with fewer layers, and its runner, with slots for adapters."""
     spec = replace(spec_of(name), layers=layers, context_length=context_length)
-    kernels = CudaKernels(DEVICE, dtype, form)
+    kernels = CudaKernels(DEVICE, dtype, form, cache_dtype)
     model = Model(Weights(spec), kernels, lambda what, done: None)
     adapters = DeviceSlots(spec, present(kernels.low_rank), Whole(), DEVICE)
     adapters.reserve(slots)

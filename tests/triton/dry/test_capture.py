@@ -18,6 +18,7 @@ from executor_service.backends.torch_backend.cuda.graphs import shapes_of
 from executor_service.backends.torch_backend.cuda.rows import Tiling, cut
 from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer, StepShape, numbers_of
 from executor_service.backends.torch_backend.model import Model
+from executor_service.backends.torch_backend.page_format import LARGEST
 from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8
 from tests.triton.dry.fake_device import DEVICE, PROCESSORS, CrossingError, fake_device, fake_runner, watched
 
@@ -73,6 +74,14 @@ def test_a_captured_step_of_few_tokens_leaves_no_product_to_libraries(form: Form
         }
     assert {tokens for tokens, found in products.items() if not found} == {1, 2, few_rows.MAX_ROWS}
     assert products[8]
+
+
+@pytest.mark.parametrize("pages", LARGEST)
+def test_steps_over_pages_of_8_bits_are_captured_too(pages: torch.dtype) -> None:
+    with fake_device():
+        model, runner = fake_runner("Qwen3-8B", BF16, None, pages, layers=1, pages=100)
+        for shape in shapes(model, runner._tiling)[::13]:
+            watched(buffered(runner, shape))
 
 
 FAULTS: dict[str, Callable[[torch.Tensor], object]] = {

@@ -17,6 +17,7 @@ from executor_service.backends.torch_backend.cuda.attention import Pipelines, at
 from executor_service.backends.torch_backend.cuda.graphs import Graphs, Rerun, pays, shapes_of
 from executor_service.backends.torch_backend.cuda.rows import SHORT_TOKENS, Tiling, cut
 from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer, StepShape, numbers_of
+from executor_service.backends.torch_backend.page_format import plain_cache
 from tests.triton.traffic import CONTEXT, PAGE, StepRows, Traffic
 
 TILING = Tiling.of(4, torch.bfloat16)
@@ -145,9 +146,9 @@ def test_a_graph_does_the_work_of_its_step_and_no_more(count: int) -> None:
     assert shape.short_items == 2 * count  # of 512 keys
     buffer = torch.zeros(numbers_of(found[0]), dtype=torch.int32)
     step = StepBuffer(buffer, found[0], TILING, PROCESSORS)
-    pages = torch.empty(1, PAGE, 8, 128, dtype=torch.bfloat16, device="meta")
+    cache = plain_cache(1, PAGE, 8, 128, torch.bfloat16, torch.device("meta"))
     q = torch.empty(found[0].tokens, 32, 128, dtype=torch.bfloat16, device="meta")
     pipelines, arrivals = Pipelines.of(228 << 10), torch.empty(0, dtype=torch.int32)
     rows, scale = step.attention[0], 128**-0.5
-    [launch] = attention_launches(q.flatten(1), q, pages, pages, rows, arrivals, scale, pipelines)
+    [launch] = attention_launches(q.flatten(1), q, cache, rows, arrivals, scale, pipelines)
     assert launch.grid[0] <= PROCESSORS * pipelines.short.resident

@@ -19,6 +19,7 @@ from executor_service.backends.torch_backend.cuda.rows import (
     attention_rows,
     cut,
 )
+from executor_service.backends.torch_backend.page_format import get, plain_cache, put
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,19 @@ class Paged:
         dtype: torch.dtype = torch.float32,
         width: int = 0,
         window: int = 0,
+        pages_dtype: torch.dtype | None = None,
     ) -> None:
+        """`pages_dtype`: of 8 bits; None: `dtype`. k and v are what pages of 8 bits make of them."""
         self.heads, self.kv_heads, self.head_dim, self.dtype = heads, kv_heads, head_dim, dtype
         self.window = window
         rng = np.random.default_rng(3)
         counts = [-(-length // page_size) for length in lengths]
         numbers = iter((rng.permutation(sum(counts)) + 1).tolist())  # page 0 is scratch
-        shape = (sum(counts) + 1, page_size, kv_heads, head_dim)
-        self.k_pages = torch.full(shape, torch.nan, dtype=dtype)
-        self.v_pages = self.k_pages.clone()
+        self.cache = plain_cache(
+            sum(counts) + 1, page_size, kv_heads, head_dim, pages_dtype or dtype, torch.device("cpu")
+        )
+        for tensor in (self.cache.k, self.cache.v, self.cache.scales):
+            tensor.copy_(torch.full((), torch.nan if tensor.is_floating_point() else -128))
         self.table = torch.zeros(len(lengths), max(*counts, width, 1), dtype=torch.int32)
         self.q, self.k, self.v = [], [], []
         for i, (length, count) in enumerate(zip(lengths, counts, strict=True)):
@@ -62,8 +67,9 @@ class Paged:
             pages = torch.tensor([next(numbers) for _ in range(count)], dtype=torch.int64)
             self.table[i, :count] = pages.int()
             positions = torch.arange(length)
-            self.k_pages[pages[positions // page_size], positions % page_size] = k
-            self.v_pages[pages[positions // page_size], positions % page_size] = v
+            put(self.cache, (pages[positions // page_size], positions % page_size), k, v)
+            if pages_dtype is not None:
+                k, v = (x[:length] for x in get(self.cache, pages, torch.float32))
             self.q.append(q)
             self.k.append(k)
             self.v.append(v)
@@ -113,7 +119,7 @@ class Paged:
             self._resolve(work, starts, counts, lates)
         arrivals = new_arrivals(self.kv_heads, self.table.device)
         scale = self.head_dim**-0.5
-        out = paged_attention(qkv[:, : self.heads], self.k_pages, self.v_pages, work, arrivals, scale)
+        out = paged_attention(qkv[:, : self.heads], self.cache, work, arrivals, scale)
         assert not arrivals.any()
         return list(out.split([*(r.q_len for r in rows), spare])[:-1])
 

@@ -67,6 +67,69 @@ def test_attention_equals_plain_torch(
     assert caches[0].k[0].isnan().all()
 
 
+class Over8Bits:
+    """Two rows over pages of 8 bits, by the CUDA kernels and in plain torch."""
+
+    heads, kv_heads = 6, 2
+
+    def __init__(self, dim: int, normed: bool, dtype: torch.dtype, pages: torch.dtype) -> None:
+        torch.manual_seed(1)
+        self.dim, self.dtype = dim, dtype
+        angles = torch.arange(100)[:, None] * torch.rand(dim // 2)[None, :]
+        norm = torch.rand(dim) + 0.5 if normed else torch.empty(0)
+        rotary = angles.cos(), angles.sin()
+        self.w = AttentionWeights(self.heads, self.kv_heads, dim, 1e-6, *rotary, norm, norm, 0.2)
+        self.kernels: list[Kernels] = [
+            CudaKernels(CPU, dtype, cache_dtype=pages), PlainKernels(CPU, dtype, cache_dtype=pages)
+        ]  # fmt: skip
+        self.caches = [k.new_cache(10, 16, self.kv_heads, dim) for k in self.kernels]
+        self.caches[0].scales.fill_(torch.nan)
+
+    def qkv(self, tokens: int) -> torch.Tensor:
+        return torch.randn(tokens, (self.heads + 2 * self.kv_heads) * self.dim).to(self.dtype)
+
+    def run(self, which: int, start: int, qkv: torch.Tensor) -> torch.Tensor:
+        """All tokens but the last are one row's, from `start` on; the last is the other's first."""
+        rows = [make_row([1] * (start + len(qkv) - 1), [7, 2], start=start), make_row([1], [3])]
+        kernels = self.kernels[which]
+        prepared = kernels.prepare(
+            Batch.of(rows, 16, CPU), AttentionShape(self.heads // self.kv_heads, self.dim)
+        )
+        return kernels.attention(qkv.clone(), self.caches[which], prepared, self.w)
+
+
+@pytest.mark.parametrize(
+    ("dim", "normed", "dtype", "pages"),
+    [(64, True, torch.bfloat16, torch.int8), (10, False, torch.float32, torch.float8_e4m3fn)],
+)
+def test_pages_of_8_bits_equal_plain_torch(
+    dim: int, normed: bool, dtype: torch.dtype, pages: torch.dtype
+) -> None:
+    over = Over8Bits(dim, normed, dtype, pages)
+    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-3
+    for start, count in ((0, 17), (17, 3)):
+        qkv = over.qkv(count + 1)
+        ours, theirs = (over.run(which, start, qkv) for which in range(2))
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+    cache, expected = over.caches
+    assert torch.equal(cache.v.float(), expected.v.float())  # what is not rotated, to the bit
+    written = ~cache.scales[..., 1].isnan()
+    assert torch.equal(cache.scales[..., 1][written], expected.scales[..., 1][written])
+    assert written.sum() == 21 * over.kv_heads  # the other row's place was written twice
+
+
+def test_what_is_not_finite_shows_in_all_that_see_it() -> None:
+    over = Over8Bits(16, False, torch.float32, torch.int8)
+    over.run(0, 0, over.qkv(18))
+    qkv = over.qkv(5)
+    qkv[1, -1], qkv[2, (over.heads + 1) * over.dim - 1] = torch.inf, torch.nan  # in a value, and in a key
+    finite = over.run(0, 17, qkv).view(5, over.kv_heads, -1).isfinite()
+    assert finite[:2, 0].all()
+    assert not finite[1:4, 1].any()
+    assert not finite[2:4, 0].any()
+    assert finite[4].all()
+
+
 def test_a_whole_model_gives_the_same_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tiny_model(tmp_path / "tiny", 128)
     prompt = np.random.default_rng(0).integers(0, 250, 12).tolist()

@@ -23,9 +23,13 @@ import triton
 import triton.language as tl
 
 from executor_service.backends.torch_backend.cuda.launch import Arguments, Launch, power_of_two
+from executor_service.backends.torch_backend.cuda.page_scales import scales_of_word
 from executor_service.backends.torch_backend.cuda.rows import ITEM_FIELDS, MAX_PART, AttentionRows
+from executor_service.backends.torch_backend.layer_cache import LayerCache
+from executor_service.backends.torch_backend.page_format import LARGEST, scale_words
 
 MAX_HEAD_DIM = 256  # more would not fit into registers with these tiles
+_CONVERTING = 2  # programs at once that convert pages of 8 bits
 _MIN_SIDE = 16  # lines, and columns, of a matrix instruction
 _LOG2_E = 1.4426950408889634
 
@@ -39,12 +43,16 @@ class Pipeline:
     ahead. Tests compile the kernels and count the buffers.
     """
 
-    tile_bytes: int  # of K, and as much of V
+    tile_bytes: int  # of K, and as much of V, in q's dtype
     warps: int
     stages: int
     resident: int  # programs that a multiprocessor runs at once
     merge_stages: int = 1
     merge_columns: int = 32  # of a head, merged at once
+
+    def resident_over(self, pages: torch.dtype) -> int:
+        """The same for pages of this dtype: to convert those of 8 bits takes registers."""
+        return min(self.resident, _CONVERTING) if pages in LARGEST else self.resident
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +100,19 @@ _MASKED = tl.constexpr(-1e30)  # below every score, but finite: -inf - -inf woul
 
 @triton.jit
 def _attend(
-    q, k_pages, v_pages, table, positions, begin, end, score_scale, kv_head,
+    q, k_pages, v_pages, scales, table, positions, begin, end, score_scale, kv_head,
     kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr,
     lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Attention of q [lines, columns] at `positions` [lines] over keys begin..end of one row.
 
     Returns the weighted sums of values [lines, columns], the sums of weights and the highest scores [lines].
+    Pages of 8 bits are multiplied as they are, converted to 16 bits or fp32, which have all their numbers:
+    scores are then multiplied by the scales of the keys, and weights by those of the values.
     """
+    scaled: tl.constexpr = k_pages.dtype.element_ty.primitive_bitwidth == 8
+    # Weights times scales may be too small for fp16.
+    value_dtype: tl.constexpr = tl.bfloat16 if scaled and q.dtype == tl.float16 else q.dtype
     d = tl.arange(0, columns)
     in_head = d < head_dim
     highest = tl.full([lines], _MASKED, tl.float32)
@@ -109,7 +122,8 @@ def _attend(
         key = first + tl.arange(0, tile)
         live = key < end  # beyond it are unwritten slots, and other rows' pages
         page = tl.load(table + key // page_size, mask=live, other=0).to(tl.int64)
-        offset = ((page * page_size + key % page_size) * kv_heads + kv_head) * head_dim
+        place = (page * page_size + key % page_size) * kv_heads + kv_head
+        offset = place * head_dim
         k_offset, v_offset = offset[None, :] + d[:, None], offset[:, None] + d[None, :]
         if columns == head_dim:
             k = tl.load(k_pages + k_offset, mask=live[None, :], other=0.0)
@@ -117,7 +131,10 @@ def _attend(
         else:
             k = tl.load(k_pages + k_offset, mask=live[None, :] & in_head[:, None], other=0.0)
             v = tl.load(v_pages + v_offset, mask=live[:, None] & in_head[None, :], other=0.0)
-        scores = tl.dot(q, k, input_precision="ieee") * score_scale
+        scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * score_scale
+        if scaled:
+            k_scale, v_scale = scales_of_word(tl.load(scales + place, mask=live, other=0))
+            scores = scores * k_scale[None, :]
         seen = live[None, :] & (key[None, :] <= positions[:, None])
         if window:
             seen = seen & (key[None, :] > positions[:, None] - window)
@@ -126,7 +143,11 @@ def _attend(
         rescale = tl.exp2(highest - higher)
         weights = tl.exp2(scores - higher[:, None])
         total = total * rescale + tl.sum(weights, 1)
-        sums = tl.dot(weights.to(v.dtype), v, sums * rescale[:, None], input_precision="ieee")
+        if scaled:
+            weights = weights * v_scale[None, :]
+        sums = tl.dot(
+            weights.to(value_dtype), v.to(value_dtype), sums * rescale[:, None], input_precision="ieee"
+        )
         highest = higher
     return sums, total, highest
 
@@ -161,8 +182,8 @@ def _merge(
 # `part` differs between the launches of a step: specialized for it, the kernel would be compiled anew for 1.
 @triton.jit(do_not_specialize=("part",))
 def _attention_kernel(
-    out, partial_out, partial_lse, arrivals, q, k_pages, v_pages, tables, items, bounds, part, score_scale,
-    q_stride,
+    out, partial_out, partial_lse, arrivals, q, k_pages, v_pages, scales, tables, items, bounds, part,
+    score_scale, q_stride,
     group: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr,
     window: tl.constexpr,
     block_tokens: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr,
@@ -204,8 +225,8 @@ def _attention_kernel(
             source + (token * q_stride + head * head_dim)[:, None] + d[None, :], mask=mask, other=0.0
         )
         sums, total, highest = _attend(
-            queries, k_pages, v_pages, tables + table, first_position + token, begin, end, score_scale,
-            kv_head, kv_heads, head_dim, page_size, window, lines, columns, tile,
+            queries, k_pages, v_pages, scales, tables + table, first_position + token, begin, end,
+            score_scale, kv_head, kv_heads, head_dim, page_size, window, lines, columns, tile,
         )  # fmt: skip
         total = tl.where(total > 0, total, 1.0)  # a padding line, or a token before the piece
         result = sums / total[:, None]
@@ -240,8 +261,7 @@ def _attention_kernel(
 
 def paged_attention(
     q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
+    cache: LayerCache,
     rows: AttentionRows,
     arrivals: torch.Tensor,
     scale: float,
@@ -249,25 +269,24 @@ def paged_attention(
     """Causal attention of every row's tokens over the row's keys; [tokens, heads * head_dim] in q's dtype.
 
     q [tokens, heads, head_dim] bf16, fp16 or fp32, a view with any stride between tokens (for speed a
-    multiple of 16 elements); k_pages, v_pages [pages, page_size, kv_heads, head_dim], contiguous, in q's
-    dtype, with the step's own K and V already in them. Scores are multiplied by `scale` and summed in fp32.
-    The result of a token that belongs to no row is undefined. `arrivals`: of `new_arrivals`. Raises
-    ValueError.
+    multiple of 16 elements); `cache` as `plain_cache` makes it, in q's dtype or in 8 bits, with the step's
+    own K and V already in it. Scores are multiplied by `scale` and summed in fp32. The result of a token that
+    belongs to no row is undefined. `arrivals`: of `new_arrivals`. Raises ValueError.
 
     All arguments are on the device, nothing is read back, and every grid follows from shapes: a CUDA graph
     can capture this after a call outside of it has compiled each kernel.
     """
     tokens, heads, head_dim = q.shape
-    kv_heads = k_pages.shape[2]
-    if k_pages.shape[3] != head_dim or head_dim > MAX_HEAD_DIM:
+    kv_heads = cache.k.shape[2]
+    if cache.k.shape[3] != head_dim or head_dim > MAX_HEAD_DIM:
         raise ValueError(f"head_dim {head_dim} is not that of the pages, or above {MAX_HEAD_DIM}")
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads do not share {kv_heads} KV heads evenly")
-    if q.stride()[1:] != (head_dim, 1) or not (k_pages.is_contiguous() and v_pages.is_contiguous()):
-        raise ValueError("k_pages, v_pages and the heads of each token in q have to be contiguous")
+    if q.stride()[1:] != (head_dim, 1) or not (cache.k.is_contiguous() and cache.v.is_contiguous()):
+        raise ValueError("K, V and the heads of each token in q have to be contiguous")
     out = torch.empty(tokens, heads * head_dim, dtype=q.dtype, device=q.device)
     pipelines = pipelines_of(q.device)
-    for launch in attention_launches(out, q, k_pages, v_pages, rows, arrivals, scale, pipelines):
+    for launch in attention_launches(out, q, cache, rows, arrivals, scale, pipelines):
         launch.run()
     return out
 
@@ -291,8 +310,7 @@ def pipelines_of(device: torch.device) -> Pipelines:
 def attention_launches(
     out: torch.Tensor,
     q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
+    cache: LayerCache,
     rows: AttentionRows,
     arrivals: torch.Tensor,
     scale: float,
@@ -300,11 +318,11 @@ def attention_launches(
 ) -> Iterator[Launch]:
     """The launches of `paged_attention`, in their order: short rows, long rows, a part at a time."""
     heads, head_dim = q.shape[1:]
-    _, page_size, kv_heads, _ = k_pages.shape
+    _, page_size, kv_heads, _ = cache.k.shape
     group, columns = heads // kv_heads, max(power_of_two(head_dim), _MIN_SIDE)
     inputs: Arguments = {
-        "out": out, "q": q, "k_pages": k_pages, "v_pages": v_pages, "tables": rows.tables,
-        "arrivals": arrivals,
+        "out": out, "q": q, "k_pages": cache.k, "v_pages": cache.v, "scales": scale_words(cache),
+        "tables": rows.tables, "arrivals": arrivals,
         "score_scale": scale * _LOG2_E, "q_stride": q.stride(0),
     }  # fmt: skip
     for work, how in ((rows.short, pipelines.short), (rows.long, pipelines.long)):
@@ -313,7 +331,7 @@ def attention_launches(
             continue
         used, programs = work.cut.block * group, slots * kv_heads
         if rows.processors:
-            programs = min(programs, rows.processors * how.resident)
+            programs = min(programs, rows.processors * how.resident_over(cache.k.dtype))
         partial_out = torch.empty(slots, kv_heads, used, head_dim, dtype=torch.float32, device=q.device)
         partial_lse = torch.empty(slots, kv_heads, used, dtype=torch.float32, device=q.device)
         for part in range(len(work.bounds) - 1):

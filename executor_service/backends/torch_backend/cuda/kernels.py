@@ -51,8 +51,14 @@ class CudaKernels(PlainKernels):
 
     groups = True
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, form: Format | None = None) -> None:
-        super().__init__(device, dtype, None if form is None else fused(form))
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        form: Format | None = None,
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(device, dtype, None if form is None else fused(form), cache_dtype)
         self.low_rank = CudaLowRank(device, dtype)
         self._arrivals: dict[int, torch.Tensor] = {}  # by the number of KV heads
 
@@ -98,9 +104,9 @@ class CudaKernels(PlainKernels):
         self, qkv: torch.Tensor, cache: LayerCache, prepared: CudaStep, w: AttentionWeights
     ) -> torch.Tensor:
         rotary_launch(
-            qkv, cache.k, cache.v, prepared.positions, prepared.pages, prepared.slots,
+            qkv, cache, prepared.positions, prepared.pages, prepared.slots,
             w.cos, w.sin, w.q_norm, w.k_norm, w.eps,
         ).run()  # fmt: skip
         q = qkv.view(qkv.shape[0], -1, w.head_dim)[:, : w.heads]
         rows, arrivals = prepared.rows[w.window], self._arrivals[w.kv_heads]
-        return paged_attention(q, cache.k, cache.v, rows, arrivals, w.scale)
+        return paged_attention(q, cache, rows, arrivals, w.scale)
