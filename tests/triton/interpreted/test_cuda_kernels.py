@@ -21,6 +21,7 @@ from executor_service.backends.torch_backend.kernels import (
     Kernels,
     PlainKernels,
 )
+from executor_service.backends.torch_backend.page_format import LARGEST
 from tests.conformance.kit.tiny_model import write_tiny_model
 from tests.support.untyped import present
 from tests.unit.executor.rows import make_row
@@ -70,15 +71,15 @@ def test_attention_equals_plain_torch(
 class Over8Bits:
     """Two rows over pages of 8 bits, by the CUDA kernels and in plain torch."""
 
-    heads, kv_heads = 6, 2
+    heads, kv_heads, window = 6, 2, 11
 
-    def __init__(self, dim: int, normed: bool, dtype: torch.dtype, pages: torch.dtype) -> None:
+    def __init__(self, dim: int, rotated: int, normed: bool, dtype: torch.dtype, pages: torch.dtype) -> None:
         torch.manual_seed(1)
         self.dim, self.dtype = dim, dtype
-        angles = torch.arange(100)[:, None] * torch.rand(dim // 2)[None, :]
+        angles = torch.arange(100)[:, None] * torch.rand(rotated // 2)[None, :]
         norm = torch.rand(dim) + 0.5 if normed else torch.empty(0)
         rotary = angles.cos(), angles.sin()
-        self.w = AttentionWeights(self.heads, self.kv_heads, dim, 1e-6, *rotary, norm, norm, 0.2)
+        self.w = AttentionWeights(self.heads, self.kv_heads, dim, 1e-6, *rotary, norm, norm, 0.2, self.window)
         self.kernels: list[Kernels] = [
             CudaKernels(CPU, dtype, cache_dtype=pages), PlainKernels(CPU, dtype, cache_dtype=pages)
         ]  # fmt: skip
@@ -92,20 +93,19 @@ class Over8Bits:
         """All tokens but the last are one row's, from `start` on; the last is the other's first."""
         rows = [make_row([1] * (start + len(qkv) - 1), [7, 2], start=start), make_row([1], [3])]
         kernels = self.kernels[which]
-        prepared = kernels.prepare(
-            Batch.of(rows, 16, CPU), AttentionShape(self.heads // self.kv_heads, self.dim)
-        )
+        shape = AttentionShape(self.heads // self.kv_heads, self.dim, (self.window,))
+        prepared = kernels.prepare(Batch.of(rows, 16, CPU), shape)
         return kernels.attention(qkv.clone(), self.caches[which], prepared, self.w)
 
 
 @pytest.mark.parametrize(
-    ("dim", "normed", "dtype", "pages"),
-    [(64, True, torch.bfloat16, torch.int8), (10, False, torch.float32, torch.float8_e4m3fn)],
+    ("dim", "rotated", "normed", "dtype", "pages"),
+    [(64, 64, True, torch.bfloat16, torch.int8), (10, 6, False, torch.float32, torch.float8_e4m3fn)],
 )
 def test_pages_of_8_bits_equal_plain_torch(
-    dim: int, normed: bool, dtype: torch.dtype, pages: torch.dtype
+    dim: int, rotated: int, normed: bool, dtype: torch.dtype, pages: torch.dtype
 ) -> None:
-    over = Over8Bits(dim, normed, dtype, pages)
+    over = Over8Bits(dim, rotated, normed, dtype, pages)
     tolerance = 0.05 if dtype == torch.bfloat16 else 1e-3
     for start, count in ((0, 17), (17, 3)):
         qkv = over.qkv(count + 1)
@@ -118,8 +118,19 @@ def test_pages_of_8_bits_equal_plain_torch(
     assert written.sum() == 21 * over.kv_heads  # the other row's place was written twice
 
 
+@pytest.mark.parametrize("pages", LARGEST)
+def test_a_chunk_has_the_bits_that_it_has_in_one_piece(pages: torch.dtype) -> None:
+    """It attends to its own keys and values as they were rounded, like the chunks behind it."""
+    over = Over8Bits(16, 16, False, torch.float32, pages)
+    qkv = over.qkv(20)
+    whole = over.run(0, 0, qkv)
+    first = over.run(0, 0, qkv[:11])
+    second = over.run(0, 10, qkv[10:])
+    assert torch.equal(torch.cat([first[:-1], second]), whole)
+
+
 def test_what_is_not_finite_shows_in_all_that_see_it() -> None:
-    over = Over8Bits(16, False, torch.float32, torch.int8)
+    over = Over8Bits(16, 16, False, torch.float32, torch.int8)
     over.run(0, 0, over.qkv(18))
     qkv = over.qkv(5)
     qkv[1, -1], qkv[2, (over.heads + 1) * over.dim - 1] = torch.inf, torch.nan  # in a value, and in a key
