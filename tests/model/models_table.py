@@ -39,9 +39,10 @@ def _row(family: str, path: Path) -> str:
     save(MODELS[family], path / "plain")
     checkpoint = open_checkpoint(path / "plain")
     checkpoint.close()
-    gguf = f"`{FAMILIES[family].gguf}`" if FAMILIES[family].gguf else ""
     dtypes = [_devices(path / "plain", checkpoint.spec, dtype) for dtype in DTYPES]
-    return _line([f"`{family}`", gguf, *dtypes, _quantized(family, path / "quantized")])
+    return _line(
+        [f"`{family}`", f"`{FAMILIES[family].gguf}`", *dtypes, _quantized(family, path / "quantized")]
+    )
 
 
 def _devices(path: Path, spec: ModelSpec, dtype: str) -> str:

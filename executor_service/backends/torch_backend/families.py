@@ -27,7 +27,7 @@ class Family:
     """The models of one architecture."""
 
     sizes: Mapping[str, int]  # config.json's fields and their defaults in transformers 5
-    gguf: str = ""  # `general.architecture` of GGUF files; "": they have another family's
+    gguf: str  # `general.architecture` of GGUF files
     fields: frozenset[str] = frozenset()  # that it has beside those of all, some in `config_fields.NEUTRAL`
     window: WindowRule | None = None
     qkv_bias: bool = False  # always, whatever `attention_bias` is
@@ -81,6 +81,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "mistral": Family(
         sizes=_MISTRAL,
+        gguf="llama",
         window=WindowRule(size=4096),
     ),
     "gemma3_text": Family(
@@ -143,6 +144,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "mixtral": Family(
         sizes=_MISTRAL,
+        gguf="llama",
         window=WindowRule(size=None),
         rope_theta=1_000_000.0,
         norm_eps=1e-5,

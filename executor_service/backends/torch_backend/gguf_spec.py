@@ -26,7 +26,8 @@ from executor_service.backends.torch_backend.spec import (
 from executor_service.files.fields import Fields, shown
 
 _GEMMA3_27B_LAYERS = 62  # by which llama.cpp knows that scores have another scale
-_ARCHITECTURES = {family.gguf: architecture for architecture, family in FAMILIES.items() if family.gguf}
+# The first one of families with the same name: to llama.cpp Mistral is Llama.
+_ARCHITECTURES = {family.gguf: architecture for architecture, family in reversed(FAMILIES.items())}
 _HARMLESS = (
     "attention.layer_norm_epsilon",  # of norms that these architectures don't have
     "pooling_type",  # of embeddings, not of logits
