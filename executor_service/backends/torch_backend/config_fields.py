@@ -41,6 +41,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_kv_shared_layers", "num_memory_blocks"), _NONE),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim"), _NEVER),
     **dict.fromkeys(("pruned_heads", "per_layer_config"), ({},)),
+    **dict.fromkeys(("full_attn_mod", "interpolate_factor"), _ONE),  # of Phi-4-mini
     # experts
     **dict.fromkeys(("num_shared_experts", "n_shared_experts", "shared_expert_intermediate_size"), _NONE),
     **dict.fromkeys(("n_routed_experts", "first_k_dense_replace"), _NONE),
@@ -62,10 +63,10 @@ HARMLESS = frozenset(
         "unsloth_version",
         # how transformers computes
         "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
-        "_flash_attn_2_enabled", "attn_implementation", "chunk_size_feed_forward", "dtype",
-        "experts_implementation", "output_attentions", "output_hidden_states", "output_router_logits",
-        "pretraining_tp", "return_dict", "tf_legacy_loss", "torch_dtype", "torchscript", "use_bfloat16",
-        "use_cache", "use_flash_attn", "use_return_dict",
+        "_flash_attn_2_enabled", "attn_implementation", "cache_implementation", "chunk_size_feed_forward",
+        "dtype", "experts_implementation", "output_attentions", "output_hidden_states",
+        "output_router_logits", "pretraining_tp", "return_dict", "tf_legacy_loss", "torch_dtype",
+        "torchscript", "use_bfloat16", "use_cache", "use_flash_attn", "use_return_dict",
         # training
         "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "classifier_dropout",
         "embedding_dropout", "residual_dropout", "embd_pdrop", "gradient_checkpointing", "hidden_dropout",

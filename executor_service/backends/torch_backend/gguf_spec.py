@@ -27,7 +27,7 @@ from executor_service.files.fields import Fields, shown
 
 _GEMMA3_27B_LAYERS = 62  # by which llama.cpp knows that scores have another scale
 # The first one of families with the same name: to llama.cpp Mistral is Llama.
-_ARCHITECTURES = {family.gguf: architecture for architecture, family in reversed(FAMILIES.items())}
+_ARCHITECTURES = {family.gguf: architecture for architecture, family in reversed(list(FAMILIES.items()))}
 _HARMLESS = (
     "attention.layer_norm_epsilon",  # of norms that these architectures don't have
     "pooling_type",  # of embeddings, not of logits
