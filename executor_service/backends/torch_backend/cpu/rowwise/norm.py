@@ -47,8 +47,12 @@ def _compute_chunk(record: int, chunk: int) -> None:
     weight = floats(call.weight, call.n)
     for r in rows_of_chunk(call.rows, chunk):
         scale = inverse_norm(x[r], np.float32(call.eps))
-        for i in range(call.n):
-            out[r, i] = (out[r, i] if call.add else np.float32(0.0)) + x[r, i] * weight[i] * scale
+        if call.add:
+            for i in range(call.n):
+                out[r, i] += x[r, i] * weight[i] * scale
+        else:
+            for i in range(call.n):
+                out[r, i] = x[r, i] * weight[i] * scale
 
 
 NORM_ROWS = Kernel(NormRows, _count_chunks, _compute_chunk)
