@@ -13,6 +13,7 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
@@ -74,6 +75,13 @@ _OWN: dict[str, dict[str, dict[str, Any]]] = {
         "longrope": {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 16},
     },
     "olmo2": {"bias": {"attention_bias": True}, "linear-rope": {"rope_parameters": _LINEAR}},
+    "olmo3": {
+        "bias": {"attention_bias": True},
+        "windows-alone": {"layer_types": ["sliding_attention"] * 2},
+        "two-ropes": {
+            "rope_parameters": {"full_attention": _LINEAR, "sliding_attention": {"rope_theta": 50.0}}
+        },
+    },
     "mixtral": {
         "window": {"sliding_window": 9},
         "one-expert": {"num_experts_per_tok": 1},
@@ -93,6 +101,10 @@ _CLASSES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
     ),
     "phi3": (Phi3Config, {}),
     "olmo2": (Olmo2Config, {}),
+    "olmo3": (
+        Olmo3Config,
+        {"sliding_window": 13, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "mixtral": (MixtralConfig, {"num_local_experts": 5}),
 }
 ARCHITECTURES = tuple(_CLASSES)
@@ -107,6 +119,7 @@ FAST_CASES = [
     ("phi3", "partial-rotary"),
     ("olmo2", "odd-heads"),
     ("olmo2", "bias"),
+    ("olmo3", "two-ropes"),
     ("mixtral", "window"),
     ("mixtral", "sharded"),
 ]

@@ -16,6 +16,7 @@ _ARCHITECTURES = {
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
 }
 
 
@@ -70,6 +71,9 @@ def _write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_sliding_window(config["sliding_window"])
     if kind == "phi3":
         writer.add_sliding_window(config["sliding_window"] or 0)
+    if kind == "olmo3":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern([one == "sliding_attention" for one in config["layer_types"]])
 
 
 def _write_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

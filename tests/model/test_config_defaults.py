@@ -10,8 +10,13 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -24,6 +29,11 @@ from tests.model.test_config_fields import assert_equal_to_transformers
 CLASSES = {
     "llama": LlamaConfig,
     "mistral": MistralConfig,
+    "gemma3_text": Gemma3TextConfig,
+    "phi3": Phi3Config,
+    "olmo2": Olmo2Config,
+    "olmo3": Olmo3Config,
+    "mixtral": MixtralConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
@@ -40,9 +50,16 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+HIDDEN_HEADS = {key: value for key, value in SIZES.items() if key != "head_dim"}
 FAMILIES = {
     "llama": SIZES,
     "mistral": SIZES | {"sliding_window": 9},
+    "gemma3_text": SIZES | WINDOWS | {"query_pre_attn_scalar": 8},
+    "phi3": HIDDEN_HEADS,
+    "olmo2": HIDDEN_HEADS,
+    "olmo3": HIDDEN_HEADS | WINDOWS,
+    "mixtral": SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": SIZES,
     "qwen3": SIZES,
     "qwen3_moe": SIZES | EXPERTS,
@@ -50,14 +67,30 @@ FAMILIES = {
 # A number of KV heads that is the class's, not the number of heads, needs more heads; and so on.
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("mistral", "num_key_value_heads"): {"num_attention_heads": 16},
+    ("gemma3_text", "num_hidden_layers"): {"layer_types": None},
+    ("olmo3", "num_hidden_layers"): {"layer_types": None},
+    ("mixtral", "num_key_value_heads"): {"num_attention_heads": 16},
+    ("mixtral", "num_experts_per_tok"): {"num_local_experts": 9},
     ("qwen2", "num_key_value_heads"): {"num_attention_heads": 64, "hidden_size": 64, "head_dim": 2},
     ("qwen3", "num_key_value_heads"): {"num_attention_heads": 64, "hidden_size": 64, "head_dim": 2},
     ("qwen3_moe", "num_experts_per_tok"): {"num_experts": 9},
     ("qwen3_moe", "head_dim"): {"hidden_size": 64},
 }
 FIELDS = [*SIZES, "rms_norm_eps", "rope_parameters", "hidden_act", "attention_bias"]
-OWN_FIELDS = {"qwen3_moe": [*EXPERTS, "decoder_sparse_step", "mlp_only_layers"]}
-CASES = [(family, field) for family in FAMILIES for field in [*FIELDS, *OWN_FIELDS.get(family, ())]]
+OWN_FIELDS = {
+    "gemma3_text": [*WINDOWS, "query_pre_attn_scalar", "hidden_activation"],
+    "phi3": ["original_max_position_embeddings"],
+    "olmo3": [*WINDOWS],
+    "mixtral": ["num_local_experts", "num_experts_per_tok"],
+    "qwen3_moe": [*EXPERTS, "decoder_sparse_step", "mlp_only_layers"],
+}
+FAST = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+CASES = [
+    pytest.param(family, field, marks=[] if family in FAST else pytest.mark.slow)
+    for family, sizes in FAMILIES.items()
+    for field in [*FIELDS, *OWN_FIELDS.get(family, ())]
+    if field != "head_dim" or field in sizes
+]
 
 
 @pytest.mark.parametrize(("family", "field"), CASES)
@@ -94,6 +127,7 @@ def write(config: Any, path: Path, without: str = "") -> None:
     model.save_pretrained(path)
     file = path / "config.json"
     found = json.loads(file.read_text())
-    for name in {"num_experts": ("num_experts", "num_local_experts")}.get(without, (without,)):
+    both = ("num_experts", "num_local_experts")
+    for name in both if without in both else (without,):
         found.pop(name, None)
     file.write_text(json.dumps(found))

@@ -22,7 +22,7 @@ _LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     *[
         (architecture, variant, {})
-        for architecture in ("mistral", "gemma3", "phi3", "olmo2", "mixtral")
+        for architecture in ("mistral", "gemma3", "phi3", "olmo2", "olmo3", "mixtral")
         for variant in ("plain", "odd-heads", "one-kv-head", "tied", "sharded", "bf16")
         if variant != "odd-heads" or architecture != "gemma3"
     ],

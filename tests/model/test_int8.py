@@ -55,7 +55,7 @@ def logits(backend: TorchBackend, chunks: list[int], company: int = 0, slot: int
 
 def test_logits_come_close_to_those_of_fp32(backends: tuple[TorchBackend, TorchBackend]) -> None:
     exact, rounded = (logits(backend, [90]) for backend in backends)
-    assert 0 < np.abs(rounded - exact).mean() < 0.02 * exact.std()
+    assert 0 < np.abs(rounded - exact).mean() < 0.03 * exact.std()  # twice as far as with bf16
 
 
 def test_a_row_is_bitwise_the_same_in_any_batch_and_any_chunks(
@@ -75,7 +75,7 @@ def test_rows_with_adapters_come_close_to_fp32_and_stay_apart(
             backend.load_adapter(slot, backend.prepare_adapter(adapter))
     exact, rounded = (logits(backend, [90], slot=1) for backend in backends)
     assert np.abs(exact - logits(backends[0], [90])).max() > 0.1
-    assert 0 < np.abs(rounded - exact).mean() < 0.02 * exact.std()
+    assert 0 < np.abs(rounded - exact).mean() < 0.03 * exact.std()  # twice as far as with bf16
     assert np.array_equal(rounded, logits(backends[1], [90], company=7, slot=1))
     assert np.array_equal(rounded, logits(backends[1], [1, 1, 30, 17, 40, 1], company=3, slot=1))
 

@@ -13,6 +13,7 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
@@ -85,6 +86,7 @@ MORE_CONFIGS: dict[str, Any] = {
         **_SIZES, rope_parameters={"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
     ),
     "olmo2": lambda: Olmo2Config(**_SIZES),
+    "olmo3": lambda: Olmo3Config(**_SIZES, sliding_window=19, layer_types=_LOCAL_LOCAL_GLOBAL),
     "mixtral": lambda: MixtralConfig(**_SIZES, num_local_experts=5),
 }
 """Those of architectures that `test_architectures.py` tries in many shapes."""
@@ -102,9 +104,10 @@ def save_random(
     """Write a random model of this config to `path` and return transformers' own of it."""
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+    mean = 0.0 if config.model_type.startswith("gemma") else 1.0  # of vectors; Gemma adds 1 to its norms'
     for parameter in model.parameters():  # defaults leave logits so flat that errors would hide
         torch.nn.init.normal_(parameter, std=0.08) if parameter.ndim > 1 else torch.nn.init.normal_(
-            parameter, 1, 0.1
+            parameter, mean, 0.1
         )
     model.save_pretrained(path, **options)
     return model.eval()

@@ -64,6 +64,15 @@ _MISTRAL = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131_072,
 }
+_OLMO = {
+    "vocab_size": 50_304,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+_NORMS_AFTER = NormNames("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 _QWEN_WINDOW = WindowRule(size=4096, flagged=True, listed=True, first=28)
 
 FAMILIES: Mapping[str, Family] = {
@@ -128,18 +137,14 @@ FAMILIES: Mapping[str, Family] = {
         norm_eps=1e-5,
         fused=True,
     ),
-    "olmo2": Family(
-        sizes={
-            "vocab_size": 50_304,
-            "hidden_size": 4096,
-            "intermediate_size": 11_008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "max_position_embeddings": 2048,
-        },
+    "olmo2": Family(sizes=_OLMO, gguf="olmo2", norm_eps=1e-5, norms=_NORMS_AFTER, qk_norm=QkNorm.ALL),
+    "olmo3": Family(
+        sizes=_OLMO,
         gguf="olmo2",
+        window=WindowRule(size=4096, listed=True, period=4, rope_theta=500_000.0),
+        rope_theta=500_000.0,
         norm_eps=1e-5,
-        norms=NormNames("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+        norms=_NORMS_AFTER,
         qk_norm=QkNorm.ALL,
     ),
     "mixtral": Family(

@@ -28,6 +28,8 @@ from executor_service.files.fields import Fields, shown
 _GEMMA3_27B_LAYERS = 62  # by which llama.cpp knows that scores have another scale
 # The first one of families with the same name: to llama.cpp Mistral is Llama.
 _ARCHITECTURES = {family.gguf: architecture for architecture, family in reversed(list(FAMILIES.items()))}
+_BY_KEY = {"llama.expert_count": "mixtral", "olmo2.attention.sliding_window": "olmo3"}
+"""Architectures with another one's name in GGUF files, by keys that tell them apart unless they are 0."""
 _HARMLESS = (
     "attention.layer_norm_epsilon",  # of norms that these architectures don't have
     "pooling_type",  # of embeddings, not of logits
@@ -69,8 +71,9 @@ def spec_from_gguf(
         known = ", ".join(_ARCHITECTURES)
         raise f.fault(f"general.architecture {shown(name)} is not supported, only {known}")
     architecture = _ARCHITECTURES[name]
-    if name == "llama" and f.get("llama.expert_count", 0):
-        architecture = "mixtral"
+    for key, other in _BY_KEY.items():
+        if key.startswith(f"{name}.") and f.get(key, 0):
+            architecture = other
     family = FAMILIES[architecture]
     for key, accepted in _NEUTRAL.items():
         f.only(f"{name}.{key}", accepted)
