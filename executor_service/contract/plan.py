@@ -62,6 +62,9 @@ DRAWING = np.dtype(
 )
 """What `Sampling.drawing` has the bytes of."""
 
+MIN_TEMPERATURE = 1e-6
+"""Temperatures between 0 and this are raised to it, so that logits / temperature stays finite."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -90,7 +93,8 @@ class Sampling:
     as one array."""
 
     def __post_init__(self) -> None:
-        numbers = (self.seed, self.temperature, self.top_k, self.top_p, self.min_p)
+        temperature = max(self.temperature, MIN_TEMPERATURE) if self.temperature else 0.0
+        numbers = (self.seed, temperature, self.top_k, self.top_p, min(self.min_p, 1.0))
         object.__setattr__(self, "drawing", np.array(numbers, DRAWING).tobytes())
 
     @property

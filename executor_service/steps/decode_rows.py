@@ -20,13 +20,14 @@ class DecodeRows:
     them. A row is at the same index in all columns, and in the step's launch, where they come first.
     """
 
-    __slots__ = ("follows", "indices", "sequences", "starts")
+    __slots__ = ("follows", "indices", "sequences", "starts", "tokens")
 
     def __init__(self) -> None:
         self.indices: list[int] = []  # in the step's results
         self.sequences: list[CachedSequence] = []
         self.starts: list[int] = []  # KV lengths before the rows
         self.follows: list[int] = []  # as `AcceptedRow.follows`
+        self.tokens: list[int] = []  # that they feed; 0: not known yet
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -37,6 +38,7 @@ class DecodeRows:
         self.sequences.append(sequence)
         self.starts.append(start)
         self.follows.append(follows)
+        self.tokens.append(sequence.ids.item(start) if follows == _NOBODY else 0)
 
     def accepted_row(self, place: int) -> AcceptedRow:
         """The row at this index as an object, for what is rare."""
@@ -50,12 +52,9 @@ class DecodeRows:
     def columns(self) -> RowColumns:
         """What a backend has to know of them, by column."""
         ones = np.ones(len(self), np.int32)
-        follows = np.array(self.follows, np.int32)
-        tokens = np.zeros(len(self), np.int32)
-        for place in np.flatnonzero(follows == _NOBODY).tolist():
-            tokens[place] = self.sequences[place].ids[self.starts[place]]
+        starts, follows, tokens = np.array((self.starts, self.follows, self.tokens), np.int32)
         return RowColumns(
-            starts=np.array(self.starts, np.int32),
+            starts=starts,
             counts=ones,
             outputs=ones,
             follows=follows,

@@ -106,7 +106,7 @@ class ClockedRunner(DeviceRunner):
         return Clocked(inner, self._clock, self._ready_s)
 
     def _compute(self, step: StepBuffer) -> Picked:
-        size = len(step.rows.tokens), len(step.outputs)
+        size = step.rows.tokens.numel(), step.outputs.numel()
         if (picked := self._computed.get(size)) is None:
             found = new_resolved(*size, step.outputs.device)
             picks = torch.ones(2, size[1], dtype=torch.int32)

@@ -19,13 +19,13 @@ import torch
 from executor_service.backends.base import ForwardRow, PromptOutputs
 from executor_service.backends.torch_backend.cuda import late_picks, prompt_vectors
 from executor_service.backends.torch_backend.cuda.graphs import Picked
+from executor_service.backends.torch_backend.cuda.host_step import HostStep
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.cuda.late_picks import LatePicks
 from executor_service.backends.torch_backend.cuda.prompt_vectors import PromptVectors
 from executor_service.backends.torch_backend.cuda.resolve import new_resolved
 from executor_service.backends.torch_backend.cuda.row_ends import RowEnds
 from executor_service.backends.torch_backend.cuda.rows import Tiling
-from executor_service.backends.torch_backend.cuda.step_buffer import HostStep
 from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
 from executor_service.backends.torch_backend.cuda.upload import Parts
 from executor_service.backends.torch_backend.model import Model

@@ -18,10 +18,7 @@ from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.torch_backend.drawing import Filters
 from executor_service.contract import noise as reference
 from executor_service.contract.masks import Masks
-from executor_service.contract.plan import OutputMode, Sampling, TokenIds
-
-MIN_TEMPERATURE = 1e-6
-"""Temperatures between 0 and this are raised to it, so that logits / temperature stays finite."""
+from executor_service.contract.plan import MIN_TEMPERATURE, OutputMode, Sampling, TokenIds
 
 
 class Picker(Protocol):

@@ -34,6 +34,8 @@ _POOLINGS: dict[int, PoolingKind] = {
     pb.POOLING_MEAN: PoolingKind.MEAN,
 }
 
+_FIELDS_OF_DECODES = 2  # most steps set ids and lengths alone
+
 FINGERPRINT_BYTES = 32
 """Of an adapter's fingerprint, which is a SHA-256."""
 
@@ -59,9 +61,11 @@ VERIFY = Takes.DRAFTS | Takes.ALL_DRAFTS
 
 def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tuple[Row | Refusal, ...]:
     """The rows that continue sequences; `count` is the number of their cache ids. Raises RequestRefused."""
-    ids, lengths = list(packed.cache_ids), list(packed.kv_lengths)
+    ids, lengths = packed.cache_ids, packed.kv_lengths
     if len(lengths) != count:
         raise refused(f"rows.kv_lengths: {len(lengths)} entries for {count} rows")
+    if count and len(packed.ListFields()) == _FIELDS_OF_DECODES and Takes.ALL_DRAFTS not in takes:
+        return tuple(map(Row, ids, lengths, repeat(NO_TOKENS), repeat(NO_TOKENS)))
     limit = _per_row("limits", packed.limits, count, 0)
     steps = _per_row("steps", packed.steps, count, 1)
     outputs = _per_row("outputs", packed.outputs, count, pb.OUTPUT_MODE_SAMPLE)
@@ -76,7 +80,7 @@ def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tu
         raise refused("rows.draft_counts: this RPC takes rows with drafts only")
     if Takes.STEPS not in takes and any(number > 1 for number in steps):
         raise refused("rows.steps: this RPC takes no rows with several steps")
-    # Most steps set none of these fields; their rows need no further checks.
+    # Where none of these fields is set, the rows need no further checks.
     special = (
         packed.steps
         or packed.outputs

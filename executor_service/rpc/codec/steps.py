@@ -34,7 +34,7 @@ def decode_step(
     total = count + len(step.openings)
     if total > limits.max_rows:
         raise oversized(f"rows.cache_ids: {total} rows and openings, at most {limits.max_rows} (max_rows)")
-    if Takes.ONE in takes and total != 1:
+    if total != 1 and Takes.ONE in takes:
         raise refused(f"rows.cache_ids: exactly one row or opening, not {total}")
     if not total and Takes.NOTHING not in takes:
         raise refused("rows.cache_ids: at least one row or opening")

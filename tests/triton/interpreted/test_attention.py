@@ -184,7 +184,7 @@ def test_neither_parts_nor_the_number_of_programs_change_a_bit(window: int) -> N
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 300)), min_size=1, max_size=20),
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 300)), min_size=1, max_size=20),
     st.sampled_from([torch.bfloat16, torch.float32]),
     st.integers(1, 17),
     st.sampled_from([0, 1, 700, 2100]),

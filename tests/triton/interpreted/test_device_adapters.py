@@ -18,9 +18,9 @@ from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.cuda import graphs
 from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.cuda.host_step import HostStep
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.cuda.launch import Launch
-from executor_service.backends.torch_backend.cuda.step_buffer import HostStep
 from executor_service.backends.torch_backend.host_runner import HostRunner
 from executor_service.backends.torch_backend.kernels import Kernels, PlainKernels
 from executor_service.backends.torch_backend.shard import Whole

@@ -348,13 +348,13 @@ def test_a_second_capture_replaces_the_first(
 
 def test_steps_use_the_same_host_buffers_again(capturing: DeviceRunner) -> None:
     """Those of the capture, also where two steps are pending."""
-    hosts = {buffer.data_ptr() for buffer in capturing._hosts._free}
+    hosts = {buffer.tensor.data_ptr() for buffer in capturing._hosts._free}
     pending = deque([capturing.launch([row("a", 0, 9), row("b", 0, 2)])])
     for start in range(9, 14):
         pending.append(capturing.launch([row("a", start, 1)]))
         pending.popleft().outputs()
     pending.pop().outputs()
-    assert {buffer.data_ptr() for buffer in capturing._hosts._free} == hosts
+    assert {buffer.tensor.data_ptr() for buffer in capturing._hosts._free} == hosts
     assert len(hosts) == 3
 
 

@@ -22,10 +22,10 @@ from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.gumbel_noise import gumbel_noise
 from executor_service.backends.torch_backend.cuda.pick import PickRows, pick
 from executor_service.backends.torch_backend.kernels import PlainKernels
-from executor_service.backends.torch_backend.sampler import MIN_TEMPERATURE, sample
+from executor_service.backends.torch_backend.sampler import sample
 from executor_service.contract import noise
 from executor_service.contract.masks import mask_bytes
-from executor_service.contract.plan import OutputMode, Sampling
+from executor_service.contract.plan import MIN_TEMPERATURE, OutputMode, Sampling
 from tests.unit.executor.rows import make_row
 
 PLAIN = PlainKernels(torch.device("cpu"), torch.float32)

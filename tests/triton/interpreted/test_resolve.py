@@ -8,11 +8,11 @@ import torch
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.forward_rows import columns_of
 from executor_service.backends.torch_backend.batch import lay_out
+from executor_service.backends.torch_backend.cuda.host_step import HostStep
 from executor_service.backends.torch_backend.cuda.resolve import Resolved, resolve
 from executor_service.backends.torch_backend.cuda.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.rows import Tiling
 from executor_service.backends.torch_backend.cuda.step_buffer import (
-    HostStep,
     StepBuffer,
     StepShape,
     numbers_of,

@@ -193,6 +193,7 @@ def test_the_usual_step_is_two_arrays() -> None:
 SHAPES = [
     (UNIFIED, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[])}, "rows.kv_lengths: 0 entries for 1 rows"),
     (UNIFIED, {"rows": pb.Rows(kv_lengths=[1])}, "rows.kv_lengths"),
+    (UNIFIED, {"rows": pb.Rows(limits=[1], steps=[2])}, "rows.limits: 1 entries for 0 rows"),
     (UNIFIED, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], limits=[1, 2])}, "rows.limits"),
     (UNIFIED, {"rows": pb.Rows(cache_ids=[1], kv_lengths=[1], tokens=[1])}, "rows.token_counts"),
     (

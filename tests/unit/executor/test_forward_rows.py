@@ -19,7 +19,14 @@ from executor_service.backends.forward_rows import (
 )
 from executor_service.cache.kv_cache import KvCache
 from executor_service.cache.sequence import CachedSequence
-from executor_service.contract.plan import OutputMode, Reason, Refusal, Sampling
+from executor_service.contract.plan import (
+    DRAWING,
+    MIN_TEMPERATURE,
+    OutputMode,
+    Reason,
+    Refusal,
+    Sampling,
+)
 from executor_service.steps.decode_rows import DecodeRows
 
 PAGE = 4
@@ -27,7 +34,7 @@ PAGE = 4
 
 def decode_rows(lengths: Iterable[int], follows: Iterable[int]) -> DecodeRows:
     """Sequences of these KV lengths, whose pages are reserved for one more token."""
-    pages, rows = KvCache(100, PAGE), DecodeRows()
+    pages, rows = KvCache(1000, PAGE), DecodeRows()
     for index, (length, former) in enumerate(zip(lengths, follows, strict=True)):
         ids = np.arange(length + 1, dtype=np.int32) + 10 * index
         table, _ = pages.open(bytes([index]), ids)
@@ -104,3 +111,14 @@ def test_the_reason_of_a_row_without_an_output_is_kept() -> None:
 def test_a_decode_with_another_number_of_tokens_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="gave 2 tokens for 1 output position"):
         drawn_by([RowOutput(np.array([1, 2], np.int32))], 1)
+
+
+@pytest.mark.parametrize(("asked", "drawn"), [(0.0, 0.0), (1e-9, MIN_TEMPERATURE), (0.5, 0.5)])
+def test_a_temperature_above_zero_is_raised_to_what_logits_can_be_divided_by(
+    asked: float, drawn: float
+) -> None:
+    sampling = Sampling(temperature=asked, seed=(1 << 64) - 1, top_k=3)
+    (numbers,) = np.frombuffer(sampling.drawing, DRAWING)
+    assert numbers["temperature"] == np.float32(drawn)
+    assert (numbers["seed"], numbers["top_k"]) == ((1 << 64) - 1, 3)
+    assert sampling.temperature == asked

@@ -28,7 +28,8 @@ from executor_service.backends.torch_backend.batch import LOGITS_ROWS
 from executor_service.backends.torch_backend.cuda.device_adapters import DeviceSlots
 from executor_service.backends.torch_backend.cuda.every_kind import rows_of_every_kind
 from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, shapes_of
-from executor_service.backends.torch_backend.cuda.host_buffers import HostBuffers
+from executor_service.backends.torch_backend.cuda.host_buffers import HostBuffer, HostBuffers
+from executor_service.backends.torch_backend.cuda.host_step import HostStep
 from executor_service.backends.torch_backend.cuda.kernels import CudaStep
 from executor_service.backends.torch_backend.cuda.late_answers import LateAnswers
 from executor_service.backends.torch_backend.cuda.late_picks import LatePicks
@@ -37,12 +38,7 @@ from executor_service.backends.torch_backend.cuda.prompt_vectors import PromptVe
 from executor_service.backends.torch_backend.cuda.resolve import resolve
 from executor_service.backends.torch_backend.cuda.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.rows import MAX_CONTEXT, Tiling
-from executor_service.backends.torch_backend.cuda.step_buffer import (
-    HostStep,
-    StepBuffer,
-    StepShape,
-    numbers_of,
-)
+from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer, StepShape, numbers_of
 from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
 from executor_service.backends.torch_backend.layer_cache import LayerCache, copy_keys_and_values
 from executor_service.backends.torch_backend.model import Model
@@ -100,13 +96,13 @@ class DeviceRunner:
             found = self._graphs.find(step.shape)
             shape = found[0] if found else step.shape
             host = self._hosts.take(_host_numbers(shape))
-            used = step.write(shape, host.numpy())
+            used = step.write(shape, host.array)
             if found:
-                self._graphs.buffer[:used].copy_(host[:used], non_blocking=True)
+                self._graphs.buffer[:used].copy_(host.tensor[:used], non_blocking=True)
                 found[1].replay()
                 picked = found[1].picked
             else:
-                buffer = host[:used].to(self._device, non_blocking=True)
+                buffer = host.tensor[:used].to(self._device, non_blocking=True)
                 picked = self._compute(StepBuffer(buffer, shape, self._tiling))
             return LaunchedStep(self._model, self._late, rows, picked, step, self._hosts, host)
 
@@ -153,7 +149,7 @@ class LaunchedStep:
         picked: Picked,
         step: HostStep,
         hosts: HostBuffers,
-        host: torch.Tensor,
+        host: HostBuffer,
     ) -> None:
         """`host`, of `hosts`, ends with room for the picks."""
         self._late, self._rows, self._picked, self._step = late, rows, picked, step
@@ -182,7 +178,7 @@ class LaunchedStep:
     def _read_back(self) -> None:
         """Enqueue the copy of the picks to the host, [2, outputs]: tokens, and 1 where logits are finite."""
         picks = self._picked.picks
-        self._picks = self._host[-picks.numel() or len(self._host) :].view(picks.shape)
+        self._picks = self._host.picks(picks.shape[1])
         self._picks.copy_(picks, non_blocking=True)
         # blocking: wait() sleeps instead of polling, and leaves the core to the thread that launches steps
         self._done = torch.cuda.Event(blocking=True) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]

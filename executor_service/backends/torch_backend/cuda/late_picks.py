@@ -17,6 +17,7 @@ from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS
 from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.graphs import Picked
+from executor_service.backends.torch_backend.cuda.host_step import HostStep
 from executor_service.backends.torch_backend.cuda.late_answers import LateAnswers
 from executor_service.backends.torch_backend.cuda.late_parts import LateParts, histories, stops
 from executor_service.backends.torch_backend.cuda.late_plan import LatePlan, masked_outputs, plan_late
@@ -26,7 +27,6 @@ from executor_service.backends.torch_backend.cuda.penalties import penalty_launc
 from executor_service.backends.torch_backend.cuda.pick import PickRows, pick
 from executor_service.backends.torch_backend.cuda.publish import publish_launch
 from executor_service.backends.torch_backend.cuda.row_ends import RowEnds, accept_launch
-from executor_service.backends.torch_backend.cuda.step_buffer import HostStep
 from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
 from executor_service.backends.torch_backend.cuda.upload import Parts, download, upload
 from executor_service.backends.torch_backend.model import Model

@@ -52,7 +52,7 @@ class PickRows:
     A row of zeros is greedy. Padding may hold any bits: every pattern gives some token.
     """
 
-    temperatures: torch.Tensor  # fp32; 0: greedy, the rest is not read; else at least sampler.MIN_TEMPERATURE
+    temperatures: torch.Tensor  # fp32; 0: greedy, the rest is not read; else at least MIN_TEMPERATURE
     key_lows: torch.Tensor  # int32, the low half of `noise.key`
     key_highs: torch.Tensor  # int32, the high half
     top_ks: torch.Tensor  # int32; 0 (or the vocabulary and above): off

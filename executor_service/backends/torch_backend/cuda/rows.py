@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,6 +130,7 @@ def attention_rows(
     return every
 
 
+@cache
 def names_of(which: str, window: int) -> tuple[str, str]:
     """What `cut` calls the items and the bounds of one class of rows in the layers with one window."""
     suffix = f"_{window}" if window else ""
@@ -150,80 +152,72 @@ def cut(
 ) -> dict[str, Ints]:
     """The items and bounds of both classes and all windows, by `names_of`.
 
-    The rows have `starts` cached and `counts` new tokens; they may have up to `slacks` fewer cached ones, and
-    get the items for what they see then, too.
+    The rows have `starts` cached and `counts` new tokens, at least one; they may have up to `slacks` fewer
+    cached ones, and get the items for what they see then, too.
     starts, counts, table_starts, slacks: [rows]; None: no slacks. A row's items depend on the row alone,
     hence also its sums and their order. Raises ValueError for a row with more pieces of keys than a part has
     items.
     """
-    rows = np.empty((5, len(counts)), np.int32)
-    rows[0], rows[1], rows[2], rows[3] = counts.cumsum(dtype=np.int32) - counts, starts, counts, table_starts
-    rows[4] = 0 if slacks is None else slacks
-    if not counts.all():
-        rows = rows[:, counts > 0]
-    short = rows[2] <= SHORT_TOKENS
-    of_class = {"short": rows, "long": rows[:, :0]}  # most steps have no long rows
-    if not short.all():
+    firsts = np.add.accumulate(counts, dtype=np.int32) - counts
+    rows = np.array(
+        (firsts, counts, starts, table_starts, np.zeros_like(starts) if slacks is None else slacks)
+    )
+    of_class = {"short": rows, "long": rows[:, :0]}
+    longest = counts.max()
+    if longest > SHORT_TOKENS:  # in most steps none is
+        short = counts <= SHORT_TOKENS
         of_class = {"short": rows[:, short], "long": rows[:, ~short]}
     arrays: dict[str, Ints] = {}
     for window in tiling.windows:
         for name, how in tiling.classes:
             items, bounds = names_of(name, window)
             # Blocks of long rows that see more keys take longer, and start first.
-            arrays[items], arrays[bounds] = _cut_class(of_class[name], how, window, last_first=name == "long")
+            arrays[items], arrays[bounds] = _cut_class(
+                of_class[name], longest, how, window, last_first=name == "long"
+            )
     return arrays
 
 
-def _cut_class(rows: Ints, how: Cut, window: int, *, last_first: bool) -> tuple[Ints, Ints]:
+def _cut_class(rows: Ints, longest: int, how: Cut, window: int, *, last_first: bool) -> tuple[Ints, Ints]:
     """The items and bounds of one class, in the layers with one window.
 
-    rows [5, rows]: first token, start, count, start of the table, slack.
+    rows [ITEM_FIELDS, rows]: a block of all of the row's tokens, with its slack in place of the piece;
+    longest: tokens of none is above it.
     """
     if not rows.shape[1]:
         return np.empty((0, ITEM_FIELDS), np.int32), np.zeros(1, np.int32)
-    if rows[2].max() > how.block:
-        rows = _blocks(rows, how.block)
+    blocks = rows if longest <= how.block else _blocks(rows, how.block)
     if last_first:
-        rows = rows[:, ::-1]
-    _, positions, tokens, _, slacks = rows
+        blocks = blocks[:, ::-1]
+    _, tokens, positions, _, slacks = blocks
     # From the first key that the block's first token sees to the last one that its last token sees.
-    pieces = -(-(positions + tokens) // how.split)
-    begins = np.maximum(positions - slacks - (window - 1), 0) // how.split if window else None
-    if begins is not None:
-        pieces -= begins
-    if pieces.max() > how.part:
-        raise ValueError(f"{int(pieces.max())} pieces of a row's keys are above the {how.part} of a launch")
-    owners, piece = _spread(pieces)
-    items = np.empty((len(owners), ITEM_FIELDS), np.int32)
-    first_tokens, positions, tokens, table_starts, _ = rows[:, owners]
-    items[:, 0], items[:, 1], items[:, 2], items[:, 3] = first_tokens, tokens, positions, table_starts
-    items[:, 4] = piece if begins is None else begins[owners] + piece
-    return items, _bounds(pieces, how.part)
+    piece_ends = pieces = (positions + tokens + (how.split - 1)) // how.split
+    if window:
+        pieces = piece_ends - np.maximum(positions - slacks - (window - 1), 0) // how.split
+    ends = np.add.accumulate(pieces, dtype=np.int32)
+    items = blocks.T.repeat(pieces, axis=0)
+    items[:, 4] = np.arange(len(items), dtype=np.int32) - (ends - piece_ends).repeat(pieces)
+    return items, _bounds(ends, how.part)
 
 
 def _blocks(rows: Ints, block: int) -> Ints:
-    """The query blocks of some rows, like these: [5, blocks]."""
-    owners, numbers = _spread(-(-rows[2] // block))
-    blocks = rows[:, owners]
-    firsts = numbers * block
+    """The query blocks of some rows, like these."""
+    counts = -(-rows[1] // block)
+    blocks = rows.repeat(counts, axis=1)
+    ends = np.add.accumulate(counts, dtype=np.int32)
+    firsts = (np.arange(ends[-1], dtype=np.int32) - (ends - counts).repeat(counts)) * block
     blocks[0] += firsts
-    blocks[1] += firsts
-    blocks[2] = np.minimum(blocks[2] - firsts, block)
+    blocks[1] = np.minimum(blocks[1] - firsts, block)
+    blocks[2] += firsts
     return blocks
 
 
-def _bounds(pieces: Ints, part: int) -> Ints:
-    """Where parts of at most `part` items begin and end, none of them within a block."""
-    ends = pieces.cumsum(dtype=np.int32)
+def _bounds(ends: Ints, part: int) -> Ints:
+    """Where parts of at most `part` items begin and end, none of them within a block; these have `ends`."""
     total = int(ends[-1])
+    if total > part and (most := int(np.diff(ends, prepend=0).max())) > part:
+        raise ValueError(f"{most} pieces of a row's keys are above the {part} of a launch")
     bounds = [0]
     while total - bounds[-1] > part:
         bounds.append(int(ends[ends.searchsorted(bounds[-1] + part, "right") - 1]))
     return np.array([*bounds, total], np.int32)
-
-
-def _spread(counts: Ints) -> tuple[Ints, Ints]:
-    """`counts[i]` things for each i, in order: the i of each thing, and its number among those of its i."""
-    ends = counts.cumsum(dtype=np.int32)
-    owners = np.arange(len(counts), dtype=np.int32).repeat(counts)
-    return owners, np.arange(len(owners), dtype=np.int32) - (ends - counts)[owners]
