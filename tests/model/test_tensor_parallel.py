@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from executor_service.backends.base import Backend, RowOutput
 from executor_service.backends.factory import make_backend
+from executor_service.backends.torch_backend.parallel import group
 from executor_service.config import ExecutorConfig
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import OutputMode, PoolingKind, RowResult, Sampling
@@ -196,6 +200,49 @@ def test_rows_of_all_kinds_side_by_side(pair: Pair) -> None:
     assert one[5].top_ids is not None
     assert two[5].top_ids is not None
     assert one[5].top_ids.tolist() == two[5].top_ids.tolist()
+
+
+@contextmanager
+def counted_collectives() -> Iterator[Counter[str]]:
+    """Counts this rank's calls of torch.distributed that all ranks make together."""
+    counts: Counter[str] = Counter()
+
+    def counting(name: str, call: Callable[..., object]) -> Callable[..., object]:
+        def counted(*args: object, **kwargs: object) -> object:
+            counts[name] += 1
+            return call(*args, **kwargs)
+
+        return counted
+
+    with ExitStack() as patches:
+        for module, name in ((group, "_all_gather"), (dist, "broadcast"), (dist, "gather")):
+            patches.enter_context(mock.patch.object(module, name, counting(name, getattr(module, name))))
+        yield counts
+
+
+@pytest.mark.parametrize("prompt", [9, 230])
+def test_a_step_is_one_broadcast_and_two_sums_a_layer(pair: Pair, prompt: int) -> None:
+    """And a sum for the embedding, and what the vocabulary needs: 8 bytes a greedy row, others' logits."""
+    layers = pair.two.info.layers
+    drivers = [Driver(pages_from(1 + 64 * i), PAGE) for i in range(3)]
+    with counted_collectives() as counts:
+        pair.two.forward([d.feed(tokens_of(i, prompt), outputs=0) for i, d in enumerate(drivers)])
+    assert counts == {"broadcast": 1, "_all_gather": 1 + 2 * layers}
+    sampling = GREEDY, GREEDY, Sampling(temperature=0.7, seed=1)
+    rows = [d.feed([5], 1, OutputMode.SAMPLE, s) for d, s in zip(drivers, sampling, strict=True)]
+    with counted_collectives() as counts:
+        pair.two.forward(rows)
+    assert counts == {"broadcast": 1, "_all_gather": 1 + 2 * layers + 1, "gather": 1}
+
+
+def test_a_plan_that_is_longer_than_a_frame_needs_two_broadcasts(pair: Pair) -> None:
+    """What it says arrives: see the test of adapters."""
+    prepared = pair.two.prepare_adapter(random_adapter(pair.one, 0, 16))
+    assert prepared.buffer.size > group._FRAME
+    with counted_collectives() as counts:
+        pair.two.load_adapter(0, prepared)
+    assert counts == {"broadcast": 2}
+    pair.two.unload_adapter(0)
 
 
 def test_a_row_is_bitwise_the_same_in_any_company(pair: Pair) -> None:

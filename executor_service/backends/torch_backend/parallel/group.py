@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 
 import numpy as np
@@ -24,6 +25,12 @@ from executor_service.backends.ranks import LOOPBACK, Rank
 _LOAD = timedelta(hours=1)
 _IDLE = timedelta(days=3650)
 _REPORT_BYTES = 1024
+_FRAME = 8192
+"""Numbers of a plan's first broadcast, 32 KiB: those of a step of 64 decodes on 1,024 tokens each."""
+_HEAD = 2  # numbers: the plan's kind, and the length of its body
+
+# Its name until torch 2.12.
+_all_gather: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class Group:
@@ -45,6 +52,7 @@ class Group:
         # Gloo sends when the receiver is ready, so rank 0 waits too, for a follower that does not receive.
         self._plans = dist.new_group(backend="gloo", timeout=_IDLE if rank.number else step)
         self._steps = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo", timeout=step)
+        self._frame = torch.zeros(_FRAME, dtype=torch.int32)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks in their order, rounded once to x's dtype.
@@ -59,9 +67,9 @@ class Group:
         return total.to(x.dtype)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Every rank's x, [ranks, *x.shape], on every rank."""
+        """Every rank's x, [ranks, *x.shape], on every rank; x has at least one dimension."""
         parts = torch.empty(self.ranks, *x.shape, dtype=x.dtype, device=x.device)
-        dist.all_gather(list(parts), x.contiguous(), group=self._steps)
+        _all_gather(parts.flatten(0, 1), x.contiguous(), group=self._steps)
         return parts
 
     def gather_on_leader(self, x: torch.Tensor) -> torch.Tensor | None:
@@ -74,20 +82,25 @@ class Group:
         return parts
 
     def send_plan(self, kind: int, body: NDArray[np.int32]) -> None:
-        """Send a plan from rank 0 to all others."""
-        dist.broadcast(torch.tensor([kind, len(body)]), 0, group=self._plans)
-        if len(body):
-            dist.broadcast(torch.from_numpy(body), 0, group=self._plans)
+        """Send a plan from rank 0 to all others: in one broadcast, or in two if it is longer than a frame."""
+        numbers = self._frame.numpy()
+        first = body[: _FRAME - _HEAD]
+        numbers[:_HEAD] = kind, len(body)
+        numbers[_HEAD : _HEAD + len(first)] = first
+        dist.broadcast(self._frame, 0, group=self._plans)
+        if len(first) < len(body):
+            dist.broadcast(torch.from_numpy(body[len(first) :]), 0, group=self._plans)
 
     def receive_plan(self) -> tuple[int, NDArray[np.int32]]:
         """On other ranks: the kind and the body of rank 0's next plan; waits for it without a limit."""
-        header = torch.empty(2, dtype=torch.int64)
-        dist.broadcast(header, 0, group=self._plans)
-        kind, size = header.tolist()
-        body = torch.empty(size, dtype=torch.int32)
-        if size:
-            dist.broadcast(body, 0, group=self._plans)
-        return kind, body.numpy()
+        dist.broadcast(self._frame, 0, group=self._plans)
+        kind, size = self._frame[:_HEAD].tolist()
+        body = np.empty(size, np.int32)
+        first = min(size, _FRAME - _HEAD)
+        body[:first] = self._frame[_HEAD : _HEAD + first].numpy()
+        if first < size:
+            dist.broadcast(torch.from_numpy(body[first:]), 0, group=self._plans)
+        return kind, body
 
     def exchange(self, report: str) -> list[str]:
         """All ranks' reports in the order of ranks, once all have reported; at most _REPORT_BYTES of each."""
