@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
-import torch.distributed as dist
 
 from executor_service.backends.base import Backend, RowOutput
 from executor_service.backends.factory import make_backend
@@ -22,6 +19,7 @@ from executor_service.contract.plan import OutputMode, PoolingKind, RowResult, S
 from tests.model.driver import Driver, logits_of, pages_from
 from tests.model.random_adapters import random_adapter
 from tests.model.tiny import save
+from tests.support.collectives import counted_collectives
 from tests.support.untyped import present
 from tests.unit.executor.harness import Harness, opening
 
@@ -200,24 +198,6 @@ def test_rows_of_all_kinds_side_by_side(pair: Pair) -> None:
     assert one[5].top_ids is not None
     assert two[5].top_ids is not None
     assert one[5].top_ids.tolist() == two[5].top_ids.tolist()
-
-
-@contextmanager
-def counted_collectives() -> Iterator[Counter[str]]:
-    """Counts this rank's calls of torch.distributed that all ranks make together."""
-    counts: Counter[str] = Counter()
-
-    def counting(name: str, call: Callable[..., object]) -> Callable[..., object]:
-        def counted(*args: object, **kwargs: object) -> object:
-            counts[name] += 1
-            return call(*args, **kwargs)
-
-        return counted
-
-    with ExitStack() as patches:
-        for module, name in ((group, "_all_gather"), (dist, "broadcast"), (dist, "gather")):
-            patches.enter_context(mock.patch.object(module, name, counting(name, getattr(module, name))))
-        yield counts
 
 
 @pytest.mark.parametrize("prompt", [9, 230])

@@ -91,7 +91,7 @@ class ClockedRunner(DeviceRunner):
             attention_shape=AttentionShape(heads_per_kv_head=4, head_dim=128),
             kernels=SimpleNamespace(device=torch.device("cpu"), dtype=torch.bfloat16),
             final=lambda x: x,
-            logits=lambda x: x @ head,
+            shared_logits=lambda x: x @ head,
             capturable=True,
         )
         page = torch.zeros(pages, 1)

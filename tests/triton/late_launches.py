@@ -29,6 +29,7 @@ from executor_service.backends.torch_backend.cuda.rows import Tiling
 from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
 from executor_service.backends.torch_backend.cuda.upload import Parts
 from executor_service.backends.torch_backend.model import Model
+from executor_service.backends.torch_backend.shard import Whole
 from executor_service.backends.torch_backend.spec import ModelSpec
 from executor_service.contract.masks import mask_bytes
 from executor_service.contract.plan import OutputMode, Sampling
@@ -83,7 +84,7 @@ class FakeStep:
     def __init__(self, spec: ModelSpec) -> None:
         self.model = Model(Weights(spec), CudaKernels(DEVICE, torch.bfloat16), lambda *_: None)
         history = TokenPages(100, PAGE, DEVICE)
-        self._late = LatePicks(self.model, history, RowEnds.of(4096, DEVICE))
+        self._late = LatePicks(self.model, history, RowEnds.of(4096, DEVICE), Whole())
         self._tiling = Tiling.of(4, torch.bfloat16)
 
     def enqueue(self, rows: Sequence[ForwardRow]) -> None:

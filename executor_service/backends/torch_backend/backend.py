@@ -33,7 +33,7 @@ from executor_service.backends.torch_backend.layer_cache import LayerCache
 from executor_service.backends.torch_backend.low_rank import LowRankKernels, parts_of
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.page_format import token_bytes
-from executor_service.backends.torch_backend.runner import Runner
+from executor_service.backends.torch_backend.runner import Numbers, Runner, Tell, tell_nobody
 from executor_service.backends.torch_backend.shard import Shard, Whole
 from executor_service.backends.torch_backend.slot_adapters import SlotAdapters
 from executor_service.backends.torch_backend.spec import ModelSpec
@@ -67,8 +67,9 @@ class TorchBackend:
 
     info: ModelDescription
 
-    def __init__(self, config: TorchConfig, shard: Shard | None = None) -> None:
-        self._config, self._shard = config, shard or Whole()
+    def __init__(self, config: TorchConfig, shard: Shard | None = None, tell: Tell = tell_nobody) -> None:
+        """`tell`: on rank 0 of several, how their runners learn what this one's does."""
+        self._config, self._shard, self._tell = config, shard or Whole(), tell
         self._model: Model | None = None
         self._caches: list[LayerCache] = []
         self._page_size = PAGE_SIZE  # of the caches
@@ -169,6 +170,10 @@ class TorchBackend:
         """One forward over all rows; one result per row, in the rows' order."""
         return list(self.runner.launch(rows).outputs())
 
+    def repeat(self, told: Numbers) -> None:
+        """On a rank above 0: this rank's part of what rank 0's runner told."""
+        self.runner.repeat(told)
+
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page's keys and values in every layer."""
         self.runner.copy_page(source, target)
@@ -231,7 +236,7 @@ class TorchBackend:
     @property
     def _runs_ahead(self) -> bool:
         """Whether a `DeviceRunner` runs the steps."""
-        return self.model.kernels.device.type == "cuda" and isinstance(self._shard, Whole)
+        return self.model.kernels.device.type == "cuda"
 
     def _new_adapters(self, low_rank: LowRankKernels) -> SlotAdapters:
         spec, device = self.model.spec, self.model.kernels.device
@@ -248,8 +253,8 @@ class TorchBackend:
             from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
 
             assert isinstance(self._adapters, DeviceSlots)
-            return DeviceRunner(self.model, self._caches, page_size, self._adapters)
-        return HostRunner(self.model, self._shard, self._caches, page_size, self._adapters)
+            return DeviceRunner(self.model, self._caches, page_size, self._adapters, self._shard, self._tell)
+        return HostRunner(self.model, self._shard, self._caches, page_size, self._adapters, self._tell)
 
     def _kernels(self) -> Kernels:
         threads = self._config.threads or os.cpu_count() or 1

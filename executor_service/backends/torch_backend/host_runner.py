@@ -11,6 +11,8 @@ from executor_service.backends.torch_backend.batch import Batch, parts
 from executor_service.backends.torch_backend.layer_cache import LayerCache, copy_keys_and_values
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.prompt_outputs import joined, output_states, prompt_outputs
+from executor_service.backends.torch_backend.row_numbers import pack_rows, unpack_rows
+from executor_service.backends.torch_backend.runner import Numbers, Tell, tell_nobody
 from executor_service.backends.torch_backend.shard import Shard
 from executor_service.backends.torch_backend.slot_adapters import SlotAdapters, by_slot
 
@@ -27,8 +29,10 @@ class HostRunner:
         caches: Sequence[LayerCache],
         page_size: int,
         adapters: SlotAdapters | None = None,
+        tell: Tell = tell_nobody,
     ) -> None:
         """`adapters`: in whose slots the rows' adapters are; None: rows have none."""
+        self._tell = tell
         self._model, self._shard, self._caches, self._page_size = model, shard, caches, page_size
         self._adapters = adapters
 
@@ -36,16 +40,23 @@ class HostRunner:
         """Do nothing: CUDA graphs need the `DeviceRunner`."""
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+        self._tell(lambda: pack_rows(rows))
+        return self._launch(rows)
+
+    def repeat(self, told: Numbers) -> None:
+        self._launch(unpack_rows(told))
+
+    def copy_page(self, source: int, target: int) -> None:
+        with torch.inference_mode():
+            copy_keys_and_values(self._caches, source, target)
+
+    def _launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         order = by_slot(rows)
         if order is None:
             return ComputedForward(self._compute(rows, None))
         results = self._compute([rows[i] for i in order], self._adapters)
         found = dict(zip(order, results, strict=False))  # ranks above 0 have fewer, which nobody reads
         return ComputedForward([found[i] for i in sorted(found)])
-
-    def copy_page(self, source: int, target: int) -> None:
-        with torch.inference_mode():
-            copy_keys_and_values(self._caches, source, target)
 
     def _compute(self, rows: Sequence[ForwardRow], adapters: SlotAdapters | None) -> list[RowOutput]:
         """The results in the order of the rows, in which those of one slot follow each other."""

@@ -154,6 +154,10 @@ class Model:
         """fp32 logits [rows, vocabulary]; on a shard, its part of the vocabulary."""
         return self.head(hidden).float()
 
+    def shared_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """fp32 logits [rows, whole vocabulary], on every rank."""
+        return self._shard.shared_logits(self.logits(hidden))
+
     def bytes(self) -> int:
         """Bytes of the weights."""
         return sum(self._sizes())

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from executor_service.backends.base import ForwardRow, PendingForward, Progress
+
+Numbers = NDArray[np.int32]
+Tell = Callable[[Callable[[], Numbers]], None]
+"""Has the other ranks' runners `repeat` what the function returns, which is called where there are any."""
 
 
 class Runner(Protocol):
@@ -19,5 +26,12 @@ class Runner(Protocol):
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         """As `Backend.launch`."""
 
+    def repeat(self, told: Numbers) -> None:
+        """On a rank above 0: its part of what rank 0's runner told."""
+
     def copy_page(self, source: int, target: int) -> None:
         """As `Backend.copy_page`."""
+
+
+def tell_nobody(pack: Callable[[], Numbers]) -> None:
+    """There are no other ranks."""

@@ -51,6 +51,12 @@ class Shard(Protocol):
     def whole_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """On rank 0: [rows, vocabulary] of all ranks' columns. On other ranks the argument."""
 
+    def shared_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """[rows, vocabulary] of all ranks' columns, on every rank."""
+
+    def share(self, *vectors: torch.Tensor) -> None:
+        """Copy rank 0's vectors, of one size and dtype, to every other rank's, in place."""
+
     def answer(
         self, logits: torch.Tensor, rows: Sequence[ForwardRow], pick: sampler.Picker
     ) -> list[RowOutput]:
@@ -90,6 +96,12 @@ class Whole:
 
     def whole_logits(self, logits: torch.Tensor) -> torch.Tensor:
         return logits
+
+    def shared_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits
+
+    def share(self, *vectors: torch.Tensor) -> None:
+        return
 
     def answer(
         self, logits: torch.Tensor, rows: Sequence[ForwardRow], pick: sampler.Picker

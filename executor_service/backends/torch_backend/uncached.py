@@ -60,7 +60,7 @@ def step_bytes(model: Model, context_length: int, rows: int, tokens: int) -> int
     lengths = [longest] * (tokens // longest) + [tokens % longest] * (tokens % longest > 0)
     with torch.inference_mode():
         hidden = _hidden(model, [np.zeros(length, np.int32) for length in lengths], PAGE_SIZE)
-        model.logits(hidden[: min(rows, LOGITS_ROWS)])
+        model.shared_logits(hidden[: min(rows, LOGITS_ROWS)])
     return torch.cuda.max_memory_allocated() - before
 
 

@@ -43,6 +43,14 @@ def following(name: str, start: int, row_before: int, sampling: Sampling = DRAWN
     return replace(known, tokens=unknown, history=np.append(known.history[:-1], unknown), follows=row_before)
 
 
+def masked(plain: ForwardRow, *allowed: range) -> ForwardRow:
+    """The row with a mask for each output; the vocabulary has 320 tokens."""
+    bits = np.zeros((len(allowed), 320), np.uint8)
+    for position, tokens in enumerate(allowed):
+        bits[position, tokens] = 1
+    return replace(plain, masks=np.packbits(bits, axis=-1, bitorder="little"))
+
+
 def same(ours: Sequence[RowOutput], theirs: Sequence[RowOutput], atol: float = 1e-5) -> None:
     for a, b in zip(ours, theirs, strict=True):
         assert a.finite == b.finite
@@ -55,3 +63,26 @@ def same(ours: Sequence[RowOutput], theirs: Sequence[RowOutput], atol: float = 1
             assert (x is None) == (y is None), name
             if x is not None:
                 np.testing.assert_allclose(x, y, atol=atol)
+
+
+MIXED = [
+    [row("a", 0, 9), row("b", 0, 3, sampling=Sampling()), row("c", 0, 2, outputs=0, output=OutputMode.NONE)],
+    [
+        row("a", 9, 1),
+        row("b", 3, 5, outputs=5),
+        row("c", 2, 9, outputs=3, output=OutputMode.FULL),
+        row("d", 0, 4, outputs=2, output=OutputMode.TOP_K),
+    ],
+    [
+        row("a", 10, 1, sampling=Sampling(temperature=0.7, logprobs=2, seed=3)),
+        row("b", 8, 2, outputs=2, sampling=replace(DRAWN, repetition_penalty=1.3)),
+        row("d", 4, 1, sampling=Sampling(logit_bias=((5, 50.0),))),
+        row("c", 11, 1, sampling=Sampling(min_p=0.2, temperature=1.0, seed=9)),
+    ],
+    [
+        masked(row("a", 11, 1), range(3, 5)),
+        row("b", 10, 1),
+        masked(row("d", 5, 3, outputs=3), range(300, 320), range(7, 8), range(99)),
+    ],
+]
+"""Steps of rows of every kind, one after another."""

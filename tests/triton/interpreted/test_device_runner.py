@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor_service.backends.base import ForwardRow, PromptOutputs, RowOutput
-from executor_service.backends.following import mask_late, resolved
+from executor_service.backends.base import ForwardRow, PromptOutputs
+from executor_service.backends.following import resolved
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.cuda import graphs, late_picks
 from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
@@ -21,7 +21,6 @@ from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.host_runner import HostRunner
 from executor_service.backends.torch_backend.shard import Whole
 from executor_service.contract.limits import Limits
-from executor_service.contract.masks import Masks
 from executor_service.contract.plan import Fork, OutputMode, Release, Sampling, StepResult
 from executor_service.steps.engine import Engine
 from tests.conformance.kit.tiny_model import write_tiny_model
@@ -29,15 +28,18 @@ from tests.support.engine_steps import BegunStep, begin
 from tests.support.untyped import present
 from tests.triton.interpreted.device_rows import (
     DRAWN,
+    MIXED,
     PAGE,
     PAGES,
     TABLES,
     TOKENS,
     fill,
     following,
+    masked,
     row,
     same,
 )
+from tests.triton.interpreted.rows_behind_drafts import check_rows_behind_drafts
 from tests.unit.executor.harness import opening, plan
 from tests.unit.executor.harness import row as row_of
 from tests.unit.executor.table_grammar import loops
@@ -110,36 +112,6 @@ def test_prompts_are_scored_and_pooled_as_on_the_host(backend: TorchBackend, eit
     assert tokens is not None
     known = replace(row("b", 20, 1), tokens=tokens, history=np.append(rows[1].history, tokens))
     same(either.launch([following("b", 20, 1)]).outputs(), host.launch([known]).outputs())
-
-
-def masked(plain: ForwardRow, *allowed: range) -> ForwardRow:
-    """The row with a mask for each output; the vocabulary has 320 tokens."""
-    bits = np.zeros((len(allowed), 320), np.uint8)
-    for position, tokens in enumerate(allowed):
-        bits[position, tokens] = 1
-    return replace(plain, masks=np.packbits(bits, axis=-1, bitorder="little"))
-
-
-MIXED = [
-    [row("a", 0, 9), row("b", 0, 3, sampling=Sampling()), row("c", 0, 2, outputs=0, output=OutputMode.NONE)],
-    [
-        row("a", 9, 1),
-        row("b", 3, 5, outputs=5),
-        row("c", 2, 9, outputs=3, output=OutputMode.FULL),
-        row("d", 0, 4, outputs=2, output=OutputMode.TOP_K),
-    ],
-    [
-        row("a", 10, 1, sampling=Sampling(temperature=0.7, logprobs=2, seed=3)),
-        row("b", 8, 2, outputs=2, sampling=replace(DRAWN, repetition_penalty=1.3)),
-        row("d", 4, 1, sampling=Sampling(logit_bias=((5, 50.0),))),
-        row("c", 11, 1, sampling=Sampling(min_p=0.2, temperature=1.0, seed=9)),
-    ],
-    [
-        masked(row("a", 11, 1), range(3, 5)),
-        row("b", 10, 1),
-        masked(row("d", 5, 3, outputs=3), range(300, 320), range(7, 8), range(99)),
-    ],
-]
 
 
 def test_steps_of_every_kind_give_what_the_hosts_runner_gives(
@@ -219,93 +191,12 @@ def test_a_mask_that_comes_behind_the_launch_counts_and_the_next_step_goes_on_wi
     same(ahead[1], runner.launch([known("a", 5, found[1]), known("b", 7, found[0])]).outputs())
 
 
-SAMPLINGS = [
-    DRAWN,
-    Sampling(),
-    replace(DRAWN, logprobs=2),
-    Sampling(repetition_penalty=1.5, frequency_penalty=0.7, presence_penalty=0.2),
-    # Token 5 is drawn as soon as it may be.
-    Sampling(logit_bias=((5, 90.0), (9, 80.0)), stop_token_ids=(5,), min_tokens=4, logprobs=1),
-    replace(DRAWN, repetition_penalty=2.0, logit_bias=((7, 5.0),), stop_token_ids=(3, 7), min_tokens=9),
-]
-
-
-def verification(before: ForwardRow, output: RowOutput, drafts: list[int]) -> ForwardRow:
-    """The row that continues a computed one with these drafts."""
-    return resolved(behind(before, 0, drafts, masked_later=False), before, output)
-
-
-def behind(before: ForwardRow, follows: int, drafts: list[int], *, masked_later: bool) -> ForwardRow:
-    """The row that continues one in flight, as the engine has it."""
-    tokens = np.array([-1, *drafts], np.int32)
-    return replace(
-        before, start=len(before.history), tokens=tokens, history=np.append(before.history, tokens),
-        outputs=len(tokens), follows=follows, slack=before.outputs - 1, masked_later=masked_later, masks=None,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_row_behind_drafts_that_are_not_read_starts_where_these_end(
     backend: TorchBackend, capturing: DeviceRunner, seed: int
 ) -> None:
-    """Rows of every sampling, whose drafts are accepted in full, in part or not at all, near page ends.
-
-    Some get masks when both steps are launched, which may be those of fewer drafts.
-    """
-    rng = np.random.default_rng(seed)
     host = HostRunner(backend.model, Whole(), backend.model.new_caches(PAGES, PAGE), PAGE)
-
-    def on_host(rows: list[ForwardRow]) -> list[RowOutput]:
-        return list(host.launch([replace(one, masked_later=False) for one in rows]).outputs())
-
-    def with_drafts(rows: list[ForwardRow], told: list[RowOutput]) -> list[list[int]]:
-        """What comes behind computed rows, but for some of the last ones."""
-        wanted = rng.integers(1, 5, len(rows)).tolist()
-        found: list[list[int]] = [[] for _ in rows]
-        for _ in range(1 + max(wanted)):
-            rows = [verification(one, output, []) for one, output in zip(rows, told, strict=True)]
-            told = on_host(rows)
-            for mine, output in zip(found, told, strict=True):
-                mine.append(int(present(output.tokens)[-1]))
-        right = [int(rng.integers(0, count + 1)) for count in wanted]
-        return [
-            mine[:n] + [(token + 1) % 320 for token in mine[n:count]]
-            for mine, n, count in zip(found, right, wanted, strict=True)
-        ]
-
-    lengths = rng.integers(11, 19, len(SAMPLINGS)).tolist()
-    opened = [
-        row(name, 0, length, sampling=sampling)
-        for name, length, sampling in zip("abcdef", lengths, SAMPLINGS, strict=True)
-    ]
-    told = on_host(opened)
-    capturing.launch(opened).outputs()
-    guesses = with_drafts(opened, told)
-    first = [verification(*known) for known in zip(opened, told, guesses, strict=True)]
-    answers = on_host(first)
-    later = rng.integers(0, 2, len(first)).astype(bool)
-    guesses = with_drafts(first, answers)
-    order = rng.permutation(len(first)).tolist()
-    second = [behind(first[i], i, guesses[i], masked_later=bool(later[i])) for i in order]
-    masks: dict[int, Masks | None] = {}
-    for place, one in enumerate(second):
-        if one.masked_later:
-            count = int(rng.integers(0, one.outputs + 1))  # fewer than its outputs, or none: any token
-            allowed = [range(int(rng.integers(0, 9)), 320) for _ in range(count)]
-            masks[place] = masked(one, *allowed).masks if allowed else None
-    launched = capturing.launch(first), capturing.launch(second)
-    if masks:
-        launched[1].constrain(masks)
-    known = [resolved(one, first[one.follows], answers[one.follows]) for one in second]
-    for place, given in masks.items():
-        mask_late(known[place], given)
-    third = [behind(one, place, [], masked_later=False) for place, one in enumerate(second)]
-    same(launched[0].outputs(), answers)
-    last = capturing.launch(third)
-    expected = on_host(known)
-    same(launched[1].outputs(), expected)
-    final = [resolved(one, known[one.follows], expected[one.follows]) for one in third]
-    same(last.outputs(), on_host(final))
+    check_rows_behind_drafts(capturing, host, seed)
 
 
 def test_a_row_that_is_not_finite_harms_nobody_and_nobody_who_follows(capturing: DeviceRunner) -> None:

@@ -6,7 +6,7 @@ them has one token and one output, a row, its token and its output have the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -23,48 +23,39 @@ from executor_service.backends.torch_backend.cuda.step_buffer import (
     RULES,
     Padding,
     StepShape,
+    numbers_of,
     places_of,
 )
 
 _NOTHING_ADAPTED = np.empty(0, np.int32), np.empty((0, TILE_FIELDS), np.int32)
 
 
-class HostStep:
+class StepNumbers:
     """A step's shape and the numbers of its parts."""
 
-    def __init__(self, rows: Sequence[ForwardRow], page_size: int, tiling: Tiling) -> None:
-        columns, others = columns_of(rows, page_size), others_of(rows)
-        at = _numbering(columns) if others else _numbering_of_decodes(columns)
-        table_ends = np.array([0, *accumulate(map(len, columns.tables))], np.int32)
-        table_starts = table_ends[:-1]
-        work = cut(columns.starts, columns.counts, table_starts, tiling, columns.slacks)
-        adapted, tiles = _adapted(others, columns.counts) if others else _NOTHING_ADAPTED
-        self._outputs = np.empty((1 + len(DRAWING_PARTS), len(at.outputs)), np.int32)
-        self._outputs[0] = at.outputs
-        self._outputs[1:] = _drawings(columns).T
-        # By the first part of each group.
-        self._numbers: dict[str, Ints] = {
-            **work,
-            "tokens": np.array((columns.tokens, at.positions, at.owners)),
-            "follows": np.array(
-                (columns.follows + 1, columns.starts, table_starts, at.first_outputs, at.last_outputs)
-            ),
-            "outputs": self._outputs,
-            "tables": np.concatenate(columns.tables),
-            "adapted_count": np.array([len(tiles)], np.int32),
-            "adapted_tiles": tiles,
-            "adapted_tokens": adapted,
-        }
-        self.shape = StepShape(
-            tokens=len(at.positions),
-            rows=len(columns.counts),
-            outputs=len(at.outputs),
-            **most_work(work, tiling),
-            pages=len(self._numbers["tables"]),
-            adapted_tokens=len(adapted),
-            adapted_tiles=len(tiles),
-            windows=tiling.windows,
-        )
+    def __init__(self, shape: StepShape, numbers: Mapping[str, Ints]) -> None:
+        """`numbers`: by the first part of each group, at most as many as `shape` says."""
+        self.shape, self._numbers = shape, numbers
+
+    @classmethod
+    def unpack(cls, packed: Ints, windows: tuple[int, ...]) -> StepNumbers:
+        """What `pack` made of a step of a model with these windows."""
+        lengths = len(StepShape._fields) - 1
+        shape = StepShape(*packed[:lengths].tolist())._replace(windows=windows)
+        buffer, numbers = packed[lengths:], {}
+        for group, begin, length, stride in places_of(shape):
+            parts = len(group.parts)
+            there = buffer[begin : begin + parts * stride].reshape(parts, stride)
+            numbers[group.parts[0]] = there[:, :length]
+        return cls(shape, numbers)
+
+    def pack(self) -> Ints:
+        """The lengths of the shape, and a buffer without padding."""
+        lengths = self.shape[:-1]
+        packed = np.empty(len(lengths) + numbers_of(self.shape), np.int32)
+        packed[: len(lengths)] = lengths
+        self.write(self.shape, packed[len(lengths) :])
+        return packed
 
     def write(self, shape: StepShape, buffer: Ints) -> int:
         """Write the step into `buffer`, padded to `shape`; returns the number of int32s to copy."""
@@ -81,6 +72,45 @@ class HostStep:
                 there[:, have:length] = numbers[:, -1:] if group.padding is Padding.LAST else 0
             end = begin + have
         return end
+
+
+class HostStep(StepNumbers):
+    """Those of some rows."""
+
+    def __init__(self, rows: Sequence[ForwardRow], page_size: int, tiling: Tiling) -> None:
+        columns, others = columns_of(rows, page_size), others_of(rows)
+        at = _numbering(columns) if others else _numbering_of_decodes(columns)
+        table_ends = np.array([0, *accumulate(map(len, columns.tables))], np.int32)
+        table_starts = table_ends[:-1]
+        work = cut(columns.starts, columns.counts, table_starts, tiling, columns.slacks)
+        adapted, tiles = _adapted(others, columns.counts) if others else _NOTHING_ADAPTED
+        self._outputs = np.empty((1 + len(DRAWING_PARTS), len(at.outputs)), np.int32)
+        self._outputs[0] = at.outputs
+        self._outputs[1:] = _drawings(columns).T
+        # By the first part of each group.
+        numbers: dict[str, Ints] = {
+            **work,
+            "tokens": np.array((columns.tokens, at.positions, at.owners)),
+            "follows": np.array(
+                (columns.follows + 1, columns.starts, table_starts, at.first_outputs, at.last_outputs)
+            ),
+            "outputs": self._outputs,
+            "tables": np.concatenate(columns.tables),
+            "adapted_count": np.array([len(tiles)], np.int32),
+            "adapted_tiles": tiles,
+            "adapted_tokens": adapted,
+        }
+        shape = StepShape(
+            tokens=len(at.positions),
+            rows=len(columns.counts),
+            outputs=len(at.outputs),
+            **most_work(work, tiling),
+            pages=len(numbers["tables"]),
+            adapted_tokens=len(adapted),
+            adapted_tiles=len(tiles),
+            windows=tiling.windows,
+        )
+        super().__init__(shape, numbers)
 
     def pick_parts(self, outputs: Ints) -> dict[str, NDArray[np.generic]]:
         """The fields of `PickRows` for some of the outputs, without the keys, which the device has."""

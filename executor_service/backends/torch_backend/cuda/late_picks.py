@@ -28,16 +28,22 @@ from executor_service.backends.torch_backend.cuda.pick import PickRows, pick
 from executor_service.backends.torch_backend.cuda.publish import publish_launch
 from executor_service.backends.torch_backend.cuda.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
+from executor_service.backends.torch_backend.cuda.told import Told
 from executor_service.backends.torch_backend.cuda.upload import Parts, download, upload
 from executor_service.backends.torch_backend.model import Model
+from executor_service.backends.torch_backend.runner import Numbers, Tell, tell_nobody
+from executor_service.backends.torch_backend.shard import Shard
 
 
 class LatePicks:
     """Enqueues it; call it from the runner's thread, behind the launch and before the next one."""
 
-    def __init__(self, model: Model, history: TokenPages, ends: RowEnds) -> None:
+    def __init__(
+        self, model: Model, history: TokenPages, ends: RowEnds, shard: Shard, tell: Tell = tell_nobody
+    ) -> None:
         """`ends`: of the last step's rows."""
         self._model, self._history, self._ends = model, history, ends
+        self._shard, self._tell = shard, tell
         self._device = model.kernels.device
 
     def enqueue(
@@ -63,6 +69,23 @@ class LatePicks:
                 self._enqueue_part(rows, plan, part, picked, step, answers)
         return answers
 
+    def repeat(self, numbers: Numbers, picked: Picked) -> None:
+        """On a rank above 0: have a part in logits that rank 0 needs, and learn which tokens it picked.
+
+        numbers: of the rows whose ends follow, or 0; then the indices of the tokens whose logits are needed.
+        picked: of the last step.
+        """
+        sent = upload({"tokens": numbers[1:]}, self._device)
+        self._logits(picked, sent["tokens"])
+        if numbers[0]:
+            self._share_ends(int(numbers[0]))
+
+    def _logits(self, picked: Picked, tokens: torch.Tensor) -> torch.Tensor:
+        return self._model.shared_logits(self._model.final(picked.residual[tokens]))
+
+    def _share_ends(self, rows: int) -> None:
+        self._shard.share(self._ends.tokens[:rows], self._ends.lengths[:rows])
+
     def _enqueue_part(
         self,
         rows: Sequence[ForwardRow],
@@ -87,8 +110,10 @@ class LatePicks:
         is_last = part.start < plan.again <= part.stop  # whose tokens are picked again
         if is_last:
             parts = {**parts, **_ends_of(rows, plan)}
+        ending = len(rows) if is_last else 0
+        self._tell(lambda: np.concatenate([np.array([Told.LATE, ending], np.int32), plan.tokens[here]]))
         sent = upload(parts, self._device)
-        logits = self._model.logits(self._model.final(picked.residual[sent["tokens"]]))
+        logits = self._logits(picked, sent["tokens"])
         tokens, outputs, resolved = picked.picks[0], sent["outputs"], picked.resolved
         if late is not None:
             # Measures are of the raw logits.
@@ -104,6 +129,7 @@ class LatePicks:
                 self._ends, tokens, resolved.tokens, resolved.positions, picked.outputs,
                 sent["firsts"], sent["lasts"], sent["targets"],
             ).run()  # fmt: skip
+            self._share_ends(ending)
         if measured.start < measured.stop:
             chosen = ChosenTokens(sent["known"][measured], outputs[measured], tokens)
             k = min(plan.alternatives, logits.shape[1])

@@ -14,7 +14,6 @@ from executor_service.backends.torch_backend.parallel.plan_buffer import (
     Body,
     CollectiveCall,
     unpack_inputs,
-    unpack_rows,
 )
 from executor_service.backends.torch_backend.parallel.tensor_shard import TensorShard
 
@@ -41,12 +40,14 @@ def follow(config: TorchConfig, rank: Rank, timeout_s: float) -> None:
 
 
 def _obey(backend: TorchBackend, call: CollectiveCall, body: Body) -> None:
-    if call is CollectiveCall.FORWARD:
-        backend.forward(unpack_rows(body))
+    if call is CollectiveCall.REPEAT:
+        backend.repeat(body)
     elif call is CollectiveCall.LOAD_ADAPTER:
         backend.load_adapter(int(body[SLOT]), backend.prepare_adapter(unpack_weights(body)))
     elif call is CollectiveCall.UNLOAD_ADAPTER:
         backend.unload_adapter(int(body[0]))
+    elif call is CollectiveCall.OFFER_ADAPTERS:
+        backend.offer_adapters(int(body[0]), max_bytes=0)  # rank 0 decides about memory
     elif call is CollectiveCall.COPY_PAGE:
         backend.copy_page(int(body[0]), int(body[1]))
     elif call is CollectiveCall.ALLOCATE:

@@ -81,6 +81,10 @@ class Group:
         dist.gather(x.contiguous(), list(parts), dst=0, group=self._steps)
         return parts
 
+    def share(self, x: torch.Tensor) -> None:
+        """Copy rank 0's x to every other rank's, in place."""
+        dist.broadcast(x, 0, group=self._steps)
+
     def send_plan(self, kind: int, body: NDArray[np.int32]) -> None:
         """Send a plan from rank 0 to all others: in one broadcast, or in two if it is longer than a frame."""
         numbers = self._frame.numpy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +16,7 @@ from executor_service.backends.base import (
     ForwardOutput,
     ForwardRow,
     ModelDescription,
+    PendingForward,
     Progress,
     RowOutput,
     Synchronous,
@@ -32,7 +33,6 @@ from executor_service.backends.torch_backend.parallel.plan_buffer import (
     Body,
     CollectiveCall,
     pack_inputs,
-    pack_rows,
 )
 from executor_service.backends.torch_backend.parallel.tensor_shard import TensorShard
 from executor_service.backends.torch_backend.weights import open_checkpoint
@@ -79,7 +79,7 @@ class LeaderBackend(Synchronous):
             self._group = Group(
                 self._rank, torch.device(self._config.device), self._timeout_s, self._listener
             )
-            self._backend = TorchBackend(self._config, TensorShard(self._group))
+            self._backend = TorchBackend(self._config, TensorShard(self._group), self._tell)
             self._backend.load(progress)
         self.info, own = self._backend.info, self._backend.info.adapters
         if own is not None:
@@ -94,8 +94,10 @@ class LeaderBackend(Synchronous):
         return self._backend.tokenizer()
 
     def offer_adapters(self, slots: int, max_bytes: int) -> None:
-        """Rank 0 alone decides how much memory is left to KV pages."""
-        self._backend.offer_adapters(slots, max_bytes)
+        """The same slots on every rank. Rank 0 alone decides how much memory is left to KV pages."""
+        with self._all_or_none():
+            self._group.send_plan(CollectiveCall.OFFER_ADAPTERS, np.array([slots], np.int32))
+            self._backend.offer_adapters(slots, max_bytes)
 
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
         """All ranks compute the largest step together; the result is rank 0's."""
@@ -112,10 +114,20 @@ class LeaderBackend(Synchronous):
         with self._all_or_none():
             self._group.send_plan(CollectiveCall.ALLOCATE, np.array([pages, page_size], np.int32))
             self._backend.allocate(pages, page_size)
+        self.max_pending_forwards = self._backend.max_pending_forwards
+
+    def capture(self, rows: int, tokens: int, progress: Progress) -> None:
+        """Capture the same steps on every rank, which rank 0's runner tells the others."""
+        with self._all_or_none():
+            self._backend.capture(rows, tokens, progress)
+
+    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+        """Start one forward on every rank, which rank 0's runner tells the others."""
+        with self._all_or_none():
+            return self._backend.launch(rows)
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
         with self._all_or_none():
-            self._group.send_plan(CollectiveCall.FORWARD, pack_rows(rows))
             return self._backend.forward(rows)
 
     def copy_page(self, source: int, target: int) -> None:
@@ -155,6 +167,9 @@ class LeaderBackend(Synchronous):
         self._followers.close()
         self._backend.close()
         self._group.close()
+
+    def _tell(self, pack: Callable[[], Body]) -> None:
+        self._group.send_plan(CollectiveCall.REPEAT, pack())
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:

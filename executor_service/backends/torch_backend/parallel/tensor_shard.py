@@ -74,13 +74,17 @@ class TensorShard:
         return self._cut.spec.vocab_size
 
     def whole_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        vocabulary, ranks = self._cut.spec.vocab_size, self._group.ranks
-        width = -(-vocabulary // ranks)
-        parts = self._group.gather_on_leader(functional.pad(logits, (0, width - logits.shape[1])))
-        if parts is None:
-            return logits
-        sizes = [(r + 1) * vocabulary // ranks - r * vocabulary // ranks for r in range(ranks)]
-        return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
+        parts = self._group.gather_on_leader(self._widest(logits))
+        return logits if parts is None else self._joined(parts)
+
+    def shared_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        return self._joined(self._group.gather(self._widest(logits)))
+
+    def share(self, *vectors: torch.Tensor) -> None:
+        together = torch.stack(vectors)
+        self._group.share(together)
+        for vector, shared in zip(vectors, together, strict=True):
+            vector.copy_(shared)
 
     def answer(
         self, logits: torch.Tensor, rows: Sequence[ForwardRow], pick: sampler.Picker
@@ -95,6 +99,17 @@ class TensorShard:
         drawn = [row for row in rows if not sampler.is_greedy(row)]
         sampled = iter(sampler.sample(logits, drawn, pick)) if drawn else iter(())
         return [_taken(best, row.outputs) if sampler.is_greedy(row) else next(sampled) for row in rows]
+
+    def _widest(self, logits: torch.Tensor) -> torch.Tensor:
+        """A rank's columns of the logits, padded to as many as any rank has."""
+        missing = -(-self._cut.spec.vocab_size // self._group.ranks) - logits.shape[1]
+        return functional.pad(logits, (0, missing)) if missing else logits
+
+    def _joined(self, parts: torch.Tensor) -> torch.Tensor:
+        """[ranks, rows, columns] of all ranks, as [rows, vocabulary]."""
+        vocabulary, ranks = self._cut.spec.vocab_size, self._group.ranks
+        sizes = [(r + 1) * vocabulary // ranks - r * vocabulary // ranks for r in range(ranks)]
+        return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
 
     def _best(self, logits: torch.Tensor, pick: sampler.Picker) -> list[int]:
         """The lowest id among the largest logits of all ranks for each row; -1: a logit is not finite."""
