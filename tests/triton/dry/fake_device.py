@@ -29,7 +29,7 @@ from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.quantized import Format
-from executor_service.backends.torch_backend.shard import Whole
+from executor_service.backends.torch_backend.shard import Shard, Whole
 from executor_service.backends.torch_backend.spec import ModelSpec
 from executor_service.backends.torch_backend.weights import Part, expected_shapes
 from tests.gpu.shapes import spec_of
@@ -54,7 +54,8 @@ class Weights:
         self.spec, self._shapes = spec, dict(expected_shapes(spec))
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        return torch.empty(self._shapes[name], dtype=torch.bfloat16)
+        whole = torch.empty(self._shapes[name], dtype=torch.bfloat16)
+        return whole if part is None else whole[part]
 
     def read_weight(self, name: str, part: Part | None = None) -> torch.Tensor:
         return self.read(name, part)
@@ -181,14 +182,18 @@ def fake_runner(
     pages: int,
     context_length: int = 40_960,
     slots: int = 8,
+    shard: Shard | None = None,
 ) -> tuple[Model, DeviceRunner]:
-    """A model of `tests.gpu.shapes` with fewer layers, and its runner, with slots for adapters."""
-    spec = replace(spec_of(name), layers=layers, context_length=context_length)
+    """A model of `tests.gpu.shapes` with fewer layers, and its runner, with slots for adapters.
+
+    `shard`: of a rank; None: of a single process.
+    """
+    spec, shard = replace(spec_of(name), layers=layers, context_length=context_length), shard or Whole()
     kernels = CudaKernels(DEVICE, dtype, form, cache_dtype)
-    model = Model(Weights(spec), kernels, lambda what, done: None)
-    adapters = DeviceSlots(spec, present(kernels.low_rank), Whole(), DEVICE)
+    model = Model(shard.cut(Weights(spec)), kernels, lambda what, done: None, shard)
+    adapters = DeviceSlots(model.spec, present(kernels.low_rank), shard, DEVICE)
     adapters.reserve(slots)
-    return model, DeviceRunner(model, model.new_caches(pages, 16), 16, adapters)
+    return model, DeviceRunner(model, model.new_caches(pages, 16), 16, adapters, shard)
 
 
 def watched(call: Callable[[], object]) -> Watch:
