@@ -42,6 +42,7 @@ from executor_service.backends.torch_backend.cuda.pick import PickRows, pick_lau
 from executor_service.backends.torch_backend.cuda.pointwise import gated_launch, norm_launch
 from executor_service.backends.torch_backend.cuda.publish import publish_launch
 from executor_service.backends.torch_backend.cuda.quantized import round_launch, scale_launch
+from executor_service.backends.torch_backend.cuda.rank_sums import sum_launch
 from executor_service.backends.torch_backend.cuda.resolve import (
     HostRows,
     Resolved,
@@ -179,6 +180,9 @@ def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     hidden = torch.empty(4096, 4096, dtype=shape.dtype, device="meta")
     yield "norm", norm_launch(hidden, torch.empty(4096, device="meta"), hidden, 1e-6)
     yield "norm, added", norm_launch(hidden, torch.empty(4096, device="meta"), hidden, 1e-6, add=True)
+    for add in (False, True):
+        both = torch.empty(2, *hidden.shape, dtype=shape.dtype, device="meta")
+        yield f"sum of ranks{', added' if add else ''}", sum_launch(both, hidden, add=add)
     for activation in Activation:
         yield f"gated, {activation.name.lower()}", gated_launch(hidden, hidden[:, :2048], activation)
     logits, shares = torch.empty(8, shape.vocabulary, device="meta"), torch.empty(8, device="meta")

@@ -22,6 +22,7 @@ from executor_service.backends.torch_backend.layer_cache import LayerCache
 from executor_service.backends.torch_backend.low_rank import LinearChange, LowRankKernels, PlainLowRank
 from executor_service.backends.torch_backend.page_format import get, plain_cache, put
 from executor_service.backends.torch_backend.quantized import Format, QuantizedLinear
+from executor_service.backends.torch_backend.rank_sums import sum_in_order
 from executor_service.backends.torch_backend.sampler import Picker
 from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight, plain
 from executor_service.contract.masks import Masks
@@ -142,6 +143,12 @@ class Kernels(Picker, Protocol):
     ) -> torch.Tensor:
         """RMSNorm (Zhang, Sennrich 2019) of each row; with `add_to` it is added to that, in place."""
 
+    def sum_parts(self, parts: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        """The sum of parts [parts, rows, n], [rows, n], in their order, in fp32, rounded once to their dtype.
+
+        With `add_to` it is added to that, in place. A row does not depend on the others.
+        """
+
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
         """Storage for one layer."""
 
@@ -248,6 +255,9 @@ class PlainKernels:
         wide = x.float()
         normed = (weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps))).to(x.dtype)
         return normed if add_to is None else add_to.add_(normed)
+
+    def sum_parts(self, parts: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        return sum_in_order(parts, add_to)
 
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
         return plain_cache(pages, page_size, kv_heads, head_dim, self.cache_dtype, self.device)

@@ -28,7 +28,8 @@ class Mlp:
     ) -> None:
         gate, up = (checkpoint.read_weight(f"{prefix}{part}_proj.weight") for part in ("gate", "up"))
         self.gated: GatedLinear = kernels.gated(gate, up, checkpoint.spec.activation)
-        self.down = shard.summed(kernels.linear([checkpoint.read_weight(prefix + "down_proj.weight")]))
+        down = kernels.linear([checkpoint.read_weight(prefix + "down_proj.weight")])
+        self.down = shard.summed(kernels, down)
         self.norm, self._norms = norm, norms
 
     def add(self, x: torch.Tensor, residual: torch.Tensor, changes: LayerChanges = NO_CHANGES) -> None:
@@ -58,7 +59,7 @@ class MixtureMlp:
         moe: MoeSpec,
         shard: Shard,
     ) -> None:
-        self.moe, self.norm, self._norms, self._shard = moe, norm, norms, shard
+        self.moe, self.norm, self._norms, self._shard, self._kernels = moe, norm, norms, shard, kernels
         self.router: Linear = kernels.linear([checkpoint.read_weight(prefix + "gate.weight")])
 
         def read(expert: int) -> tuple[Weight, Weight, Weight]:
@@ -78,7 +79,8 @@ class MixtureMlp:
         if self.moe.norm_topk_prob:
             shares = shares / shares.sum(-1, keepdim=True)
         # Each rank adds up its parts of the experts; then one sum over the ranks completes all of them.
-        self._norms.add(self._shard.sum(self.experts(x, shares, chosen)), self.norm, residual)
+        total = self._shard.sum(self._kernels, self.experts(x, shares, chosen))
+        self._norms.add(total, self.norm, residual)
 
     def bytes(self) -> int:
         """Bytes of the weights."""

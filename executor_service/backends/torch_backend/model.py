@@ -133,7 +133,7 @@ class Model:
         It may be overwritten by the next call. `changes`: as for `hidden`.
         """
         kernels, norms = self.kernels, self._norms
-        x = self._shard.embed(self._embedding_rows, tokens)
+        x = self._shard.embed(kernels, self._embedding_rows, tokens)
         if self._recorded is not None and len(x) <= self._recorded.max_tokens:
             return self._recorded(x, prepared, caches, changes)
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
@@ -224,10 +224,11 @@ class Model:
             qk_norms=(q_norm, k_norm) if s.qk_norm is QkNorm.ALL else None,
             attention=attention,
             output=self._shard.summed(
+                self.kernels,
                 self.kernels.linear(
                     [checkpoint.read_weight(prefix + "self_attn.o_proj.weight")],
                     checkpoint.read(prefix + "self_attn.o_proj.bias") if s.output_bias else None,
-                )
+                ),
             ),
             output_norm=self._norm(checkpoint, prefix, s.norms.after_attention),
             mlp_norm=self._norm(checkpoint, prefix, s.norms.before_mlp),

@@ -33,16 +33,18 @@ class Shard(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's part of an adapter's factors of a linear layer: a [rank, inputs], b [outputs, rank]."""
 
-    def summed(self, linear: Linear) -> Linear:
+    def summed(self, kernels: Kernels, linear: Linear) -> Linear:
         """A linear layer whose result is the sum over ranks; each rank has a part of its inputs."""
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
+    def sum(self, kernels: Kernels, x: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' x, the same bits on every rank and for every shape."""
 
     def rms_norm(self, kernels: Kernels, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """`Kernels.rms_norm` of rows of which each rank has a part of the same size."""
 
-    def embed(self, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
+    def embed(
+        self, kernels: Kernels, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor
+    ) -> torch.Tensor:
         """Embeddings of `tokens` (int64 [tokens]) from all ranks; `lookup` reads this rank's part."""
 
     def whole_vocabulary(self, part: int) -> int:
@@ -79,16 +81,18 @@ class Whole:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return a, b
 
-    def summed(self, linear: Linear) -> Linear:
+    def summed(self, kernels: Kernels, linear: Linear) -> Linear:
         return linear
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
+    def sum(self, kernels: Kernels, x: torch.Tensor) -> torch.Tensor:
         return x
 
     def rms_norm(self, kernels: Kernels, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return kernels.rms_norm(x, weight, eps)
 
-    def embed(self, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
+    def embed(
+        self, kernels: Kernels, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor
+    ) -> torch.Tensor:
         return lookup(tokens)
 
     def whole_vocabulary(self, part: int) -> int:

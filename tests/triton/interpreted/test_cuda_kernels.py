@@ -171,6 +171,21 @@ def test_a_head_dim_it_does_not_take_is_a_model_error() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ranks", [3, 8])
+def test_sums_over_ranks_have_the_bits_of_plain_torch(ranks: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    kernels = CudaKernels(CPU, dtype), PlainKernels(CPU, dtype)
+    parts, before = torch.randn(ranks, 5, 700).to(dtype), torch.randn(5, 700).to(dtype)
+    sums = [one.sum_parts(parts.clone()) for one in kernels]
+    assert torch.equal(*sums)
+    added = [before.clone(), before.clone()]
+    for one, residual in zip(kernels, added, strict=True):
+        assert one.sum_parts(parts.clone(), residual) is residual
+    assert torch.equal(*added)
+    assert not torch.equal(added[0], sums[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_norms_and_gates_equal_plain_torch(dtype: torch.dtype) -> None:
     torch.manual_seed(2)
     ours, theirs = CudaKernels(CPU, dtype), PlainKernels(CPU, dtype)

@@ -46,6 +46,7 @@ from executor_service.backends.torch_backend.kernels import (
     RecordedBlocks,
 )
 from executor_service.backends.torch_backend.layer_cache import LayerCache
+from executor_service.backends.torch_backend.rank_sums import sum_in_order
 from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight, plain
 from executor_service.contract.masks import Masks
 
@@ -106,6 +107,9 @@ class CpuKernels:
         add, at = add_to is not None, (address_of(x), address_of(out))
         self.pool.run(norm_call(len(x), *at, weight, eps, add=add, strides=(x.stride(0), out.stride(0))))
         return out
+
+    def sum_parts(self, parts: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        return sum_in_order(parts, add_to)
 
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
         """Pages of zeros, in the layout of `attention.pages`."""

@@ -23,6 +23,7 @@ from executor_service.backends.torch_backend.cuda.attention import (
 from executor_service.backends.torch_backend.cuda.device_adapters import CudaLowRank
 from executor_service.backends.torch_backend.cuda.linears import CudaLinear, NarrowLinear, WideLinear
 from executor_service.backends.torch_backend.cuda.quantized import fused
+from executor_service.backends.torch_backend.cuda.rank_sums import sum_parts
 from executor_service.backends.torch_backend.cuda.rotary import rotary_launch
 from executor_service.backends.torch_backend.cuda.rows import AttentionRows, Tiling, attention_rows, cut
 from executor_service.backends.torch_backend.kernels import (
@@ -77,6 +78,9 @@ class CudaKernels(PlainKernels):
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, add_to: torch.Tensor | None = None
     ) -> torch.Tensor:
         return triton_pointwise.rms_norm(x, weight, eps, add_to)
+
+    def sum_parts(self, parts: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        return sum_parts(parts, add_to)
 
     def head(self, weight: torch.Tensor) -> Linear:
         if self.device.type != "cuda" or self.dtype == torch.float32:  # interpreted; fp32 already

@@ -54,18 +54,6 @@ class Group:
         self._steps = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo", timeout=step)
         self._frame = torch.zeros(_FRAME, dtype=torch.int32)
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks in their order, rounded once to x's dtype.
-
-        Not an all-reduce, whose order of additions depends on the element's position in the buffer: a row's
-        result would depend on the other rows.
-        """
-        parts = self.gather(x)
-        total = parts[0].float()
-        for part in parts[1:]:
-            total += part
-        return total.to(x.dtype)
-
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """Every rank's x, [ranks, *x.shape], on every rank; x has at least one dimension."""
         parts = torch.empty(self.ranks, *x.shape, dtype=x.dtype, device=x.device)

@@ -51,24 +51,31 @@ class TensorShard:
         outputs, *inputs = part or (slice(None),)
         return a[:, inputs[0]] if inputs else a, b[outputs]
 
-    def summed(self, linear: Linear) -> Linear:
-        return SummedLinear(linear, self._group)
+    def summed(self, kernels: Kernels, linear: Linear) -> Linear:
+        return SummedLinear(kernels, linear, self)
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        return self._group.sum(x)
+    def sum(self, kernels: Kernels, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        """As `Shard.sum`, in the order of the ranks.
+
+        Not an all-reduce, whose order of additions depends on the element's position in the buffer: a row's
+        result would depend on the other rows.
+        """
+        return kernels.sum_parts(self._group.gather(x), add_to)
 
     def rms_norm(self, kernels: Kernels, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """As `Shard.rms_norm`. Where ranks have copies of parts, there are as many of each part."""
         wide = x.float()
-        mean = self._group.sum(wide.pow(2).mean(-1, keepdim=True)) / self._group.ranks
+        mean = self.sum(kernels, wide.pow(2).mean(-1, keepdim=True)) / self._group.ranks
         return (weight * (wide * torch.rsqrt(mean + eps))).to(x.dtype)
 
-    def embed(self, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
+    def embed(
+        self, kernels: Kernels, lookup: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor
+    ) -> torch.Tensor:
         """As `Shard.embed`. Exact: one rank has a token's embedding, and the others add zeros to it."""
         ids = self._cut.vocabulary
         here = (tokens >= ids.start) & (tokens < ids.stop)
         x = lookup(torch.where(here, tokens - ids.start, 0))
-        return self._group.sum(torch.where(here[:, None], x, 0))
+        return self.sum(kernels, torch.where(here[:, None], x, 0))
 
     def whole_vocabulary(self, part: int) -> int:
         return self._cut.spec.vocab_size
@@ -130,14 +137,13 @@ class TensorShard:
 class SummedLinear:
     """A `Linear` whose inputs are split among the ranks: its results are summed over them."""
 
-    def __init__(self, linear: Linear, group: Group) -> None:
-        self._linear, self._group = linear, group
+    def __init__(self, kernels: Kernels, linear: Linear, shard: TensorShard) -> None:
+        self._kernels, self._linear, self._shard = kernels, linear, shard
 
     def __call__(
         self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: Any = None
     ) -> torch.Tensor:
-        total = self._group.sum(self._linear(x, change=change))
-        return total if add_to is None else add_to.add_(total)
+        return self._shard.sum(self._kernels, self._linear(x, change=change), add_to)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """As `Linear.rows`, of this rank's part: rows of weights need no sum."""
