@@ -10,7 +10,7 @@ STUBS ?= clients/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-clients test-triton lint format protos bench bench-hostile soak bench-gpu check-deploy docs model install clean
+.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-clients test-triton lint kernels format protos bench bench-hostile soak bench-gpu check-deploy docs model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ lint: $(STAMP) ## Style, types, import arrows, contract
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	.ci/check-protos $(BIN)
+
+kernels: $(STAMP) ## Compile the CPU kernels into the cache, which takes a minute of one core
+	$(BIN)/python -c 'from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool; ThreadPool(1)'
 
 format: $(STAMP) ## Rewrite the code in the common style
 	$(BIN)/ruff check --fix .
