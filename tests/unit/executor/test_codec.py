@@ -1,15 +1,11 @@
-"""The wire's limits: what is refused, whole or by row, and that nothing else is ever raised."""
+"""The wire's limits: what is refused, whole or by row."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import numpy as np
 import pytest
-from google.protobuf.message import DecodeError
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.contract.plan import (
@@ -22,15 +18,11 @@ from executor_service.contract.plan import (
     Release,
     RequestRefused,
     Row,
-    RowResult,
     Sampling,
     StepPlan,
-    StepResult,
-    TokenScores,
     Truncate,
 )
 from executor_service.rpc.codec.forward import decode_forward
-from executor_service.rpc.codec.results import encode_result
 from executor_service.rpc.codec.rows import (
     BATCH_DECODE,
     BATCH_PREFILL,
@@ -41,10 +33,8 @@ from executor_service.rpc.codec.rows import (
     Takes,
 )
 from executor_service.rpc.codec.sampling import decode_sampling
-from executor_service.rpc.codec.steps import decode_op, decode_step, digest
-from tests.support.engine_steps import execute
+from executor_service.rpc.codec.steps import decode_step, digest
 from tests.unit.executor.fakes import EMPTY, FakeBackend, limits
-from tests.unit.executor.harness import Harness
 
 LIMITS = limits(max_rows=4, context_length=64, max_step_tokens=64, max_adapters=1)
 
@@ -444,164 +434,6 @@ def test_forward_is_checked_before_it_is_computed() -> None:
     inputs, want = decode_forward(pb.ForwardRequest(inputs=one, outputs=hidden * 2), LIMITS, 8)
     assert inputs[0].tolist() == [1]
     assert want == {"hidden"}
-
-
-def test_results_are_parallel_arrays_and_only_special_rows_have_details() -> None:
-    refusal = Refusal(Reason.PAGES, "no")
-    rows = [
-        RowResult(5, 0, [1, 2]),
-        RowResult(refusal=refusal),
-        RowResult(
-            7,
-            4,
-            [3],
-            np.array([-1.0], np.float32),
-            np.array([[3, 4]], np.int32),
-            np.array([[-1.0, -2.0]], np.float32),
-            np.array([[0.5, 1.5]], np.float32),
-        ),
-    ]
-    plan = StepPlan(step_id=9, rows=(refusal, refusal), openings=(refusal,))
-    message = pb.StepResult()
-    encode_result(message, StepResult([], rows, 3, 2, 10, 20), plan, 77)
-    packed = message.rows
-    assert (list(packed.kv_lengths), list(packed.token_counts), list(packed.tokens)) == (
-        [5, 0, 7],
-        [2, 0, 1],
-        [1, 2, 3],
-    )
-    assert list(packed.cached_lengths) == [4]
-    assert [(e.index, e.code, e.message) for e in packed.errors] == [(1, 8, "no")]
-    (detail,) = packed.details
-    assert (detail.row, detail.k, list(detail.top_ids), list(detail.logits.shape)) == (2, 2, [3, 4], [1, 2])
-    assert np.frombuffer(detail.logits.data, "<f4").tolist() == [0.5, 1.5]
-    assert (message.step_id, message.epoch, message.free_pages, message.queue_us) == (9, 77, 3, 10)
-
-
-def test_scores_and_vectors_are_details() -> None:
-    scores = TokenScores(
-        4,
-        np.array([-1.0, -2.0], np.float32),
-        np.array([[3, 4, 5], [6, 7, 8]], np.int32),
-        np.zeros((2, 3), np.float32),
-    )
-    rows = [RowResult(6, scores=scores), RowResult(6, hidden=np.array([0.5, 1.5], np.float32))]
-    message = pb.StepResult()
-    encode_result(
-        message, StepResult([], rows, 3, 2), StepPlan(openings=(Refusal(Reason.PAGES, ""),) * 2), 77
-    )
-    one, other = message.rows.details
-    assert one.scores == pb.Scores(
-        first=4, logprobs=[-1.0, -2.0], k=3, top_ids=[3, 4, 5, 6, 7, 8], top_logprobs=[0.0] * 6
-    )
-    assert not one.HasField("hidden")
-    assert not other.HasField("scores")
-    assert (list(other.hidden.shape), other.hidden.data) == ([2], np.array([0.5, 1.5], "<f4").tobytes())
-
-
-NUMBERS = st.one_of(st.integers(0, 5), st.sampled_from([96, 97, 2**31 - 1, 2**31, 2**32 - 1]))
-ARRAYS = st.lists(NUMBERS, max_size=5)
-FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
-STEPS = st.builds(
-    pb.Step,
-    header=st.builds(pb.StepHeader, step_id=st.integers(0, 2), epoch=st.sampled_from([0, 77])),
-    ops=st.lists(
-        st.one_of(
-            st.builds(lambda ids: pb.Op(release=pb.Release(cache_ids=ids)), ARRAYS),
-            st.builds(lambda i, n: pb.Op(truncate=pb.Truncate(cache_id=i, length=n)), NUMBERS, NUMBERS),
-            st.builds(
-                lambda i, j, n: pb.Op(fork=pb.Fork(source_id=i, cache_id=j, length=n)),
-                NUMBERS,
-                NUMBERS,
-                NUMBERS,
-            ),
-            st.just(pb.Op()),
-        ),
-        max_size=3,
-    ),
-    rows=st.one_of(
-        st.builds(
-            lambda ids, extra: pb.Rows(cache_ids=ids, kv_lengths=[1] * len(ids), **extra),
-            st.lists(NUMBERS, max_size=3),
-            st.dictionaries(
-                st.sampled_from(["limits", "steps", "outputs", "top_ks"]),
-                st.lists(st.integers(0, 5), max_size=3),
-            ),
-        ),
-        st.builds(
-            pb.Rows,
-            cache_ids=ARRAYS,
-            kv_lengths=ARRAYS,
-            tokens=ARRAYS,
-            token_counts=ARRAYS,
-            drafts=ARRAYS,
-            draft_counts=ARRAYS,
-            limits=ARRAYS,
-            steps=ARRAYS,
-            top_ks=ARRAYS,
-        ),
-    ),
-    openings=st.lists(
-        st.builds(
-            pb.Opening,
-            cache_id=NUMBERS,
-            tokens=ARRAYS,
-            prompt_length=NUMBERS,
-            limit=NUMBERS,
-            output=st.integers(0, 5),
-            top_k=NUMBERS,
-            salt=st.binary(max_size=3),
-            sampling=st.builds(
-                pb.Sampling, temperature=FLOATS, top_p=FLOATS, logprobs=NUMBERS, stop_token_ids=ARRAYS
-            ),
-        ),
-        max_size=3,
-    ),
-)
-ALL = (PREFILL, BATCH_PREFILL, DECODE, BATCH_DECODE, UNIFIED, VERIFY)
-
-
-class TestNothingButRefusals:
-    """One engine lives through all examples: whatever arrives, it answers, and its books balance."""
-
-    harness = Harness(limits(total_pages=8, max_sequences=4, max_rows=4, context_length=32))
-
-    @settings(max_examples=400, deadline=None)
-    @given(step=STEPS, takes=st.sampled_from(ALL))
-    def test_any_step_is_answered(self, step: pb.Step, takes: Takes) -> None:
-        try:
-            plan = decode_step(step, self.harness.engine.limits, takes)
-            result = execute(self.harness.engine, plan)
-        except RequestRefused:
-            return
-        encode_result(pb.StepResult(), result, plan, 77)
-        assert len(result.rows) == len(plan.rows) + len(plan.openings)
-        assert len(result.ops) == len(plan.ops)
-        self.harness.engine.store.check()
-
-    @settings(max_examples=300, deadline=None)
-    @given(data=st.binary(max_size=200), takes=st.sampled_from(ALL))
-    def test_any_bytes_are_answered(self, data: bytes, takes: Takes) -> None:
-        for kind in (
-            pb.Step,
-            pb.TruncateKvRequest,
-            pb.ForkCacheRequest,
-            pb.ReleaseCacheRequest,
-            pb.ForwardRequest,
-        ):
-            try:
-                request = kind.FromString(data)
-            except DecodeError:
-                continue
-            try:
-                if isinstance(request, pb.Step):
-                    execute(self.harness.engine, decode_step(request, LIMITS, takes))
-                elif isinstance(request, pb.ForwardRequest):
-                    decode_forward(request, LIMITS, 8)
-                else:
-                    execute(self.harness.engine, decode_op(request, LIMITS))
-            except RequestRefused:
-                continue
 
 
 def test_the_fakes_vocabulary_is_the_limits() -> None:

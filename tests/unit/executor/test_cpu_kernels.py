@@ -155,11 +155,17 @@ def row(start: int, count: int, table: Sequence[int]) -> ForwardRow:
 
 
 SHAPES = [(9, 3, 64), (4, 4, 16), (8, 1, 32), (6, 2, 10), (32, 1, 24), (4, 1, 256)]
+PAGE_SIZES, WINDOWS = (1, 7, 16, 32, 48), (0, 1, 40)
+ATTENTIONS = [
+    pytest.param(*shape, page_size, window, marks=[pytest.mark.slow] if (i + j + k) % 3 else [])
+    for i, shape in enumerate(SHAPES)
+    for j, page_size in enumerate(PAGE_SIZES)
+    for k, window in enumerate(WINDOWS)
+]
+"""All combinations. Those that are not slow have each two of a shape, a page size and a window together."""
 
 
-@pytest.mark.parametrize("window", [0, 1, 40])
-@pytest.mark.parametrize("page_size", [1, 7, 16, 32, 48])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "page_size", "window"), ATTENTIONS)
 def test_attention_equals_dense_on_poisoned_pages(
     heads: int, kv_heads: int, dim: int, page_size: int, window: int, attending: CpuKernels
 ) -> None:
