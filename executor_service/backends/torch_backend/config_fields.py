@@ -19,6 +19,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("logit_scale", "logits_scaling", "scale_emb", "key_multiplier"), _ONE),
     **dict.fromkeys(("embedding_scale", "residual_scale", "output_multiplier_scale"), _ONE),
     **dict.fromkeys(("attention_multiplier", "attention_scale", "attn_scale", "softmax_scale"), _NEVER),
+    "rope_local_base_freq": _NEVER,
     **dict.fromkeys(("query_pre_attn_scalar", "scale_depth", "dim_model_base", "mlp_multipliers"), _NEVER),
     **dict.fromkeys(("scale_embedding", "attn_temperature_tuning", "use_logn_attn"), _OFF),
     # clipping

@@ -107,7 +107,14 @@ FAMILIES: Mapping[str, Family] = {
         },
         gguf="gemma3",
         # transformers writes the last one beside `layer_types`, and does not read it.
-        fields=frozenset({"query_pre_attn_scalar", "sliding_window_pattern", "_sliding_window_pattern"}),
+        fields=frozenset(
+            {
+                "query_pre_attn_scalar",
+                "rope_local_base_freq",
+                "sliding_window_pattern",
+                "_sliding_window_pattern",
+            }
+        ),
         window=WindowRule(size=4096, listed=True, period=6, rope_theta=10_000.0),
         rope_theta=1_000_000.0,
         norms=NormNames(

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from executor_service.backends.torch_backend.config_windows import WindowRule
 from executor_service.backends.torch_backend.families import FAMILIES, Family
 from executor_service.backends.torch_backend.rope.from_gguf import rope_from_gguf
 from executor_service.backends.torch_backend.rope.spec import RopeSpec
@@ -126,7 +125,7 @@ def spec_from_gguf(
         output_bias="blk.0.attn_output.bias" in tensors,
         qk_norm=family.qk_norm,
         tied_embeddings="output.weight" not in tensors,
-        window=_window(f, name, family.window, layers, context, rope),
+        window=_window(f, name, family, layers, context, rope),
         moe=moe,
         eos_token_ids=tuple(dict.fromkeys(stops)),
     )
@@ -135,8 +134,9 @@ def spec_from_gguf(
 
 
 def _window(
-    f: Fields, name: str, rule: WindowRule | None, layers: int, context: int, rope: RopeSpec
+    f: Fields, name: str, family: Family, layers: int, context: int, rope: RopeSpec
 ) -> WindowSpec | None:
+    rule = family.window
     size_key, pattern_key = f"{name}.attention.sliding_window", f"{name}.attention.sliding_window_pattern"
     size, pattern = f.get(size_key, 0), f.get(pattern_key, rule.period if rule and rule.period else 0)
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
@@ -154,7 +154,9 @@ def _window(
             f"{pattern_key} is {shown(pattern)}, expected a number, or a truth value for each layer"
         )
     if rule.rope_theta is not None:
-        rope = RopeSpec(f.number(f"{name}.rope.freq_base_swa", rule.rope_theta))
+        # With one theta for all layers, windows have the file's, without its scaling (llama.cpp, of OLMo-3).
+        theta = rope.theta if rule.rope_theta == family.rope_theta else rule.rope_theta
+        rope = RopeSpec(f.number(f"{name}.rope.freq_base_swa", theta))
     if not size or not sliding or (size >= context and rule.rope_theta is None):
         return None
     return WindowSpec(size, sliding, rope)

@@ -125,3 +125,17 @@ def test_the_norm_flag_of_a_mixture_is_followed(normed: bool) -> None:
 def test_a_rope_factor_without_a_type_is_linear() -> None:
     spec = spec_from_gguf(MIXTURE | {"qwen3moe.rope.scaling.factor": 4.0}, {}, {}, "x.gguf")
     assert spec.rope == RopeSpec(10_000.0, Linear(4.0))
+
+
+def test_windows_of_olmo_3_have_the_theta_of_the_file_without_its_scaling() -> None:
+    dense = {key: value for key, value in MIXTURE.items() if "expert" not in key}
+    metadata = {key.replace("qwen3moe", "olmo2"): value for key, value in dense.items()}
+    metadata |= {
+        "general.architecture": "olmo2",
+        "olmo2.feed_forward_length": 8,
+        "olmo2.attention.sliding_window": 9,
+        "olmo2.rope.freq_base": 700.0,
+        "olmo2.rope.scaling.factor": 4.0,
+    }
+    spec = spec_from_gguf(metadata, {}, {}, "x.gguf")
+    assert (spec.rope_of(0), spec.rope) == (RopeSpec(700.0), RopeSpec(700.0, Linear(4.0)))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.config_json import spec_from_config
 from executor_service.backends.torch_backend.rope.spec import LongRope, RopeSpec
@@ -184,3 +185,11 @@ def test_olmo_2_7b_norms_what_attention_and_mlp_add() -> None:
     )
     assert spec.norms == ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
     assert spec.qk_norm is QkNorm.ALL
+
+
+def test_olmo_3_has_no_field_for_the_theta_of_windows() -> None:
+    """transformers ignores Gemma's."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 211}
+    assert spec_of(_COMMON, **sizes, model_type="olmo3").rope_of(0) == RopeSpec(500_000.0)
+    with pytest.raises(ModelError, match="rope_local_base_freq"):
+        spec_of(_COMMON, **sizes, model_type="olmo3", rope_local_base_freq=777.0)
