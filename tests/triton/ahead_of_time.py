@@ -50,6 +50,7 @@ from executor_service.backends.torch_backend.cuda.resolve import (
     resolve_launch,
 )
 from executor_service.backends.torch_backend.cuda.rotary import rotary_launch
+from executor_service.backends.torch_backend.cuda.routing import route_launch
 from executor_service.backends.torch_backend.cuda.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.rows import ITEM_FIELDS, AttentionRows, Tiling, Work
 from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
@@ -179,6 +180,8 @@ def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     yield "rotary", rotary(shape)
     hidden = torch.empty(4096, 4096, dtype=shape.dtype, device="meta")
     yield "norm", norm_launch(hidden, torch.empty(4096, device="meta"), hidden, 1e-6)
+    shares_of, chosen = torch.empty(8, 8, device="meta"), torch.empty(8, 8, dtype=torch.int64, device="meta")
+    yield "route", route_launch(hidden[:8, :128], shares_of, chosen, renormalize=True)
     yield "norm, added", norm_launch(hidden, torch.empty(4096, device="meta"), hidden, 1e-6, add=True)
     for add in (False, True):
         both = torch.empty(2, *hidden.shape, dtype=shape.dtype, device="meta")

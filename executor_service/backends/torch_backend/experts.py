@@ -25,7 +25,8 @@ class Experts(Protocol):
     def __call__(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """The weighted sum of each token's experts, in the order of expert indices, [tokens, hidden].
 
-        x [tokens, hidden]; shares fp32 and chosen int64 [tokens, experts of a token].
+        x [tokens, hidden]; shares fp32 and chosen int64 [tokens, experts of a token], as `routing.route` has
+        them.
         """
 
     @property
@@ -90,8 +91,6 @@ class GroupedExperts:
             self._gate_up[i, :inner], self._gate_up[i, inner:], self._down[i] = gate, up, down
 
     def __call__(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        chosen, order = chosen.sort(-1)
-        shares = shares.gather(-1, order)
         ids, places = chosen.flatten().sort(stable=True)
         numbers = torch.arange(len(self._down), device=x.device)
         ends = torch.searchsorted(ids, numbers, right=True, out_int32=True)

@@ -23,6 +23,7 @@ from executor_service.backends.torch_backend.low_rank import LinearChange, LowRa
 from executor_service.backends.torch_backend.page_format import get, plain_cache, put
 from executor_service.backends.torch_backend.quantized import Format, QuantizedLinear
 from executor_service.backends.torch_backend.rank_sums import sum_in_order
+from executor_service.backends.torch_backend.routing import route
 from executor_service.backends.torch_backend.sampler import Picker
 from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight, plain
 from executor_service.contract.masks import Masks
@@ -138,6 +139,11 @@ class Kernels(Picker, Protocol):
     def gated(self, gate: Weight, up: Weight, activation: Activation = Activation.SILU) -> GatedLinear:
         """The first half of a gated MLP."""
 
+    def route(
+        self, logits: torch.Tensor, count: int, *, renormalize: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The experts of each token, and their shares: see `routing.route`."""
+
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, add_to: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -243,6 +249,11 @@ class PlainKernels:
 
     def gated(self, gate: Weight, up: Weight, activation: Activation = Activation.SILU) -> GatedLinear:
         return PlainGated(self.linear([gate, up]), self.join, activation)
+
+    def route(
+        self, logits: torch.Tensor, count: int, *, renormalize: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return route(logits, count, renormalize=renormalize)
 
     def join(self, both: torch.Tensor, activation: Activation) -> torch.Tensor:
         """The activation of the left half of each row times its right half."""

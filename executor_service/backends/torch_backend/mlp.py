@@ -75,9 +75,9 @@ class MixtureMlp:
 
         Both are [tokens, hidden].
         """
-        shares, chosen = torch.softmax(self.router(x).float(), dim=-1).topk(self.moe.experts_per_token)
-        if self.moe.norm_topk_prob:
-            shares = shares / shares.sum(-1, keepdim=True)
+        shares, chosen = self._kernels.route(
+            self.router(x), self.moe.experts_per_token, renormalize=self.moe.norm_topk_prob
+        )
         # Each rank adds up its parts of the experts; then one sum over the ranks completes all of them.
         total = self._shard.sum(self._kernels, self.experts(x, shares, chosen))
         self._norms.add(total, self.norm, residual)

@@ -10,6 +10,7 @@ import torch
 from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.experts import EachExpert, GroupedExperts, experts
 from executor_service.backends.torch_backend.kernels import PlainKernels
+from executor_service.backends.torch_backend.routing import route
 from executor_service.backends.torch_backend.spec import MoeSpec
 
 SILU = Activation.SILU
@@ -31,7 +32,7 @@ def read(i: int, inner: int = 24) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 def test_grouped_is_one_after_the_other(tokens: int, dtype: torch.dtype) -> None:
     kernels = PlainKernels(CPU, dtype)
     x = torch.randn(tokens, HIDDEN).to(dtype)
-    shares, chosen = torch.rand(tokens, COUNT).softmax(-1).topk(3)
+    shares, chosen = route(torch.rand(tokens, COUNT), 3, renormalize=False)
     grouped, each = GroupedExperts(kernels, MOE, HIDDEN, SILU, read), EachExpert(kernels, MOE, SILU, read)
     torch.testing.assert_close(
         grouped(x, shares, chosen), each(x, shares, chosen), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
@@ -49,10 +50,19 @@ def test_experts_that_nobody_chose_and_one_that_all_did() -> None:
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_shares_follow_from_all_logits_or_from_those_of_the_chosen() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0, -1.0], [3.0, 1.0, 1.5, 4.0]])
+    shares, chosen = route(logits.bfloat16(), 2, renormalize=False)
+    assert chosen.tolist() == [[1, 2], [0, 3]]
+    torch.testing.assert_close(shares, logits.softmax(-1).gather(-1, chosen))
+    shares, _ = route(logits, 2, renormalize=True)
+    torch.testing.assert_close(shares, logits.gather(-1, chosen).softmax(-1))
+
+
 def test_a_nan_stays_in_its_own_row() -> None:
     x = torch.randn(4, HIDDEN)
     x[2] = torch.nan
-    shares, chosen = torch.rand(4, COUNT).topk(2)
+    shares, chosen = route(torch.rand(4, COUNT), 2, renormalize=False)
     out = GroupedExperts(PlainKernels(CPU, torch.float32), MOE, HIDDEN, SILU, read)(x, shares, chosen)
     assert out.isnan().any(-1).tolist() == [False, False, True, False]
 

@@ -47,6 +47,7 @@ from executor_service.backends.torch_backend.kernels import (
 )
 from executor_service.backends.torch_backend.layer_cache import LayerCache
 from executor_service.backends.torch_backend.rank_sums import sum_in_order
+from executor_service.backends.torch_backend.routing import route
 from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight, plain
 from executor_service.contract.masks import Masks
 
@@ -98,6 +99,12 @@ class CpuKernels:
         if scaled is None:
             return PackedGated(plain(gate), plain(up), activation, self.pool)
         return ScaledGated(scaled[0], scaled[1], activation, self.pool)
+
+    def route(
+        self, logits: torch.Tensor, count: int, *, renormalize: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The experts of each token, in plain torch."""
+        return route(logits, count, renormalize=renormalize)
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, add_to: torch.Tensor | None = None

@@ -15,6 +15,7 @@ from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cuda import pointwise as triton_pointwise
+from executor_service.backends.torch_backend.cuda import routing as triton_routing
 from executor_service.backends.torch_backend.cuda.attention import (
     MAX_HEAD_DIM,
     new_arrivals,
@@ -73,6 +74,11 @@ class CudaKernels(PlainKernels):
 
     def join(self, both: torch.Tensor, activation: Activation) -> torch.Tensor:
         return triton_pointwise.gated(both, activation)
+
+    def route(
+        self, logits: torch.Tensor, count: int, *, renormalize: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return triton_routing.route(logits, count, renormalize=renormalize)
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, add_to: torch.Tensor | None = None
