@@ -93,10 +93,11 @@ class Stage:
     def full_queue(self) -> Iterator[None]:
         """Meanwhile `full` has one running request, and no room for another beside the one that waits."""
         with paceline.Client(self.address("full")) as client, ExitStack() as streams:
-            for _ in range(2):
+            # The second one would be refused while the first one is still in the queue.
+            for number in ("running", "waiting"):
                 stream = client.generate("endless", max_tokens=30_000, ignore_eos=True)
                 streams.callback(stream.close)
-            self._until(lambda: client.status().waiting == 1, "the queue of `full` does not fill")
+                self._until(partial(_is_one, client, number), f"`full` has none {number}")
             yield
         self.wait_idle(["full"])
 
@@ -170,6 +171,10 @@ class Stage:
             if time.monotonic() > deadline:
                 raise TimeoutError(complaint)
             time.sleep(0.02)
+
+
+def _is_one(client: paceline.Client, number: str) -> bool:
+    return bool(getattr(client.status(), number) == 1)
 
 
 def _holds(condition: Callable[[], bool]) -> bool:
