@@ -15,13 +15,10 @@ from numpy.typing import NDArray
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.contract import noise
 from executor_service.contract.masks import Masks, allowed_tokens
-from executor_service.contract.plan import OutputMode, Sampling, TokenIds
+from executor_service.contract.plan import MIN_TEMPERATURE, OutputMode, Sampling, TokenIds
 
 Logits = NDArray[np.float32]
 """fp32; [vocabulary] for one position, [outputs, vocabulary] for several."""
-
-MIN_TEMPERATURE = 1e-6
-"""Temperatures between 0 and this are raised to it, so that logits / temperature stays finite."""
 
 
 def sample_rows(logits: Logits, rows: Sequence[ForwardRow]) -> list[RowOutput]:
