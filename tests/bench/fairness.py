@@ -42,7 +42,7 @@ from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from paceline.service.identity import token_hash
 
 from tests.model.default_model import default_model
-from tests.support.processes import ROOT
+from tests.support.checkout import ROOT
 from tests.support.stack import oracle_stack
 
 IDENTITIES = 11

@@ -35,7 +35,7 @@ from typing import Any
 from tests.bench.figures import Line, report
 from tests.bench.overload_client import Row
 from tests.bench.overload_report import all_lines
-from tests.support.processes import ROOT
+from tests.support.checkout import ROOT
 
 INTERRUPT_S = 20.0
 

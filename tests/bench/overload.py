@@ -39,7 +39,7 @@ import uvloop
 from tests.bench.overload_client import Client, Row, quantile, row
 from tests.bench.overload_report import all_lines, plot, table
 from tests.model.default_model import default_model
-from tests.support.processes import ROOT
+from tests.support.checkout import ROOT
 from tests.support.stack import oracle_stack
 
 SEATS = {"oracle": 32, "model": 8}

@@ -26,7 +26,7 @@ import uvloop
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
 
-from tests.support.processes import ROOT
+from tests.support.checkout import ROOT
 
 SIZES = (64, 1024, 4096)
 LETTERS = "etaoin shrdlu"

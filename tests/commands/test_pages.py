@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.checkout import ROOT
 from tests.support.ports import kept_port
-from tests.support.processes import ROOT, executor
+from tests.support.processes import executor
 from tests.support.serve import Serve
 from tests.unit.docs.pages import PAGES, Page
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ROOT
+from tests.support.checkout import ROOT, environment
 from tests.unit.docs.pages import Page
 
 pytestmark = pytest.mark.commands
@@ -18,7 +18,6 @@ pytestmark = pytest.mark.commands
 PAGE = ROOT / "docs" / "testing.md"
 BLOCKS = [block for block in Page.read(PAGE).python if "def test_" in block]
 _TIMEOUT_S = 120.0
-_ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "clients" / "python")])}
 
 
 def run_pytest(directory: Path, *arguments: str) -> str:
@@ -28,7 +27,7 @@ def run_pytest(directory: Path, *arguments: str) -> str:
     done = subprocess.run(
         [*command, *arguments],
         cwd=directory,
-        env=_ENV,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_S,

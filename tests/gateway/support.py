@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.checkout import environment
 from tests.support.ports import kept_port
-from tests.support.serve import Serve, serve_environment
+from tests.support.serve import Serve
 
 BEHIND_A_GATEWAY = ("-S", "failover-timeout-s=2", "-S", "heartbeat-timeout-s=2")
 """Settings of a stack that is one of several: a request that it can't serve soon is another one's."""
@@ -66,7 +67,7 @@ def gateway(directory: Path, workers: list[str], *options: str) -> Iterator[str]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            env=serve_environment(),
+            env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -17,7 +17,7 @@ import pytest
 
 from tests.gateway.check import run
 from tests.model.default_model import default_model
-from tests.support.processes import ROOT
+from tests.support.checkout import ROOT
 from tests.support.serve import Serve, gone, serving
 
 pytestmark = pytest.mark.openai

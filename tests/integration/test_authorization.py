@@ -24,7 +24,8 @@ from paceline.executor.v1 import executor_pb2, executor_pb2_grpc
 from paceline.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from paceline.service.identity import token_hash
 
-from tests.support.processes import ROOT, ServiceProcess
+from tests.support.checkout import ROOT
+from tests.support.processes import ServiceProcess
 from tests.support.stack import Stack, eventually
 from tests.support.untyped import raw
 

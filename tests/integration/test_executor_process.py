@@ -17,7 +17,8 @@ from paceline.channel import Link, Security, open_channel
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1 import executor_pb2_grpc as rpc
 
-from tests.support.processes import ROOT, ServiceProcess, executor, running
+from tests.support.checkout import ROOT
+from tests.support.processes import ServiceProcess, executor, running
 
 MODULE = "executor_service"
 ORACLE = ["--backend", "oracle"]

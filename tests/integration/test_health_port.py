@@ -10,8 +10,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline.channel import Link, open_channel
 from paceline.service.probes import LIVENESS
 
+from tests.support.checkout import ROOT
 from tests.support.ports import kept_port
-from tests.support.processes import ROOT, ServiceProcess
+from tests.support.processes import ServiceProcess
 
 TLS = ROOT / "tests" / "support" / "tls"
 STATUS = health_pb2.HealthCheckResponse

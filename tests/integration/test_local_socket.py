@@ -14,7 +14,8 @@ from paceline.channel import Link, Security, open_channel
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1 import executor_pb2_grpc as rpc
 
-from tests.support.processes import ROOT, ServiceProcess
+from tests.support.checkout import ROOT
+from tests.support.processes import ServiceProcess
 
 TLS = ROOT / "tests" / "support" / "tls"
 PORT_WITH_TLS = [f"--tls-cert={TLS / 'server.pem'}", f"--tls-key={TLS / 'server.key'}"]

@@ -11,7 +11,7 @@ import pytest
 from paceline import errors
 from paceline.channel import Security
 
-from tests.support.processes import ROOT
+from tests.support.checkout import ROOT
 from tests.support.serve import Serve, run, serving
 
 TLS = ROOT / "tests" / "support" / "tls"

@@ -12,7 +12,8 @@ from pathlib import Path
 import paceline
 import pytest
 
-from tests.support.serve import Serve, gone, serve_environment, serving
+from tests.support.checkout import environment
+from tests.support.serve import Serve, gone, serving
 
 
 def tokens(client: paceline.Client, serve: Serve | None = None) -> list[int]:
@@ -88,7 +89,7 @@ def test_serve_continues_when_its_log_is_not_read(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paceline", "serve", "--backend", "oracle", "--port", "0"]
     process = subprocess.Popen(
         [*command, "--port-file", str(port_file)],
-        env=serve_environment(),
+        env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

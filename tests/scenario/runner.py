@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import ROOT
+from tests.support.checkout import ROOT
 
 _BUILT = ROOT / "build" / "clients"
 COMMANDS: Mapping[str, Sequence[str]] = {

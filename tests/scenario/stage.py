@@ -17,8 +17,9 @@ from paceline.service.identity import token_hash
 
 from tests.scenario.proxies import Cutting, Newer, Proxy, Stalling, serving
 from tests.support.adapter_files import write_adapter
+from tests.support.checkout import ROOT
 from tests.support.ports import kept_port
-from tests.support.processes import ROOT, ServiceProcess, running
+from tests.support.processes import ServiceProcess, running
 
 NOBODY = "nobody"
 """The name of an address where nothing listens."""

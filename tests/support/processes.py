@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,35 +13,23 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline.channel import Link, open_channel
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.checkout import environment
+from tests.support.fork_server import Command, ForkedProcess
+
 START_TIMEOUT_S = 600.0  # the first start on a machine compiles kernels
 
 
 class ServiceProcess:
-    """One `python -m <module>` on loopback, on a port of its own choosing."""
+    """One module that runs as a process on loopback, on a port of its own choosing."""
 
     def __init__(self, module: str, arguments: list[str], directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._port_file = directory / "port"
         self._log_file = directory / "log"
-        path = [str(ROOT), str(ROOT / "clients" / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        with self._log_file.open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    module,
-                    "--port",
-                    "0",
-                    "--port-file",
-                    str(self._port_file),
-                    *arguments,
-                ],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+        with self._log_file.open("wb") as log, open(os.devnull, "rb") as nothing:
+            flags = ["--port", "0", "--port-file", str(self._port_file), *arguments]
+            self._process = ForkedProcess(
+                Command(module, flags, environment()), nothing.fileno(), log.fileno()
             )
 
     @property

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.processes import ROOT
+from tests.support.checkout import environment
 
-_ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "clients" / "python")])}
 _START_S = 600.0  # the first start of a model on a machine compiles kernels
 
 
@@ -30,7 +29,7 @@ class Serve:
         with self._log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, "--port-file", str(self._port_file), *arguments],
-                env={**_ENV, **variables},
+                env={**environment(), **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -93,14 +92,10 @@ def serving(
         serve.process.wait(20)
 
 
-def serve_environment() -> dict[str, str]:
-    return dict(_ENV)
-
-
 def run(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "paceline", *arguments]
     return subprocess.run(
-        command, env={**_ENV, **extra}, capture_output=True, text=True, timeout=60, check=False
+        command, env={**environment(), **extra}, capture_output=True, text=True, timeout=60, check=False
     )
 
 

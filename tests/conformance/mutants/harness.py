@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 
 from tests.conformance.kit.target import ADAPTERS, arguments
 from tests.conformance.mutants.catalogue import MUTANTS
-from tests.support.processes import ROOT, running
+from tests.support.checkout import ROOT
+from tests.support.processes import running
 
 KIT = Path(__file__).parent.parent
 

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
-from tests.support.processes import ROOT
+from tests.support.checkout import ROOT
 from tests.support.untyped import raw
 
 IMAGE = ROOT / "protos" / "v1.binpb"

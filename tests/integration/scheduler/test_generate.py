@@ -15,7 +15,7 @@ from paceline.chat import Message
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
-from tests.support.processes import ROOT
+from tests.support.checkout import ROOT
 from tests.support.stack import Stack, eventually, ids_of, oracle_stack
 
 PROMPT = "Once upon a time"

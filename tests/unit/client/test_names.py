@@ -23,8 +23,8 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc
 from paceline.types import Completion
 
+from tests.support.checkout import ROOT
 from tests.support.name_server import NameServer
-from tests.support.processes import ROOT
 from tests.unit.client.ideal_scheduler import ids_of
 from tests.unit.client.test_several_schedulers import SEED, Fake, broken, status
 

@@ -11,7 +11,7 @@ from paceline.service.settings import ServiceSettings
 
 from executor_service.config import ExecutorConfig
 from scheduler_service.config import SchedulerSettings
-from tests.support.processes import ROOT
+from tests.support.checkout import ROOT
 
 DEPLOY = ROOT / "deploy"
 BASE = DEPLOY / "kubernetes" / "base"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import ROOT
+from tests.support.checkout import ROOT
 from tests.unit.deploy.files import COMPOSE, DOCKERFILE, USER, documents, manifests
 
 TEXT = DOCKERFILE.read_text()

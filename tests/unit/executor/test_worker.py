@@ -30,7 +30,7 @@ from executor_service.contract.plan import (
 )
 from executor_service.fatal import EXIT_FAULT, EXIT_MODEL
 from executor_service.steps.worker import DeviceWorker
-from tests.support.processes import ROOT
+from tests.support.checkout import ROOT
 from tests.unit.executor.deferred import DeferredBackend, DeferredForward
 from tests.unit.executor.fakes import continuation, limits
 from tests.unit.executor.harness import Harness, opening, plan, row
