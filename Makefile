@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 PROTOS := $(shell find protos -name '*.proto')
 STUBS ?= clients/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYTHONDONTWRITEBYTECODE := # empty: tests start hundreds of processes, which would compile all code anew
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-clients test-triton lint kernels format protos bench bench-hostile soak bench-gpu check-deploy docs model install clean
