@@ -59,7 +59,7 @@ def turn(core: StepScheduler, result: StepAnswer | None, now: float, plans: list
     plans.append(core.plan(now))
 
 
-@pytest.mark.parametrize("sequences", [256, 1024])
+@pytest.mark.parametrize("sequences", [256, pytest.param(1024, marks=pytest.mark.slow)])
 def test_where_nothing_repeats_a_step_costs_little_more_than_without_drafts(sequences: int) -> None:
     plain = work_of_a_step(sequences, NEW, DraftingWish(), before=2)
     assert work_of_a_step(sequences, NEW, NGRAMS, before=SETTLED, counted=MANY) < 1.1 * plain

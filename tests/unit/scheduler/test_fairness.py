@@ -262,8 +262,11 @@ def polite_p99(clients: int, flood: int, streams: int, places: int) -> float:
 
 @pytest.mark.parametrize(
     ("streams", "places"),
-    [(1, 64), (5, 64), (3, 32)],
-    ids=["few places", "most places", "all but two places"],
+    [
+        pytest.param(1, 64, id="few places", marks=pytest.mark.slow),
+        pytest.param(5, 64, id="most places"),
+        pytest.param(3, 32, id="all but two places", marks=pytest.mark.slow),
+    ],
 )
 def test_who_floods_with_ten_thousand_requests_does_not_delay_ten_polite_ones(
     streams: int, places: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -73,6 +73,7 @@ def hostile(draw: st.DrawFn, style: Style) -> str:
 
 
 @names
+@settings(max_examples=40)
 @given(st.data())
 def test_control_tokens_are_those_of_the_same_chat_with_neutral_contents(
     name: str, data: st.DataObject

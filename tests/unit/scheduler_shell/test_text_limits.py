@@ -87,7 +87,7 @@ async def test_a_job_does_not_fail_with_another_jobs_process(monkeypatch: pytest
 
 
 async def test_a_job_that_two_processes_died_at_fails_and_no_other_does() -> None:
-    async with tools(files(when("big", DOUBLES)), replace(LIMITS, memory_mib=256)) as (text, _):
+    async with tools(files(when("big", DOUBLES)), replace(LIMITS, memory_mib=96)) as (text, _):
         jobs = [
             asyncio.create_task(text.encode_messages([{"role": "user", "content": "big"}], 1 << 20)),
             asyncio.create_task(text.encode_text("x" * 20_000)),
@@ -95,7 +95,7 @@ async def test_a_job_that_two_processes_died_at_fails_and_no_other_does() -> Non
         ]
         results = await asyncio.gather(*jobs, return_exceptions=True)
     assert isinstance(results[0], PromptError)
-    assert "256 MiB" in str(results[0])
+    assert "96 MiB" in str(results[0])
     assert [len(result) for result in results[1:]] == [20_000, 1]  # type: ignore[arg-type]
 
 
@@ -141,8 +141,8 @@ async def test_a_template_that_writes_without_end_is_stopped_while_it_writes() -
 
 
 async def test_a_normalizer_that_doubles_strings_fails_only_its_prompt() -> None:
-    async with tools(files(tokenizer=BOMB), replace(LIMITS, memory_mib=256)) as (text, _):
-        with pytest.raises(PromptError, match="256 MiB"):
+    async with tools(files(tokenizer=BOMB), replace(LIMITS, memory_mib=96)) as (text, _):
+        with pytest.raises(PromptError, match="96 MiB"):
             await text.encode_text("z")
         assert await text.decode(await text.encode_text("hello")) == "hello"
 
@@ -162,11 +162,11 @@ async def test_a_pattern_that_backtracks_without_end_fails_only_its_prompt() -> 
         (files("x" * (pools.MAX_TEMPLATE_CHARS + 1)), "more than 1048576 characters"),
         (replace(files(), tokenizer_json=b"{}"), "Tokenizer"),
         (replace(files(), tokenizer_json=b"\xff" * 1000), "the tokenizer failed"),
-        (files(tokenizer=NEEDS_TRIAL), "256 MiB"),
+        (files(tokenizer=NEEDS_TRIAL), "96 MiB"),
     ],
 )
 async def test_unusable_files_are_refused_with_the_reason(given: TokenizerSource, why: str) -> None:
-    async with running(replace(LIMITS, memory_mib=256)) as pool:
+    async with running(replace(LIMITS, memory_mib=96)) as pool:
         with pytest.raises(UnusableTokenizerError, match=why):
             await pool.load(given)
         await pool.load(files())  # other files can be loaded afterwards
