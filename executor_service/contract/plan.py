@@ -12,7 +12,7 @@ tokens are known but not cached yet: the rest of a prompt, or the token sampled 
 from __future__ import annotations
 
 import enum
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -205,7 +205,7 @@ class StepPlan:
     epoch: int = 0  # 0: any
     digest: bytes = b""  # of the request's content; tells a replay from a reused step_id
     ops: tuple[Op | Refusal, ...] = ()
-    rows: tuple[Row | Refusal, ...] = ()
+    rows: Sequence[Row | Refusal] = ()
     openings: tuple[Opening | Refusal, ...] = ()
 
 

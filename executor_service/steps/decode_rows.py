@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from executor_service.backends.base import ForwardRow
@@ -20,25 +22,25 @@ class DecodeRows:
     them. A row is at the same index in all columns, and in the step's launch, where they come first.
     """
 
-    __slots__ = ("follows", "indices", "sequences", "starts", "tokens")
+    __slots__ = ("follows", "indices", "sequences", "starts")
 
     def __init__(self) -> None:
         self.indices: list[int] = []  # in the step's results
         self.sequences: list[CachedSequence] = []
         self.starts: list[int] = []  # KV lengths before the rows
         self.follows: list[int] = []  # as `AcceptedRow.follows`
-        self.tokens: list[int] = []  # that they feed; 0: not known yet
 
     def __len__(self) -> int:
         return len(self.indices)
 
-    def add(self, index: int, sequence: CachedSequence, start: int, follows: int) -> None:
-        """Add a row at the end."""
-        self.indices.append(index)
-        self.sequences.append(sequence)
-        self.starts.append(start)
-        self.follows.append(follows)
-        self.tokens.append(sequence.ids.item(start) if follows == _NOBODY else 0)
+    def extend(
+        self, first_index: int, sequences: Sequence[CachedSequence], starts: list[int], follows: list[int]
+    ) -> None:
+        """Add rows at the end, whose indices are `first_index` and those behind it."""
+        self.indices.extend(range(first_index, first_index + len(sequences)))
+        self.sequences.extend(sequences)
+        self.starts.extend(starts)
+        self.follows.extend(follows)
 
     def accepted_row(self, place: int) -> AcceptedRow:
         """The row at this index as an object, for what is rare."""
@@ -52,14 +54,20 @@ class DecodeRows:
     def columns(self) -> RowColumns:
         """What a backend has to know of them, by column."""
         ones = np.ones(len(self), np.int32)
-        starts, follows, tokens = np.array((self.starts, self.follows, self.tokens), np.int32)
+        tokens = [
+            sequence.ids.item(start) if follows == _NOBODY else 0
+            for sequence, start, follows in zip(self.sequences, self.starts, self.follows, strict=True)
+        ]
+        # One list makes an array in half the time of three.
+        numbers = np.array([*self.starts, *self.follows, *tokens], np.int32)
+        starts, follows, tokens_fed = numbers.reshape(3, -1)
         return RowColumns(
             starts=starts,
             counts=ones,
             outputs=ones,
             follows=follows,
             slacks=np.zeros(len(self), np.int32),  # none of them follows one with drafts
-            tokens=tokens,
+            tokens=tokens_fed,
             tables=[sequence.table.pages() for sequence in self.sequences],
             samplings=[sequence.sampling for sequence in self.sequences],
         )

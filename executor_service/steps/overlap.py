@@ -16,13 +16,12 @@ with no page left at all, is refused where it might have been accepted. Tokens a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from executor_service.cache.kv_cache import prefix_root
 from executor_service.cache.session import ClientSession
 from executor_service.contract.plan import Fork, Op, Opening, OutputMode, Refusal, Release, Row, StepPlan
+from executor_service.contract.planned_rows import PlannedRows
 from executor_service.steps.accepted_row import AcceptedRow
 from executor_service.steps.step_rows import StepRows
 
@@ -36,7 +35,7 @@ def must_wait(plan: StepPlan, session: ClientSession, ahead: StepRows, page_size
         return True
     return (
         any(_op_waits(op, session, ahead, page_size) for op in plan.ops)
-        or _some_row_waits(plan.rows, session, ahead)
+        or _some_row_waits(PlannedRows.of(plan.rows), session, ahead)
         or _hits_wait(plan.openings, ahead, page_size)
     )
 
@@ -57,19 +56,20 @@ def _op_waits(op: Op | Refusal, session: ClientSession, ahead: StepRows, page_si
     return any(row is not None for row in rows)
 
 
-def _some_row_waits(rows: Iterable[Row | Refusal], session: ClientSession, ahead: StepRows) -> bool:
+def _some_row_waits(rows: PlannedRows, session: ClientSession, ahead: StepRows) -> bool:
     """Whether any row does. One that only decodes can always continue one that does the same."""
     caches, places, mispredicted = session.caches, ahead.places, ahead.mispredicted
     decodes = len(ahead.decodes)
-    for row in rows:
-        if isinstance(row, Refusal) or (sequence := caches.get(row.cache_id)) is None:
-            continue
-        place = places.get(sequence)
-        if place is None:
+    for index in range(len(rows)) if ahead.accepted or mispredicted else rows.others:
+        sequence = caches.get(rows.cache_ids[index])
+        if sequence is None or (place := places.get(sequence)) is None:
             continue
         if sequence in mispredicted:
             return True
-        if not (place < decodes and row.only_decodes) and _row_waits(row, ahead.row_at(place)):
+        if place < decodes and index not in rows.others:
+            continue
+        row = rows[index]
+        if not isinstance(row, Refusal) and _row_waits(row, ahead.row_at(place)):
             return True
     return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import repeat
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from executor_service.contract.plan import (
     Sampling,
     StepPlan,
 )
+from executor_service.contract.planned_rows import PlannedRows
 from executor_service.steps.accepted_row import AcceptedRow, scored_by
 from executor_service.steps.masking import constrain_opening, constrain_row
 from executor_service.steps.step_rows import StepRows, unexpected_length, unknown_cache
@@ -58,55 +60,60 @@ class RowReservation:
         self._score_bytes = self._limits.max_full_logits_bytes  # of scores that the reply has room for
         self._quota = session.quota
         self._quota_pages = session.quota.pages_left if session.quota is not None else 0
+        self._planned = PlannedRows.of(plan.rows)
         self._rows = StepRows(session, plan, [], [])
 
     def reserve(self) -> StepRows:
         """Check and reserve every row, rows first, then openings."""
-        plan, rows = self._plan, self._rows
-        duplicates = self._duplicates()
-        for index, row in enumerate(plan.rows):
-            accepted: AcceptedRow | Refusal
+        planned, openings, duplicates = self._planned, self._plan.openings, self._duplicates()
+        decoding = self._decoding(duplicates)
+        index = 0
+        while (index := self._reserve_decodes(index, decoding)) < len(planned):
+            row = planned[index]
             if isinstance(row, Refusal):
-                accepted = row
-            elif duplicates and row.cache_id in duplicates:
-                accepted = _invalid(
-                    f"rows.cache_ids[{index}]: cache {row.cache_id} has more than one row in the step"
-                )
-            elif self._decodes(index, row):
-                rows.results.append(_UNANSWERED)
-                continue
+                self._add(row)
+            elif row.cache_id in duplicates:
+                self._add(_duplicate(f"rows.cache_ids[{index}]", row.cache_id))
             else:
-                accepted = self._continue(index, row)
-            if isinstance(accepted, Refusal):
-                rows.results.append(RowResult(refusal=accepted))
-            else:
-                rows.accepted.append(accepted)
-                rows.results.append(_UNANSWERED)
-        for index, opening in enumerate(plan.openings):
+                self._add(self._continue(index, row))
+            index += 1
+        for index, opening in enumerate(openings):
             if isinstance(opening, Refusal):
-                accepted = opening
+                self._add(opening)
             elif opening.cache_id in duplicates:
-                accepted = _invalid(
-                    f"openings[{index}].cache_id: cache {opening.cache_id} has more than one row in the step"
-                )
+                self._add(_duplicate(f"openings[{index}].cache_id", opening.cache_id))
             else:
-                accepted = self._no_room(index) or self._open(index, opening)
-            if isinstance(accepted, Refusal):
-                rows.results.append(RowResult(refusal=accepted))
-            else:
-                rows.accepted.append(accepted)
-                rows.results.append(_UNANSWERED)
-        rows.tokens = self._limits.max_step_tokens - self._budget
-        return rows
+                self._add(self._no_room(index) or self._open(index, opening))
+        self._rows.tokens = self._limits.max_step_tokens - self._budget
+        return self._rows
+
+    def _add(self, row: AcceptedRow | Refusal) -> None:
+        """Add the next row, as accepted or refused."""
+        if isinstance(row, Refusal):
+            self._rows.results.append(RowResult(refusal=row))
+        else:
+            self._rows.accepted.append(row)
+            self._rows.results.append(_UNANSWERED)
 
     def _duplicates(self) -> set[int]:
         """Cache ids that are in more than one row of the step."""
-        plan = self._plan
-        ids = [item.cache_id for item in plan.rows if not isinstance(item, Refusal)]
-        ids += [item.cache_id for item in plan.openings if not isinstance(item, Refusal)]
+        opened = [item.cache_id for item in self._plan.openings if not isinstance(item, Refusal)]
+        ids = self._planned.cache_ids + opened
         if len(set(ids)) == len(ids):
             return set()
-        return {cache_id for cache_id, count in Counter(ids).items() if count > 1}
+        items = (*self._planned, *self._plan.openings)
+        counts = Counter(item.cache_id for item in items if not isinstance(item, Refusal))
+        return {cache_id for cache_id, count in counts.items() if count > 1}
+
+    def _decoding(self, duplicates: set[int]) -> list[CachedSequence | None]:
+        """For each row its sequence, where the row only decodes; None for other rows and for duplicates."""
+        ids = self._planned.cache_ids
+        sequences = list(map(self._session.caches.get, ids))
+        for index in self._planned.others:
+            sequences[index] = None
+        if duplicates:
+            return [None if i in duplicates else sequence for i, sequence in zip(ids, sequences, strict=True)]
+        return sequences
 
     def _no_room(self, index: int) -> Refusal | None:
         """The refusal of any opening, whatever its prompt; None: a sequence can be opened."""
@@ -119,40 +126,59 @@ class RowReservation:
             return Refusal(Reason.QUOTA, f"openings[{index}]: {self._quota.no_cache()}")
         return None
 
-    def _decodes(self, index: int, row: Row) -> bool:
-        """Reserve a row that only decodes, as one of `StepRows.decodes`.
+    def _reserve_decodes(self, first: int, decoding: list[CachedSequence | None]) -> int:
+        """Reserve the rows from `first` on that only decode, as some of `StepRows.decodes`.
 
-        False: it is another row, or can't be reserved without a further check; nothing has changed.
+        Returns the index of the first row that is another one, or can't be reserved without a further check;
+        nothing has changed for it. `decoding`: what `_decoding` returns.
         """
-        sequence = self._session.caches.get(row.cache_id)
-        if sequence is None or not sequence.only_draws or not row.only_decodes:
-            return False
-        start, follows, ahead = sequence.length, self._places.get(sequence, -1), self._ahead
-        if ahead is not None and follows >= 0:
-            if follows < len(ahead.decodes.starts):
-                start = ahead.decodes.starts[follows] + 1
-            elif (former := ahead.row_at(follows)).outputs:
+        lengths, ahead, place_of = self._planned.kv_lengths, self._ahead, self._places.get
+        starts_ahead = [] if ahead is None else ahead.decodes.starts
+        context, now_s = self._limits.context_length, self._now_s
+        sequences: list[CachedSequence] = []
+        starts: list[int] = []
+        follows: list[int] = []
+        for index in range(first, min(len(decoding), first + self._budget)):
+            sequence = decoding[index]
+            if sequence is None or not sequence.only_draws:
+                break
+            place = place_of(sequence, -1)
+            if 0 <= place < len(starts_ahead):
+                start = starts_ahead[place] + 1
+            elif ahead is not None and place >= 0:
+                former = ahead.row_at(place)
+                if not former.outputs:
+                    break  # it computes the rest of a prompt
                 start = former.end
+            elif sequence.sampled:
+                start = sequence.length
             else:
-                return False  # it computes the rest of a prompt
-        elif not sequence.sampled:
+                break
+            if lengths[index] != start or start >= context:
+                break
+            if start >= sequence.table.private_end and not self._reserve_page(sequence, start):
+                break
+            sequence.renewed_s = now_s
+            if start + 2 > len(sequence.ids):
+                sequence.make_room(start + 2)
+            sequences.append(sequence)
+            starts.append(start)
+            follows.append(place)
+        self._budget -= len(starts)
+        self._rows.decodes.extend(first, sequences, starts, follows)
+        self._rows.results.extend(repeat(_UNANSWERED, len(starts)))
+        return first + len(starts)
+
+    def _reserve_page(self, sequence: CachedSequence, start: int) -> bool:
+        """Make position `start` of a sequence writable. False: it needs a further check; nothing changed."""
+        if self._quota is not None:
             return False
-        if row.kv_length != start or start >= self._limits.context_length or not self._budget:
+        try:
+            copy = self._pages.reserve(sequence.table, start, start + 1)
+        except OutOfPages:
             return False
-        if start >= sequence.table.private_end:
-            if self._quota is not None:
-                return False
-            try:
-                copy = self._pages.reserve(sequence.table, start, start + 1)
-            except OutOfPages:
-                return False
-            if copy:
-                self._backend.copy_page(*copy)
-        sequence.renewed_s = self._now_s
-        if start + 2 > len(sequence.ids):
-            sequence.make_room(start + 2)
-        self._budget -= 1
-        self._rows.decodes.add(index, sequence, start, follows)
+        if copy:
+            self._backend.copy_page(*copy)
         return True
 
     def _continue(self, index: int, row: Row) -> AcceptedRow | Refusal:
@@ -360,6 +386,10 @@ class RowReservation:
 def _score_bytes(tokens: range, sampling: Sampling) -> int:
     """The maximum size of these tokens' scores in a reply."""
     return len(tokens) * (4 + _ALTERNATIVE_BYTES * (sampling.logprobs or 0))
+
+
+def _duplicate(field: str, cache_id: int) -> Refusal:
+    return _invalid(f"{field}: cache {cache_id} has more than one row in the step")
 
 
 def _invalid(message: str) -> Refusal:

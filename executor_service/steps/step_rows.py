@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, count
 
 from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
@@ -61,7 +61,7 @@ class StepRows:
     def places(self) -> Mapping[CachedSequence, int]:
         """The index of each sequence's row in the launch."""
         if self._places is None:
-            self._places = {sequence: index for index, sequence in enumerate(self.sequences)}
+            self._places = dict(zip(self.sequences, count()))
         return self._places
 
     def row_at(self, index: int) -> AcceptedRow:

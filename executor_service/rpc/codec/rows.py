@@ -11,6 +11,7 @@ from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import NO_TOKENS, Opening, OutputMode, PoolingKind, Refusal, Row
+from executor_service.contract.planned_rows import PlannedRows
 from executor_service.rpc.codec.grammars import NO_GRAMMARS, CompiledGrammars
 from executor_service.rpc.codec.masks import decode_masks
 from executor_service.rpc.codec.refusals import invalid, refused, too_large, unsupported
@@ -59,13 +60,13 @@ UNIFIED = Takes.OPENINGS | Takes.DRAFTS | Takes.STEPS | Takes.NOTHING
 VERIFY = Takes.DRAFTS | Takes.ALL_DRAFTS
 
 
-def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tuple[Row | Refusal, ...]:
+def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> PlannedRows:
     """The rows that continue sequences; `count` is the number of their cache ids. Raises RequestRefused."""
     ids, lengths = packed.cache_ids, packed.kv_lengths
     if len(lengths) != count:
         raise refused(f"rows.kv_lengths: {len(lengths)} entries for {count} rows")
     if count and len(packed.ListFields()) == _FIELDS_OF_DECODES and Takes.ALL_DRAFTS not in takes:
-        return tuple(map(Row, ids, lengths, repeat(NO_TOKENS), repeat(NO_TOKENS)))
+        return PlannedRows(list(ids), list(lengths))
     limit = _per_row("limits", packed.limits, count, 0)
     steps = _per_row("steps", packed.steps, count, 1)
     outputs = _per_row("outputs", packed.outputs, count, pb.OUTPUT_MODE_SAMPLE)
@@ -90,7 +91,7 @@ def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tu
         or packed.masks
     )
     if not (special or bad_tokens):
-        return tuple(map(Row, ids, lengths, tokens, repeat(NO_TOKENS), limit))
+        return PlannedRows.of(list(map(Row, ids, lengths, tokens, repeat(NO_TOKENS), limit)))
     rows: list[Row | Refusal] = []
     for i in range(count):
         bad = bad_tokens.get(i) or bad_drafts.get(i)
@@ -119,7 +120,7 @@ def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> tu
                 allowed,
             )
         )
-    return tuple(rows)
+    return PlannedRows.of(rows)
 
 
 def decode_opening(

@@ -42,7 +42,7 @@ def decode_step(
         raise refused("openings: this RPC takes none")
     _check_ops(step.ops, limits)
     full_bytes = 0
-    rows: tuple[Row | Refusal, ...] = ()
+    rows: Sequence[Row | Refusal] = ()
     if count or packed.ByteSize():
         rows = decode_rows(packed, count, limits, takes)
     if packed.outputs:

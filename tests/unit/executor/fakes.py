@@ -19,10 +19,11 @@ from executor_service.backends.base import (
 )
 from executor_service.contract.limits import Limits
 from executor_service.contract.masks import allowed_tokens
-from executor_service.contract.plan import OutputMode, TokenIds
+from executor_service.contract.plan import NO_TOKENS, OutputMode, TokenIds
 
 VOCAB = 97
-EMPTY: TokenIds = np.zeros(0, np.int32)
+EMPTY = NO_TOKENS
+"""The very array: by it the engine knows rows that only decode."""
 
 
 def ids(*values: int) -> TokenIds:

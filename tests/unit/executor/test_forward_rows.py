@@ -43,7 +43,7 @@ def decode_rows(lengths: Iterable[int], follows: Iterable[int]) -> DecodeRows:
             table, ids, length=length, prompt_length=length, sampling=Sampling(seed=index), salt=b"",
             renewed_s=0.0,
         )  # fmt: skip
-        rows.add(index, sequence, length, former)
+        rows.extend(index, [sequence], [length], [former])
     return rows
 
 
