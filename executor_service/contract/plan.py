@@ -316,7 +316,7 @@ class StepResult:
     """The result of a step; `rows` has the results of the rows, then those of the openings."""
 
     ops: list[OpResult]
-    rows: list[RowResult]
+    rows: Sequence[RowResult]
     free_pages: int
     evictable_pages: int
     queue_us: int = 0  # from its arrival until it had the device

@@ -83,7 +83,7 @@ class StepCommit:
             # A table without pages was released by an op of the step behind.
             if end % page_size == 0 and sequence.table.count:
                 self._pages.publish(sequence.table, sequence.ids, end)
-            results[index] = RowResult(end, 0, [token])
+            results.kv_lengths[index], results.tokens[index] = end, (token,)
             done += 1
         self._computed += done
         self._sampled += done

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from executor_service.contract.plan import OpResult, Reason, RowResult
+from executor_service.contract.plan import OpResult, Reason
+from executor_service.contract.row_results import RowResults
 
 
 class StepTally(NamedTuple):
@@ -43,9 +44,7 @@ class StepCounters:
     caches_expired: int = 0
     refused: Counter[Reason] = field(default_factory=Counter)  # rows and ops
 
-    def add_step(
-        self, tally: StepTally, elapsed_s: float, rows: list[RowResult], ops: Iterable[OpResult]
-    ) -> None:
+    def add_step(self, tally: StepTally, elapsed_s: float, rows: RowResults, ops: Iterable[OpResult]) -> None:
         """Count a step that is done; `elapsed_s` is its time on the device, in seconds."""
         self.steps += 1
         self.compute_s += elapsed_s
@@ -62,7 +61,7 @@ class StepCounters:
         elif tally.decode_rows:
             self.decode_steps += 1
             self.decode_s += elapsed_s
-        for row in rows:
+        for row in rows.others.values():
             if row.refusal is not None:
                 self.refused[row.refusal.reason] += 1
         for op in ops:

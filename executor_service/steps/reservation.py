@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import repeat
 
 import numpy as np
 
@@ -24,13 +23,13 @@ from executor_service.contract.plan import (
     StepPlan,
 )
 from executor_service.contract.planned_rows import PlannedRows
+from executor_service.contract.row_results import RowResults
 from executor_service.steps.accepted_row import AcceptedRow, scored_by
 from executor_service.steps.masking import constrain_opening, constrain_row
 from executor_service.steps.step_rows import StepRows, unexpected_length, unknown_cache
 
 _NONE, _HIDDEN, _MEAN = OutputMode.NONE, OutputMode.HIDDEN, PoolingKind.MEAN
 _ALTERNATIVE_BYTES = 9  # an id of up to 5 bytes, and its logprob
-_UNANSWERED = RowResult()  # placeholder of an accepted row's result
 
 
 class RowReservation:
@@ -61,7 +60,7 @@ class RowReservation:
         self._quota = session.quota
         self._quota_pages = session.quota.pages_left if session.quota is not None else 0
         self._planned = PlannedRows.of(plan.rows)
-        self._rows = StepRows(session, plan, [], [])
+        self._rows = StepRows(session, plan, [], RowResults(len(plan.rows) + len(plan.openings)))
 
     def reserve(self) -> StepRows:
         """Check and reserve every row, rows first, then openings."""
@@ -71,29 +70,29 @@ class RowReservation:
         while (index := self._reserve_decodes(index, decoding)) < len(planned):
             row = planned[index]
             if isinstance(row, Refusal):
-                self._add(row)
+                self._add(index, row)
             elif row.cache_id in duplicates:
-                self._add(_duplicate(f"rows.cache_ids[{index}]", row.cache_id))
+                self._add(index, _duplicate(f"rows.cache_ids[{index}]", row.cache_id))
             else:
-                self._add(self._continue(index, row))
+                self._add(index, self._continue(index, row))
             index += 1
-        for index, opening in enumerate(openings):
+        for place, opening in enumerate(openings, start=len(planned)):
+            index = place - len(planned)
             if isinstance(opening, Refusal):
-                self._add(opening)
+                self._add(place, opening)
             elif opening.cache_id in duplicates:
-                self._add(_duplicate(f"openings[{index}].cache_id", opening.cache_id))
+                self._add(place, _duplicate(f"openings[{index}].cache_id", opening.cache_id))
             else:
-                self._add(self._no_room(index) or self._open(index, opening))
+                self._add(place, self._no_room(index) or self._open(index, opening))
         self._rows.tokens = self._limits.max_step_tokens - self._budget
         return self._rows
 
-    def _add(self, row: AcceptedRow | Refusal) -> None:
-        """Add the next row, as accepted or refused."""
+    def _add(self, place: int, row: AcceptedRow | Refusal) -> None:
+        """Add a row, as accepted or with its refusal as its result; `place`: among the results."""
         if isinstance(row, Refusal):
-            self._rows.results.append(RowResult(refusal=row))
+            self._rows.results[place] = RowResult(refusal=row)
         else:
             self._rows.accepted.append(row)
-            self._rows.results.append(_UNANSWERED)
 
     def _duplicates(self) -> set[int]:
         """Cache ids that are in more than one row of the step."""
@@ -166,7 +165,6 @@ class RowReservation:
             follows.append(place)
         self._budget -= len(starts)
         self._rows.decodes.extend(first, sequences, starts, follows)
-        self._rows.results.extend(repeat(_UNANSWERED, len(starts)))
         return first + len(starts)
 
     def _reserve_page(self, sequence: CachedSequence, start: int) -> bool:

@@ -10,6 +10,7 @@ from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession
 from executor_service.contract.plan import Reason, Refusal, Row, RowResult, StepPlan
+from executor_service.contract.row_results import RowResults
 from executor_service.steps.accepted_row import AcceptedRow
 from executor_service.steps.decode_rows import DecodeRows
 
@@ -26,7 +27,7 @@ class StepRows:
     session: ClientSession
     plan: StepPlan
     accepted: list[AcceptedRow]  # in the order of their launch, behind `decodes`: rows, then openings
-    results: list[RowResult]
+    results: RowResults
     decodes: DecodeRows = field(default_factory=DecodeRows)  # rows that only decode
     tokens: int = 0  # upper bound of the tokens to compute
     steps: int = 1  # maximum over the rows
@@ -42,15 +43,13 @@ class StepRows:
     @property
     def has_refusals(self) -> bool:
         """Whether any row was refused for what a step in flight may change."""
-        if len(self.decodes) + len(self.accepted) == len(self.results):
-            return False
-        refusals = (result.refusal for result in self.results)
+        refusals = (result.refusal for result in self.results.others.values())
         return any(r is not None and r.reason is not Reason.GRAMMAR_BEHIND for r in refusals)
 
     @property
     def lacks_memory(self) -> bool:
         """Whether a row was refused because pages, sequences or slots of adapters had run out."""
-        refusals = (result.refusal for result in self.results)
+        refusals = (result.refusal for result in self.results.others.values())
         return any(r is not None and r.reason in _EXHAUSTED for r in refusals)
 
     def needs_several(self, max_piece_tokens: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,7 +147,7 @@ def test_pages_are_divided_and_the_fingerprint_is_that_of_one_rank(pair: Pair) -
 def test_scores_and_vectors_are_those_of_one_rank(pair: Pair) -> None:
     """Of prompts in pieces, a slice of logits at a time, beside a row that samples."""
 
-    def answers(backend: Backend) -> list[RowResult]:
+    def answers(backend: Backend) -> Sequence[RowResult]:
         limits = Limits(VOCABULARY, 512, PAGE, PAGES - 1, 8, 8, 512, can_score=True, hidden_size=64)
         engine = Harness(replace(limits, max_piece_tokens=33), backend)
         texts = [tokens_of(30 + i, 9 + 17 * i) for i in range(5)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.contract.plan import CacheView, Refusal, RowResult, StepPlan, StepResult
+from executor_service.contract.row_results import RowResults
 from executor_service.rpc.codec.forward import encode_tensor
 from executor_service.rpc.errors import CODE_OF, WIRE_REASON
 
@@ -26,12 +28,12 @@ def encode_result(message: pb.StepResult, result: StepResult, plan: StepPlan, ep
     message.compute_us = min(result.compute_us, _UINT32_MAX)
     if result.rows:
         rows = message.rows
-        results = result.rows
-        rows.kv_lengths.extend([row.kv_length for row in results])
-        rows.token_counts.extend([len(row.tokens) for row in results])
-        rows.tokens.extend([token for row in results for token in row.tokens])
+        results = RowResults.of(result.rows)
+        rows.kv_lengths.extend(results.kv_lengths)
+        rows.token_counts.extend(list(map(len, results.tokens)))
+        rows.tokens.extend(list(chain.from_iterable(results.tokens)))
         rows.cached_lengths.extend([row.cached_length for row in results[len(plan.rows) :]])
-        for index, row in enumerate(results):
+        for index, row in sorted(results.others.items()):
             if row.refusal is not None:
                 rows.errors.append(encode_error(row.refusal, index))
             elif _has_detail(row):
