@@ -27,6 +27,7 @@ from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.cuda.adapted_tokens import TILE_FIELDS, AdaptedTokens
 from executor_service.backends.torch_backend.cuda.attention import Pipelines, attention_launches
 from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
+from executor_service.backends.torch_backend.cuda.experts import Groups, group_launch, weigh_launch
 from executor_service.backends.torch_backend.cuda.few_rows import few_rows_launch, few_scaled_rows_launch
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.cuda.listed_tokens import (
@@ -180,8 +181,7 @@ def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     yield "rotary", rotary(shape)
     hidden = torch.empty(4096, 4096, dtype=shape.dtype, device="meta")
     yield "norm", norm_launch(hidden, torch.empty(4096, device="meta"), hidden, 1e-6)
-    shares_of, chosen = torch.empty(8, 8, device="meta"), torch.empty(8, 8, dtype=torch.int64, device="meta")
-    yield "route", route_launch(hidden[:8, :128], shares_of, chosen, renormalize=True)
+    yield from experts(hidden)
     yield "norm, added", norm_launch(hidden, torch.empty(4096, device="meta"), hidden, 1e-6, add=True)
     for add in (False, True):
         both = torch.empty(2, *hidden.shape, dtype=shape.dtype, device="meta")
@@ -250,6 +250,16 @@ def adapters(shape: Shape) -> Iterator[tuple[str, Launch]]:
     change = TableChange(AdaptedTokens(numbers, numbers, numbers), table, 0, 3)
     shrunk = torch.empty(2, 512, 3, 256, device="meta")
     yield from zip(("shrink", "expand"), change.launches(x, out, shrunk), strict=True)
+
+
+def experts(hidden: torch.Tensor) -> Iterator[tuple[str, Launch]]:
+    """What a mixture of 128 experts, of which a token has 8, adds to a layer; hidden [tokens, n]."""
+    shares = torch.empty(len(hidden), 8, device="meta")
+    chosen = torch.empty(shares.shape, dtype=torch.int64, device="meta")
+    yield "route", route_launch(hidden[:, :128], shares, chosen, renormalize=True)
+    groups = Groups.empty(hidden, chosen, 128)
+    yield "group", group_launch(hidden, chosen, groups)
+    yield "weigh", weigh_launch(groups.rows, groups.places, shares, hidden)
 
 
 def few_rows(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:

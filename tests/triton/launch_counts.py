@@ -9,18 +9,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from executor_service.backends.torch_backend.cuda.launch import Launch
-from tests.triton.dry.fake_device import DEVICE, Indexing
-
-# They launch nothing: views, and memory.
-_FREE = (
-    "aten::view", "aten::slice", "aten::select", "aten::split", "aten::detach", "aten::alias", "aten::t",
-    "aten::transpose", "aten::_unsafe_view", "aten::empty", "aten::_to_copy_view", "aten::unsqueeze",
-)  # fmt: skip
+from tests.triton.dry.fake_device import DEVICE, fake_device
 
 
 class Launches(TorchDispatchMode):
@@ -31,17 +24,28 @@ class Launches(TorchDispatchMode):
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inputs = _tensors((args, kwargs))
         result = func(*args, **(kwargs or {}))
-        tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, torch.Tensor)]
-        assert {x.device for x in tensors if x.dim()} <= {DEVICE}, f"{func} crosses to the host"
-        if not func.name().split(".")[0].startswith(_FREE):
-            self.counts[func.name()] += 1
+        outputs = _tensors(result)
+        assert {x.device for x in inputs + outputs if x.dim()} <= {DEVICE}, f"{func} crosses to the host"
+        if "empty" not in func.name() and (
+            func._schema.is_mutable or not _places(outputs) <= _places(inputs)
+        ):
+            self.counts[func.name()] += 1  # neither a view nor memory alone
         return result
 
     @property
     def total(self) -> int:
         """All launches."""
         return self.counts.total()
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+
+def _places(tensors: list[torch.Tensor]) -> set[int]:
+    return {x.untyped_storage()._cdata for x in tensors}
 
 
 @contextmanager
@@ -54,10 +58,5 @@ def counted_launches() -> Iterator[Launches]:
         launches.counts[launch.kernel.fn.__name__] += 1
 
     launches = Launches()
-    with (
-        FakeTensorMode(allow_non_fake_inputs=False),
-        torch.inference_mode(),
-        Indexing(),
-        mock.patch.object(Launch, "run", run),
-    ):
+    with fake_device(), mock.patch.object(Launch, "run", run):
         yield launches

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from torch.nn import functional
 
 from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.kernels import GatedLinear, Kernels, Linear
 from executor_service.backends.torch_backend.scaled_numbers import Weight, plain
 from executor_service.backends.torch_backend.spec import MoeSpec
+from executor_service.backends.torch_backend.stacked_experts import StackedExperts
 
 Read = Callable[[int], tuple[Weight, Weight, Weight]]
 """The weights of one expert, a gated MLP: gate and up [inner, hidden], down [hidden, inner]."""
@@ -40,7 +40,7 @@ class Experts(Protocol):
 def experts(kernels: Kernels, moe: MoeSpec, hidden: int, activation: Activation, read: Read) -> Experts:
     """Grouped experts if the kernels and sizes allow them, else one by one. Reads one expert at a time."""
     aligned = all(size * kernels.dtype.itemsize % _ALIGNMENT == 0 for size in (moe.intermediate_size, hidden))
-    if kernels.groups and aligned:
+    if kernels.sum_experts is not None and aligned:
         return GroupedExperts(kernels, moe, hidden, activation, read)
     return EachExpert(kernels, moe, activation, read)
 
@@ -70,7 +70,7 @@ class EachExpert:
 
 
 class GroupedExperts:
-    """Tokens sorted by expert, then `grouped_mm` twice.
+    """Experts with stacked weights, by the `sum_experts` of the kernels, which must have one.
 
     In bf16 on GPUs of compute capability 9 and 10, the grouped product is one kernel and the host does not
     wait. Elsewhere torch multiplies expert by expert, and the host waits for the number of tokens of each.
@@ -79,31 +79,22 @@ class GroupedExperts:
     def __init__(
         self, kernels: Kernels, moe: MoeSpec, hidden: int, activation: Activation, read: Read
     ) -> None:
-        self._activation = activation
+        assert kernels.sum_experts is not None
+        self._sum = kernels.sum_experts
         count, inner = moe.experts, moe.intermediate_size
         device, dtype = kernels.device, kernels.dtype
         a_kernel = dtype == torch.bfloat16 and device.type == "cuda"
         self.capturable = a_kernel and torch.cuda.get_device_capability(device)[0] in (9, 10)
-        self._gate_up = torch.empty(count, 2 * inner, hidden, device=device, dtype=dtype)
-        self._down = torch.empty(count, hidden, inner, device=device, dtype=dtype)
+        gate_up = torch.empty(count, 2 * inner, hidden, device=device, dtype=dtype)
+        down = torch.empty(count, hidden, inner, device=device, dtype=dtype)
         for i in range(count):
-            gate, up, down = map(plain, read(i))
-            self._gate_up[i, :inner], self._gate_up[i, inner:], self._down[i] = gate, up, down
+            gate, up, out = map(plain, read(i))
+            gate_up[i, :inner], gate_up[i, inner:], down[i] = gate, up, out
+        self._weights = StackedExperts(gate_up, down, activation)
 
     def __call__(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        ids, places = chosen.flatten().sort(stable=True)
-        numbers = torch.arange(len(self._down), device=x.device)
-        ends = torch.searchsorted(ids, numbers, right=True, out_int32=True)
-        gate, up = self._product(x[places // chosen.shape[1]], self._gate_up, ends).chunk(2, dim=-1)
-        out = x.new_empty(len(places), x.shape[1])
-        out[places] = self._product(self._activation.of(gate) * up, self._down, ends)
-        weighted = out.view(*chosen.shape, -1).float() * shares[..., None]
-        return weighted.sum(1).to(x.dtype)
+        return self._sum(x, shares, chosen, self._weights)
 
     def bytes(self) -> int:
-        size: int = self._gate_up.nbytes + self._down.nbytes
+        size: int = self._weights.gate_up.nbytes + self._weights.down.nbytes
         return size
-
-    @staticmethod
-    def _product(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        return functional.grouped_mm(x, weights.transpose(-2, -1), offs=ends)

@@ -26,6 +26,7 @@ from executor_service.backends.torch_backend.rank_sums import sum_in_order
 from executor_service.backends.torch_backend.routing import route
 from executor_service.backends.torch_backend.sampler import Picker
 from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight, plain
+from executor_service.backends.torch_backend.stacked_experts import SumExperts
 from executor_service.contract.masks import Masks
 
 
@@ -115,7 +116,7 @@ class Kernels(Picker, Protocol):
     device: torch.device
     dtype: torch.dtype
     cache_dtype: torch.dtype  # of keys and values
-    groups: bool  # whether experts are faster as grouped matrix products
+    sum_experts: SumExperts | None  # of experts with stacked weights; None: one by one they are faster
 
     @property
     def low_rank(self) -> LowRankKernels | None:
@@ -215,7 +216,7 @@ class PlainKernels:
     With `form`, all linear layers but the output layer have 8-bit weights and quantized inputs.
     """
 
-    groups = False
+    sum_experts: SumExperts | None = None
 
     def __init__(
         self,

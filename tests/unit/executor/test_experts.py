@@ -12,10 +12,10 @@ from executor_service.backends.torch_backend.experts import EachExpert, GroupedE
 from executor_service.backends.torch_backend.kernels import PlainKernels
 from executor_service.backends.torch_backend.routing import route
 from executor_service.backends.torch_backend.spec import MoeSpec
+from executor_service.backends.torch_backend.stacked_experts import sum_experts
 
 SILU = Activation.SILU
 CPU = torch.device("cpu")
-SILU = Activation.SILU
 HIDDEN, COUNT = 32, 7
 MOE = MoeSpec(COUNT, 3, 24, True, frozenset({0}))
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.03}
@@ -27,10 +27,16 @@ def read(i: int, inner: int = 24) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return gate, up, down.T.contiguous()
 
 
+def grouping(dtype: torch.dtype) -> PlainKernels:
+    kernels = PlainKernels(CPU, dtype)
+    kernels.sum_experts = sum_experts
+    return kernels
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 2, 19])
 def test_grouped_is_one_after_the_other(tokens: int, dtype: torch.dtype) -> None:
-    kernels = PlainKernels(CPU, dtype)
+    kernels = grouping(dtype)
     x = torch.randn(tokens, HIDDEN).to(dtype)
     shares, chosen = route(torch.rand(tokens, COUNT), 3, renormalize=False)
     grouped, each = GroupedExperts(kernels, MOE, HIDDEN, SILU, read), EachExpert(kernels, MOE, SILU, read)
@@ -41,7 +47,7 @@ def test_grouped_is_one_after_the_other(tokens: int, dtype: torch.dtype) -> None
 
 
 def test_experts_that_nobody_chose_and_one_that_all_did() -> None:
-    kernels = PlainKernels(CPU, torch.float32)
+    kernels = grouping(torch.float32)
     x, chosen = torch.randn(5, HIDDEN), torch.full((5, 1), COUNT - 1)
     shares = torch.rand(5, 1)
     out = GroupedExperts(kernels, MOE, HIDDEN, SILU, read)(x, shares, chosen)
@@ -63,14 +69,13 @@ def test_a_nan_stays_in_its_own_row() -> None:
     x = torch.randn(4, HIDDEN)
     x[2] = torch.nan
     shares, chosen = route(torch.rand(4, COUNT), 2, renormalize=False)
-    out = GroupedExperts(PlainKernels(CPU, torch.float32), MOE, HIDDEN, SILU, read)(x, shares, chosen)
+    out = GroupedExperts(grouping(torch.float32), MOE, HIDDEN, SILU, read)(x, shares, chosen)
     assert out.isnan().any(-1).tolist() == [False, False, True, False]
 
 
-def test_only_aligned_experts_are_grouped_and_only_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = PlainKernels(CPU, torch.bfloat16)
-    assert isinstance(experts(kernels, MOE, HIDDEN, SILU, read), EachExpert)
-    monkeypatch.setattr(kernels, "groups", True)
+def test_only_aligned_experts_are_grouped_and_only_where_it_pays() -> None:
+    assert isinstance(experts(PlainKernels(CPU, torch.bfloat16), MOE, HIDDEN, SILU, read), EachExpert)
+    kernels = grouping(torch.bfloat16)
     assert isinstance(experts(kernels, MOE, HIDDEN, SILU, read), GroupedExperts)
     odd = replace(MOE, intermediate_size=12)
     assert isinstance(experts(kernels, odd, HIDDEN, SILU, lambda i: read(i, 12)), EachExpert)

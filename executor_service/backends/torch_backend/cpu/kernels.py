@@ -49,6 +49,7 @@ from executor_service.backends.torch_backend.layer_cache import LayerCache
 from executor_service.backends.torch_backend.rank_sums import sum_in_order
 from executor_service.backends.torch_backend.routing import route
 from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight, plain
+from executor_service.backends.torch_backend.stacked_experts import SumExperts
 from executor_service.contract.masks import Masks
 
 
@@ -60,7 +61,7 @@ class CpuKernels:
 
     device = torch.device("cpu")
     dtype = torch.float32
-    groups = False
+    sum_experts: SumExperts | None = None
     adapter_dtype = torch.float32
     wide_cache_dtype = torch.float32  # of pages without scales
 

@@ -22,6 +22,7 @@ from executor_service.backends.torch_backend.cuda.attention import (
     paged_attention,
 )
 from executor_service.backends.torch_backend.cuda.device_adapters import CudaLowRank
+from executor_service.backends.torch_backend.cuda.experts import sum_experts
 from executor_service.backends.torch_backend.cuda.linears import CudaLinear, NarrowLinear, WideLinear
 from executor_service.backends.torch_backend.cuda.quantized import fused
 from executor_service.backends.torch_backend.cuda.rank_sums import sum_parts
@@ -51,8 +52,6 @@ class CudaStep:
 class CudaKernels(PlainKernels):
     """`Kernels` whose attention reads the pages in place: a row's attention is independent of its batch."""
 
-    groups = True
-
     def __init__(
         self,
         device: torch.device,
@@ -62,6 +61,7 @@ class CudaKernels(PlainKernels):
     ) -> None:
         super().__init__(device, dtype, None if form is None else fused(form), cache_dtype)
         self.low_rank = CudaLowRank(device, dtype)
+        self.sum_experts = sum_experts
         self._arrivals: dict[int, torch.Tensor] = {}  # by the number of KV heads
 
     def linear(self, parts: Sequence[Weight], bias: torch.Tensor | None = None) -> Linear:
