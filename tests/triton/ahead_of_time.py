@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import multiprocessing
 import re
 import sys
@@ -28,6 +29,7 @@ from executor_service.backends.torch_backend.cuda.adapted_tokens import TILE_FIE
 from executor_service.backends.torch_backend.cuda.attention import Pipelines, attention_launches
 from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.experts import Groups, group_launch, weigh_launch
+from executor_service.backends.torch_backend.cuda.few_experts import few_down_launch, few_gated_launch
 from executor_service.backends.torch_backend.cuda.few_rows import few_rows_launch, few_scaled_rows_launch
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.cuda.listed_tokens import (
@@ -98,6 +100,7 @@ class Shape:
     vocabulary: int = 151_936
     window: int = 0
     pages: torch.dtype | None = None  # of 8 bits; None: `dtype`
+    experts: int = 0  # of a mixture
 
     @property
     def architectures(self) -> tuple[int, ...]:
@@ -122,6 +125,9 @@ MORE_PAGE_SHAPES = [
     for dtype in (torch.bfloat16, torch.float16)
     for pages in LARGEST
 ]
+# Of which the kernels are compiled that do not depend on heads: Qwen3-30B-A3B
+MIXTURES = [Shape(32, 4, 128, experts=128)]
+MORE_MIXTURES = [Shape(32, 4, 128, dtype, experts=128) for dtype in (torch.float16, torch.float32)]
 # Qwen3-0.6B, -14B and -MoE; Qwen2-7B; multi-head attention; fp16
 MORE_SHAPES = [
     Shape(16, 8, 128), Shape(40, 8, 128), Shape(32, 4, 128), Shape(28, 4, 128), Shape(32, 32, 64),
@@ -174,20 +180,11 @@ class Compiled:
 
 
 def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
-    """All kernels of one step of this model, with pages of 16 tokens."""
+    """The kernels of one step of this model that depend on heads or vocabulary, with pages of 16 tokens."""
     yield from basics(shape, architecture)
     numbers = torch.zeros(8, dtype=torch.int32, device="meta")
     out = torch.empty(4096, shape.heads * shape.head_dim, dtype=shape.dtype, device="meta")
     yield "rotary", rotary(shape)
-    hidden = torch.empty(4096, 4096, dtype=shape.dtype, device="meta")
-    yield "norm", norm_launch(hidden, torch.empty(4096, device="meta"), hidden, 1e-6)
-    yield from experts(hidden)
-    yield "norm, added", norm_launch(hidden, torch.empty(4096, device="meta"), hidden, 1e-6, add=True)
-    for add in (False, True):
-        both = torch.empty(2, *hidden.shape, dtype=shape.dtype, device="meta")
-        yield f"sum of ranks{', added' if add else ''}", sum_launch(both, hidden, add=add)
-    for activation in Activation:
-        yield f"gated, {activation.name.lower()}", gated_launch(hidden, hidden[:, :2048], activation)
     logits, shares = torch.empty(8, shape.vocabulary, device="meta"), torch.empty(8, device="meta")
     picks = PickRows(shares, numbers, numbers, numbers, shares, shares)
     yield from zip(("survey", "pick"), pick_launches(logits, picks, numbers, numbers), strict=True)
@@ -202,7 +199,7 @@ def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
 
 
 def basics(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
-    """The kernels that differ between architectures, or whose memory accesses are checked."""
+    """Of these, those that differ between architectures, or whose memory accesses are checked."""
     yield from attention(shape, architecture)
     yield from adapters(shape)
     if shape.dtype != torch.float32:
@@ -252,14 +249,29 @@ def adapters(shape: Shape) -> Iterator[tuple[str, Launch]]:
     yield from zip(("shrink", "expand"), change.launches(x, out, shrunk), strict=True)
 
 
-def experts(hidden: torch.Tensor) -> Iterator[tuple[str, Launch]]:
-    """What a mixture of 128 experts, of which a token has 8, adds to a layer; hidden [tokens, n]."""
-    shares = torch.empty(len(hidden), 8, device="meta")
-    chosen = torch.empty(shares.shape, dtype=torch.int64, device="meta")
-    yield "route", route_launch(hidden[:, :128], shares, chosen, renormalize=True)
-    groups = Groups.empty(hidden, chosen, 128)
+def whatever_the_heads(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
+    """The kernels that do not depend on heads; a token has 8 experts, of width 768."""
+
+    def new(*size: int, dtype: torch.dtype = shape.dtype) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device="meta")
+
+    hidden, width = new(4096, 2048), new(2048, dtype=torch.float32)
+    for add in (False, True):
+        added = ", added" if add else ""
+        yield f"norm{added}", norm_launch(hidden, width, hidden, 1e-6, add=add)
+        yield f"sum of ranks{added}", sum_launch(new(2, *hidden.shape), hidden, add=add)
+    for activation in Activation:
+        yield f"gated, {activation.name.lower()}", gated_launch(hidden, hidden[:, :1024], activation)
+    shares, chosen = new(4096, 8, dtype=torch.float32), new(4096, 8, dtype=torch.int64)
+    yield "route", route_launch(hidden[:, : shape.experts], shares, chosen, renormalize=True)
+    groups = Groups.empty(hidden, chosen, shape.experts)
     yield "group", group_launch(hidden, chosen, groups)
     yield "weigh", weigh_launch(groups.rows, groups.places, shares, hidden)
+    if shape.dtype != torch.float32:
+        gate_up, down = new(shape.experts, 1536, 2048), new(shape.experts, 2048, 768)
+        inner = new(8, 768)
+        yield "few rows, gated", few_gated_launch(hidden[:1], chosen[:1], gate_up, inner, Activation.SILU)
+        yield "few rows, down", few_down_launch(inner, chosen[:1], down, groups.rows[:8])
 
 
 def few_rows(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
@@ -329,6 +341,8 @@ def lines(shape: Shape, architecture: int) -> list[str]:
         every = over_pages
     elif shape in ATTENTION_SHAPES:
         every = attention
+    elif shape.experts:
+        every = whatever_the_heads
     for name, launch in every(shape, architecture):
         made = compiled(launch, architecture)
         fault = _fault(name, shape, architecture, launch, made)
@@ -375,6 +389,11 @@ def _programs(architecture: int, launch: Launch, made: Compiled) -> int:
     return min(_REGISTERS // registers, by_shared, warps // launch.warps)
 
 
+def _blocks(launch: Launch) -> int:
+    """How many programs it has in all."""
+    return math.prod(launch.grid)
+
+
 def _bytes_ahead(architecture: int, launch: Launch, made: Compiled) -> int:
     """Of weights: how many a multiprocessor may have on their way in a product of few rows.
 
@@ -383,7 +402,7 @@ def _bytes_ahead(architecture: int, launch: Launch, made: Compiled) -> int:
     weight, constants = launch.arguments["weight"], launch.constants
     assert isinstance(weight, torch.Tensor)
     tile = constants["outputs"] * constants["inputs"] * weight.element_size()
-    programs = min(_programs(architecture, launch, made), -(-launch.grid[0] // PROCESSORS[architecture]))
+    programs = min(_programs(architecture, launch, made), -(-_blocks(launch) // PROCESSORS[architecture]))
     return programs * (made.ahead // 2) * tile
 
 
@@ -397,7 +416,9 @@ def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Com
         return "it may merge results that are not stored yet"
     if name.startswith("few rows"):
         needed = MEMORY_BYTES_PER_S[architecture] / PROCESSORS[architecture] * LATENCY_S
-        few = _bytes_ahead(architecture, launch, made) < needed and launch.grid[0] >= PROCESSORS[architecture]
+        few = (
+            _bytes_ahead(architecture, launch, made) < needed and _blocks(launch) >= PROCESSORS[architecture]
+        )
         return "" if made.matrix_instructions and not few else "it loads too few weights ahead"
     # fp32, for tests, has no matrix instruction of its precision.
     if (
@@ -422,5 +443,7 @@ def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Com
 
 
 if __name__ == "__main__":
-    chosen = SHAPES + ATTENTION_SHAPES + PAGE_SHAPES
-    sys.exit(main(chosen + MORE_SHAPES + MORE_PAGE_SHAPES if "--all" in sys.argv[1:] else chosen) > 0)
+    chosen = SHAPES + MIXTURES + ATTENTION_SHAPES + PAGE_SHAPES
+    if "--all" in sys.argv[1:]:
+        chosen += MORE_SHAPES + MORE_MIXTURES + MORE_PAGE_SHAPES
+    sys.exit(main(chosen) > 0)

@@ -16,6 +16,7 @@ from tests.triton.dry.unlaunched import unlaunched
 from tests.triton.launch_counts import counted_launches
 
 NAME = "Qwen3-30B-A3B"
+PRODUCTS = ["aten::_grouped_mm"] * 2
 
 
 def step(layers: int, tokens: int) -> Counter[str]:
@@ -28,19 +29,23 @@ def step(layers: int, tokens: int) -> Counter[str]:
         return launches.counts
 
 
-@pytest.mark.parametrize("tokens", [1, 32])
-def test_a_layer_launches_four_kernels_beside_the_products_of_its_experts(
-    tokens: int, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("tokens", "experts", "total"),
+    [
+        (1, ["_route_kernel", "_few_gated_kernel", "_few_down_kernel", "_weigh_kernel"], 12),
+        (32, ["_route_kernel", "_group_kernel", *PRODUCTS, "_gated_kernel", "_weigh_kernel"], 14),
+    ],
+)
+def test_a_layer_launches_few_kernels_beside_the_products_of_its_experts(
+    tokens: int, experts: list[str], total: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     layer = step(2, tokens) - step(1, tokens)
     with capsys.disabled():
         print(f"\n{NAME}, {tokens} tokens: {layer.total()} launches a layer")
         for kind, count in sorted(layer.items()):
             print(f"  {count:2}  {kind}")
-    expected = {"_route_kernel": 1, "_group_kernel": 1, "_gated_kernel": 1, "_weigh_kernel": 1}
-    assert {kind: layer[kind] for kind in expected} == expected
-    assert layer["aten::_grouped_mm"] == 2
-    assert layer.total() == 14
+    assert Counter(experts) <= layer
+    assert layer.total() == total
 
 
 def test_its_kernels_are_compiled_once_for_all_numbers_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,4 +57,5 @@ def test_its_kernels_are_compiled_once_for_all_numbers_of_tokens(monkeypatch: py
         for tokens in (1, 2, 16, 33, 1000):
             x, shares = torch.zeros(tokens, 32).bfloat16(), torch.zeros(tokens, 2)
             sum_experts(x, shares, torch.zeros(tokens, 2, dtype=torch.int64), experts)
-    assert compiled == {"_group_kernel": 1, "_gated_kernel": 1, "_weigh_kernel": 1}
+    few = {"_few_gated_kernel": 1, "_few_down_kernel": 1}
+    assert compiled == {"_group_kernel": 1, "_gated_kernel": 1, "_weigh_kernel": 2, **few}

@@ -1,7 +1,8 @@
 """`SumExperts` in Triton: three launches beside the two grouped products, not fourteen as in plain torch.
 
-Integers alone decide where a row lies among the others, and a token's experts are added up in their order: a
-row's result does not depend on the other rows, as far as the grouped products' do not.
+Up to MAX_ROWS tokens of 16 bits have the products of `few_experts`, and three launches in all. Integers alone
+decide where a row lies among the others, and a token's experts are added up in their order: a row's result
+does not depend on the other rows, as far as the grouped products' do not.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.few_experts import few_experts
+from executor_service.backends.torch_backend.cuda.few_rows import MAX_ROWS
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.cuda.pointwise import gated
 from executor_service.backends.torch_backend.stacked_experts import StackedExperts, grouped_product
@@ -91,15 +94,21 @@ def _group_kernel(
 
 @triton.jit
 def _weigh_kernel(
-    rows, places, shares, out, count: tl.constexpr, width: tl.constexpr, columns: tl.constexpr
+    rows, places, shares, out,
+    count: tl.constexpr, width: tl.constexpr, placed: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, block of columns): the rows of its experts times their shares, added up in fp32."""
+    """Program (token, block of columns): the rows of its experts times their shares, added up in fp32.
+
+    Without `placed` rows are in the order of pairs.
+    """
     token, d = tl.program_id(0).to(tl.int64), tl.program_id(1) * columns + tl.arange(0, columns)
     mask = d < width
     total = tl.zeros([columns], tl.float32)
     for i in tl.static_range(count):
         pair = token * count + i
-        place = tl.load(places + pair).to(tl.int64)
+        place = pair
+        if placed:
+            place = tl.load(places + pair).to(tl.int64)
         row = tl.load(rows + place * width + d, mask=mask, other=0.0).to(tl.float32)
         total += tl.load(shares + pair) * row
     tl.store(out + token * width + d, total.to(out.dtype.element_ty), mask=mask)
@@ -109,12 +118,16 @@ def sum_experts(
     x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor, experts: StackedExperts
 ) -> torch.Tensor:
     """As `stacked_experts.sum_experts`; x has contiguous columns, and shares and chosen are contiguous."""
-    groups = Groups.empty(x, chosen, len(experts.down))
-    group_launch(x, chosen, groups).run()
-    both = grouped_product(groups.rows, experts.gate_up, groups.ends)
-    rows = grouped_product(gated(both, experts.activation), experts.down, groups.ends)
+    if len(x) <= MAX_ROWS and x.dtype != torch.float32:
+        rows, places = few_experts(x, chosen, experts), None
+    else:
+        groups = Groups.empty(x, chosen, len(experts.down))
+        group_launch(x, chosen, groups).run()
+        both = grouped_product(groups.rows, experts.gate_up, groups.ends)
+        rows = grouped_product(gated(both, experts.activation), experts.down, groups.ends)
+        places = groups.places
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    weigh_launch(rows, groups.places, shares, out).run()
+    weigh_launch(rows, places, shares, out).run()
     return out
 
 
@@ -138,14 +151,22 @@ def group_launch(x: torch.Tensor, chosen: torch.Tensor, groups: Groups) -> Launc
     )  # fmt: skip
 
 
-def weigh_launch(rows: torch.Tensor, places: torch.Tensor, shares: torch.Tensor, out: torch.Tensor) -> Launch:
-    """The launch of the weighted sum: rows [pairs, hidden] and out [tokens, hidden], contiguous."""
+def weigh_launch(
+    rows: torch.Tensor, places: torch.Tensor | None, shares: torch.Tensor, out: torch.Tensor
+) -> Launch:
+    """The launch of the weighted sum: rows [pairs, hidden] and out [tokens, hidden], contiguous.
+
+    places: of each pair's row, as in `Groups`; None: rows are in the order of pairs.
+    """
     tokens, width = out.shape
     return Launch(
         _weigh_kernel,
         (tokens, -(-width // _COLUMNS), 1),
-        {"rows": rows, "places": places, "shares": shares, "out": out},
-        {"count": shares.shape[1], "width": width, "columns": _COLUMNS},
+        {"rows": rows, "places": rows if places is None else places, "shares": shares, "out": out},
+        {
+            "count": shares.shape[1], "width": width, "placed": int(places is not None),
+            "columns": _COLUMNS,
+        },
         warps=4,
         stages=1,
-    )
+    )  # fmt: skip

@@ -23,13 +23,13 @@ MAX_ROWS = 4
 _LINES = 2 * MAX_ROWS
 _OUTPUTS = 16  # of a program: what a matrix instruction has lines for
 _TILE_BYTES = 256  # of a weight row, loaded at once: two lines of the cache
-_STAGES = 7  # gives six buffers, of which five may be on their way
-_WARPS = 2
+STAGES = 7  # gives six buffers, of which five may be on their way
+WARPS = 2
 _TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.int8: tl.int8}
 
 
 @triton.jit
-def _sums(
+def sums_of_rows(
     sums, x, weight, column, there, line, real, k, x_stride, inputs: tl.constexpr, factor: tl.constexpr
 ):  # fmt: skip
     """sums + weight rows `column` [outputs] times the lines of x [lines]: [outputs, lines]."""
@@ -56,7 +56,7 @@ def _few_rows_kernel(
     line = tl.arange(0, lines)
     there, real = column < n, line < rows
     sums = tl.zeros([outputs, lines], tl.float32)
-    sums = _sums(sums, x, weight, column, there, line, real, k, x_stride, inputs, factor)
+    sums = sums_of_rows(sums, x, weight, column, there, line, real, k, x_stride, inputs, factor)
     if biased:
         sums += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)[:, None]
     place, mask = out + line[None, :] * n + column[:, None], there[:, None] & real[None, :]
@@ -82,7 +82,7 @@ def _few_scaled_rows_kernel(
     there, real = column < n, (line % half < rows) & (line < digits * half)
     sums = tl.zeros([outputs, lines], total)
     source = line // half * rows + line % half
-    sums = _sums(sums, x, weight, column, there, source, real, k, x_stride, inputs, factor)
+    sums = sums_of_rows(sums, x, weight, column, there, source, real, k, x_stride, inputs, factor)
     high, low = tl.split(tl.permute(tl.reshape(sums, [outputs, 2, half]), (0, 2, 1)))
     wide = high.to(tl.float32)
     if digits == 2:
@@ -110,9 +110,9 @@ def few_rows_launch(
             "out": out, "x": x, "weight": weight, "bias": weight if bias is None else bias,
             "rows": x.shape[0], "n": n, "k": k, "x_stride": x.stride(0),
         },
-        {"biased": int(bias is not None), "add": int(add), **_tiles(weight, x.dtype)},
-        warps=_WARPS,
-        stages=_STAGES,
+        {"biased": int(bias is not None), "add": int(add), **tiles(weight, x.dtype)},
+        warps=WARPS,
+        stages=STAGES,
     )  # fmt: skip
 
 
@@ -139,15 +139,15 @@ def few_scaled_rows_launch(
         },
         {
             "digits": x.shape[0] // x_scales.shape[0], "total": tl.int32 if exact else tl.float32,
-            **_tiles(weight, torch.int8 if exact else torch.float16),
+            **tiles(weight, torch.int8 if exact else torch.float16),
         },
-        warps=_WARPS,
-        stages=_STAGES,
+        warps=WARPS,
+        stages=STAGES,
     )  # fmt: skip
 
 
-def _tiles(weight: torch.Tensor, factor: torch.dtype) -> dict[str, int]:
-    """Constants that both kernels have; `factor`: the dtype of products."""
+def tiles(weight: torch.Tensor, factor: torch.dtype) -> dict[str, int]:
+    """Constants that such kernels have; `factor`: the dtype of products."""
     return {
         "outputs": _OUTPUTS, "inputs": _TILE_BYTES // weight.element_size(), "lines": _LINES,
         "factor": _TRITON_TYPES[factor],

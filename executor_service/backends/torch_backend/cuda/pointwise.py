@@ -33,16 +33,22 @@ def _norm_kernel(
 
 
 @triton.jit
+def joined(gate, up, activation: tl.constexpr, dtype: tl.constexpr):
+    """activation(gate) * up, of fp32, in `dtype`."""
+    turn = gate * (_GELU_1 + _GELU_3 * gate * gate) if activation == _GELU else gate
+    # It is rounded before it is multiplied, as torch does in two steps.
+    opened = (gate / (1.0 + tl.exp(-turn))).to(dtype).to(tl.float32)
+    return (opened * up).to(dtype)
+
+
+@triton.jit
 def _gated_kernel(both, out, width: tl.constexpr, columns: tl.constexpr, activation: tl.constexpr):
     """Program (row, block of columns): activation(gate) * up of the columns."""
     row, d = tl.program_id(0).to(tl.int64), tl.program_id(1) * columns + tl.arange(0, columns)
     mask = d < width
     gate = tl.load(both + row * (2 * width) + d, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(both + row * (2 * width) + width + d, mask=mask, other=0.0).to(tl.float32)
-    turn = gate * (_GELU_1 + _GELU_3 * gate * gate) if activation == _GELU else gate
-    # It is rounded before it is multiplied, as torch does in two steps.
-    opened = (gate / (1.0 + tl.exp(-turn))).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * width + d, (opened * up).to(out.dtype.element_ty), mask=mask)
+    tl.store(out + row * width + d, joined(gate, up, activation, out.dtype.element_ty), mask=mask)
 
 
 def rms_norm(
