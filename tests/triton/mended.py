@@ -12,6 +12,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cache
+from math import prod
 from typing import Any
 from unittest import mock
 
@@ -73,7 +76,38 @@ def mended_interpreter() -> Iterator[None]:
             return interpreter.TensorHandle(_cast(handle.data, source, wanted), wanted)
         return cast(self, handle, target)
 
+    np_dtype = interpreter._get_np_dtype
+
+    @cache
+    def constants(shape: tuple[int, ...]) -> tuple[Any, Any]:
+        return tl.tuple([tl.constexpr(size) for size in shape]), tl.constexpr(prod(shape))
+
+    def new_tensor(tensor: Any, handle: Any, type: Any) -> None:
+        tensor.handle, tensor.type, tensor.dtype = handle, type, type.scalar
+        tensor.shape, tensor.numel = constants(tuple(type.shape) if type.is_block() else ())
+
+    blocks: dict[tuple[str, tuple[int, ...]], Any] = {}
+
+    def block_of(element: Any, shape: Any) -> Any:
+        key = element.name, tuple(shape)
+        if key not in blocks:
+            blocks[key] = tl.block_type(element, shape)
+        return blocks[key]
+
+    numpy_types: dict[str, Any] = {}
+
+    def numpy_type(dtype: Any) -> Any:
+        if dtype.name not in numpy_types:
+            numpy_types[dtype.name] = np_dtype(dtype)
+        return numpy_types[dtype.name]
+
+    unchecked = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     changes = [
+        (interpreter.interpreter_builder, "options", unchecked),
+        (interpreter, "_get_np_dtype", numpy_type),
+        (builder, "get_block_ty", lambda self, dtype, shape: block_of(dtype, shape)),
+        (tl.block_type, "with_element_ty", lambda self, scalar: block_of(scalar, self.shape)),
+        (tl.tensor, "__init__", new_tensor),
         (interpreter, "_patch_lang_tensor", with_index),
         (interpreter.InterpretedFunction, "__call__", call),
         (builder, "create_dot", exact_dot),
