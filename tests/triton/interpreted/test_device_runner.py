@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -66,16 +68,30 @@ def runner(backend: TorchBackend) -> DeviceRunner:
     return DeviceRunner(backend.model, backend.model.new_caches(PAGES, PAGE), PAGE)
 
 
-@pytest.fixture
-def capturing(runner: DeviceRunner, monkeypatch: pytest.MonkeyPatch) -> DeviceRunner:
-    """With three graphs: decodes, verifies, and a chunk beside decodes."""
-    sizes = {"_SHORT_TOKENS": (4, 20), "_LONG_TOKENS": (24,), "_LONG_OUTPUTS": (6,)}
-    for name, size in sizes.items():
-        monkeypatch.setattr(graphs, name, size)
+def capture(runner: DeviceRunner, rows: int, *, short: tuple[int, ...], long: tuple[int, ...]) -> list[float]:
+    """Capture graphs of so many tokens; the progress that was told."""
     told: list[float] = []
-    runner.capture(4, 160, lambda what, done: told.append(done))
-    assert told == [0, 1 / 3, 2 / 3, 1]
+    sizes: dict[str, Any] = {"_SHORT_TOKENS": short, "_LONG_TOKENS": long, "_LONG_OUTPUTS": (6,)}
+    with mock.patch.multiple(graphs, **sizes):
+        runner.capture(rows, 160, lambda what, done: told.append(done))
+    return told
+
+
+@pytest.fixture(scope="module")
+def captured(backend: TorchBackend) -> DeviceRunner:
+    """With three graphs: decodes, verifies, and a chunk beside decodes."""
+    runner = DeviceRunner(backend.model, backend.model.new_caches(PAGES, PAGE), PAGE)
+    assert capture(runner, 4, short=(4, 20), long=(24,)) == [0, 1 / 3, 2 / 3, 1]
     return runner
+
+
+@pytest.fixture
+def capturing(captured: DeviceRunner) -> DeviceRunner:
+    """With graphs, on pages of zeros."""
+    for cache in captured._caches:
+        cache.k.zero_()
+        cache.v.zero_()
+    return captured
 
 
 @pytest.fixture(params=["eager", "captured"])
@@ -224,17 +240,14 @@ def test_a_captured_step_reads_nothing_back(capturing: DeviceRunner) -> None:
         capturing.launch([row("a", 3, 1), row("b", 0, 9)]).outputs()
 
 
-def test_a_second_capture_replaces_the_first(
-    capturing: DeviceRunner, backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_capture_replaces_the_first(backend: TorchBackend, runner: DeviceRunner) -> None:
     """Its buffer is a new one, which graphs of the first capture do not read."""
-    monkeypatch.setattr(graphs, "_SHORT_TOKENS", (2,))
-    monkeypatch.setattr(graphs, "_LONG_TOKENS", ())
-    capturing.capture(2, 160, lambda what, done: None)
+    capture(runner, 4, short=(4,), long=())
+    capture(runner, 2, short=(2,), long=())
     backend.allocate(PAGES, PAGE)
     for names in ("ab", "abcd"):  # four rows fitted a graph of the first capture
         rows = [row(name, 0, 1) for name in names]
-        same(capturing.launch(rows).outputs(), backend.forward(rows))
+        same(runner.launch(rows).outputs(), backend.forward(rows))
 
 
 def test_steps_use_the_same_host_buffers_again(capturing: DeviceRunner) -> None:
