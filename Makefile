@@ -29,7 +29,7 @@ test-slow: $(STAMP) $(MODEL) ## Run the tests that take minutes each, and print 
 	$(BIN)/python -m pytest -m slow -s $(ARGS)
 
 test-commands: $(STAMP) $(MODEL) ## Run what README and docs tell readers to run, against real services
-	$(BIN)/python -m pytest tests/commands tests/gpu -m commands $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/commands tests/gpu -m commands --numprocesses 2 --dist worksteal $(ARGS)
 
 test-wheel: $(STAMP) ## Install the wheel into an empty environment and run a stranger's tests there
 	.ci/check-wheel $(BIN)
