@@ -15,7 +15,7 @@ from tests.scenario.runner import COMMANDS, RunnerError, runner
 from tests.scenario.stage import stage
 from tests.scenario.steps import SCENARIO, take_again
 
-_LANGUAGES_AT_ONCE = 2
+_LANGUAGES_AT_ONCE = 3
 """They mostly wait: a client needs seconds to find that a scheduler is frozen."""
 
 
