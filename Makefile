@@ -40,7 +40,7 @@ test-node: $(STAMP) ## Run the Node client's tests against a live service
 test-openai: $(STAMP) $(MODEL) ## OpenAI's own SDKs, Python and Node, against `paceline serve --openai`
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[openai-sdk]'
 	cd tests/gateway && npm ci --no-audit --no-fund
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gateway -m openai $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gateway -m openai --numprocesses 2 --dist loadfile $(ARGS)
 
 test-clients: $(STAMP) ## Build the clients of all languages and run one scenario with each (ARGS="go ruby")
 	.ci/clients $(BIN) $(ARGS)

@@ -18,6 +18,11 @@ BEHIND_A_GATEWAY = ("-S", "failover-timeout-s=2", "-S", "heartbeat-timeout-s=2")
 """Settings of a stack that is one of several: a request that it can't serve soon is another one's."""
 
 
+def url_of(serve: Serve) -> str:
+    """Where a `serve --openai` offers the OpenAI API."""
+    return serve.wait_for(r"OpenAI API at (http://[^\s,]+/v1)")[0]
+
+
 class BackStack:
     """One stack behind a gateway, which can be started again on its ports."""
 

@@ -1,30 +1,21 @@
-"""`paceline serve --openai`: OpenAI's SDKs and the default model, keys, a gateway that dies or freezes."""
+"""`paceline serve --openai`: keys, a full queue, a gateway that dies or freezes."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.gateway.check import run
-from tests.model.default_model import default_model
-from tests.support.checkout import ROOT
+from tests.gateway.support import url_of
 from tests.support.serve import Serve, gone, serving
 
 pytestmark = pytest.mark.openai
-
-
-def url_of(serve: Serve) -> str:
-    return serve.wait_for(r"OpenAI API at (http://[^\s,]+/v1)")[0]
 
 
 def gateway_pid(serve: Serve) -> int:
@@ -42,26 +33,6 @@ def status(url: str, key: str = "", *, path: str = "/chat/completions", body: by
             return int(reply.status)
     except urllib.error.HTTPError as error:
         return error.code
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    model = ("--model", str(default_model()))
-    with serving(tmp_path_factory.mktemp("served"), *model, "--openai", "0", backend="torch") as serve:
-        yield serve
-        assert "Traceback" not in serve.log
-
-
-@pytest.mark.model
-def test_the_python_sdk_gets_everything_that_is_offered(served: Serve) -> None:
-    assert asyncio.run(run(url_of(served), "", served.address, "")) == 0
-
-
-@pytest.mark.model
-def test_the_node_sdk_gets_everything_that_is_offered(served: Serve) -> None:
-    command = ["node", str(ROOT / "tests" / "gateway" / "check.mjs"), url_of(served)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_without_the_key_nothing_is_served_and_nobody_reaches_the_control_plane(tmp_path: Path) -> None:
