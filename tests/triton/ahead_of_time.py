@@ -4,6 +4,7 @@
 registers or does not fit its multiprocessor, where attention, adapters and products of few rows lack matrix
 instructions, where attention loads too few tiles of keys ahead, and products of few rows too few weights, and
 where adapters read their factors in small parts. The kernels are those of the launches that the worker makes.
+For 9.0 each is also compiled for dependent launches, and must wait for the kernel before it.
 """
 
 from __future__ import annotations
@@ -60,12 +61,16 @@ from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
 from executor_service.backends.torch_backend.layer_cache import LayerCache
 from executor_service.backends.torch_backend.page_format import LARGEST, plain_cache
 from executor_service.backends.torch_backend.quantized import Fp8, Int8
+from tests.triton.disorder import disorder
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 """Of one program, by architecture; a multiprocessor has 1 KiB more."""
 BUFFERS = {80: (4, 3), 86: (2, 3), 89: (2, 3), 90: (4, 4)}
 """Tiles of K that attention has room for, at least, in short and in long rows."""
 _CONVERTED_BUFFERS = 3  # the same of 8 bits, where to convert a tile takes one of them
+DEPENDENT = 90
+"""The architecture with dependent launches; some shapes' kernels are compiled for them once each."""
+_MORE_REGISTERS = 4  # of a thread, in dependent launches, at most
 PROCESSORS = {80: 108, 86: 82, 89: 128, 90: 132}
 MEMORY_BYTES_PER_S = {80: 2.04e12, 86: 0.94e12, 89: 1.01e12, 90: 3.35e12}
 """Of an A100, an RTX 3090, an RTX 4090 and an H100."""
@@ -127,6 +132,8 @@ MORE_PAGE_SHAPES = [
 ]
 # Of which the kernels are compiled that do not depend on heads: Qwen3-30B-A3B
 MIXTURES = [Shape(32, 4, 128, experts=128)]
+# Whose kernels are compiled for dependent launches too: between them they have all
+DEPENDENT_SHAPES = [SHAPES[0], *MIXTURES]
 MORE_MIXTURES = [Shape(32, 4, 128, dtype, experts=128) for dtype in (torch.float16, torch.float32)]
 # Qwen3-0.6B, -14B and -MoE; Qwen2-7B; multi-head attention; fp16
 MORE_SHAPES = [
@@ -177,6 +184,7 @@ class Compiled:
     ahead: int  # loads that may be on their way while a tile is multiplied
     arrives: bool  # it counts finished programs in an order that memory keeps
     narrow_loads: int  # of two bytes, hence not of numbers that lie side by side at an aligned address
+    disorder: str  # what is wrong with how it begins, in dependent launches; "" if nothing is
 
 
 def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
@@ -292,7 +300,7 @@ def few_rows(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
         yield name, few_scaled_rows_launch(numbers, new(rows, 1, wide), weight, new(1, hidden, wide), out)
 
 
-def compiled(launch: Launch, architecture: int) -> Compiled:
+def compiled(launch: Launch, architecture: int, *, dependent: bool = False) -> Compiled:
     """What Triton's just-in-time compiler would make of the launch: it treats numbers the same way."""
     signature, constants, hints = {}, dict(launch.constants), {}
     for i, name in enumerate(launch.kernel.arg_names):
@@ -314,7 +322,7 @@ def compiled(launch: Launch, architecture: int) -> Compiled:
         made = triton.compile(
             ASTSource(launch.kernel, signature, constants, hints),
             target=GPUTarget("cuda", architecture, 32),
-            options={"num_warps": launch.warps, "num_stages": launch.stages},
+            options={"num_warps": launch.warps, "num_stages": launch.stages, "launch_pdl": dependent},
         )
     [registers], [(stores, loads)] = (
         re.findall(pattern, log.getvalue())
@@ -330,12 +338,14 @@ def compiled(launch: Launch, architecture: int) -> Compiled:
         ahead=min((int(wait) for loop in loops for wait in _WAIT.findall(loop)), default=0),
         arrives=_ARRIVAL.search(made.asm["ptx"]) is not None,
         narrow_loads=made.asm["ptx"].count("ld.global.b16"),
+        disorder=disorder(made.asm["ptx"], dependent=dependent),
     )
 
 
 def lines(shape: Shape, architecture: int) -> list[str]:
     """The lines of a shape in the table; those of kernels that are not as they should be begin with BAD."""
     found = []
+    dependent: set[object] = set()  # kernels that were compiled for dependent launches
     every = basics if architecture == 86 else launches
     if shape.pages is not None:
         every = over_pages
@@ -346,26 +356,42 @@ def lines(shape: Shape, architecture: int) -> list[str]:
     for name, launch in every(shape, architecture):
         made = compiled(launch, architecture)
         fault = _fault(name, shape, architecture, launch, made)
-        line = (
-            f"{'BAD' if fault else '':3} {architecture}  {_TYPES[shape.dtype]:5}"
-            f"  {_TYPES[shape.pages or shape.dtype]:7}"
-            f"  {shape.heads:2}/{shape.kv_heads:<2}  {shape.head_dim:8}  {shape.window:6}  {name:16}"
-            f"  {made.registers:9}  {made.spilled_bytes:7}  {made.shared_bytes:8}"
-            f"  {made.matrix_instructions:13}  {_programs(architecture, launch, made):8}"
-        )
-        if made.buffers:
-            line += f"  {made.buffers:7}  {made.ahead:5}"
-        if name.startswith("few rows"):
-            line += f"  {_bytes_ahead(architecture, launch, made) >> 10:8}"
-        found.append(f"{line} {fault}")
+        found.append(f"{_mark(fault)} {_line(name, shape, architecture, launch, made)} {fault}")
+        if architecture == DEPENDENT and shape in DEPENDENT_SHAPES and launch.kernel not in dependent:
+            dependent.add(launch.kernel)
+            made, plain = compiled(launch, architecture, dependent=True), made
+            fault = _fault(name, shape, architecture, launch, made)
+            if not fault and made.registers > plain.registers + _MORE_REGISTERS:
+                fault = f"it takes {plain.registers} registers where it is launched plainly"
+            line = _line(f"{name}, dependent", shape, architecture, launch, made)
+            found.append(f"{_mark(fault)} {line} {fault}")
     return found
+
+
+def _mark(fault: str) -> str:
+    return "BAD" if fault else "   "
+
+
+def _line(name: str, shape: Shape, architecture: int, launch: Launch, made: Compiled) -> str:
+    """What is printed of a kernel."""
+    line = (
+        f"{architecture}  {_TYPES[shape.dtype]:5}  {_TYPES[shape.pages or shape.dtype]:7}"
+        f"  {shape.heads:2}/{shape.kv_heads:<2}  {shape.head_dim:8}  {shape.window:6}  {name:27}"
+        f"  {made.registers:9}  {made.spilled_bytes:7}  {made.shared_bytes:8}"
+        f"  {made.matrix_instructions:13}  {_programs(architecture, launch, made):8}"
+    )
+    if made.buffers:
+        line += f"  {made.buffers:7}  {made.ahead:5}"
+    if name.startswith("few rows"):
+        line += f"  {_bytes_ahead(architecture, launch, made) >> 10:8}"
+    return line
 
 
 def main(shapes: list[Shape]) -> int:
     """Print the table; the number of kernels that are not as they should be. Two processes compile."""
     print(
-        "    sm  dtype  pages    heads  head_dim  window  kernel            registers  spilled  shared B"
-        "  matrix instr.  programs  buffers  ahead  KB ahead"
+        "    sm  dtype  pages    heads  head_dim  window  kernel                       registers  spilled"
+        "  shared B  matrix instr.  programs  buffers  ahead  KB ahead"
     )
     bad = 0
     each = [
@@ -410,6 +436,8 @@ def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Com
     """What is wrong with a kernel; "" if nothing is."""
     if made.spilled_bytes:
         return "it spills registers"
+    if made.disorder:
+        return made.disorder
     if made.shared_bytes > SHARED_BYTES[architecture]:
         return "it does not fit into shared memory"
     if name.startswith("attention") and not made.arrives:

@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch import Arguments, Launch, power_of_two
 from executor_service.backends.torch_backend.cuda.page_scales import scales_of_word
 from executor_service.backends.torch_backend.cuda.rows import ITEM_FIELDS, MAX_PART, AttentionRows
@@ -195,6 +196,7 @@ def _attention_kernel(
     All heads of an item come first, then the next item. Where a block has several items, the program that
     finishes the last of them merges their results.
     """
+    begin_kernel()
     heads: tl.constexpr = group * kv_heads
     used: tl.constexpr = block_tokens * group  # lines
     line, d = tl.arange(0, lines), tl.arange(0, columns)

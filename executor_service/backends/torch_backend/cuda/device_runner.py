@@ -28,6 +28,7 @@ import torch
 
 from executor_service.backends.base import ForwardRow, ModelError, PendingForward, Progress
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS
+from executor_service.backends.torch_backend.cuda.dependent_launch import dependent_launches
 from executor_service.backends.torch_backend.cuda.device_adapters import DeviceSlots
 from executor_service.backends.torch_backend.cuda.every_kind import rows_of_every_kind
 from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, shapes_of
@@ -65,8 +66,12 @@ class DeviceRunner:
         slots: DeviceSlots | None = None,
         shard: Shard | None = None,
         tell: Tell = tell_nobody,
+        *,
+        dependent: bool = False,
     ) -> None:
         """`slots`: of the rows' adapters; None: rows have none. `shard`: of the model; None: all of it.
+
+        `dependent`: a step's kernels are launched within `dependent_launches`.
 
         Raises ModelError for a model whose context is above MAX_CONTEXT.
         """
@@ -75,7 +80,7 @@ class DeviceRunner:
                 f"context_length {model.spec.context_length} is above {MAX_CONTEXT}: not on CUDA"
             )
         self._model, self._caches, self._page_size, self._slots = model, caches, page_size, slots
-        self._shard, self._tell = shard or Whole(), tell
+        self._shard, self._tell, self._dependent = shard or Whole(), tell, dependent
         self._device = model.kernels.device
         shape = model.attention_shape
         self._tiling = Tiling.of(shape.heads_per_kv_head, model.kernels.dtype, shape.head_dim, shape.windows)
@@ -144,6 +149,10 @@ class DeviceRunner:
 
     def _compute(self, step: StepBuffer) -> Picked:
         """Everything that the device does in any step. Nothing is read back, so that it can be captured."""
+        with dependent_launches(on=self._dependent):
+            return self._enqueue(step)
+
+    def _enqueue(self, step: StepBuffer) -> Picked:
         found = resolve(step.rows, step.attention.values(), self._ends, self._history)
         attention = CudaStep(found.positions, found.pages, found.slots, step.attention)
         changes = None

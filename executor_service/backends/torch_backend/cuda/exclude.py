@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch import Launch
 
 _TILE = 1024  # tokens of a program
@@ -14,6 +15,7 @@ _TILE = 1024  # tokens of a program
 @triton.jit(do_not_specialize=("words", "places"))
 def _exclude_kernel(logits, words, places, vocabulary, stride, width, tile: tl.constexpr):
     """Program (mask, tile of tokens): exclude those whose bits are 0."""
+    begin_kernel()
     mask, token = tl.program_id(0), tl.program_id(1) * tile + tl.arange(0, tile)
     live = token < vocabulary
     word = tl.load(words + mask * width + token // 32, mask=live, other=-1)

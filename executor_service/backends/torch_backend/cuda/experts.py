@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.few_experts import few_experts
 from executor_service.backends.torch_backend.cuda.few_rows import MAX_ROWS
 from executor_service.backends.torch_backend.cuda.launch import Launch
@@ -55,6 +56,7 @@ def _group_kernel(
 
     It alone writes these rows, their tokens and their places.
     """
+    begin_kernel()
     expert, experts = tl.program_id(0), tl.num_programs(0)
     part, parts = tl.program_id(1), tl.num_programs(1)
     next_pairs = tl.arange(0, scan)
@@ -101,6 +103,7 @@ def _weigh_kernel(
 
     Without `placed` rows are in the order of pairs.
     """
+    begin_kernel()
     token, d = tl.program_id(0).to(tl.int64), tl.program_id(1) * columns + tl.arange(0, columns)
     mask = d < width
     total = tl.zeros([columns], tl.float32)

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from executor_service.backends.torch_backend.activation import Activation
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.few_rows import STAGES, WARPS, sums_of_rows, tiles
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.cuda.pointwise import joined
@@ -39,6 +40,7 @@ def _few_gated_kernel(
     outputs: tl.constexpr, inputs: tl.constexpr, lines: tl.constexpr, factor: tl.constexpr,
 ):  # fmt: skip
     """Program (pair, block): a few outputs of activation(gate x) * up x. A tile has their gates, then ups."""
+    begin_kernel()
     half: tl.constexpr = outputs // 2
     pair = tl.program_id(0).to(tl.int64)
     first, output = tl.program_id(1) * half, tl.arange(0, outputs)
@@ -61,6 +63,7 @@ def _few_down_kernel(
     outputs: tl.constexpr, inputs: tl.constexpr, lines: tl.constexpr, factor: tl.constexpr,
 ):  # fmt: skip
     """Program (pair, block): a few outputs of down x."""
+    begin_kernel()
     pair = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * outputs + tl.arange(0, outputs)
     expert = tl.load(chosen + pair)

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch import Launch
 
 MAX_ROWS = 4
@@ -52,6 +53,7 @@ def _few_rows_kernel(
     outputs: tl.constexpr, inputs: tl.constexpr, lines: tl.constexpr, factor: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs): x W^T of all rows, in fp32, plus a bias, plus `out` with `add`."""
+    begin_kernel()
     column = tl.program_id(0) * outputs + tl.arange(0, outputs)
     line = tl.arange(0, lines)
     there, real = column < n, line < rows
@@ -76,6 +78,7 @@ def _few_scaled_rows_kernel(
     The low digits of all rows follow their high digits in x. In the product, the lines of high digits are the
     first half and those of low digits the second one.
     """
+    begin_kernel()
     column = tl.program_id(0) * outputs + tl.arange(0, outputs)
     half: tl.constexpr = lines // 2
     line = tl.arange(0, lines)

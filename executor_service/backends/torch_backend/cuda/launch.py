@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import launch_options
+
 Arguments = dict[str, torch.Tensor | int | float]
 """A kernel's arguments by name."""
 
@@ -24,10 +26,9 @@ class Launch:
     stages: int
 
     def run(self) -> None:
-        """Enqueue the kernel on the current stream."""
-        self.kernel[self.grid](
-            **self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages
-        )
+        """Enqueue the kernel on the current stream, dependently within `dependent_launches`."""
+        options = {"num_warps": self.warps, "num_stages": self.stages, **launch_options()}
+        self.kernel[self.grid](**self.arguments, **self.constants, **options)
 
 
 def power_of_two(n: int) -> int:

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch import Arguments, Launch
 
 _LIST_TILE, _TILE = 128, 4096  # listed tokens, and tokens of the vocabulary, read at once
@@ -42,6 +43,7 @@ class Stops:
 @triton.jit(do_not_specialize=_VIEWS)
 def _bias_kernel(logits, bias_ids, biases, bias_begins, bias_ends, stride, tile: tl.constexpr):
     """Program (output): add the biases."""
+    begin_kernel()
     output, lane = tl.program_id(0), tl.arange(0, tile)
     source, end = logits + output.to(tl.int64) * stride, tl.load(bias_ends + output)
     for first in range(tl.load(bias_begins + output), end, tile):
@@ -54,6 +56,7 @@ def _bias_kernel(logits, bias_ids, biases, bias_begins, bias_ends, stride, tile:
 @triton.jit(do_not_specialize=_VIEWS)
 def _mask_kernel(logits, kept, stop_ids, stop_begins, stop_ends, stride, width, tile: tl.constexpr):
     """Program (output): keep the logits of the stop ids elsewhere, and exclude these ids."""
+    begin_kernel()
     output, lane = tl.program_id(0), tl.arange(0, tile)
     source, begin = logits + output.to(tl.int64) * stride, tl.load(stop_begins + output)
     count = tl.load(stop_ends + output) - begin
@@ -71,6 +74,7 @@ def _unmask_kernel(
     list_tile: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Program (output): bring the kept logits back where no token is left."""
+    begin_kernel()
     output, lane = tl.program_id(0), tl.arange(0, tile)
     source, begin = logits + output.to(tl.int64) * stride, tl.load(stop_begins + output)
     count = tl.load(stop_ends + output) - begin

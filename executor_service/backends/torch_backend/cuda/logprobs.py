@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch import Arguments, Launch, power_of_two
 
 _CHUNK, _TILE = 4096, 1024  # tokens of a program of the survey; tokens read at once
@@ -58,6 +59,7 @@ class ChosenTokens:
 @triton.jit(do_not_specialize=_VIEWS)
 def _survey_kernel(highs, sums, finites, logits, vocabulary, stride, chunk: tl.constexpr, tile: tl.constexpr):
     """Program (position, chunk): the chunk's largest logit, its sum of exp(logit - largest), if finite."""
+    begin_kernel()
     position = tl.program_id(0)
     source = logits + position.to(tl.int64) * stride
     lane, begin = tl.arange(0, tile), tl.program_id(1) * chunk
@@ -85,6 +87,7 @@ def _norm_kernel(
     chunks: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     """Program (position): the log of the sum of exponentials, and the logprob of the chosen token."""
+    begin_kernel()
     position, column = tl.program_id(0), tl.arange(0, columns)
     place, live = position * chunks + column, column < chunks
     high = tl.load(highs + place, mask=live, other=float("-inf"))
@@ -107,6 +110,7 @@ def _rank_kernel(
     columns: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Program (position): its k largest logits as logprobs, and their tokens; of equal ones the lowest."""
+    begin_kernel()
     position, column = tl.program_id(0), tl.arange(0, columns)
     live = column < k
     value = tl.load(top_values + position * k + column, mask=live, other=float("inf"))

@@ -25,6 +25,7 @@ from executor_service.backends.torch_backend.cuda.adapted_tokens import (
     TILE_TOKENS,
     AdaptedTokens,
 )
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.low_rank import PART_NAMES, STACKS, LayerChanges
 from executor_service.contract.limits import MAX_ADAPTER_RANK
@@ -57,6 +58,7 @@ def _shrink_kernel(
     A split has every `splits`-th group of ranks. x [tokens, k]; shrunk fp32 [pieces, places, parts,
     max_rank]. `record`: the number of the first part's.
     """
+    begin_kernel()
     line, rank, column = tl.arange(0, lines), tl.arange(0, ranks), tl.arange(0, inputs)
     pieces = tl.cdiv(k, piece)
     units = parts * splits * pieces
@@ -99,6 +101,7 @@ def _expand_kernel(
 
     out [tokens, n], with `out_stride` between tokens; `factor`: the dtype of B.
     """
+    begin_kernel()
     line, rank = tl.arange(0, lines), tl.arange(0, ranks)
     blocks = tl.cdiv(n, columns)
     for work in range(tl.program_id(0), tl.load(count) * blocks, tl.num_programs(0)):

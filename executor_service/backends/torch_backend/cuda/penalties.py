@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch import Arguments, Launch
 
 _HISTORY_TILE, _HISTORY_PROGRAMS = 1024, 16  # tokens read at once; programs that share an output's history
@@ -47,6 +48,7 @@ def _count_kernel(
 
     Those of the prompt set a bit, so that the count divided by 2 is that of the output.
     """
+    begin_kernel()
     output, lane = tl.program_id(0), tl.arange(0, tile)
     length, prompt = tl.load(lengths + output), tl.load(prompt_lengths + output)
     table = tables + tl.load(table_begins + output)
@@ -74,6 +76,7 @@ def _penalize_kernel(
     logits, counts, repetitions, presences, frequencies, vocabulary, stride, tile: tl.constexpr
 ):  # fmt: skip
     """Program (output, tile of tokens): the penalties of the tokens that were counted."""
+    begin_kernel()
     output, token = tl.program_id(0), tl.program_id(1) * tile + tl.arange(0, tile)
     live = token < vocabulary
     count = tl.load(counts + output.to(tl.int64) * vocabulary + token, mask=live, other=0)

@@ -32,6 +32,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.gumbel_noise import gumbel_noise
 from executor_service.backends.torch_backend.cuda.launch import Launch, power_of_two
 from executor_service.backends.torch_backend.cuda.likelihood import first_largest, noisiest, top_k_mass, weigh
@@ -66,6 +67,7 @@ def _survey_kernel(
     vocabulary, stride, chunk: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Program (row, chunk): the chunk's noisiest token, its largest logit, and whether all are finite."""
+    begin_kernel()
     row = tl.program_id(0)
     temperature = tl.load(temperatures + row)
     low = tl.load(key_lows + row).to(tl.uint32, bitcast=True)
@@ -100,6 +102,7 @@ def _pick_kernel(
     chunks: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Program (row): the noisiest token of all chunks, then the noisiest that the filters keep."""
+    begin_kernel()
     row = tl.program_id(0)
     column = tl.arange(0, columns)
     place, live = row * chunks + column, column < chunks

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from executor_service.backends.torch_backend.activation import Activation
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch import Launch, power_of_two
 
 _COLUMNS = 1024  # per program of `gated`
@@ -19,6 +20,7 @@ def _norm_kernel(
     x, weight, out, eps, x_stride, width: tl.constexpr, columns: tl.constexpr, add: tl.constexpr
 ):  # fmt: skip
     """Program (row): norm one row, and with `add` add it to `out`."""
+    begin_kernel()
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, columns)
     mask = d < width
     wide = tl.load(x + row * x_stride + d, mask=mask, other=0.0).to(tl.float32)
@@ -44,6 +46,7 @@ def joined(gate, up, activation: tl.constexpr, dtype: tl.constexpr):
 @triton.jit
 def _gated_kernel(both, out, width: tl.constexpr, columns: tl.constexpr, activation: tl.constexpr):
     """Program (row, block of columns): activation(gate) * up of the columns."""
+    begin_kernel()
     row, d = tl.program_id(0).to(tl.int64), tl.program_id(1) * columns + tl.arange(0, columns)
     mask = d < width
     gate = tl.load(both + row * (2 * width) + d, mask=mask, other=0.0).to(tl.float32)

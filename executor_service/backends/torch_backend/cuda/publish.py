@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch import Launch
 
 _TILE = 256  # tokens of a program
@@ -14,6 +15,7 @@ _TILE = 256  # tokens of a program
 @triton.jit(do_not_specialize=("picks", "found", "outputs", "count"))
 def _publish_kernel(picks, found, outputs, count, tile: tl.constexpr):
     """Program (tile of tokens): store each token."""
+    begin_kernel()
     index = tl.program_id(0) * tile + tl.arange(0, tile)
     live = index < count
     token = tl.load(found + index, mask=live, other=0)

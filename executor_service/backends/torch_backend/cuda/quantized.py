@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.few_rows import MAX_ROWS, few_scaled_rows_launch
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.quantized import MIN_MAGNITUDE, Format, Fp8, Int8, padded
@@ -30,6 +31,7 @@ def _round_kernel(
     number is stored as `out`'s dtype, with two as an integer, whose low digits follow the high digits of all
     rows.
     """
+    begin_kernel()
     row = tl.program_id(0)
     line = x + row.to(tl.int64) * x_stride
     column = tl.arange(0, columns)
@@ -62,6 +64,7 @@ def _scale_kernel(sums, out, x_scales, weight_scales, n, columns: tl.constexpr):
 
     The product with 256 is exact, so a fused multiply-add gives the same result.
     """
+    begin_kernel()
     row, column = tl.program_id(0), tl.program_id(1) * columns + tl.arange(0, columns)
     place, mask = row.to(tl.int64) * n + column, column < n
     high = tl.load(sums + place, mask=mask).to(tl.float32)

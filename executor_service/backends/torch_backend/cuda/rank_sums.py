@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch import Launch
 
 _TILE = 1024  # numbers of a program
@@ -14,6 +15,7 @@ _TILE = 1024  # numbers of a program
 @triton.jit(do_not_specialize=("count",))
 def _sum_kernel(parts, out, count, ranks: tl.constexpr, add: tl.constexpr, tile: tl.constexpr):
     """Program (tile of numbers): add them up, and with `add` add the sum to `out`."""
+    begin_kernel()
     index = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     live = index < count
     total = tl.load(parts + index, mask=live, other=0.0).to(tl.float32)

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch import Launch
 from executor_service.backends.torch_backend.cuda.row_ends import RowEnds
 from executor_service.backends.torch_backend.cuda.rows import ITEM_FIELDS, AttentionRows
@@ -87,6 +88,7 @@ def _resolve_kernel(
     token_count, output_count, page_size: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Program (tile): so many tokens, and so many outputs."""
+    begin_kernel()
     index = tl.program_id(0) * tile + tl.arange(0, tile)
     live = index < token_count
     owner = tl.load(owners + index, mask=live, other=0) - 1
@@ -155,6 +157,7 @@ def _items_kernel(
     fields: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Program (tile): so many items of each class."""
+    begin_kernel()
     index = tl.program_id(0) * tile + tl.arange(0, tile)
     _resolve_class(
         short_items, short_bounds, short_parts, index, owners, follows, starts, lengths, window, short_split,

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch import Launch, power_of_two
 from executor_service.backends.torch_backend.cuda.page_scales import (
     magnitude,
@@ -36,6 +37,7 @@ def _rotary_kernel(
     of a head, and the rest of it, which is not rotated. `largest_number` is that of the pages' format, if it
     has 8 bits and scales, else 0.
     """
+    begin_kernel()
     token, kv_head = tl.program_id(0), tl.program_id(1)
     rest: tl.constexpr = head_dim - 2 * half
     heads: tl.constexpr = group * kv_heads

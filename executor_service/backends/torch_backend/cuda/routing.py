@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch import Launch, power_of_two
 
 # Below all probabilities, in the order in which experts are chosen. None that is absent ever is.
@@ -21,6 +22,7 @@ def _route_kernel(
 
     It chooses `count` experts even where a logit is NaN: their numbers are used as places in memory.
     """
+    begin_kernel()
     token, expert = tl.program_id(0).to(tl.int64), tl.arange(0, columns)
     real = expert < experts
     scores = tl.load(logits + token * stride + expert, mask=real, other=float("-inf")).to(tl.float32)

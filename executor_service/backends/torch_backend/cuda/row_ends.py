@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch import Launch
 
 _TILE = 16  # drafts that are compared at once
@@ -39,6 +40,7 @@ def _accept_kernel(
     end_tokens, end_lengths, picks, tokens, positions, outputs, firsts, lasts, targets, tile: tl.constexpr
 ):
     """Program (row): compare its drafts with what was picked, and store where it ends."""
+    begin_kernel()
     row, lane = tl.program_id(0), tl.arange(0, tile)
     last = tl.load(lasts + row)
     begin = tl.minimum(tl.load(firsts + row), last)  # a row without outputs has no end: anything is stored

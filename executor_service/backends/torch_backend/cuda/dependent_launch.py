@@ -1,0 +1,54 @@
+"""Programmatic dependent launch: a kernel is started while the one before it in the stream still runs.
+
+It hides the time that a kernel takes to start. `begin_kernel`, first in every kernel, makes it safe: it waits
+until the kernel before has completed and its stores are visible, and only then lets the next one start. That
+kernel has waited in the same way, so what follows `begin_kernel` runs behind all earlier kernels of the
+stream. Kernels of libraries are launched plainly: they wait for the kernel before, and are waited for.
+
+Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; `griddepcontrol` in
+the PTX ISA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+_dependent: ContextVar[bool] = ContextVar("dependent", default=False)
+
+
+def _is_dependent(_semantic: Any = None) -> Any:
+    """While a kernel is compiled: whether it is for dependent launches. Not in the interpreter."""
+    return _semantic is not None and tl.constexpr(_semantic.builder.options.launch_pdl)
+
+
+setattr(_is_dependent, tl.core.TRITON_BUILTIN, True)  # the compiler calls it, and passes `_semantic`
+
+
+@triton.jit
+def begin_kernel():
+    """First in every kernel: in a dependent launch, wait for the kernel before and let the next one start."""
+    if _is_dependent():
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@contextmanager
+def dependent_launches(*, on: bool) -> Iterator[None]:
+    """Inside, with `on`, this thread launches Triton kernels dependently: from compute capability 9.0."""
+    token = _dependent.set(on)
+    try:
+        yield
+    finally:
+        _dependent.reset(token)
+
+
+def launch_options() -> dict[str, bool]:
+    """Triton's options of a launch made now."""
+    return {"launch_pdl": True} if _dependent.get() else {}
