@@ -120,6 +120,7 @@ def _torch_config(settings: TorchSettings, rank: Rank | None = None) -> TorchCon
         threads=threads,
         max_context=settings.max_context,
         graphs=settings.graphs == "on",
+        programmatic_dependent_launch=settings.programmatic_dependent_launch == "on",
     )
 
 

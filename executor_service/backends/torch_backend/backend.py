@@ -27,7 +27,11 @@ from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.finite import FiniteCheckpoint
 from executor_service.backends.torch_backend.host_runner import HostRunner
 from executor_service.backends.torch_backend.kept_weights import KeptWeights
-from executor_service.backends.torch_backend.kernel_choice import check_spec, make_kernels
+from executor_service.backends.torch_backend.kernel_choice import (
+    check_dependent_launch,
+    check_spec,
+    make_kernels,
+)
 from executor_service.backends.torch_backend.kernels import Kernels
 from executor_service.backends.torch_backend.layer_cache import LayerCache
 from executor_service.backends.torch_backend.low_rank import LowRankKernels, parts_of
@@ -253,12 +257,18 @@ class TorchBackend:
             from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
 
             assert isinstance(self._adapters, DeviceSlots)
-            return DeviceRunner(self.model, self._caches, page_size, self._adapters, self._shard, self._tell)
+            return DeviceRunner(
+                self.model, self._caches, page_size, self._adapters, self._shard, self._tell,
+                dependent=self._config.programmatic_dependent_launch,
+            )  # fmt: skip
         return HostRunner(self.model, self._shard, self._caches, page_size, self._adapters, self._tell)
 
     def _kernels(self) -> Kernels:
         threads = self._config.threads or os.cpu_count() or 1
-        return make_kernels(self._config.device, self._config.dtype, self._config.kv_dtype, threads)
+        kernels = make_kernels(self._config.device, self._config.dtype, self._config.kv_dtype, threads)
+        if self._config.programmatic_dependent_launch:
+            check_dependent_launch(kernels.device)
+        return kernels
 
     def _describe(self, checkpoint: Checkpoint, digest: bytes) -> ModelDescription:
         spec = checkpoint.spec

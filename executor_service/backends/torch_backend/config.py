@@ -19,6 +19,7 @@ class TorchConfig:
     threads: int = 0  # CPU threads; 0: one per core
     max_context: int | None = None  # tokens of the longest sequence; None: the model's
     graphs: bool = True  # on CUDA, steps are captured and replayed
+    programmatic_dependent_launch: bool = False  # of a step's Triton kernels
 
     @property
     def max_piece_tokens(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend.capability import check_capability
 from executor_service.backends.torch_backend.kernels import Kernels, PlainKernels
 from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8, check_fp8
 from executor_service.backends.torch_backend.spec import ModelSpec
@@ -20,6 +21,8 @@ DTYPES = {
 FORMATS: dict[str, Format] = {"int8": Int8(), "fp8": Fp8()}
 KV_DTYPES = {"auto": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 """Values of `--kv-dtype`, and the dtype of keys and values; None: what the kernels have without it."""
+
+_MIN_DEPENDENT_LAUNCH_CAPABILITY = (9, 0)
 
 
 def make_kernels(device_name: str, dtype_name: str, kv_dtype_name: str, threads: int) -> Kernels:
@@ -62,6 +65,14 @@ def make_kernels(device_name: str, dtype_name: str, kv_dtype_name: str, threads:
             check_fp8("kv-dtype fp8", device)
         return CudaKernels(device, dtype, form, cache_dtype)
     return PlainKernels(device, dtype, form, cache_dtype)
+
+
+def check_dependent_launch(device: torch.device) -> None:
+    """Raises ModelError for devices without programmatic dependent launch."""
+    what = "programmatic-dependent-launch on"
+    if device.type != "cuda":
+        raise ModelError(f"{what} is for CUDA; the device is {str(device)!r}")
+    check_capability(what, device, _MIN_DEPENDENT_LAUNCH_CAPABILITY)
 
 
 def check_spec(spec: ModelSpec, kernels: Kernels, dtype_name: str) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend.capability import check_capability
 from executor_service.backends.torch_backend.low_rank import LinearChange
 from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight
 
@@ -131,9 +132,7 @@ class Fp8:
 
 def check_fp8(what: str, device: torch.device) -> None:
     """Raises ModelError, which names `what`, for a CUDA device that does not convert fp8."""
-    if (found := torch.cuda.get_device_capability(device)) < MIN_FP8_CAPABILITY:
-        have, need = (f"{major}.{minor}" for major, minor in (found, MIN_FP8_CAPABILITY))
-        raise ModelError(f"{what} needs compute capability {need}; {str(device)!r} has {have}")
+    check_capability(what, device, MIN_FP8_CAPABILITY)
 
 
 def round_rows(x: torch.Tensor, dtype: torch.dtype, largest: float) -> tuple[torch.Tensor, torch.Tensor]:

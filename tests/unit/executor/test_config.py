@@ -106,6 +106,7 @@ def test_ranks_that_follow_are_told_every_setting_of_the_backend(tmp_path: Path)
         dtype="int8",
         kv_dtype="int8",
         graphs="off",
+        programmatic_dependent_launch="on",
         threads=3,
         max_context=4096,
         tensor_parallel=2,

@@ -1,13 +1,30 @@
-"""No kernel begins before it may, in programmatic dependent launches."""
+"""Programmatic dependent launch: which devices have it, and that no kernel starts too early."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
+import pytest
+import torch
+
+from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend import backend as backend_module
+from executor_service.backends.torch_backend.kernel_choice import check_dependent_launch
 
 CUDA = Path(backend_module.__file__).parent / "cuda"
+
+
+def test_devices_without_it_are_refused_before_a_model_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="programmatic-dependent-launch on is for CUDA; the device is 'cpu'"):
+        TorchBackend(TorchConfig(Path(), programmatic_dependent_launch=True))._kernels()
+    capability, device = (torch.cuda, "get_device_capability"), torch.device("cuda:0")
+    monkeypatch.setattr(*capability, lambda device: (8, 9))
+    with pytest.raises(ModelError, match=r"dependent-launch on needs .* 9\.0; 'cuda:0' has 8\.9"):
+        check_dependent_launch(device)
+    monkeypatch.setattr(*capability, lambda device: (9, 0))
+    check_dependent_launch(device)
 
 
 def test_every_kernel_that_is_launched_begins_with_begin_kernel() -> None:
