@@ -1,4 +1,4 @@
-"""Checks and measures the CUDA worker in one go: tokens, then E0 to E8, into one folder.
+"""Checks and measures the CUDA worker in one go: tokens, then E0 to E9, into one folder.
 
     python -m tests.gpu [--out DIR] [--dry] [--only check,E0,E3] [--minutes 9]
 
@@ -38,6 +38,7 @@ def _experiments() -> list[Experiment]:
         ("E8", "the same model in transformers", "e8_transformers", 130),
         ("E1", "linear layers: bf16, int8, fp8", "e1_linears", 45),
         ("E6", "bits: decode and verify, alone and in a batch", "e6_bits", 30),
+        ("E9", "programmatic dependent launch, on and off", "e9_dependent_launch", 90),
         ("E2", "attention beside SDPA and FlashInfer", "e2_attention", 40),
         ("E7", "a mixture of experts", "e7_experts", 75),
         ("E4", "cold start, compile time and memory", "e4_loading", 90),

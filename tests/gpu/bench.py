@@ -60,9 +60,18 @@ class Bench:
         """A directory with the model's config.json, and no weights."""
         return write_config(name, self.directory, dry=self.dry)
 
-    def backend(self, name: str, tokens: int = 0) -> RandomBackend:
-        """Loaded, with random weights, and KV storage full of random numbers for so many tokens."""
-        config = TorchConfig(self.model(name), device=str(self.device), dtype=DTYPE, threads=self.threads)
+    def backend(self, name: str, tokens: int = 0, *, dependent: bool = False) -> RandomBackend:
+        """Loaded, with random weights, and KV storage full of random numbers for so many tokens.
+
+        `dependent`: with programmatic dependent launch.
+        """
+        config = TorchConfig(
+            self.model(name),
+            device=str(self.device),
+            dtype=DTYPE,
+            threads=self.threads,
+            programmatic_dependent_launch=dependent,
+        )
         backend = RandomBackend(config)
         backend.load(lambda what, done: None)
         if tokens:

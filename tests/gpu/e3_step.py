@@ -49,7 +49,7 @@ def steps_of(bench: Bench, name: str, counts: tuple[int, ...]) -> Iterator[Case]
         backend.fill_caches()
         spec = backend.model.spec
         eager = {
-            count: _step_ms(bench, backend, _decodes(backend, count, context), repeats) for count in counts
+            count: _step_ms(bench, backend, decodes(backend, count, context), repeats) for count in counts
         }
         expected = {count: _two_steps(backend, count, context, ahead=False) for count in counts}
         began = time.perf_counter()
@@ -62,12 +62,12 @@ def steps_of(bench: Bench, name: str, counts: tuple[int, ...]) -> Iterator[Case]
         found = {count: _two_steps(backend, count, context, ahead=ahead) for count in counts}
         equal = {count: float(np.mean(found[count] == expected[count])) for count in counts}
         for count in counts:
-            rows, drawn = (_decodes(backend, count, context, s) for s in (_GREEDY, _SAMPLED))
+            rows, drawn = (decodes(backend, count, context, s) for s in (_GREEDY, _SAMPLED))
             floor_ms = 1e3 * decode_floor_s(spec, count, context, bench.machine)
             case = {"eager_ms": eager[count], "as_eager": equal[count]} | _timed(
                 bench, backend, rows, floor_ms, repeats
             )
-            case["ahead_ms"] = _ahead_ms(bench, backend, rows, 2 * repeats)
+            case["ahead_ms"] = ahead_ms(bench, backend, rows, 2 * repeats)
             case["ahead_fraction"] = floor_ms / case["ahead_ms"]
             case["sampled_ms"] = _step_ms(bench, backend, drawn, repeats)
             yield {"shape": name, "kind": "decode", "rows": count, "context": context, **case}
@@ -87,7 +87,7 @@ def _step_ms(bench: Bench, backend: RandomBackend, rows: Rows, repeats: int) -> 
     return wall_ms(lambda: backend.forward(rows), bench.device, repeats)
 
 
-def _ahead_ms(bench: Bench, backend: RandomBackend, rows: Rows, steps: int) -> float:
+def ahead_ms(bench: Bench, backend: RandomBackend, rows: Rows, steps: int) -> float:
     """Each step goes on with the tokens of the one before, which nobody has read yet."""
     going_on = [replace(row, follows=index) for index, row in enumerate(rows)]
 
@@ -106,7 +106,7 @@ def _two_steps(backend: RandomBackend, count: int, context: int, *, ahead: bool)
     """Tokens [2 ways of sampling, 2 steps, rows]; the second step feeds what the first one samples."""
     tokens = []
     for sampling in (_GREEDY, _SAMPLED):
-        rows = _decodes(backend, count, context, sampling)
+        rows = decodes(backend, count, context, sampling)
         if ahead:
             first = backend.launch(rows)
             second = backend.launch([replace(row, follows=index) for index, row in enumerate(rows)])
@@ -124,7 +124,7 @@ def _two_steps(backend: RandomBackend, count: int, context: int, *, ahead: bool)
     return np.array(tokens)[..., 0]
 
 
-def _decodes(backend: RandomBackend, count: int, context: int, sampling: Sampling = _GREEDY) -> Rows:
+def decodes(backend: RandomBackend, count: int, context: int, sampling: Sampling = _GREEDY) -> Rows:
     return _scattered(backend, rows_of(count, 1, context, sampling, backend.info.vocab_size))
 
 

@@ -73,6 +73,12 @@ class Report:
             rate = f"{case['tokens_per_s']:.0f} tokens/s" if "tokens_per_s" in case else case["failed"][:100]
             ratio = f"  ours {case['ours_to_theirs']:.2f}x" if "ours_to_theirs" in case else ""
             lines.append(f"E8 transformers, {case['way']}, {case['rows']} rows: {rate}{ratio}")
+        for case in self.found.get("E9", []):
+            if "ratio" in case:
+                lines.append(
+                    f"E9 {case['shape']:14} decode    {case['rows']:5} {case['on_ms']:9.3f} ms with dependent"
+                    f" launches, {case['ratio']:.3f} of {case['off_ms']:.3f} without"
+                )
         return lines
 
 

@@ -43,6 +43,13 @@ def test_captured_steps_launched_ahead_give_the_tokens_of_steps_one_by_one(bench
     assert found == expected
 
 
+def test_dependent_launches_change_no_token(bench: Bench) -> None:
+    if torch.cuda.get_device_capability(bench.device) < (9, 0):
+        pytest.skip("the device has no dependent launches")
+    expected, found = (_generated(bench, graphs=True, dependent=dependent) for dependent in (False, True))
+    assert found == expected
+
+
 def test_a_captured_step_waits_for_nothing(bench: Bench) -> None:
     backend = bench.backend("Qwen3-0.6B", tokens=512)
     try:
@@ -59,9 +66,9 @@ def test_a_captured_step_waits_for_nothing(bench: Bench) -> None:
         backend.close()
 
 
-def _generated(bench: Bench, *, graphs: bool) -> list[list[int]]:
+def _generated(bench: Bench, *, graphs: bool, dependent: bool = False) -> list[list[int]]:
     """Tokens of eight sequences; with graphs, each step is launched before the one before it is read."""
-    backend = bench.backend("Qwen3-0.6B", tokens=1024)
+    backend = bench.backend("Qwen3-0.6B", tokens=1024, dependent=dependent)
     try:
         if graphs:
             backend.capture(8, 128, lambda what, done: None)

@@ -54,7 +54,7 @@ def test_a_dry_run_writes_results_and_plots(tmp_path: Path) -> None:
     assert results["machine"]["packages"]["torch"] == torch.__version__
     experiments = results["experiments"]
     assert {name: experiments[name]["status"] for name in experiments} == dict.fromkeys(
-        ("device", "check", *(f"E{n}" for n in range(9))), "done"
+        ("device", "check", *(f"E{n}" for n in range(10))), "done"
     )
     [ceilings] = experiments["E0"]["cases"]
     assert ceilings["copy_tb_s"] > 0
@@ -62,6 +62,9 @@ def test_a_dry_run_writes_results_and_plots(tmp_path: Path) -> None:
     assert len(steps) == 3 * (2 + 1)
     for case in steps:
         assert case["fraction"] == pytest.approx(case["floor_ms"] / case["step_ms"], rel=1e-4)
+    for case in experiments["E9"]["cases"]:
+        assert case["tokens_equal"]
+        assert case["ratio"] == pytest.approx(case["on_ms"] / case["off_ms"], rel=1e-4)
     for name in ("roofline.png", "roofline.svg", "steps.png", "steps.svg"):
         assert (tmp_path / name).stat().st_size > 0
 
