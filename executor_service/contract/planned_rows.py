@@ -43,6 +43,7 @@ class PlannedRows(Sequence[Row | Refusal]):
     def __getitem__(self, index: int | slice) -> Row | Refusal | list[Row | Refusal]:
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
+        index = range(len(self))[index]  # not negative
         other = self.others.get(index)
         if other is not None:
             return other

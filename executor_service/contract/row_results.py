@@ -39,6 +39,7 @@ class RowResults(Sequence[RowResult]):
     def __getitem__(self, index: int | slice) -> RowResult | list[RowResult]:
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
+        index = range(len(self))[index]  # not negative
         other = self.others.get(index)
         if other is not None:
             return other

@@ -32,6 +32,8 @@ def test_columns_hold_the_same_rows_in_the_same_order() -> None:
     assert [repr(row) for row in columns] == [repr(row) for row in rows]
     assert columns[2] is rows[2]
     assert columns[1:3] == rows[1:3]
+    assert columns[-2] is rows[-2]
+    assert repr(columns[-1]) == repr(rows[-1])
     assert list(columns.others) == [1, 2]
     assert (columns.cache_ids, columns.kv_lengths) == ([3, 0, 4, 5], [7, 0, 9, 1])
 

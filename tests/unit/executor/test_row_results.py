@@ -43,6 +43,8 @@ def test_columns_hold_the_same_results_in_the_same_order() -> None:
     assert repr(list(columns())) == repr(OBJECTS)
     assert columns()[1] is OBJECTS[1]
     assert repr(columns()[1:3]) == repr(OBJECTS[1:3])
+    assert columns()[-2] is OBJECTS[-2]
+    assert repr(columns()[-3]) == repr(OBJECTS[-3])
 
 
 def test_answers_do_not_depend_on_the_form_of_the_results() -> None:
