@@ -72,8 +72,7 @@ async def test_a_burst_of_calls_reaches_its_handlers_whatever_its_size() -> None
     async with echo_server(Link.PUBLIC) as (echo, port):
         async with open_aio_channel(f"127.0.0.1:{port}", Link.PUBLIC) as channel:
             assert await burst(channel, 1) == {"OK": 1}
-            assert await burst(channel, 3_000) == {"OK": 3_000}
-            assert await burst(channel, 10_000) == {"OK": 10_000}
+            assert await burst(channel, 5_000) == {"OK": 5_000}
         assert echo.most <= MAX_CONNECTION_STREAMS
 
 
@@ -129,6 +128,6 @@ async def test_a_burst_of_requests_is_answered_or_refused_with_a_retry_time(tmp_
                     return "refused" if error.retry_after_s else "refused without a time"
                 return "answered"
 
-            ends = Counter(await asyncio.gather(*(one(client, seed) for seed in range(3_000))))
+            ends = Counter(await asyncio.gather(*(one(client, seed) for seed in range(1_500))))
             assert ends["answered"] >= 500
-            assert ends["answered"] + ends["refused"] == 3_000
+            assert ends["answered"] + ends["refused"] == 1_500

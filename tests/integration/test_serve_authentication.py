@@ -85,7 +85,9 @@ def test_with_a_token_file_clients_need_its_token_and_the_executor_refuses_it(tm
             assert executor_refuses(serve.executor_address, token)
 
 
-@pytest.mark.parametrize("demand", ["--auth-token-file", "auth-token-file"])
+@pytest.mark.parametrize(
+    "demand", ["--auth-token-file", pytest.param("auth-token-file", marks=pytest.mark.slow)]
+)
 def test_serve_reaches_a_scheduler_whose_own_options_demand_a_token(tmp_path: Path, demand: str) -> None:
     (tmp_path / "token").write_text("sesame")
     (tmp_path / "settings.yaml").write_text(f"auth-token-file: {tmp_path / 'token'}\n")
@@ -100,8 +102,10 @@ def test_serve_reaches_a_scheduler_whose_own_options_demand_a_token(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("options", "certificate"),
-    [(PORT_WITH_TLS, False), (FOR_CERTIFIED, True)],
-    ids=["TLS", "mTLS"],
+    [
+        pytest.param(PORT_WITH_TLS, False, id="TLS", marks=pytest.mark.slow),
+        pytest.param(FOR_CERTIFIED, True, id="mTLS"),
+    ],
 )
 def test_serve_reaches_its_scheduler_behind_tls(
     tmp_path: Path, options: list[str], certificate: bool

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
+import runpy
 import sys
+import warnings
+from contextlib import redirect_stdout
 from functools import cache
 from importlib.util import find_spec
+from io import StringIO
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 
@@ -46,14 +49,18 @@ def pages(name: str) -> pytest.MarkDecorator:
 
 @cache
 def help_of(module: str) -> str:
-    """The --help of a module that has no settings of a service."""
-    path = os.pathsep.join((str(ROOT), str(ROOT / "clients" / "python")))
-    command = [sys.executable, "-m", module, "--help"]
-    result = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    """The --help of a module that has no settings of a service; run here, where its imports are made."""
+    with (
+        mock.patch.object(sys, "argv", [module, "--help"]),
+        redirect_stdout(StringIO()) as printed,
+        warnings.catch_warnings(
+            action="ignore", category=RuntimeWarning
+        ),  # a module that is imported already
+        pytest.raises(SystemExit) as ended,
+    ):
+        runpy.run_module(module, run_name="__main__")
+    assert not ended.value.code
+    return printed.getvalue()
 
 
 def flags_in(words: list[str]) -> list[str]:
