@@ -22,8 +22,9 @@ demo: $(STAMP) ## From nothing to eight prompts streaming at once
 serve: $(STAMP) ## Serve the default model until Ctrl-C (ARGS="--port 50060" ...)
 	@$(BIN)/paceline serve $(ARGS)
 
-test: $(STAMP) $(MODEL) ## Run the default test suite, two files at a time (ARGS="-k name" ...)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+# Processes of services come first and wait now and then, unit tests come last and fill both cores.
+test: $(STAMP) $(MODEL) ## Run the default test suite, three files at a time (ARGS="-k name" ...)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(STAMP) $(MODEL) ## Run the tests that take minutes each, and print what they found
 	$(BIN)/python -m pytest -m slow -s $(ARGS)
