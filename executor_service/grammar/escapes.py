@@ -41,7 +41,7 @@ class Escapes:
         bits[_U:] = 0
         self._after: dict[tuple[int, int], int] = {}
         for token, text in enumerate(tokens):
-            if b"\\" not in text and not (text and text[0] in _STARTS):
+            if text and b"\\" not in text and text[0] not in _STARTS:
                 continue  # allowed behind a backslash and where no escape is open, and none is open after it
             for state in range(_STATES):
                 after = _read(state, text)

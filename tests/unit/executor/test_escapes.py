@@ -36,6 +36,8 @@ UNFINISHED = re.compile(rb"\\(?:u(?:0(?:0(?:0|1|7)?)?)?)?")
 
 @given(st.lists(st.integers(0, len(PIECES) - 1), max_size=12))
 @example([10, 9, 13])
+@example([1, 0, 2])  # a token without text changes nothing
+@example([10, 0, 9])
 def test_tokens_are_allowed_as_far_as_their_text_can_go_on(tokens: list[int]) -> None:
     states = ESCAPES.follow(OUTSIDE, tokens)
     text = b"".join(PIECES[token] for token in tokens[: len(states)])
