@@ -3,7 +3,8 @@
 It hides the time that a kernel takes to start. `begin_kernel`, first in every kernel, makes it safe: it waits
 until the kernel before has completed and its stores are visible, and only then lets the next one start. That
 kernel has waited in the same way, so what follows `begin_kernel` runs behind all earlier kernels of the
-stream. Kernels of libraries are launched plainly: they wait for the kernel before, and are waited for.
+stream. `launch.dependent_launches` says where kernels are launched in this way. Those of libraries are
+launched plainly: they wait for the kernel before, and are waited for.
 
 Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; `griddepcontrol` in
 the PTX ISA.
@@ -11,16 +12,11 @@ the PTX ISA.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-_dependent: ContextVar[bool] = ContextVar("dependent", default=False)
 
 
 def _is_dependent(_semantic: Any = None) -> Any:
@@ -37,18 +33,3 @@ def begin_kernel():
     if _is_dependent():
         gdc_wait()
         gdc_launch_dependents()
-
-
-@contextmanager
-def dependent_launches(*, on: bool) -> Iterator[None]:
-    """Inside, with `on`, this thread launches Triton kernels dependently: from compute capability 9.0."""
-    token = _dependent.set(on)
-    try:
-        yield
-    finally:
-        _dependent.reset(token)
-
-
-def launch_options() -> dict[str, bool]:
-    """Triton's options of a launch made now."""
-    return {"launch_pdl": True} if _dependent.get() else {}

@@ -28,7 +28,6 @@ import torch
 
 from executor_service.backends.base import ForwardRow, ModelError, PendingForward, Progress
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS
-from executor_service.backends.torch_backend.cuda.dependent_launch import dependent_launches
 from executor_service.backends.torch_backend.cuda.device_adapters import DeviceSlots
 from executor_service.backends.torch_backend.cuda.every_kind import rows_of_every_kind
 from executor_service.backends.torch_backend.cuda.graphs import Graphs, Picked, shapes_of
@@ -36,6 +35,7 @@ from executor_service.backends.torch_backend.cuda.host_buffers import HostBuffer
 from executor_service.backends.torch_backend.cuda.host_step import HostStep, StepNumbers
 from executor_service.backends.torch_backend.cuda.kernels import CudaStep
 from executor_service.backends.torch_backend.cuda.late_picks import LatePicks
+from executor_service.backends.torch_backend.cuda.launch import dependent_launches
 from executor_service.backends.torch_backend.cuda.launched_step import LaunchedStep
 from executor_service.backends.torch_backend.cuda.pick import pick
 from executor_service.backends.torch_backend.cuda.repeated_steps import RepeatedSteps

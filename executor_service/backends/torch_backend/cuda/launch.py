@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from executor_service.backends.torch_backend.cuda.dependent_launch import launch_options
-
 Arguments = dict[str, torch.Tensor | int | float]
 """A kernel's arguments by name."""
+_dependent: ContextVar[bool] = ContextVar("dependent", default=False)
+
+
+@contextmanager
+def dependent_launches(*, on: bool) -> Iterator[None]:
+    """Inside, with `on`, this thread launches Triton kernels dependently: from compute capability 9.0."""
+    token = _dependent.set(on)
+    try:
+        yield
+    finally:
+        _dependent.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +38,9 @@ class Launch:
 
     def run(self) -> None:
         """Enqueue the kernel on the current stream, dependently within `dependent_launches`."""
-        options = {"num_warps": self.warps, "num_stages": self.stages, **launch_options()}
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        if _dependent.get():
+            options["launch_pdl"] = True
         self.kernel[self.grid](**self.arguments, **self.constants, **options)
 
 
