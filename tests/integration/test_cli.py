@@ -89,6 +89,7 @@ def test_a_killed_parent_takes_its_services_along(tmp_path: Path) -> None:
             time.sleep(0.02)
 
 
+@pytest.mark.slow  # test_speculation.py has it of a scheduler
 def test_a_draft_model_of_another_vocabulary_is_reported_and_serve_fails() -> None:
     draft = ["--draft-backend", "oracle", "-D", "vocab-size=100"]
     result = run("serve", "--backend", "oracle", "--port", "0", *draft)
@@ -115,6 +116,7 @@ def test_one_signal_lets_streams_end_and_leaves_no_process(tmp_path: Path, numbe
         assert serve.log.count("WARNING") == 1  # no token is demanded
 
 
+@pytest.mark.slow  # test_lifecycle.py has it of a scheduler
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     with (
         serving(tmp_path, "-E", "step-ms=50") as serve,

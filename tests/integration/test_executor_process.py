@@ -8,7 +8,6 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -17,7 +16,7 @@ from paceline.channel import Link, Security, open_channel
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1 import executor_pb2_grpc as rpc
 
-from tests.support.checkout import ROOT
+from tests.support.checkout import ROOT, environment
 from tests.support.processes import ServiceProcess, executor, running
 
 MODULE = "executor_service"
@@ -266,24 +265,17 @@ def test_a_model_that_can_not_be_served_ends_the_start_with_the_reason(tmp_path:
 def test_an_executor_refuses_to_start_on_a_port_in_use(process: ServiceProcess) -> None:
     command = [sys.executable, "-m", MODULE, *ORACLE, "--port", str(process.port)]
     done = subprocess.run(
-        command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=30, check=False
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=30, check=False
     )
     assert done.returncode == 69
     assert "can't bind" in done.stderr
 
 
-def test_help_explains_each_flag_and_bad_flags_are_named() -> None:
-    command = [sys.executable, "-m", MODULE]
-    options: dict[str, Any] = {
-        "cwd": ROOT,
-        "env": _environment(),
-        "capture_output": True,
-        "text": True,
-        "timeout": 30,
-        "check": False,
-    }
-    assert "--kv-memory" in subprocess.run([*command, "--help"], **options).stdout
-    bad = subprocess.run([*command, *ORACLE, "--port", "99999"], **options)
+def test_bad_flags_are_named() -> None:
+    command = [sys.executable, "-m", MODULE, *ORACLE, "--port", "99999"]
+    bad = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=30, check=False
+    )
     assert bad.returncode == 2
     assert "--port:" in bad.stderr
 
@@ -313,9 +305,3 @@ def test_the_paged_attention_backend_serves_too(tmp_path: Path) -> None:
         tokens = list(client.open(1, [1, 2, 3]).rows.tokens)
         assert len(tokens) == 1
         assert client.stub.GetInfo(pb.GetInfoRequest()).backend == "paged-attention"
-
-
-def _environment() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'clients' / 'python'}"}

@@ -38,6 +38,7 @@ def test_a_frozen_executor_is_replaced_and_streams_go_on(tmp_path: Path) -> None
         assert [one.losses for one in client.executors(timeout_s=60)] == [1]
 
 
+@pytest.mark.slow  # as a frozen executor is; what clients see is in test_two_schedulers.py
 def test_a_frozen_scheduler_is_replaced_with_the_same_tokens_in_force(tmp_path: Path) -> None:
     with serving(tmp_path, PACELINE_TOKEN="sesame") as serve:
         address = serve.address
@@ -128,6 +129,7 @@ def test_a_closed_terminal_lets_streams_end(tmp_path: Path) -> None:
         assert serve.log.count("WARNING") == 1  # no token is demanded
 
 
+@pytest.mark.slow
 def test_under_nohup_a_closed_terminal_has_no_effect(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
