@@ -2,8 +2,9 @@
 
 A job's limit is CPU time of the thread that runs it, read from /proc: a busy or suspended machine does not
 make a job exceed it. Wall time decides where there is no /proc, and when the process neither works nor
-answers; pauses of the scheduler itself do not count. A process that was stopped (SIGSTOP) is recognized by
-its state, and killed after MAX_STOPPED_S.
+answers; pauses of the scheduler itself do not count, nor does time in which one of the process's threads
+waits for a processor. A process that was stopped (SIGSTOP) is recognized by its state, and killed after
+MAX_STOPPED_S.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from scheduler_service.text.frames import (
 )
 from scheduler_service.text.job import ProcessEnd, TextJob, TextLimits
 from scheduler_service.text.launch import kill_and_reap, spawn_worker
-from scheduler_service.text.procfs import is_stopped, thread_cpu_s
+from scheduler_service.text.procfs import is_stopped, thread_state
 
 WATCH_INTERVAL_S = 0.1
 LONG_CPU_S = 0.05
@@ -51,7 +52,7 @@ class _LaneThread:
 
     id: int  # the operating system's, for /proc
     job: TextJob | None = None
-    wall_s: float = 0.0  # that the job has run
+    wall_s: float = 0.0  # in which the job had no answer and the process did not work
     cpu_from: float | None = None  # CPU time of the thread at the first check of the job
     is_lowered: bool = False  # its priority
 
@@ -192,21 +193,22 @@ class TextProcess:
         if self._stopped_s > MAX_STOPPED_S and not self.idle:
             self._kill(None)
             return
-        for state in self._threads:
+        seen = [thread_state(self.pid, state.id) for state in self._threads]
+        is_working = any(thread is not None and thread.is_runnable for thread in seen)
+        for state, thread in zip(self._threads, seen, strict=True):
             if state.job is None:
                 continue
-            state.wall_s += elapsed
-            cpu = thread_cpu_s(self.pid, state.id)
-            if cpu is not None and state.cpu_from is None:
-                state.cpu_from = cpu
-            taken = 0.0 if cpu is None else cpu - (state.cpu_from or 0.0)
+            state.wall_s += 0.0 if is_working else elapsed
+            if thread is not None and state.cpu_from is None:
+                state.cpu_from = thread.cpu_s
+            taken = 0.0 if thread is None else thread.cpu_s - (state.cpu_from or 0.0)
             if taken > self._limits.cpu_s:
                 self._kill(state.job)
                 return
             if taken > LONG_CPU_S and not state.is_lowered:
                 state.is_lowered = True
                 _lower_priority(state.id)
-            if state.wall_s > self._limits.wall_s:
+            if state.wall_s > self._limits.wall_s and not is_working:
                 self._kill(None)
                 return
         if not self.idle:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 
-def thread_cpu_s(pid: int, thread: int) -> float | None:
-    """User and system time that a thread has used, in seconds; None if unknown, or the thread has ended."""
+@dataclass(frozen=True, slots=True)
+class ThreadState:
+    """One thread: what it has used, and whether it could use more now."""
+
+    cpu_s: float
+    """User and system time, in seconds."""
+    is_runnable: bool
+    """It has a processor, or waits for nothing else."""
+
+
+def thread_state(pid: int, thread: int) -> ThreadState | None:
+    """None if unknown, or the thread has ended."""
     fields = _stat(f"/proc/{pid}/task/{thread}/stat")
     if fields is None:
         return None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return ThreadState((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] == "R")
 
 
 def is_stopped(pid: int) -> bool:

@@ -133,10 +133,11 @@ async def test_a_tokenizer_that_never_answers_is_no_error_of_the_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorder = Recorder(monkeypatch)
-    async with tools(files(when("slow", ENDLESS))) as (text, _):
+    async with tools(files(when("slow", ENDLESS))) as (text, pool):
         job = asyncio.create_task(text.encode_messages([{"role": "user", "content": "slow"}], 1000))
         for count in (1, 2):
             await recorder.count(count)
+            stopped(pool)
             recorder.time_is_up()
         with pytest.raises(StuckError):
             await job

@@ -74,6 +74,20 @@ async def test_a_prompt_over_its_cpu_time_fails_and_the_other_job_of_its_process
 
 
 @linux
+async def test_a_job_that_works_is_not_stuck_however_little_the_machine_lets_it_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder(monkeypatch)
+    async with tools(files(when("slow", ENDLESS)), QUICK) as (text, _):
+        slow = asyncio.create_task(text.encode_messages([{"role": "user", "content": "slow"}], 1000))
+        await recorder.count(1)
+        recorder.time_is_up()
+        with pytest.raises(PromptError, match="CPU time"):
+            await slow
+    assert len(recorder.begun) == 1
+
+
+@linux
 async def test_a_job_does_not_fail_with_another_jobs_process(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(monkeypatch)
     big = "1" * 400_000
