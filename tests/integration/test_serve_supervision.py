@@ -15,6 +15,8 @@ import pytest
 from tests.support.checkout import environment
 from tests.support.serve import Serve, gone, serving
 
+SERVE = [sys.executable, "-m", "paceline", "serve", "--backend", "oracle", "--port", "0"]
+
 
 def tokens(client: paceline.Client, serve: Serve | None = None) -> list[int]:
     """200 tokens of one prompt; with a stack, its executor is stopped in the middle."""
@@ -87,9 +89,8 @@ def test_a_crash_loop_ends_serve_with_the_services_last_log_lines(tmp_path: Path
 
 def test_serve_continues_when_its_log_is_not_read(tmp_path: Path) -> None:
     port_file = tmp_path / "port"
-    command = [sys.executable, "-m", "paceline", "serve", "--backend", "oracle", "--port", "0"]
     process = subprocess.Popen(
-        [*command, "--port-file", str(port_file)],
+        [*SERVE, "--port-file", str(port_file)],
         env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -131,18 +132,23 @@ def test_a_closed_terminal_lets_streams_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_under_nohup_a_closed_terminal_has_no_effect(tmp_path: Path) -> None:
+    port_file, log_file = tmp_path / "port", tmp_path / "log"
+    command = [*SERVE, "--port-file", str(port_file)]
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        serve = Serve(tmp_path)  # ignored signals are inherited
+        with log_file.open("wb") as log:  # ignored signals are inherited
+            process = subprocess.Popen(command, env=environment(), stdout=log, stderr=log)
     finally:
         signal.signal(signal.SIGHUP, before)
+    serve = Serve.of(process, log_file)
     try:
-        with paceline.Client(serve.address) as client:
-            serve.process.send_signal(signal.SIGHUP)
+        serve.wait_for(r"Serving \S+ at")
+        with paceline.Client(f"127.0.0.1:{port_file.read_text().strip()}") as client:
+            process.send_signal(signal.SIGHUP)
             assert client.completions("x", max_tokens=2, timeout_s=60)
-        serve.process.send_signal(signal.SIGTERM)
-        assert serve.process.wait(60) == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
         assert serve.log.count("letting running requests end") == 1
     finally:
-        serve.process.kill()
-        serve.process.wait()
+        process.kill()
+        process.wait()

@@ -1,12 +1,12 @@
 """Starts Python processes as forks of one that has imported what they need.
 
-A service's imports take 0.7 s of CPU, and the tests start hundreds. A fork has its own interpreter, file
-descriptors, environment and exit status; what differs from `python -m MODULE` is that modules are imported
-already, and that /proc shows the fork server's command line.
+The imports of a service or of the command line take 0.6 s of CPU, and the tests start hundreds. A fork has
+its own interpreter, file descriptors, environment and exit status; what differs from `python -m MODULE` is
+that modules are imported already, and that /proc shows the fork server's command line.
 
 `python -m tests.support.fork_server` reads requests from the Unix socket that is its standard input. A
-request is one JSON object with three descriptors: where the exit status goes, standard input, and standard
-output and error.
+request is one JSON object with four descriptors: where the exit status goes, and the standard input, output
+and error.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -33,6 +34,7 @@ _PRELOADED = (
     "executor_service.backends.oracle",
     "executor_service.backends.paged_attention",
     "scheduler_service.__main__",
+    "paceline.cli.app",
 )
 _REQUEST_BYTES = 1 << 20
 _MAX_CHILDREN = 1_000
@@ -50,12 +52,11 @@ class Command:
 class ForkedProcess:
     """A process of the fork server, with those parts of subprocess.Popen that tests use."""
 
-    def __init__(self, command: Command, stdin: int, output: int) -> None:
+    def __init__(self, command: Command, stdin: int, stdout: int, stderr: int) -> None:
         self._status, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(
-                _server().requests, [json.dumps(asdict(command)).encode()], [theirs.fileno(), stdin, output]
-            )
+            request = json.dumps(asdict(command)).encode()
+            socket.send_fds(_server().requests, [request], [theirs.fileno(), stdin, stdout, stderr])
         self.pid = int(self._line())
         self.returncode: int | None = None
 
@@ -132,20 +133,20 @@ def _serve() -> Command:
             _report(statuses)
         if requests.fileno() not in readable:
             continue
-        data, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 3)
+        data, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 4)
         if not data:
             os._exit(0)
-        status, stdin, output = descriptors
+        status, *standard = descriptors
         if (pid := os.fork()) == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for number, descriptor in ((0, stdin), (1, output), (2, output)):
+            for number, descriptor in enumerate(standard):
                 os.dup2(descriptor, number)
             held = [each.detach() for each in (requests, *statuses.values())]  # or they close what is 0 now
             os.closerange(3, max(wake, *descriptors, *held) + 1)
             return Command(**json.loads(data))
-        os.close(stdin)
-        os.close(output)
+        for descriptor in standard:
+            os.close(descriptor)
         statuses[pid] = socket.socket(fileno=status)
         statuses[pid].send(b"%d\n" % pid)
 
@@ -161,14 +162,17 @@ def _report(statuses: dict[int, socket.socket]) -> None:
 
 def main() -> None:
     """Serve, and in each fork run the module asked for."""
-    for module in _PRELOADED:
-        importlib.import_module(module)
-        if module.endswith(".__main__"):
-            del sys.modules[module]  # a fork runs it anew
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # no terminal
+        for module in _PRELOADED:
+            importlib.import_module(module)
+            if module.endswith(".__main__"):
+                del sys.modules[module]  # a fork runs it anew
     gc.freeze()  # what is imported stays shared with the forks
     command = _serve()
     os.environ.clear()
     os.environ.update(command.environment)
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # it was made for the server's
     sys.argv = [command.module, *command.arguments]
     runpy.run_module(command.module, run_name="__main__", alter_sys=True)
 

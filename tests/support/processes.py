@@ -29,7 +29,7 @@ class ServiceProcess:
         with self._log_file.open("wb") as log, open(os.devnull, "rb") as nothing:
             flags = ["--port", "0", "--port-file", str(self._port_file), *arguments]
             self._process = ForkedProcess(
-                Command(module, flags, environment()), nothing.fileno(), log.fileno()
+                Command(module, flags, environment()), nothing.fileno(), log.fileno(), log.fileno()
             )
 
     @property

@@ -6,13 +6,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.checkout import environment
+from tests.support.fork_server import Command, ForkedProcess
 
 _START_S = 600.0  # the first start of a model on a machine compiles kernels
 
@@ -25,15 +26,11 @@ class Serve:
     ) -> None:
         self._port_file = directory / "port"
         self._log_file = directory / "log"
-        command = [sys.executable, "-m", "paceline", "serve", "--backend", backend, "--port", str(port)]
-        with self._log_file.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, "--port-file", str(self._port_file), *arguments],
-                env={**environment(), **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        flags = ["serve", "--backend", backend, "--port", str(port), "--port-file", str(self._port_file)]
+        command = Command("paceline", [*flags, *arguments], {**environment(), **variables})
+        self.process: ForkedProcess | subprocess.Popen[bytes]
+        with self._log_file.open("wb") as log, open(os.devnull, "rb") as nothing:
+            self.process = ForkedProcess(command, nothing.fileno(), log.fileno(), log.fileno())
 
     @classmethod
     def of(cls, process: subprocess.Popen[bytes], port_file: Path) -> Serve:
@@ -92,11 +89,19 @@ def serving(
         serve.process.wait(20)
 
 
-def run(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline", *arguments]
-    return subprocess.run(
-        command, env={**environment(), **extra}, capture_output=True, text=True, timeout=60, check=False
-    )
+def run(*arguments: str, stdin: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
+    """`paceline` with these arguments, to its end. `extra`: environment variables."""
+    command = Command("paceline", list(arguments), {**environment(), **extra})
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(stdin.encode())
+        given.seek(0)
+        process = ForkedProcess(command, given.fileno(), out.fileno(), err.fileno())
+        try:
+            status = process.wait(60)
+        finally:
+            process.kill()
+        stdout, stderr = (os.pread(each.fileno(), 1 << 24, 0).decode() for each in (out, err))
+    return subprocess.CompletedProcess(list(arguments), status, stdout, stderr)
 
 
 def gone(pid: int) -> bool:

@@ -1,7 +1,6 @@
 import asyncio
 import io
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -20,6 +19,8 @@ from paceline.types import Completion, Delta
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from tests.support.checkout import environment
+from tests.support.serve import run
 from tests.unit.client.conftest import Served
 
 OURS = ["serve", "model", "adapters"]
@@ -112,17 +113,9 @@ def test_a_scheduler_that_names_what_it_lacks_is_not_doubted() -> None:
     assert advice(error, "here") == "here does not offer this: messages.tools: not offered"
 
 
-def python(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=60, check=False, env=env
-    )
-
-
 async def paceline(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, as users run it."""
-    return await asyncio.to_thread(python, "-m", "paceline", *arguments, stdin=stdin)
+    return await asyncio.to_thread(run, *arguments, stdin=stdin)
 
 
 async def invoked(*arguments: str, stdin: str = "") -> Result:
@@ -328,6 +321,11 @@ def test_a_port_that_is_taken_is_reported_before_anything_starts(
     assert f"port {port} of 127.0.0.1 is taken by another program: choose one with {option}" in said
 
 
+def python(program: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+
+
 def test_without_its_packages_the_command_says_what_to_install() -> None:
     program = """
         import sys
@@ -335,7 +333,7 @@ def test_without_its_packages_the_command_says_what_to_install() -> None:
         from paceline.cli import main
         main()
     """
-    result = python("-c", textwrap.dedent(program))
+    result = python(program)
     assert result.returncode == 1
     assert result.stderr.strip().endswith('pip install -c constraints.txt ".[cli]"')
 
@@ -347,5 +345,5 @@ def test_the_sdk_needs_neither_the_command_line_nor_a_service() -> None:
         heavy = {"typer", "rich", "torch", "numpy", "pydantic", "executor_service", "scheduler_service"}
         print(*sorted(heavy & set(sys.modules)), end="")
     """
-    result = python("-c", textwrap.dedent(program))
+    result = python(program)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

@@ -14,7 +14,7 @@ from tests.support.fork_server import Command, ForkedProcess
 def _start(directory: Path, *arguments: str, **variables: str) -> ForkedProcess:
     command = Command("tests.unit.testing.forked", list(arguments), {**environment(), **variables})
     with (directory / "log").open("wb") as log, open(os.devnull, "rb") as nothing:
-        return ForkedProcess(command, nothing.fileno(), log.fileno())
+        return ForkedProcess(command, nothing.fileno(), log.fileno(), log.fileno())
 
 
 def test_arguments_variables_output_and_exit_status_are_its_own(tmp_path: Path) -> None:
