@@ -1,7 +1,6 @@
 """`paceline serve` and its clients, as processes, on the oracle."""
 
 import json
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -53,23 +52,9 @@ def test_a_refusal_is_one_line_and_fails(shared: Serve) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_killed_executor_comes_back_and_streams_go_on(tmp_path: Path) -> None:
-    with serving(tmp_path, "-E", "step-ms=5") as serve, paceline.Client(serve.address) as client:
-
-        def tokens(disturb: bool) -> list[int]:
-            ids: list[int] = []
-            for event in client.generate("the same", max_tokens=200, temperature=0, ignore_eos=True):
-                if isinstance(event, paceline.Delta):
-                    if disturb and len(ids) < 50 <= len(ids) + len(event.token_ids):
-                        os.kill(serve.children()["executor_service"], signal.SIGKILL)
-                    ids += event.token_ids
-            return ids
-
-        undisturbed = tokens(disturb=False)
-        assert tokens(disturb=True) == undisturbed
-        [executor] = client.executors()
-        assert executor.losses == 1
-        assert "died (SIGKILL); starting it again" in serve.log
+def test_a_stack_without_a_token_warns_once_of_that_and_of_nothing_else(shared: Serve) -> None:
+    assert shared.log.count("no token is demanded") == 1
+    assert shared.log.count("WARNING") == 1
 
 
 def test_a_killed_parent_takes_its_services_along(tmp_path: Path) -> None:
@@ -100,7 +85,14 @@ def test_a_draft_model_of_another_vocabulary_is_reported_and_serve_fails() -> No
     assert "257 tokens" in last
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGHUP,  # a terminal that closes
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_one_signal_lets_streams_end_and_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path, "-E", "step-ms=5") as serve, paceline.Client(serve.address) as client:
         children = serve.children()
@@ -110,7 +102,7 @@ def test_one_signal_lets_streams_end_and_leaves_no_process(tmp_path: Path, numbe
         serve.wait_for("letting running requests end")
         [completion] = stream.collect()
         assert completion.finished is not None
-        assert serve.process.wait(20) == 0, serve.log
+        assert serve.process.wait(60) == 0, serve.log
         assert all(gone(pid) for pid in children.values())
         assert "died" not in serve.log
         assert serve.log.count("WARNING") == 1  # no token is demanded

@@ -26,7 +26,7 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc
 
 from tests.support.processes import ServiceProcess
-from tests.support.serve import Serve, run, serving
+from tests.support.serve import run
 from tests.support.stack import oracle_stack
 
 TIMEOUT_S = 60.0
@@ -38,9 +38,10 @@ def verdict(address: str, security: Security | None = None, timeout_s: float = T
 
 
 @pytest.fixture(scope="module")
-def open_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    with serving(tmp_path_factory.mktemp("open"), "-E", "step-ms=1") as serve:
-        yield serve
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a scheduler that demands nothing, and serves."""
+    with oracle_stack(tmp_path_factory.mktemp("open")) as stack:
+        yield stack.scheduler.address
 
 
 @contextmanager
@@ -80,8 +81,8 @@ def ours(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "ours")
 
 
-def test_an_answered_request_is_exit_status_0(open_stack: Serve) -> None:
-    result = run("doctor", open_stack.address, "--json", "--timeout-s", "60")
+def test_an_answered_request_is_exit_status_0(address: str) -> None:
+    result = run("doctor", address, "--json", "--timeout-s", "60")
     found = json.loads(result.stdout)
     assert (result.returncode, found["verdict"], found["answered"]) == (0, "OK", True)
     assert "oracle answered" in found["detail"]
@@ -115,8 +116,8 @@ def test_plaintext_to_tls_and_an_unknown_authority(tmp_path: Path, ours: Authori
         assert verdict(process.address, Security(ours.file)) is Verdict.NO_EXECUTOR
 
 
-def test_tls_to_plaintext(open_stack: Serve, ours: Authority) -> None:
-    assert verdict(open_stack.address, Security(ours.file)) is Verdict.NO_TLS
+def test_tls_to_plaintext(address: str, ours: Authority) -> None:
+    assert verdict(address, Security(ours.file)) is Verdict.NO_TLS
 
 
 def test_a_certificate_for_another_name(tmp_path: Path, ours: Authority) -> None:
@@ -161,12 +162,14 @@ def test_a_scheduler_that_waits_for_its_executor_says_why(tmp_path: Path) -> Non
 
 
 def test_a_draining_scheduler_drains(tmp_path: Path) -> None:
-    with serving(tmp_path, "-E", "step-ms=5") as serve, paceline.Client(serve.address) as client:
+    with (
+        oracle_stack(tmp_path, executor=["--step-ms", "5"]) as stack,
+        paceline.Client(stack.scheduler.address) as client,
+    ):
         stream = client.generate("long", max_tokens=20_000, ignore_eos=True)
         next(stream)
-        serve.process.send_signal(signal.SIGTERM)
-        serve.wait_for("letting running requests end")
-        found = _once(lambda: verdict(serve.address), Verdict.OK)
+        stack.scheduler.signal(signal.SIGTERM)
+        found = _once(lambda: verdict(stack.scheduler.address), Verdict.OK)
         assert found is Verdict.DRAINING
         stream.close()
 
@@ -280,15 +283,16 @@ def test_a_service_whose_handlers_hang_is_frozen() -> None:
 
 
 def test_a_full_queue_is_busy(tmp_path: Path) -> None:
+    limits = ["--max-running", "1", "--max-queued-requests", "1"]
     with (
-        serving(tmp_path, "-E", "step-ms=5", "-S", "max-running=1", "-S", "max-queued-requests=1") as serve,
-        paceline.Client(serve.address) as client,
+        oracle_stack(tmp_path, executor=["--step-ms", "5"], scheduler=limits) as stack,
+        paceline.Client(stack.scheduler.address) as client,
     ):
         running = client.generate("long", max_tokens=20_000, ignore_eos=True)
         next(running)
         waiting = client.generate("next", max_tokens=20_000, ignore_eos=True)
         _once(lambda: client.status(timeout_s=60).waiting, 0)
-        assert verdict(serve.address) is Verdict.BUSY
+        assert verdict(stack.scheduler.address) is Verdict.BUSY
         waiting.close()
         running.close()
 

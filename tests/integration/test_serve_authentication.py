@@ -36,15 +36,17 @@ def executor_refuses(address: str, token: str) -> bool:
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """PACELINE_TOKEN=of-clients paceline serve, with a token for people at the executor."""
+    """paceline serve --token-file FILE, with a token for people at the executor."""
     directory = tmp_path_factory.mktemp("closed")
-    (directory / "executor-token").write_text("of-schedulers")
-    option = f"--executor-token-file={directory / 'executor-token'}"
-    with serving(directory, option, PACELINE_TOKEN="of-clients") as serve:
+    options = []
+    for option, token in (("--token-file", "of-clients\n"), ("--executor-token-file", "of-schedulers")):
+        (directory / option.strip("-")).write_text(token)
+        options.append(f"{option}={directory / option.strip('-')}")
+    with serving(directory, *options) as serve:
         yield serve
 
 
-def test_a_token_in_the_environment_is_demanded_of_clients(closed: Serve) -> None:
+def test_a_token_file_is_demanded_of_clients(closed: Serve) -> None:
     assert answered(closed.address, Security(token="of-clients"))
     for token in ("", "wrong", "of-schedulers"):
         client = paceline.Client(closed.address, security=Security(token=token))
@@ -75,58 +77,48 @@ def test_the_scheduler_sends_the_executors_token_to_no_port_that_others_could_ta
     assert socket.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_with_a_token_file_clients_need_its_token_and_the_executor_refuses_it(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("of-clients\n")
-    with serving(tmp_path, f"--token-file={tmp_path / 'token'}") as serve:
-        assert answered(serve.address, Security(token="of-clients"))
-        with paceline.Client(serve.address) as client, pytest.raises(errors.Unauthenticated):
-            client.model_info(timeout_s=60)
-        for token in ("", "of-clients"):
-            assert executor_refuses(serve.executor_address, token)
-
-
 @pytest.mark.parametrize(
-    "demand", ["--auth-token-file", pytest.param("auth-token-file", marks=pytest.mark.slow)]
-)
-def test_serve_reaches_a_scheduler_whose_own_options_demand_a_token(tmp_path: Path, demand: str) -> None:
-    (tmp_path / "token").write_text("sesame")
-    (tmp_path / "settings.yaml").write_text(f"auth-token-file: {tmp_path / 'token'}\n")
-    options = {
-        "--auth-token-file": ["-S", f"auth-token-file={tmp_path / 'token'}"],
-        "auth-token-file": ["-S", f"config={tmp_path / 'settings.yaml'}"],
-    }
-    with serving(tmp_path, *options[demand]) as serve:
-        assert answered(serve.address, Security(token="sesame"))
-        assert "no token" not in serve.log
-
-
-@pytest.mark.parametrize(
-    ("options", "certificate"),
+    ("options", "token", "security"),
     [
-        pytest.param(PORT_WITH_TLS, False, id="TLS", marks=pytest.mark.slow),
-        pytest.param(FOR_CERTIFIED, True, id="mTLS"),
+        pytest.param(
+            ["-S", "auth-token-file={token}", *FOR_CERTIFIED],
+            "sesame",
+            Security(TLS / "ca.pem", TLS / "client.pem", TLS / "client.key", token="sesame"),
+            id="a token and certificates",
+        ),
+        pytest.param(
+            ["-S", "config={settings}"],
+            "sesame",
+            Security(token="sesame"),
+            id="a token, in a settings file",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            PORT_WITH_TLS, None, Security(TLS / "ca.pem"), id="TLS, and no token", marks=pytest.mark.slow
+        ),
     ],
 )
-def test_serve_reaches_its_scheduler_behind_tls(
-    tmp_path: Path, options: list[str], certificate: bool
+def test_serve_reaches_a_scheduler_whatever_its_own_options_demand(
+    tmp_path: Path, options: list[str], token: str | None, security: Security
 ) -> None:
-    own = (TLS / "client.pem", TLS / "client.key") if certificate else (None, None)
-    with serving(tmp_path, *options) as serve:
-        assert answered(serve.address, Security(TLS / "ca.pem", *own))
+    files = {"token": tmp_path / "token", "settings": tmp_path / "settings.yaml"}
+    files["token"].write_text("sesame")
+    files["settings"].write_text(f"auth-token-file: {files['token']}\n")
+    with serving(tmp_path, *(option.format_map(files) for option in options)) as serve:
+        assert answered(serve.address, security)
         serve.wait_for("Ctrl-C stops")
-        assert ("no token" in serve.log) is not certificate
+        assert ("no token" in serve.log) is (token is None)
 
 
-def test_no_authentication_on_loopback_is_one_warning(tmp_path: Path) -> None:
-    with serving(tmp_path) as serve:
-        assert serve.log.count("no token is demanded") == 1
-        assert "plaintext" not in serve.log
-        assert answered(serve.address, Security())
-
-
-def test_plaintext_beyond_loopback_is_a_warning_of_its_own(tmp_path: Path) -> None:
+def test_plaintext_beyond_loopback_is_a_warning_and_the_environments_token_is_demanded(
+    tmp_path: Path,
+) -> None:
     with serving(tmp_path, "--host", "0.0.0.0", "--insecure", PACELINE_TOKEN="sesame") as serve:
-        assert serve.address
+        assert answered(serve.address, Security(token="sesame"))
+        with paceline.Client(serve.address) as client, pytest.raises(errors.Unauthenticated):
+            client.model_info(timeout_s=60)
+        for token in ("", "sesame"):
+            assert executor_refuses(serve.executor_address, token)
         assert serve.log.count("plaintext beyond this machine") == 1
         assert "no token" not in serve.log
 
