@@ -15,7 +15,7 @@ from paceline.executor.v1 import executor_pb2 as pb
 from tests.support.altering_proxy import Alteration, AlteringProxy, altering_proxy, unaltered
 from tests.support.stack import Stack, eventually, ids_of
 
-STREAMS, TOKENS = 4, 40
+STREAMS, TOKENS = 3, 20
 STEP = "StreamUnifiedDecode"
 JUNK = b"\xff" * 20
 HUGE = 2**32 - 1

@@ -21,15 +21,17 @@ from tests.support.ports import kept_port
 from tests.support.processes import ServiceProcess
 from tests.support.stack import Stack
 
-STREAMS = 16
 ORACLE = ("--step-ms", "4")
 
 
 class Pair:
-    """One executor, and two schedulers on ports that they keep across restarts."""
+    """One executor, and two schedulers on ports that they keep across restarts.
 
-    def __init__(self, directory: Path, executor: tuple[str, ...], tokens: int) -> None:
-        self.tokens = tokens
+    `streams`, `tokens`: how many streams clients hold, and the length of each.
+    """
+
+    def __init__(self, directory: Path, executor: tuple[str, ...], streams: int, tokens: int) -> None:
+        self.streams, self.tokens = streams, tokens
         self._directory = directory
         self.stack = Stack(directory)
         self._starts = 0
@@ -68,23 +70,21 @@ class Pair:
 
 
 @contextmanager
-def pair(directory: Path, *executor: str, tokens: int = 300) -> Iterator[Pair]:
-    made = Pair(directory, executor, tokens)
+def pair(directory: Path, *executor: str, streams: int = 6, tokens: int = 100) -> Iterator[Pair]:
+    made = Pair(directory, executor, streams, tokens)
     try:
         yield made
     finally:
         made.kill()
 
 
-async def reference(pair: Pair, streams: int = STREAMS) -> list[list[Completion]]:
-    return await undisturbed(pair.addresses, streams, pair.tokens)
+async def reference(pair: Pair) -> list[list[Completion]]:
+    return await undisturbed(pair.addresses, pair.streams, pair.tokens)
 
 
-async def disturbed(
-    pair: Pair, disturb: Callable[[], None], streams: int = STREAMS, tokens: int = 1
-) -> list[HeldStream]:
+async def disturbed(pair: Pair, disturb: Callable[[], None], tokens: int = 1) -> list[HeldStream]:
     """All streams, disturbed when each has had so many tokens; none fails."""
-    reads = await held(pair.addresses, disturb, streams, pair.tokens, after_tokens=tokens)
+    reads = await held(pair.addresses, disturb, pair.streams, pair.tokens, after_tokens=tokens)
     for read in reads:
         if read.error is not None:
             raise read.error
@@ -148,8 +148,8 @@ async def test_a_blocking_clients_stream_goes_on_on_the_other_scheduler_to_the_s
 
 
 async def test_with_one_address_a_stream_waits_for_its_scheduler_to_come_back(tmp_path: Path) -> None:
-    with pair(tmp_path, *ORACLE) as both:
-        expected = (await reference(both, 1))[0]
+    with pair(tmp_path, *ORACLE, streams=1) as both:
+        [expected] = await reference(both)
         async with aio.Client(both.addresses[0], failover_timeout_s=END_S) as client:
             running = generation(client, 0, both.tokens)
             got = HeldStream(running)
@@ -163,13 +163,13 @@ async def test_with_one_address_a_stream_waits_for_its_scheduler_to_come_back(tm
 
 async def test_a_scheduler_that_is_shut_down_hands_its_streams_to_the_other(tmp_path: Path) -> None:
     with pair(tmp_path, *ORACLE) as both:
-        expected = await reference(both, 4)
+        expected = await reference(both)
 
         def twice() -> None:
             for _ in range(2):
                 both.schedulers[0].signal(signal.SIGTERM)
 
-        reads = await disturbed(both, twice, 4)
+        reads = await disturbed(both, twice)
         assert [read.completions for read in reads] == expected
 
 
@@ -186,7 +186,7 @@ async def test_without_another_scheduler_a_lost_stream_says_so(tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_no_stream_fails_in_50_faults(tmp_path: Path, fault: signal.Signals) -> None:
-    with pair(tmp_path, *ORACLE) as both:
+    with pair(tmp_path, *ORACLE, streams=16, tokens=300) as both:
         expected = await reference(both)
         for run in range(50):
             print(f"{run + 1:2}", await survive(both, fault, expected, run % 2), flush=True)
@@ -199,15 +199,15 @@ async def test_on_a_pool_that_fits_one_and_a_half_requests_streams_go_on_too(
     tmp_path: Path, restarted: bool
 ) -> None:
     """The dead one's pages come back when it is restarted, else when its lease ends."""
-    with pair(tmp_path, *ORACLE, "--pages", "30", tokens=280) as both:
-        expected = await reference(both, 2)
+    with pair(tmp_path, *ORACLE, "--pages", "30", streams=2, tokens=280) as both:
+        expected = await reference(both)
 
         def die() -> None:
             both.schedulers[0].kill()
             if restarted:
                 both.schedulers[0] = both.start(0)
 
-        reads = await disturbed(both, die, 2, tokens=150)
+        reads = await disturbed(both, die, tokens=150)
         assert [read.completions for read in reads] == expected
         print("pauses", [f"{read.longest_pause_s:.1f} s" for read in reads])
         await both.stack.all_pages_back(both.executor)
@@ -220,7 +220,7 @@ async def test_no_stream_of_the_default_model_fails_in_5_faults(
     tmp_path: Path, fault: signal.Signals
 ) -> None:
     flags = ("--backend", "torch", "--dtype", "int8", "--model", str(default_model()))
-    with pair(tmp_path, *flags, tokens=60) as both:
+    with pair(tmp_path, *flags, streams=16, tokens=60) as both:
         expected = await reference(both)
         for run in range(5):
             print(f"{run + 1:2}", await survive(both, fault, expected, run % 2), flush=True)

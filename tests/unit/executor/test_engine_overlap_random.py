@@ -16,19 +16,19 @@ from tests.unit.executor.two_ways import POISON, SEEDS, TwoWays
 
 
 @given(seed=SEEDS, steps=st.integers(1, 25))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_two_at_a_time_answer_like_one_after_another(seed: int, steps: int) -> None:
     TwoWays(seed, limits(total_pages=600, context_length=48)).run(steps)
 
 
 @given(seed=SEEDS, steps=st.integers(1, 25))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_so_they_do_where_rows_fail(seed: int, steps: int) -> None:
     TwoWays(seed, limits(total_pages=600, context_length=48), POISON).run(steps)
 
 
 @given(seed=SEEDS, steps=st.integers(1, 25), pages=st.integers(6, 30), poison=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_so_they_do_where_pages_sequences_and_tokens_are_short(
     seed: int, steps: int, pages: int, poison: bool
 ) -> None:

@@ -84,7 +84,7 @@ def sampled_rows(draw: st.DrawFn) -> tuple[np.ndarray, list[ForwardRow]]:
     return logits.astype(np.float32), rows
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(sampled_rows())
 def test_equals_the_numpy_reference(case: tuple[np.ndarray, list[ForwardRow]]) -> None:
     logits, rows = case
@@ -124,7 +124,7 @@ def test_masking_in_plain_torch_equals_the_cpu_kernel(seed: int, vocabulary: int
     assert np.array_equal(plain.numpy(), expected)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(sampled_rows())
 def test_drawing_in_plain_torch_equals_the_cpu_kernel(case: tuple[np.ndarray, list[ForwardRow]]) -> None:
     logits = case[0]
