@@ -15,7 +15,7 @@ from paceline.types import Delta, Drafter, Speculation
 
 from tests.support.stack import HEAL_S, Stack, eventually, ids_of, oracle_stack
 
-STREAMS, TOKENS = 8, 80
+STREAMS, TOKENS = 4, 60
 EXECUTOR = ["--step-ms", "4"]
 DRAFT = ["--draft-agreement", "0.8", "--step-ms", "0.5"]
 FEW = dict.fromkeys(range(6, 257), -1000.0)

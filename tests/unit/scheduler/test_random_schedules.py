@@ -325,7 +325,7 @@ def check(schedule: Schedule) -> Counter[str]:
     return counts
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schedules())
 def test_every_output_equals_its_solo_run(schedule: Schedule) -> None:
     check(schedule)
