@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from paceline.cli import plot
-from paceline.cli.common import console
 from paceline.cli.load import Load, Trace
-from paceline.cli.speculation_bench import PLAIN, Results, Spread, compare, modes, result_of, table
+from paceline.cli.speculation_bench import PLAIN, Results, Spread, cells, compare, modes, result_of
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import Drafter, Finished, FinishReason, ModelInfo, RequestLimits, Speculation, Usage
 
@@ -56,9 +55,10 @@ async def test_all_modes_take_turns_at_the_same_prompts_and_share_no_cache(serve
     model = await served.client.model_info()
     heard: list[tuple[str, int]] = []
     load = Load(prompt_tokens=6, new_tokens=3, salt="s")
-    found = await compare(
+    comparison = compare(
         served.client, model, load, [1, 2], 1, 10.0, lambda what, tokens: heard.append((what, tokens))
     )
+    found = {level: by_mode async for level, by_mode in comparison}
     assert list(found) == [1, 2]
     assert list(found[2]) == ["plain", "n-gram", "automatic"]
     asked = [
@@ -76,10 +76,10 @@ async def test_all_modes_take_turns_at_the_same_prompts_and_share_no_cache(serve
 
 
 def test_the_table_has_a_line_per_mode() -> None:
-    with console.capture() as shown:
-        console.print(table(results()))
-    assert "2.00 (1.50-2.50)" in shown.get()
-    assert "50% of 12" in shown.get()
+    plain, drafted = cells(1, results()[1])
+    assert plain[:2] == ("1", "plain")
+    assert drafted[:2] == ("", "n-gram")
+    assert drafted[3:5] == ("2.00 (1.50-2.50)", "50% of 12")
 
 
 def test_the_plot_is_a_png_and_an_svg(tmp_path: Path) -> None:

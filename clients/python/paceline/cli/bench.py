@@ -12,25 +12,27 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
 from paceline import aio
 from paceline.channel import Security
 from paceline.cli import plot as plots
 from paceline.cli import speculation_bench
 from paceline.cli.common import DEFAULT_ADDRESS, Address, TimeoutS, console, fail, run, security, stderr
-from paceline.cli.load import Load, Summary, run_rounds, summarize
+from paceline.cli.load import Load, Summary, Trace, run_rounds, summarize
 from paceline.cli.loading import loading_bar
 from paceline.cli.local_models import find_model
+from paceline.cli.rows import Column, Rows
 from paceline.cli.serve import (
     QUIET,
     DraftBackend,
@@ -120,22 +122,22 @@ def bench(
     load = Load(
         prompt_tokens, new_tokens, temperature, top_p, seed, salt=secrets.token_hex(8), repeats=repeats
     )
-    parameters = _BenchParameters(load, levels, rounds, together, warmup, timeout_s)
+    # The rows are for people: with the JSON on stdout they go to stderr.
+    screen = stderr if output == Path("-") else console
+    parameters = _BenchParameters(load, levels, rounds, together, warmup, timeout_s, screen)
     measure = _compare if speculation else _measure
     if config is not None:
         outcome = run(_with_own_services(config, parameters, measure), "the services of this run")
     else:
         outcome = run(measure(address, security(context), parameters), address)
     text = json.dumps(outcome.report(parameters), indent=2)
-    if output is not None and output != Path("-"):
+    if output == Path("-"):
+        typer.echo(text)
+    elif output is not None:
         output.write_text(text + "\n")
     if plot is not None:
         files = plots.write(outcome.comparison, outcome.title(parameters), plot)
         stderr.print(f"[dim]plot: {', '.join(str(file) for file in files)}[/]", highlight=False)
-    if output == Path("-"):
-        typer.echo(text)
-    else:
-        console.print(outcome.table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +150,14 @@ class _BenchParameters:
     together: bool
     warmup: bool
     timeout_s: float | None
+    screen: Console  # for the rows, and on a terminal the progress below them
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The results in the forms in which they are printed, written as JSON and plotted."""
+    """The results in the forms in which they are written as JSON and plotted."""
 
     model: ModelInfo
-    table: Table
     levels: list[dict[str, Any]]  # for JSON, one per concurrency
     comparison: speculation_bench.Results  # for the plot; empty without --speculation
 
@@ -191,15 +193,16 @@ async def _with_own_services(
 
 
 async def _measure(address: str, tls: Security, parameters: _BenchParameters) -> _Outcome:
-    results: dict[int, Summary] = {}
+    levels: list[dict[str, Any]] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    rows = Rows(parameters.screen, _CAPTION, _COLUMNS)
     async with aio.Client(address, security=tls) as client:
         model = await _model(client, parameters.load)
         number = 0
-        bars = Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
-        with bars:
+        with _progress(parameters.screen, *columns) as bars:
             for level in parameters.levels:
                 bar = bars.add_task(f"{level} streams", total=None)
+                traces: list[list[Trace]] = []
                 for measured in (False, True) if parameters.warmup else (True,):
                     traces = await run_rounds(
                         client,
@@ -214,20 +217,23 @@ async def _measure(address: str, tls: Security, parameters: _BenchParameters) ->
                     number += (
                         level * parameters.rounds
                     )  # no prompt is sent twice: the prefix cache would have it
-                    results[level] = summarize(traces, together=parameters.together)
                 bars.remove_task(bar)
-    levels = [{"concurrency": level} | dataclasses.asdict(result) for level, result in results.items()]
-    return _Outcome(model, table(results), levels, {})
+                result = summarize(traces, together=parameters.together)
+                levels.append({"concurrency": level} | dataclasses.asdict(result))
+                rows.add(*_cells(level, result))
+    return _Outcome(model, levels, {})
 
 
 async def _compare(address: str, tls: Security, parameters: _BenchParameters) -> _Outcome:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    results: speculation_bench.Results = {}
+    rows = Rows(parameters.screen, speculation_bench.CAPTION, speculation_bench.COLUMNS)
     async with aio.Client(address, security=tls) as client:
         model = await _model(client, parameters.load)
         each = len(speculation_bench.modes(model)) * (parameters.rounds + 1) * parameters.load.new_tokens
-        with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bars:
+        with _progress(parameters.screen, *columns) as bars:
             bar = bars.add_task("", total=sum(parameters.levels) * each)
-            results = await speculation_bench.compare(
+            async for level, by_mode in speculation_bench.compare(
                 client,
                 model,
                 parameters.load,
@@ -235,12 +241,20 @@ async def _compare(address: str, tls: Security, parameters: _BenchParameters) ->
                 parameters.rounds,
                 parameters.timeout_s,
                 lambda what, tokens: bars.update(bar, description=what, advance=tokens),
-            )
+            ):
+                results[level] = by_mode
+                for cells in speculation_bench.cells(level, by_mode):
+                    rows.add(*cells)
     levels = [
         {"concurrency": level, "modes": {name: dataclasses.asdict(one) for name, one in by_mode.items()}}
         for level, by_mode in results.items()
     ]
-    return _Outcome(model, speculation_bench.table(results), levels, results)
+    return _Outcome(model, levels, results)
+
+
+def _progress(screen: Console, *columns: ProgressColumn) -> Progress:
+    """Progress on the console that gets the rows, so that neither overwrites the other; none in a pipe."""
+    return Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
 
 
 async def _model(client: aio.Client, load: Load) -> ModelInfo:
@@ -251,19 +265,25 @@ async def _model(client: aio.Client, load: Load) -> ModelInfo:
     return model
 
 
-def table(results: dict[int, Summary]) -> Table:
-    """A table of the figures with one line per concurrency."""
-    table = Table(caption="times in ms, p50 / p99; decode: tok/s while every stream decodes")
-    for column in ("streams", "TTFT", "ITL", "tok/s", "decode", "queue"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for level, result in results.items():
-        rate = result.decode_tokens_per_s
-        table.add_row(
-            f"{level}",
-            f"{result.ttft_ms.p50:.0f} / {result.ttft_ms.p99:.0f}",
-            f"{result.itl_ms.p50:.1f} / {result.itl_ms.p99:.1f}",
-            f"{result.tokens_per_s:.0f}",
-            "-" if rate is None else f"{rate:.0f}",
-            f"{result.queue_ms.p50:.0f} / {result.queue_ms.p99:.0f}",
-        )
-    return table
+_CAPTION = "times in ms, p50 / p99; decode: tok/s while every stream decodes"
+_COLUMNS = (
+    Column("streams", 7),
+    Column("TTFT", 13),
+    Column("ITL", 13),
+    Column("tok/s", 7),
+    Column("decode", 7),
+    Column("queue", 13),
+)
+
+
+def _cells(level: int, result: Summary) -> tuple[str, ...]:
+    """The figures of one concurrency, as _COLUMNS has them."""
+    rate = result.decode_tokens_per_s
+    return (
+        f"{level}",
+        f"{result.ttft_ms.p50:.0f} / {result.ttft_ms.p99:.0f}",
+        f"{result.itl_ms.p50:.1f} / {result.itl_ms.p99:.1f}",
+        f"{result.tokens_per_s:.0f}",
+        "-" if rate is None else f"{rate:.0f}",
+        f"{result.queue_ms.p50:.0f} / {result.queue_ms.p99:.0f}",
+    )

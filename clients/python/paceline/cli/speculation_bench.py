@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rich.table import Table
-
 from paceline import aio
 from paceline.cli.load import Load, Summary, Trace, decode_rate, run_rounds, summarize
+from paceline.cli.rows import Column
 from paceline.types import Drafter, ModelInfo, Speculation
 
 PLAIN = "plain"
@@ -71,9 +70,11 @@ async def compare(
     rounds: int,
     timeout_s: float | None,
     progress: Callable[[str, int], None],
-) -> Results:
-    """Measure all modes at all concurrencies. `progress` is called with (level and mode, new tokens)."""
-    results: Results = {}
+) -> AsyncIterator[tuple[int, dict[str, ModeResult]]]:
+    """Measure all modes at all concurrencies; gives each concurrency's results when they are measured.
+
+    `progress` is called with (level and mode, new tokens).
+    """
     chosen = modes(model)
     number = 0
     for level in levels:
@@ -98,8 +99,7 @@ async def compare(
                 if turn >= 0:
                     measured[name] += traces
             number += level
-        results[level] = {name: result_of(measured[name], measured[PLAIN]) for name in chosen}
-    return results
+        yield level, {name: result_of(measured[name], measured[PLAIN]) for name in chosen}
 
 
 def result_of(rounds: list[list[Trace]], plain: list[list[Trace]]) -> ModeResult:
@@ -124,25 +124,30 @@ def _rate(traces: list[Trace]) -> float:
     return decode_rate(traces) or summarize([traces]).tokens_per_s
 
 
-def table(results: Results) -> Table:
-    """A table of the figures with one line per concurrency and mode."""
-    table = Table(
-        caption="tok/s while every stream decodes, median of the rounds; to plain: ratio and its spread;"
-        " per check: tokens that a verification gave"
-    )
-    for column in ("streams", "mode", "tok/s", "to plain", "accepted", "per check"):
-        table.add_column(column, justify="left" if column == "mode" else "right", no_wrap=True)
-    for level, by_mode in results.items():
-        for name, result in by_mode.items():
-            ratio, drafted = result.to_plain, result.drafted_tokens
-            each = result.tokens_per_verification
-            table.add_row(
-                f"{level}" if name == PLAIN else "",
-                name,
-                f"{result.tokens_per_s.median:.1f}",
-                "" if name == PLAIN else f"{ratio.median:.2f} ({ratio.least:.2f}-{ratio.most:.2f})",
-                f"{result.accepted_tokens / drafted:.0%} of {drafted}" if drafted else "-",
-                "-" if each is None else f"{each:.2f}",
-            )
-        table.add_section()
-    return table
+CAPTION = (
+    "tok/s while every stream decodes, median of the rounds; to plain: ratio and its spread;"
+    " per check: tokens that a verification gave"
+)
+COLUMNS = (
+    Column("streams", 7),
+    Column("mode", 9, left=True),
+    Column("tok/s", 8),
+    Column("to plain", 16),
+    Column("accepted", 14),
+    Column("per check", 9),
+)
+
+
+def cells(level: int, by_mode: dict[str, ModeResult]) -> Iterator[tuple[str, ...]]:
+    """The figures of one concurrency, a row for each mode, as COLUMNS has them."""
+    for name, result in by_mode.items():
+        ratio, drafted = result.to_plain, result.drafted_tokens
+        each = result.tokens_per_verification
+        yield (
+            f"{level}" if name == PLAIN else "",
+            name,
+            f"{result.tokens_per_s.median:.1f}",
+            "" if name == PLAIN else f"{ratio.median:.2f} ({ratio.least:.2f}-{ratio.most:.2f})",
+            f"{result.accepted_tokens / drafted:.0%} of {drafted}" if drafted else "-",
+            "-" if each is None else f"{each:.2f}",
+        )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -38,23 +40,32 @@ def status(
         def look() -> tuple[Status, tuple[ExecutorStatus, ...], ModelInfo | None]:
             return client.status(timeout_s=_TIMEOUT_S), executors(client), model(client)
 
-        current = look()
-        if as_json:
-            typer.echo(_json(*current))
-        elif not watch:
-            console.print(table(*current))
-        try:
-            if watch and as_json:
-                while True:
+        with _display(as_json=as_json, in_place=watch and console.is_terminal) as show:
+            show(*look())
+            try:
+                while watch:
                     time.sleep(interval_s)
-                    typer.echo(_json(*look()))
-            if watch:
-                with Live(table(*current), console=console, auto_refresh=False) as live:
-                    while True:
-                        time.sleep(interval_s)
-                        live.update(table(*look()), refresh=True)
-        except KeyboardInterrupt:
-            raise typer.Exit(0) from None
+                    show(*look())
+            except KeyboardInterrupt:
+                raise typer.Exit(0) from None
+
+
+_Show = Callable[[Status, tuple[ExecutorStatus, ...], ModelInfo | None], None]
+
+
+@contextmanager
+def _display(*, as_json: bool, in_place: bool) -> Iterator[_Show]:
+    """A context manager: within the block, the function shows what was seen.
+
+    As a line of JSON, or as tables, which replace those before with `in_place`: on a terminal alone.
+    """
+    if as_json:
+        yield lambda *seen: typer.echo(_json(*seen))
+    elif in_place:
+        with Live(console=console, auto_refresh=False) as live:
+            yield lambda *seen: live.update(table(*seen), refresh=True)
+    else:
+        yield lambda *seen: console.print(table(*seen))
 
 
 def executors(client: Client) -> tuple[ExecutorStatus, ...]:
