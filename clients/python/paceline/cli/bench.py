@@ -32,6 +32,7 @@ from paceline.cli.common import DEFAULT_ADDRESS, Address, TimeoutS, console, fai
 from paceline.cli.load import Load, Summary, Trace, run_rounds, summarize
 from paceline.cli.loading import loading_bar
 from paceline.cli.local_models import find_model
+from paceline.cli.outputs import require_writable
 from paceline.cli.rows import Column, Rows
 from paceline.cli.serve import (
     QUIET,
@@ -112,6 +113,12 @@ def bench(
         if not speculation:
             fail("--plot needs --speculation", 2)
         plots.require()
+        for file in plots.files(plot):
+            require_writable(file, "--plot")
+    # The rows are for people: with the JSON on stdout they go to stderr.
+    screen = stderr if output == Path("-") else console
+    if screen is console:
+        require_writable(output, "--json")
     config = None
     draft = draft_config(draft_backend, draft_model, draft_option, QUIET)
     if own is not None:
@@ -122,8 +129,6 @@ def bench(
     load = Load(
         prompt_tokens, new_tokens, temperature, top_p, seed, salt=secrets.token_hex(8), repeats=repeats
     )
-    # The rows are for people: with the JSON on stdout they go to stderr.
-    screen = stderr if output == Path("-") else console
     parameters = _BenchParameters(load, levels, rounds, together, warmup, timeout_s, screen)
     measure = _compare if speculation else _measure
     if config is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from paceline.channel import is_loopback
 from paceline.cli.common import fail, warn
 from paceline.cli.services import command, require
 from paceline.cli.stack_secrets import gateway_line
-from paceline.cli.supervisor import Child, Say
+from paceline.cli.supervisor import Child, ChildFailed, Say
 from paceline.cli.watch import watch_gateway
 from paceline.service.secrets import check_token
 from paceline.service.security import read_token
@@ -79,6 +80,23 @@ class GatewayLaunch:
             watch=watch_gateway(self.host, lambda: child.port, tls=self.tls),
         )
         return child
+
+    async def check(self) -> None:
+        """Have the options checked by a process of its own, which ends then. Raises ChildFailed.
+
+        For where the gateway itself is started after a model is loaded.
+        """
+        flags = ["--check", "--host", self.host, "--worker", "127.0.0.1:1", *self.options]
+        process = await asyncio.create_subprocess_exec(
+            *command(_PROCESS, *flags),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said, _ = await process.communicate(gateway_line(self.api_key))
+        if process.returncode:
+            *_, last = ["it said nothing", *said.decode(errors="replace").splitlines()]
+            raise ChildFailed(f"the gateway ended (exit status {process.returncode}): {last}")
 
     def url(self, port: int) -> str:
         """The base URL for clients on this machine."""

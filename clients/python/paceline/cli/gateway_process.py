@@ -28,6 +28,7 @@ from paceline.cli.gateway_probe import probe_status
 from paceline.service.parent import STDIN
 from paceline.service.process import write_port_file
 from paceline.service.secrets import read_secrets
+from paceline.service.security import ServerSecurity, check_tls_files
 from paceline.service.settings import EXIT_USAGE
 
 _POLL_S = 0.05
@@ -56,6 +57,22 @@ SETTINGS = (
 )
 """smg's settings that differ from its own defaults. Options of the command line come after these, and win."""
 
+_FILES = (
+    "server_cert_path",
+    "server_key_path",
+    "client_cert_path",
+    "client_key_path",
+    "ca_cert_paths",
+    "mcp_config_path",
+    "chat_template",
+    "storage_hook_wasm_path",
+    "discovery_file",
+    "mesh_tls_ca_cert",
+    "mesh_tls_cert",
+    "mesh_tls_key",
+)
+"""smg's settings that name files which it reads."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run smg until it is stopped; returns the exit status."""
@@ -69,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"gateway: can't listen at {given.host}:{given.port}: {error.strerror}", file=sys.stderr)
         return 1
+    if given.check:
+        return 0
     _in_background(_end_with_parent)
     tls = settings.server_cert_path is not None
     _in_background(partial(_tell_port, settings.host, settings.port, given.port_file, tls=tls))
@@ -92,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--worker", action="append", required=True, help="HOST:PORT of a scheduler's gateway port"
     )
+    parser.add_argument("--check", action="store_true", help="check the options, and end")
     return parser
 
 
@@ -102,6 +122,7 @@ def _settings(given: argparse.Namespace, options: Sequence[str], key: str) -> An
     settings = _parsed([*ours, *options])
     if settings.api_key or settings.control_plane_api_keys or settings.tenant_api_keys:
         raise ValueError("a key among smg's options would show in the process list: give --api-key-file")
+    _check_files(settings)
     return replace(
         settings,
         host=given.host,
@@ -124,6 +145,21 @@ def _parsed(options: list[str]) -> Any:
     except SystemExit:  # it prints 200 lines of usage, and then what is wrong
         problem = said.getvalue().rpartition("error: ")[2].strip()
         raise ValueError(f"{problem} (`smg launch --help` lists the options)") from None
+
+
+def _check_files(settings: Any) -> None:
+    """Raises ValueError for a file that can't be read or is no certificate. smg tells it when it starts."""
+    for name in _FILES:
+        given = getattr(settings, name) or []
+        for path in [given] if isinstance(given, str) else given:
+            try:
+                with open(path, "rb"):
+                    pass
+            except OSError as error:
+                flag = name.replace("server_", "tls_").replace("_", "-")
+                raise ValueError(f"--{flag}: {path}: {error.strerror}") from error
+    if settings.server_cert_path and settings.server_key_path:
+        check_tls_files(ServerSecurity(Path(settings.server_cert_path), Path(settings.server_key_path)))
 
 
 def _start(settings: Any) -> None:

@@ -20,6 +20,12 @@ def require() -> None:
         fail(f"--plot needs matplotlib; {installation('bench')}", 2)
 
 
+def files(path: Path) -> list[Path]:
+    """The files that a plot is written to, one for each format, named after `path`."""
+    stem = path.with_suffix("") if path.suffix[1:] in FORMATS else path
+    return [stem.with_name(f"{stem.name}.{kind}") for kind in FORMATS]
+
+
 def write(results: Results, title: str, path: Path) -> list[Path]:
     """Plot tokens per second over concurrency, one line per mode; returns the files, named after `path`.
 
@@ -59,8 +65,7 @@ def write(results: Results, title: str, path: Path) -> list[Path]:
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    stem = path.with_suffix("") if path.suffix[1:] in FORMATS else path
-    files = [stem.with_name(f"{stem.name}.{kind}") for kind in FORMATS]
-    for file in files:
+    written = files(path)
+    for file in written:
         figure.savefig(file, dpi=150)
-    return files
+    return written

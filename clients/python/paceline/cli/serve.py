@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 
 from paceline import aio, errors
+from paceline.cli.adapter_options import AdapterDirectory, Adapters, require_adapters
 from paceline.cli.client_options import client_token, refuse_client_options
 from paceline.cli.common import fail, stderr
 from paceline.cli.free_port import require_free
@@ -31,6 +32,7 @@ from paceline.cli.local_models import find_model
 from paceline.cli.log_writer import never_blocking
 from paceline.cli.model import fetch_default
 from paceline.cli.models import DEFAULT_MODEL
+from paceline.cli.outputs import require_writable
 from paceline.cli.stack import ExecutorLaunch, Stack, StackConfig, starting
 from paceline.cli.stack_secrets import draw_token
 from paceline.cli.supervisor import ChildFailed
@@ -53,24 +55,6 @@ Backend = Annotated[
         " paged-attention (the reference)."
     ),
 ]
-
-AdapterDirectory = Annotated[
-    Path | None,
-    typer.Option(
-        help="Offer adapters (LoRA): an administrator can load PEFT directories below this one.",
-        show_default=False,
-    ),
-]
-
-Adapters = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--adapter",
-        metavar="NAME[=DIRECTORY]",
-        help="Load an adapter at the start, from this directory below --adapter-dir. Repeatable.",
-    ),
-]
-
 
 DraftModel = Annotated[
     str | None,
@@ -207,8 +191,7 @@ def serve(
     elif api_key_file or served_model_name or gateway_option or shows_api_key(context):
         fail("--api-key, --api-key-file, --served-model-name and --gateway-option need --openai", 2)
     executor_token = ("--auth-token-file", str(executor_token_file)) if executor_token_file else ()
-    if adapter and not adapter_dir:
-        raise typer.BadParameter("--adapter needs the directory of the adapters: --adapter-dir")
+    require_adapters(adapter_dir, adapter or [])
     directory = ("--adapter-dir", str(adapter_dir)) if adapter_dir else ()
     adapters = tuple(f"--adapter={one}" for one in adapter or ())
     config = StackConfig(
@@ -223,6 +206,7 @@ def serve(
         client_token=token,
         gateway=gateway,
     )
+    require_writable(port_file, "--port-file")
     require_free(host, port, "--port")
     require_free("127.0.0.1", executor_port, "--executor-port")
     if gateway is not None:

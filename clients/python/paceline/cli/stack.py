@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -166,15 +166,7 @@ class Stack:
 
         Raises ChildFailed when one can't be kept running.
         """
-        try:
-            async with asyncio.TaskGroup() as group:
-                for child in self.children:
-                    group.create_task(child.keep_running())
-        except BaseExceptionGroup as group:
-            failed, other = group.split(ChildFailed)
-            if failed is None or other is not None:
-                raise
-            raise failed.exceptions[0] from None
+        await _all(child.keep_running() for child in self.children)
 
     async def stop(self) -> None:
         """Stop the processes one after another. The scheduler lets running streams end first."""
@@ -213,11 +205,15 @@ async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIter
         socket = _socket("scheduler", scratch)
         stack = Stack(config, secrets, socket, executor, scheduler, draft)
         cleanup.push_async_callback(stack.stop)
+        # Side by side: each process ends at once if its settings are wrong, and the executor still imports
+        # torch when the others have checked theirs.
+        starts = [executor.start(config.executor_port), scheduler.start(config.port)]
+        if draft is not None:
+            starts.append(draft.start(0))
+        if config.gateway is not None:
+            starts.append(config.gateway.check())
         try:
-            await executor.start(config.executor_port)
-            if draft is not None:
-                await draft.start(0)
-            await scheduler.start(config.port)
+            await _all(starts)
             for name in ("executor", *(["draft"] if draft else [])):
                 loaded = _loaded(_socket(name, scratch), stack.executor_security, loading)
                 await _while_running(loaded, *stack.children)
@@ -300,6 +296,19 @@ async def _gateway_serving(launch: GatewayLaunch, port: int) -> None:
             return
         await asyncio.sleep(_POLL_S)
     raise ChildFailed(f"the gateway does not serve after {_SERVING_TIMEOUT_S:g} s")
+
+
+async def _all(tasks: Iterable[Coroutine[object, object, None]]) -> None:
+    """Await all. Raises the first ChildFailed, and cancels the others then."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                group.create_task(task)
+    except BaseExceptionGroup as group:
+        failed, other = group.split(ChildFailed)
+        if failed is None or other is not None:
+            raise
+        raise failed.exceptions[0] from None
 
 
 async def _while_running(wait: Coroutine[object, object, None], *children: Child) -> None:
