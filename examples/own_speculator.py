@@ -1,11 +1,12 @@
 """A drafter of your own: draft the next tokens, and let the executor verify all of them in one forward.
 
-    python -m executor_service --backend oracle --port 50061 &
-    python examples/own_speculator.py 127.0.0.1:50061
+    python -m executor_service --backend script --script examples/own_speculator.jsonl --port 50062 &
+    python examples/own_speculator.py 127.0.0.1:50062
 
-The drafts here are the tokens that followed an earlier occurrence of the last two tokens. The executor
-accepts the drafts that equal the tokens it would have sampled, so the output is the same as without drafts;
-a rejected draft only adds to the computation of its forward.
+The executor says what a file tells it: a text that repeats itself, of which each byte is a token. The drafts
+are the tokens that followed an earlier occurrence of the last two tokens. The executor accepts those that
+equal the tokens it would have sampled, so the output is the same as without drafts; a rejected draft only
+adds to the computation of its forward.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import sys
 
 from paceline import ExecutorClient
 from paceline.executor.v1 import executor_pb2 as pb
+
+PROMPT = b"Who leads?"
 
 
 def draft(tokens: list[int], count: int) -> list[int]:
@@ -52,9 +55,9 @@ def generate(executor: ExecutorClient, prompt: list[int], new_tokens: int) -> tu
 
 def main() -> None:
     """Continue one prompt, and print the number of forwards."""
-    with ExecutorClient(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50061") as executor:
-        output, forwards = generate(executor, [5, 6, 7, 8] * 4, 48)
-        print(output)
+    with ExecutorClient(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50062") as executor:
+        output, forwards = generate(executor, list(PROMPT), 100)
+        print(bytes(output).decode())
         print(f"{len(output)} tokens in {forwards} forwards")
 
 

@@ -52,11 +52,12 @@ def name(words: object) -> str:
 class Reader:
     """Somebody who copies what the pages say into a shell."""
 
-    def __init__(self, directory: Path, scheduler: str, executor: str) -> None:
+    def __init__(self, directory: Path, scheduler: str, executor: str, scripted: str) -> None:
         self.directory = directory
         self._places = {
             "127.0.0.1:50051": scheduler,
             "127.0.0.1:50061": executor,
+            "127.0.0.1:50062": scripted,
             "HOST:PORT": executor,
             "~/models/Qwen3-8B": str(MODEL),
             "~/models/Qwen3-0.6B": str(MODEL),
@@ -108,10 +109,14 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     directory = tmp_path_factory.mktemp("reader")
     serve = Serve(directory)
     alone = executor("--backend", "oracle", directory=directory / "executor")
+    script = ("--backend", "script", "--script", str(ROOT / "examples" / "own_speculator.jsonl"))
+    scripted = executor(*script, directory=directory / "scripted")
     try:
-        yield Reader(directory, serve.address, alone.wait_serving().address)
+        addresses = [one.wait_serving().address for one in (alone, scripted)]
+        yield Reader(directory, serve.address, *addresses)
     finally:
         alone.terminate()
+        scripted.terminate()
         serve.process.send_signal(signal.SIGINT)
         serve.process.wait(60)
 
@@ -146,7 +151,9 @@ def test_a_command_that_starts_a_service_serves_and_ends(
 ) -> None:
     log, port_file = tmp_path / "log", tmp_path / "port"
     port = ("--port", str(kept_port()), "--port-file", str(port_file))
-    process = reader.start((*(word for word in words if word not in ("--port", "50061")), *port), log)
+    process = reader.start(
+        (*(word for word in words if word not in ("--port", "50061", "50062")), *port), log
+    )
     until(port_file.exists, process, log)
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 0, log.read_text()

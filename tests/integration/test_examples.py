@@ -113,7 +113,21 @@ def test_a_search_that_goes_back_finds_the_likeliest_of_all_continuations(addres
     assert greedy_forwards == depth
 
 
+def test_drafts_that_repeat_the_text_take_fewer_forwards_than_tokens(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    told = ("--backend", "script", "--script", str(EXAMPLES / "own_speculator.jsonl"))
+    process = executor(*told, directory=tmp_path_factory.mktemp("script"))
+    text, counts = run_example("own_speculator", process.wait_serving().address).splitlines()
+    process.terminate()
+    assert text.startswith(" Anna leads, and the others ride behind. Ben leads")
+    tokens, forwards = (int(word) for word in counts.split() if word.isdecimal())
+    assert tokens == len(text) == 100
+    assert tokens > 1.5 * forwards
+
+
 OTHERS = {
+    "own_speculator",  # of another executor; run above
     "tool_loop",  # of a scheduler; run in tests/unit/client/test_tools.py
     "scoring",  # of a scheduler; run in tests/integration/scheduler/test_evaluations.py
     "test_own_program",  # run in tests/commands/test_testing_page.py
@@ -121,14 +135,21 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", sorted({path.stem for path in EXAMPLES.glob("*.py")} - OTHERS))
-def test_each_example_runs_from_its_file(address: str, name: str, tmp_path: Path) -> None:
+def test_each_example_runs_from_its_file(
+    address: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_example(name, address)
+
+
+def run_example(name: str, address: str) -> str:
+    """What the example prints."""
     run = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), address],
-        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout
+    return run.stdout
