@@ -21,6 +21,7 @@ from executor_service.backends.base import (
     Progress,
     RowOutput,
     TokenizerBundle,
+    untold,
 )
 from executor_service.backends.torch_backend.beside import Beside
 from executor_service.backends.torch_backend.config import TorchConfig
@@ -99,8 +100,8 @@ class TorchBackend:
         checkpoint = open_checkpoint(self._config.model)
         try:
             checkpoint.spec = checkpoint.spec.serving(self._config.max_context)
-            progress("compiling kernels", 0.0)  # read from the disk cache after the first start
-            kernels = self._kernels()
+            progress("loading kernels", 0.0)
+            kernels = self._kernels(progress)
             check_spec(checkpoint.spec, kernels, self._config.dtype)
             is_first_rank = self._shard.rank == 0  # the one that describes the model
             dtypes = self._config.dtype, str(kernels.cache_dtype)
@@ -263,9 +264,9 @@ class TorchBackend:
             )  # fmt: skip
         return HostRunner(self.model, self._shard, self._caches, page_size, self._adapters, self._tell)
 
-    def _kernels(self) -> Kernels:
-        threads = self._config.threads or os.cpu_count() or 1
-        kernels = make_kernels(self._config.device, self._config.dtype, self._config.kv_dtype, threads)
+    def _kernels(self, progress: Progress = untold) -> Kernels:
+        config, threads = self._config, self._config.threads or os.cpu_count() or 1
+        kernels = make_kernels(config.device, config.dtype, config.kv_dtype, threads, progress)
         if self._config.programmatic_dependent_launch:
             check_dependent_launch(kernels.device)
         return kernels
