@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import ssl
+from http import HTTPStatus
 
 _TIMEOUT_S = 3.0
 
@@ -24,6 +26,11 @@ def probe_status(host: str, port: int, path: str, *, tls: bool) -> int | None:
         return None
     finally:
         connection.close()
+
+
+async def is_ready(host: str, port: int, *, tls: bool) -> bool:
+    """Whether one of its schedulers serves, so that it takes requests; arguments as for `probe_status`."""
+    return await asyncio.to_thread(probe_status, host, port, "/readiness", tls=tls) == HTTPStatus.OK
 
 
 def _encrypted(host: str, port: int) -> http.client.HTTPSConnection:

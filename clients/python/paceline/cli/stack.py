@@ -7,13 +7,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from pathlib import Path
 
 from paceline import aio, errors
 from paceline.channel import Security
 from paceline.cli.gateway_launch import GatewayLaunch
-from paceline.cli.gateway_probe import probe_status
+from paceline.cli.gateway_probe import is_ready
 from paceline.cli.scratch import scratch_directory
 from paceline.cli.services import command
 from paceline.cli.stack_secrets import StackSecrets
@@ -291,8 +290,7 @@ async def _gateway_serving(launch: GatewayLaunch, port: int) -> None:
     """Wait until the gateway has registered the scheduler. Raises ChildFailed after _SERVING_TIMEOUT_S."""
     clock = RunningClock(time.monotonic)
     while clock() < _SERVING_TIMEOUT_S:
-        status = await asyncio.to_thread(probe_status, launch.host, port, "/readiness", tls=launch.tls)
-        if status == HTTPStatus.OK:
+        if await is_ready(launch.host, port, tls=launch.tls):
             return
         await asyncio.sleep(_POLL_S)
     raise ChildFailed(f"the gateway does not serve after {_SERVING_TIMEOUT_S:g} s")
