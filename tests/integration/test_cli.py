@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,7 +131,10 @@ def test_a_port_in_use_is_reported_in_one_line(shared: Serve) -> None:
     result = run("serve", "--backend", "oracle", "--port", shared.address.rpartition(":")[2])
     assert result.returncode == 1
     [line] = result.stderr.strip().splitlines()
-    assert line.endswith("is taken by another program: choose one with --port, or 0")
+    assert line.endswith(": choose one with --port, or 0")
+    if sys.platform == "linux":
+        pid = shared.children()["scheduler_service"]
+        assert f"is taken by a Paceline scheduler (pid {pid}; `paceline ps` lists what runs)" in line
 
 
 def test_a_bad_model_is_reported_and_serve_fails(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import socket
 
 from paceline.cli.common import fail
+from paceline.cli.listener import listener
 
 
 def require_free(host: str, port: int, option: str) -> None:
@@ -24,5 +25,6 @@ def require_free(host: str, port: int, option: str) -> None:
             probe.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            fail(f"port {port} of {host} is taken by another program: choose one with {option}, or 0")
+            taker = listener(port) or "another program"
+            fail(f"port {port} of {host} is taken by {taker}: choose one with {option}, or 0")
         fail(f"can't listen on port {port} of {host}: {error.strerror}")
