@@ -10,12 +10,15 @@ import { fileURLToPath } from 'node:url';
 
 const repository = fileURLToPath(new URL('../../..', import.meta.url));
 
-/** @returns {Promise<{ address: string, stop: () => Promise<void> }>} */
-export async function serve() {
-  if (process.env.PACELINE_ADDRESS) return { address: process.env.PACELINE_ADDRESS, stop: async () => {} };
+/**
+ * @param {...string} further Options of `paceline serve`, for a service of the test's own.
+ * @returns {Promise<{ address: string, stop: () => Promise<void> }>}
+ */
+export async function serve(...further) {
+  if (process.env.PACELINE_ADDRESS && further.length === 0) return { address: process.env.PACELINE_ADDRESS, stop: async () => {} };
   const scratch = mkdtempSync(join(tmpdir(), 'paceline-node-'));
   const portFile = join(scratch, 'port');
-  const options = ['--backend', 'oracle', '--port', '0', '--port-file', portFile, '-E', 'step-ms=1'];
+  const options = ['--backend', 'oracle', '--port', '0', '--port-file', portFile, '-E', 'step-ms=1', ...further];
   const child = spawn(python(), ['-m', 'paceline', 'serve', ...options], {
     cwd: repository,
     env: { ...process.env, PYTHONPATH: [repository, join(repository, 'clients/python')].join(delimiter) },

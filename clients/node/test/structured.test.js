@@ -196,14 +196,36 @@ test('a grammar that is none is refused, and the error names the field', async (
   });
 });
 
-for (const page of ['README.md', 'docs/structured-output.md']) {
+/**
+ * Runs each block of JavaScript in a page, as a reader would, and returns what each prints.
+ *
+ * @param {string} page
+ * @param {string} address
+ */
+async function printed(page, address) {
+  const blocks = readFileSync(new URL(`../../../${page}`, import.meta.url), 'utf8').matchAll(/^```js\n(.*?)^```$/gms);
+  const outputs = [];
+  for (const [, block] of blocks) {
+    const code = block.replaceAll('127.0.0.1:50051', address);
+    const cwd = fileURLToPath(new URL('..', import.meta.url)); // the package, which can import itself
+    const { stdout } = await promisify(execFile)(process.execPath, ['--input-type=module', '-e', code], { cwd });
+    outputs.push(stdout.trim());
+  }
+  return outputs;
+}
+
+for (const page of ['README.md', 'docs/structured-output.md', 'clients/node/README.md']) {
   test(`the JavaScript of ${page} runs`, async () => {
-    const blocks = readFileSync(new URL(`../../../${page}`, import.meta.url), 'utf8').matchAll(/^```js\n(.*?)^```$/gms);
-    for (const [, block] of blocks) {
-      const code = block.replaceAll('127.0.0.1:50051', service.address);
-      const cwd = fileURLToPath(new URL('..', import.meta.url)); // the package, which can import itself
-      const { stdout } = await promisify(execFile)(process.execPath, ['--input-type=module', '-e', code], { cwd });
-      assert.notEqual(stdout.trim(), '');
-    }
+    for (const output of await printed(page, service.address)) assert.notEqual(output, '');
   });
 }
+
+test('the example with tools says so where the model has none, as the default model', async () => {
+  const plain = await serve('-S', 'tool-format=none');
+  try {
+    const outputs = await printed('clients/node/README.md', plain.address);
+    assert.equal(outputs.at(-1), 'This model has no tool calls.');
+  } finally {
+    await plain.stop();
+  }
+});
