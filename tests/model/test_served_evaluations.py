@@ -13,15 +13,18 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from paceline.cli.app import app
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from typer.testing import CliRunner
 
 from scheduler_service.rpc.codec.rerank import INSTRUCTION, JUDGE
 from tests.model.default_model import default_model
 from tests.model.tiny import save
 from tests.support.processes import running
+from tests.unit.docs.pages import PAGES, Page
 
 pytestmark = pytest.mark.slow
 
@@ -144,3 +147,14 @@ def test_documents_are_ranked_as_transformers_ranks_them(tmp_path_factory: pytes
     expected.sort(key=lambda pair: (-pair[0], pair[1]))
     assert [one.index for one in reply.results] == [index for _, index in expected]
     assert [one.score for one in reply.results] == pytest.approx([score for score, _ in expected], abs=1e-3)
+
+
+def test_what_the_pages_rank_is_ranked_right_by_the_default_model(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    pages = {page.path.name: page for page in map(Page.read, PAGES)}
+    with served(default_model(), tmp_path_factory) as address:
+        for name in ("README.md", "evaluations.md"):
+            [words] = [one for one in pages[name].block_commands() if "rerank" in one]
+            result = CliRunner().invoke(app, [*words[1:], "-a", address])
+            assert result.stdout.splitlines()[0].endswith("  Air scatters blue light."), result.output

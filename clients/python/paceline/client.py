@@ -199,9 +199,10 @@ class Client:
     ) -> RerankReply:
         """Documents in the order of how well they answer a query, best first.
 
-        `method`: "yes_no" (the default; needs a chat template) or "likelihood". `instruction` says what makes
-        a document fit. `top_n` returns the best so many; 0: all. Raises InvalidRequest as `score` does;
-        Unsupported if the model can't score.
+        `method`: "yes_no" (the default; for models trained to judge so, as Qwen3-Reranker, with a chat
+        template) or "likelihood", for any model. `instruction` says what makes a document fit. `top_n`
+        returns the best so many; 0: all. Raises InvalidRequest as `score` does; Unsupported if the model
+        can't score.
         """
         request = rerank_request(query, documents, method, instruction, top_n, options)
         reply = self._schedulers.call(

@@ -44,9 +44,10 @@ PoolingName: TypeAlias = Literal["last", "mean"]
 """The hidden state that stands for a text: the last token's, or the mean over all tokens."""
 
 RerankMethodName: TypeAlias = Literal["yes_no", "likelihood"]
-"""`yes_no`: the probability that the model, asked whether the document answers the query, says yes.
+"""`yes_no`: the probability that the model, asked whether the document answers the query, says yes. For
+models that were trained to judge so, as Qwen3-Reranker.
 
-`likelihood`: the mean logprob of the query's tokens behind the document.
+`likelihood`: the mean logprob of the query's tokens behind the document. For any model.
 """
 
 

@@ -33,8 +33,9 @@ def rerank(
     method: Annotated[
         MethodChoice,
         typer.Option(
-            help="yes_no: how probable it is that the model says the document answers the query; needs a chat"
-            " template, and a model trained for it. likelihood: how likely the query is behind the document."
+            help="likelihood: how likely the query is behind the document; for any model. yes_no: how"
+            " probable it is that the model says the document answers the query; for models trained to judge"
+            " so (Qwen3-Reranker). Others, as the default model, rank wrong with it."
         ),
     ] = MethodChoice.YES_NO,
     instruction: Annotated[
@@ -49,9 +50,11 @@ def rerank(
 ) -> None:
     """Print documents by how well they answer a query, best first, each behind its score.
 
-    paceline rerank "Why is the sky blue?" "Air scatters blue light." "Grass is green."
+    paceline rerank --method likelihood "Why is the sky blue?" "Grass is green." "Air scatters blue light."
 
-    paceline rerank "Why is the sky blue?" --file lines.txt --top-n 3
+    paceline rerank --method likelihood "Why is the sky blue?" --file lines.txt --top-n 3
+
+    With a reranker, such as Qwen3-Reranker, leave out --method.
     """
     documents = texts(document, file)
     options: dict[str, Any] = {"method": method.value, "instruction": instruction, "top_n": top_n}
