@@ -10,7 +10,8 @@ take a slower path of the executor's.
 What is kept is not the history but a cell per size of step: a mean of recent steps of that size, and of
 their features. The coefficients are a weighted least-squares fit of the cells, relative errors, under weak
 priors: neighbouring slopes are alike, and all are in proportion to a typical step's. So a server that runs
-the same step for an hour forgets nothing about others, and nothing can drift that is not measured.
+the same step for an hour forgets nothing about others, and nothing can drift that is not measured. They are
+fitted when a duration is asked for, which with a fixed number of drafts is seldom.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class StepTime:
         self._prior = _PRIOR * scale
         self._cells: dict[tuple[int, int, int, bool], _Cell] = {}
         self._observed = 0
+        self._is_stale = False  # steps were observed that the coefficients have to be fitted to
         self._take(self._prior)
 
     def observe(self, work: Work, seconds: float) -> None:
@@ -92,7 +94,7 @@ class StepTime:
             if len(self._cells) >= _CELLS:
                 del self._cells[min(self._cells, key=lambda key: self._cells[key].touched)]
             self._cells[key] = _Cell(_features(work), seconds, 1, self._observed)
-            self._fit()
+            self._is_stale = True
             return
         cell.count += 1
         cell.touched = self._observed
@@ -103,7 +105,7 @@ class StepTime:
             bounded = min(max(seconds, cell.seconds / _OUTLIER), cell.seconds * _OUTLIER)
             cell.seconds += (bounded - cell.seconds) / min(cell.count, _MEMORY)
         if cell.count <= _FIRST or not self._observed % _REFIT:
-            self._fit()
+            self._is_stale = True
 
     def has_seen(self, work: Work) -> bool:
         """Steps of about this size have been seen, and not too long ago."""
@@ -112,6 +114,7 @@ class StepTime:
 
     def seconds(self, work: Work) -> float:
         """Expected duration; never less for more work."""
+        self._fit_if_stale()
         first = self._curve(work.tokens)
         later = (work.steps - 1) * self._curve(work.rows) if work.steps > 1 else 0.0
         ragged = self._ragged if _is_ragged(work) else 0.0
@@ -119,6 +122,7 @@ class StepTime:
 
     def added(self, base: Work, most: int) -> Floats:
         """Seconds that 0, 1, ... `most` more tokens add to the first pass of `base`."""
+        self._fit_if_stale()
         tokens = base.tokens
         at = np.arange(tokens, tokens + most + 1, dtype=np.float64)
         values = np.interp(at, _KNOTS, self._values)
@@ -131,6 +135,7 @@ class StepTime:
 
     def least_slope(self, tokens: int, most: int) -> float:
         """The least seconds that one of the `most` tokens after `tokens` adds by itself to a pass."""
+        self._fit_if_stale()
         last = len(_KNOTS) - 1
         first, end = (min(count.bit_length() - 1, last) for count in (tokens, tokens + most - 1))
         return min(self._slopes[first : end + 1])
@@ -148,7 +153,10 @@ class StepTime:
         self._last_slope = self._slopes[-1]
         self._prompt, self._context, self._ragged = map(float, theta[_PROMPT:])
 
-    def _fit(self) -> None:
+    def _fit_if_stale(self) -> None:
+        if not self._is_stale:
+            return
+        self._is_stale = False
         cells = list(self._cells.values())
         seconds = np.array([cell.seconds for cell in cells])
         age = self._observed - np.array([cell.touched for cell in cells])

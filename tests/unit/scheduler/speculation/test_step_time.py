@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from scheduler_service.core.speculation import step_time
 from scheduler_service.core.speculation.step_time import StepTime, Work
 
 Formula = Callable[[Work], float]
@@ -181,6 +183,23 @@ def test_whatever_was_measured_more_work_is_never_cheaper(seen: list[tuple[Work,
     rounding = 1e-9 * fit.seconds(further)
     assert added[40] == pytest.approx(fit.seconds(further) - fit.seconds(one), rel=1e-6, abs=rounding)
     assert (added[1:] >= added[:-1] - rounding).all()
+
+
+def test_it_is_fitted_when_a_duration_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits: list[Any] = []
+
+    def counted(*arguments: Any) -> Any:
+        fits.append(arguments)
+        return solve(*arguments)
+
+    solve = step_time._non_negative
+    monkeypatch.setattr(step_time, "_non_negative", counted)
+    fit = fitted(cpu, [decode(rows) for rows in (1, 2, 4, 8) * 50])
+    assert not fits
+    assert fit.seconds(decode(8)) == pytest.approx(cpu(decode(8)), rel=0.1)
+    fit.least_slope(8, 4)
+    fit.added(decode(8), 4)
+    assert len(fits) == 1
 
 
 def test_what_can_not_be_is_ignored() -> None:
