@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from itertools import repeat
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.contract.limits import Limits
-from executor_service.contract.plan import NO_TOKENS, Opening, OutputMode, PoolingKind, Refusal, Row
+from executor_service.contract.masks import Masks
+from executor_service.contract.plan import Opening, OutputMode, PoolingKind, Refusal, Row, TokenIds
 from executor_service.contract.planned_rows import PlannedRows
 from executor_service.rpc.codec.grammars import NO_GRAMMARS, CompiledGrammars
 from executor_service.rpc.codec.masks import decode_masks
@@ -36,6 +36,7 @@ _POOLINGS: dict[int, PoolingKind] = {
 }
 
 _FIELDS_OF_DECODES = 2  # most steps set ids and lengths alone
+_UNUSUAL = frozenset(("steps", "outputs", "top_ks"))
 
 FINGERPRINT_BYTES = 32
 """Of an adapter's fingerprint, which is a SHA-256."""
@@ -61,66 +62,56 @@ VERIFY = Takes.DRAFTS | Takes.ALL_DRAFTS
 
 
 def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> PlannedRows:
-    """The rows that continue sequences; `count` is the number of their cache ids. Raises RequestRefused."""
-    ids, lengths = packed.cache_ids, packed.kv_lengths
+    """The rows that continue sequences; `count` is the number of their cache ids. Raises RequestRefused.
+
+    Most rows set few of the fields: what is not set is not checked.
+    """
+    ids, lengths = list(packed.cache_ids), list(packed.kv_lengths)
     if len(lengths) != count:
         raise refused(f"rows.kv_lengths: {len(lengths)} entries for {count} rows")
-    if count and len(packed.ListFields()) == _FIELDS_OF_DECODES and Takes.ALL_DRAFTS not in takes:
-        return PlannedRows(list(ids), list(lengths))
-    limit = _per_row("limits", packed.limits, count, 0)
-    steps = _per_row("steps", packed.steps, count, 1)
-    outputs = _per_row("outputs", packed.outputs, count, pb.OUTPUT_MODE_SAMPLE)
-    top_ks = _per_row("top_ks", packed.top_ks, count, 0)
-    bounds = _per_row("kv_length_bounds", packed.kv_length_bounds, count, default=False)
-    tokens, bad_tokens = decode_ragged("tokens", packed.tokens, packed.token_counts, count, limits)
-    drafts, bad_drafts = decode_ragged("drafts", packed.drafts, packed.draft_counts, count, limits)
-    masks = _per_row("masks", packed.masks, count, b"")
-    if packed.drafts and Takes.DRAFTS not in takes:
+    set_fields = packed.ListFields()
+    if count and len(set_fields) == _FIELDS_OF_DECODES and Takes.ALL_DRAFTS not in takes:
+        return PlannedRows(ids, lengths)
+    fields = {field.name: values for field, values in set_fields}
+    limit = _per_row("limits", fields, count, 0)
+    steps = _per_row("steps", fields, count, 1)
+    outputs = _per_row("outputs", fields, count, pb.OUTPUT_MODE_SAMPLE)
+    top_ks = _per_row("top_ks", fields, count, 0)
+    bounds = _per_row("kv_length_bounds", fields, count, default=False)
+    tokens, bad_tokens = _ragged("tokens", fields, count, limits)
+    drafts, bad_drafts = _ragged("drafts", fields, count, limits)
+    masks = _per_row("masks", fields, count, b"")
+    if "drafts" in fields and Takes.DRAFTS not in takes:
         raise refused("rows.drafts: this RPC takes rows without drafts")
     if Takes.ALL_DRAFTS in takes and not all(len(row) for row in drafts):
         raise refused("rows.draft_counts: this RPC takes rows with drafts only")
     if Takes.STEPS not in takes and any(number > 1 for number in steps):
         raise refused("rows.steps: this RPC takes no rows with several steps")
-    # Where none of these fields is set, the rows need no further checks.
-    special = (
-        packed.steps
-        or packed.outputs
-        or packed.top_ks
-        or packed.draft_counts
-        or packed.kv_length_bounds
-        or packed.masks
-    )
-    if not (special or bad_tokens):
-        return PlannedRows.of(list(map(Row, ids, lengths, tokens, repeat(NO_TOKENS), limit)))
-    rows: list[Row | Refusal] = []
-    for i in range(count):
-        bad = bad_tokens.get(i) or bad_drafts.get(i)
-        bad = bad or _bad_row(i, steps[i], len(drafts[i]), outputs[i], top_ks[i], limits)
-        if bounds[i] and len(tokens[i]):
-            bad = bad or invalid(f"rows.kv_length_bounds[{i}]: not with tokens of its own")
-        if bad:
-            rows.append(bad)
-            continue
-        output = OUTPUT_MODES[outputs[i]]
-        allowed = decode_masks(f"rows.masks[{i}]", masks[i], 1 + len(drafts[i]), output, limits, steps[i])
-        if isinstance(allowed, Refusal):
-            rows.append(allowed)
-            continue
-        rows.append(
-            Row(
-                ids[i],
-                lengths[i],
-                tokens[i],
-                drafts[i],
-                limit[i],
-                steps[i] or 1,
-                output,
-                top_ks[i],
-                bounds[i],
-                allowed,
-            )
-        )
-    return PlannedRows.of(rows)
+    refusals = bad_drafts | bad_tokens
+    if not _UNUSUAL.isdisjoint(fields) or max(map(len, drafts), default=0) > limits.max_drafts:
+        for i in range(count):
+            if bad := _bad_row(i, steps[i], len(drafts[i]), outputs[i], top_ks[i], limits):
+                refusals.setdefault(i, bad)
+    if "kv_length_bounds" in fields and "tokens" in fields:
+        for i in range(count):
+            if bounds[i] and len(tokens[i]):
+                refusals.setdefault(i, invalid(f"rows.kv_length_bounds[{i}]: not with tokens of its own"))
+    modes = [OUTPUT_MODES.get(output, OutputMode.SAMPLE) for output in outputs]
+    allowed: list[Masks | None] = [None] * count
+    if "masks" in fields:
+        for i in range(count):
+            field = f"rows.masks[{i}]"
+            mask = decode_masks(field, masks[i], 1 + len(drafts[i]), modes[i], limits, steps[i])
+            if isinstance(mask, Refusal):
+                refusals.setdefault(i, mask)
+            else:
+                allowed[i] = mask
+    taken = [number or 1 for number in steps]
+    rows = map(Row, ids, lengths, tokens, drafts, limit, taken, modes, top_ks, bounds, allowed)
+    others: dict[int, Row | Refusal] = {i: row for i, row in enumerate(rows) if not row.only_decodes}
+    for i, refusal in refusals.items():
+        ids[i], lengths[i], others[i] = 0, 0, refusal
+    return PlannedRows(ids, lengths, others)
 
 
 def decode_opening(
@@ -213,9 +204,18 @@ def _bad_top_k(field: str, output: int, top_k: int, limits: Limits) -> Refusal |
     return None
 
 
-def _per_row(name: str, packed: Sequence[T], count: int, default: T) -> list[T]:
-    if not packed:
+def _per_row(name: str, fields: Mapping[str, Any], count: int, default: T) -> list[T]:
+    """A column of the fields that are set, or the default for all rows."""
+    packed: Sequence[T] | None = fields.get(name)
+    if packed is None:
         return [default] * count
     if len(packed) != count:
         raise refused(f"rows.{name}: {len(packed)} entries for {count} rows")
     return list(packed)
+
+
+def _ragged(
+    name: str, fields: Mapping[str, Any], count: int, limits: Limits
+) -> tuple[list[TokenIds], dict[int, Refusal]]:
+    """What `decode_ragged` returns."""
+    return decode_ragged(name, fields.get(name, ()), fields.get(f"{name[:-1]}_counts", ()), count, limits)

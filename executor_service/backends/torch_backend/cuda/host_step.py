@@ -157,8 +157,8 @@ def _drawings(columns: RowColumns) -> Ints:
 
 def _adapted(last_rows: Sequence[ForwardRow], counts: Ints) -> tuple[Ints, Ints]:
     """The tokens that adapters change, and their tiles. Rows before the last ones have no adapter."""
-    slots = np.array([row.slot for row in last_rows], np.int32)
-    if not (slots >= 0).any():
+    if not any(row.slot >= 0 for row in last_rows):
         return _NOTHING_ADAPTED
+    slots = np.array([row.slot for row in last_rows], np.int32)
     before = np.full(len(counts) - len(slots), -1, np.int32)
     return tile_tokens(np.concatenate([before, slots]).repeat(counts))
