@@ -10,9 +10,9 @@ Idle is what the executor did not compute of the time between the first and the 
 sequences decoding. Tokens are compared between the depths. --check fails above 5 % at a depth of two or more.
 
 With --clock the executor's device is a clock instead, and the host's part of CUDA steps is real: the device's
-share is the step time by the time from one step to the next. Depth 0 is what the scheduler chooses itself.
-With --speculation each sequence has so many n-gram drafts in each step where it has any; the clock, which
-picks one token all the time, accepts them.
+share is the step time by the time from one step to the next, by the mean and by the median. Depth 0 is what
+the scheduler chooses itself. With --speculation each sequence has so many n-gram drafts in each step where it
+has any; the clock, which picks one token all the time, accepts them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Outcome:
     """Of one case at one depth."""
 
     idle: float
-    step_s: float  # median
+    step_s: float  # from one step to the next: the mean
+    median_step_s: float
     tokens: Outputs = field(repr=False)
 
 
@@ -128,8 +129,8 @@ async def at_the_loop(
     if len(full) < 2:
         raise RuntimeError(f"{len(sink.steps)} steps in {seconds} s are too few to measure")
     waits = [b[0] - a[0] for a, b in itertools.pairwise(full)]
-    idle = 1 - sum(step[1] for step in full[1:]) / (full[-1][0] - full[0][0])
-    return Outcome(idle, statistics.median(waits), sink.tokens)
+    idle = 1 - sum(step[1] for step in full[1:]) / sum(waits)
+    return Outcome(idle, statistics.mean(waits), statistics.median(waits), sink.tokens)
 
 
 async def through_generate(
@@ -158,8 +159,9 @@ async def through_generate(
         for task in streams:
             task.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
-    took, steps = ended - began, after.steps - before.steps
-    return Outcome(1 - (after.compute_s - before.compute_s) / took, took / steps, tokens)
+    took = ended - began
+    step_s = took / (after.steps - before.steps)  # of single steps the executor tells nothing
+    return Outcome(1 - (after.compute_s - before.compute_s) / took, step_s, step_s, tokens)
 
 
 @contextlib.contextmanager
@@ -228,7 +230,8 @@ def measured(arguments: argparse.Namespace, runner: asyncio.Runner) -> bool:
             print(
                 f"steps of {step_ms:g} ms, {sequences} sequences, {depth or 'any'} in flight: "
                 f"idle {outcome.idle:.1%}, a step every {outcome.step_s * 1e3:.2f} ms, "
-                f"the device's share {step_ms / outcome.step_s / 1e3:.1%}"
+                f"the device's share {step_ms / outcome.step_s / 1e3:.1%}, "
+                f"by the median {step_ms / outcome.median_step_s / 1e3:.1%}"
                 + ("" if same else ", TOKENS DIFFER"),
                 flush=True,
             )
