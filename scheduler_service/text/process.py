@@ -2,8 +2,8 @@
 
 A job's limit is CPU time of the thread that runs it, read from /proc: a busy or suspended machine does not
 make a job exceed it. Wall time decides where there is no /proc, and when the process neither works nor
-answers; pauses of the scheduler itself do not count, nor does time in which one of the process's threads
-waits for a processor. A process that was stopped (SIGSTOP) is recognized by its state, and killed after
+answers; pauses of the scheduler itself do not count, nor does time in which the job's thread works or waits
+for a processor. A process that was stopped (SIGSTOP) is recognized by its state, and killed after
 MAX_STOPPED_S.
 """
 
@@ -29,7 +29,7 @@ from scheduler_service.text.frames import (
 )
 from scheduler_service.text.job import ProcessEnd, TextJob, TextLimits
 from scheduler_service.text.launch import kill_and_reap, spawn_worker
-from scheduler_service.text.procfs import is_stopped, thread_state
+from scheduler_service.text.procfs import ThreadState, is_stopped, thread_state
 
 WATCH_INTERVAL_S = 0.1
 LONG_CPU_S = 0.05
@@ -52,9 +52,20 @@ class _LaneThread:
 
     id: int  # the operating system's, for /proc
     job: TextJob | None = None
-    wall_s: float = 0.0  # in which the job had no answer and the process did not work
+    wall_s: float = 0.0  # in which the job had no answer and the thread did not work
     cpu_from: float | None = None  # CPU time of the thread at the first check of the job
+    cpu_s: float | None = None  # CPU time of the thread at the last check
     is_lowered: bool = False  # its priority
+
+    def progress(self, thread: ThreadState | None) -> tuple[float, bool]:
+        """Seconds of CPU time that the job has used, and whether it works or waits for a processor."""
+        if thread is None:
+            return 0.0, False
+        is_working = thread.is_runnable or thread.cpu_s != self.cpu_s
+        self.cpu_s = thread.cpu_s
+        if self.cpu_from is None:
+            self.cpu_from = thread.cpu_s
+        return thread.cpu_s - self.cpu_from, is_working
 
 
 class TextProcess:
@@ -193,22 +204,20 @@ class TextProcess:
         if self._stopped_s > MAX_STOPPED_S and not self.idle:
             self._kill(None)
             return
-        seen = [thread_state(self.pid, state.id) for state in self._threads]
-        is_working = any(thread is not None and thread.is_runnable for thread in seen)
-        for state, thread in zip(self._threads, seen, strict=True):
+        for state in self._threads:
             if state.job is None:
                 continue
-            state.wall_s += 0.0 if is_working else elapsed
-            if thread is not None and state.cpu_from is None:
-                state.cpu_from = thread.cpu_s
-            taken = 0.0 if thread is None else thread.cpu_s - (state.cpu_from or 0.0)
+            taken, is_working = state.progress(thread_state(self.pid, state.id))
             if taken > self._limits.cpu_s:
                 self._kill(state.job)
                 return
             if taken > LONG_CPU_S and not state.is_lowered:
                 state.is_lowered = True
                 _lower_priority(state.id)
-            if state.wall_s > self._limits.wall_s and not is_working:
+            if is_working:
+                continue
+            state.wall_s += elapsed
+            if state.wall_s > self._limits.wall_s:
                 self._kill(None)
                 return
         if not self.idle:
