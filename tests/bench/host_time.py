@@ -1,4 +1,4 @@
-"""The host's CPU time for a decode step inside the executor, by rows; needs no GPU.
+"""The host's CPU time for a decode step inside the executor, by rows; needs the triton extra, and no GPU.
 
     python -m tests.bench.host_time [--rows 1,32,128,256] [--steps 60] [--rounds 15] [--sampled]
                                     [--beside 'COMMAND']

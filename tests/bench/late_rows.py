@@ -1,4 +1,6 @@
-"""What rows with penalties, logprobs or masks of stop ids cost the others of a step on CUDA; needs no GPU.
+"""What rows with penalties, logprobs or masks of stop ids cost the others of a step on CUDA.
+
+Needs the triton extra, and no GPU.
 
     python -m tests.bench.late_rows [--rows 256] [--step-ms 13.5] [--steps 60] [--rounds 5] [--check]
 

@@ -12,7 +12,7 @@ sequences decoding. Tokens are compared between the depths. --check fails above 
 With --clock the executor's device is a clock instead, and the host's part of CUDA steps is real: the device's
 share is the step time by the time from one step to the next, by the mean and by the median. Depth 0 is what
 the scheduler chooses itself. With --speculation each sequence has so many n-gram drafts in each step where it
-has any; the clock, which picks one token all the time, accepts them.
+has any; the clock, which picks one token all the time, accepts them. --clock needs the triton extra.
 """
 
 from __future__ import annotations

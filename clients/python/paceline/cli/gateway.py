@@ -78,6 +78,8 @@ async def _keep(child: Child, launch: GatewayLaunch, workers: Sequence[str]) -> 
     def on_signal() -> None:
         if stop.is_set() or not child.port:
             child.kill()
+        else:
+            stderr.print("[dim]letting running requests end; once more to stop at once[/]")
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
