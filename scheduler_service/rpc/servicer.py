@@ -158,6 +158,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             queue=service.settings.core,
             drafting=service.settings.drafting,
             adapters=service.wanted.served,
+            caller=self._credentials.identify(context),
         )
 
     async def GetTokenizer(  # type: ignore[override]  # writes, and so is no iterator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from paceline.chat import ToolCall, ToolCallDelta
@@ -14,9 +15,11 @@ from paceline.schemas import SchemaLike
 from paceline.types import (
     Aborted,
     AdapterInfo,
+    Caller,
     Completion,
     Delta,
     Drafter,
+    EmbeddingInfo,
     Event,
     ExecutorStatus,
     Finished,
@@ -93,6 +96,7 @@ def started(message: pb.Started) -> Started:
         model_fingerprint=message.model_fingerprint,
         sampler=message.sampler,
         adapter_fingerprint=message.adapter_fingerprint,
+        warnings=tuple(message.warnings),
     )
 
 
@@ -148,6 +152,21 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         tool_format=message.tool_format,
         adapters=tuple(AdapterInfo(one.name, one.fingerprint, one.rank) for one in message.adapters),
         embedding_size=message.embedding_size,
+        embedding=_embedding(message.embedding) if message.HasField("embedding") else None,
+        model_version=message.model_version,
+        license=message.license,
+        metadata=MappingProxyType(dict(message.metadata)),
+        loaded_at_s=message.loaded_at_s,
+        caller=Caller(**_fields_of(Caller, message.caller)) if message.HasField("caller") else None,
+    )
+
+
+def _embedding(message: pb.EmbeddingInfo) -> EmbeddingInfo:
+    return EmbeddingInfo(
+        pooling=_lower_name(pb.Pooling, "POOLING_", message.pooling),
+        normalize=message.normalize,
+        prompts=MappingProxyType(dict(message.prompts)),
+        default_prompt=message.default_prompt,
     )
 
 

@@ -125,6 +125,7 @@ class Started:
     model_fingerprint: bytes
     sampler: str  # version of the sampling rules
     adapter_fingerprint: bytes = b""  # of the adapter that the request names; empty: none
+    warnings: tuple[str, ...] = ()  # parts of the request that have no effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,25 @@ class AdapterInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingInfo:
+    """How `embed` makes vectors where a call does not say so."""
+
+    pooling: str  # last, mean or cls
+    normalize: bool  # to Euclidean length 1
+    prompts: Mapping[str, str]  # texts that may precede an input, by name
+    default_prompt: str  # name of the one that precedes inputs by default; empty: none
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The caller's own identity at a scheduler, and its rights."""
+
+    name: str
+    max_priority: int  # the highest `priority` that its requests may have
+    admin: bool  # may call AdminService
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The model behind a scheduler; lengths in tokens."""
 
@@ -233,6 +253,12 @@ class ModelInfo:
     tool_format: str = ""  # how the model writes tool calls; empty: it has none
     adapters: tuple[AdapterInfo, ...] = ()  # that a request's `model` may name
     embedding_size: int = 0  # dimensions of `embed`'s vectors; 0: the model gives none
+    embedding: EmbeddingInfo | None = None  # None: the model gives no vectors
+    model_version: str = ""  # as the model's files state it; empty: they do not
+    license: str = ""  # likewise
+    metadata: Mapping[str, str] = field(default_factory=dict)  # what else the model's files say of it
+    loaded_at_s: int = 0  # when the executor had loaded it, in seconds since 1970; 0: unknown
+    caller: Caller | None = None  # None: the scheduler is too old to say
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.contract.limits import Limits
-from executor_service.contract.plan import Refusal, RequestRefused, TokenIds
-from executor_service.rpc.codec.refusals import oversized, refused
+from executor_service.contract.plan import Reason, Refusal, RequestRefused, TokenIds
+from executor_service.rpc.codec.refusals import oversized, refused, unsupported
 from executor_service.rpc.codec.tokens import decode_tokens
 
 
@@ -26,6 +26,13 @@ def decode_forward(
     if not request.outputs or not all(output in names for output in request.outputs):
         raise refused("outputs: at least one of HIDDEN, EMBEDDING and LOGITS, and nothing else")
     want = frozenset(names[output] for output in request.outputs)
+    for field in ("first_token", "token_count"):
+        if getattr(request, field):
+            raise RequestRefused(Reason.UNSUPPORTED, unsupported(field).message)
+    for i, item in enumerate(request.inputs):
+        for field in ("position_ids", "attention_mask"):
+            if getattr(item, field):
+                raise RequestRefused(Reason.UNSUPPORTED, unsupported(f"inputs[{i}].{field}").message)
     lengths = [len(item.tokens) for item in request.inputs]
     if sum(lengths) > limits.max_step_tokens:
         raise oversized(f"inputs: {sum(lengths)} tokens, at most {limits.max_step_tokens} (max_step_tokens)")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.core.evaluation import Evaluation, EvaluationInput, HiddenPooling
-from scheduler_service.errors import ErrorReason, ServiceError, invalid
+from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsupported
 from scheduler_service.model import ServedModel
 from scheduler_service.rpc.codec.adapters import NO_ADAPTERS, AdapterNames
 from scheduler_service.rpc.codec.checks import check_range, check_size
@@ -46,9 +46,13 @@ class EmbedTask:
         if not model.embedding_size:
             raise ServiceError(ErrorReason.UNSUPPORTED, "the executor gives no vectors of prompts")
         self.call = check_call(message, model, adapters)
+        if message.pooling == pb.POOLING_CLS:
+            raise unsupported("pooling")
         if message.pooling not in _POOLINGS:
             raise invalid("pooling", f"unknown kind {message.pooling}")
         self._pooling = _POOLINGS[message.pooling]
+        if prompt := message.WhichOneof("prompt"):
+            raise unsupported(prompt)
         check_range("dimensions", message.dimensions, 0, model.embedding_size)
         self._dimensions = message.dimensions or model.embedding_size
         self._normalize = message.normalize if message.HasField("normalize") else True

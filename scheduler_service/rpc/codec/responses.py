@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.service.contract import SCHEDULER_REVISION, in_pieces
+from paceline.service.identity import Identity
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import DraftingWish
@@ -43,8 +44,9 @@ def model_info(
     queue: CoreConfig,
     drafting: DraftingOffer,
     adapters: Sequence[ServedAdapter],
+    caller: Identity,
 ) -> pb.GetModelInfoResponse:
-    """The model and the limits of a request."""
+    """The model, the limits of a request, and the caller's own rights."""
     limits = model.limits
     return pb.GetModelInfoResponse(
         name=model.name,
@@ -80,6 +82,7 @@ def model_info(
         tool_format="" if model.tool_format is None else model.tool_format.name,
         adapters=named_adapters(adapters),
         embedding_size=model.embedding_size,
+        caller=pb.Caller(name=caller.name, max_priority=caller.max_priority, admin=caller.admin),
     )
 
 

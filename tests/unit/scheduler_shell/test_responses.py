@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.service.identity import Identity
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import CompletionEnded, CompletionUsage, EndReason
@@ -58,11 +59,13 @@ def test_model_info_names_the_drafters_and_the_default_speculation(
         queue=CoreConfig(),
         drafting=DraftingOffer(ALL, default),
         adapters=[ServedAdapter("sql", "p", b"print", 4, 9)],
+        caller=Identity("team", "token", max_priority=7),
     )
     drafters = [pb.DRAFTER_NGRAM, pb.DRAFTER_DRAFT_EXECUTOR]
     assert list(told.drafters) == drafters + [pb.DRAFTER_GRAMMAR] * (max_grammar_bytes > 0)
     assert told.speculation == expected
     assert told.limits.max_draft_tokens == 16
+    assert told.caller == pb.Caller(name="team", max_priority=7)
     assert list(told.adapters) == [pb.Adapter(name="sql", fingerprint=b"print", rank=4)]
     assert pb.CAPABILITY_ADAPTERS not in told.capabilities
     assert pb.CAPABILITY_CONTINUATION in told.capabilities

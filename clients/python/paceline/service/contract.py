@@ -8,9 +8,9 @@ from typing import TypeVar
 from paceline.executor.v1 import executor_pb2
 from paceline.scheduler.v1 import scheduler_pb2
 
-EXECUTOR_REVISION = 3
+EXECUTOR_REVISION = 4
 """Of executor.proto; raised whenever something is added to it."""
-SCHEDULER_REVISION = 3
+SCHEDULER_REVISION = 4
 """Of scheduler.proto; raised whenever something is added to it."""
 
 TOKENIZER_PIECE_BYTES = 1 << 20

@@ -281,6 +281,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """Opening.scored_from"""
     CAPABILITY_POOLING: _Capability.ValueType  # 15
     """OUTPUT_MODE_HIDDEN"""
+    CAPABILITY_FORWARD_MASKS: _Capability.ValueType  # 20
+    """ForwardInput.position_ids and attention_mask"""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """What an executor may offer beyond the plain step."""
@@ -309,6 +311,8 @@ CAPABILITY_SCORES: Capability.ValueType  # 14
 """Opening.scored_from"""
 CAPABILITY_POOLING: Capability.ValueType  # 15
 """OUTPUT_MODE_HIDDEN"""
+CAPABILITY_FORWARD_MASKS: Capability.ValueType  # 20
+"""ForwardInput.position_ids and attention_mask"""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 class _ErrorReason:
@@ -520,6 +524,86 @@ EXECUTOR_STATE_SERVING: ExecutorState.ValueType  # 2
 EXECUTOR_STATE_DRAINING: ExecutorState.ValueType  # 3
 Global___ExecutorState: _TypeAlias = ExecutorState  # noqa: Y015
 
+class _Parallelism:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ParallelismEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Parallelism.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PARALLELISM_UNSPECIFIED: _Parallelism.ValueType  # 0
+    PARALLELISM_NONE: _Parallelism.ValueType  # 1
+    """one rank"""
+    PARALLELISM_TENSOR: _Parallelism.ValueType  # 2
+    """each has a part of every layer"""
+
+class Parallelism(_Parallelism, metaclass=_ParallelismEnumTypeWrapper):
+    """How ranks share a model."""
+
+PARALLELISM_UNSPECIFIED: Parallelism.ValueType  # 0
+PARALLELISM_NONE: Parallelism.ValueType  # 1
+"""one rank"""
+PARALLELISM_TENSOR: Parallelism.ValueType  # 2
+"""each has a part of every layer"""
+Global___Parallelism: _TypeAlias = Parallelism  # noqa: Y015
+
+class _EmbeddingPooling:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EmbeddingPoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EmbeddingPooling.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EMBEDDING_POOLING_UNSPECIFIED: _EmbeddingPooling.ValueType  # 0
+    EMBEDDING_POOLING_LAST: _EmbeddingPooling.ValueType  # 1
+    EMBEDDING_POOLING_MEAN: _EmbeddingPooling.ValueType  # 2
+    EMBEDDING_POOLING_CLS: _EmbeddingPooling.ValueType  # 3
+    """of the first token: a client has it by an opening of this token alone, with POOLING_LAST"""
+
+class EmbeddingPooling(_EmbeddingPooling, metaclass=_EmbeddingPoolingEnumTypeWrapper): ...
+
+EMBEDDING_POOLING_UNSPECIFIED: EmbeddingPooling.ValueType  # 0
+EMBEDDING_POOLING_LAST: EmbeddingPooling.ValueType  # 1
+EMBEDDING_POOLING_MEAN: EmbeddingPooling.ValueType  # 2
+EMBEDDING_POOLING_CLS: EmbeddingPooling.ValueType  # 3
+"""of the first token: a client has it by an opening of this token alone, with POOLING_LAST"""
+Global___EmbeddingPooling: _TypeAlias = EmbeddingPooling  # noqa: Y015
+
+class _StepKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StepKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STEP_KIND_UNSPECIFIED: _StepKind.ValueType  # 0
+    STEP_KIND_PREFILL: _StepKind.ValueType  # 1
+    """all rows compute prompt tokens"""
+    STEP_KIND_DECODE: _StepKind.ValueType  # 2
+    """all rows feed one token"""
+    STEP_KIND_VERIFY: _StepKind.ValueType  # 3
+    """all rows have drafts"""
+    STEP_KIND_MIXED: _StepKind.ValueType  # 4
+    """rows of several kinds"""
+    STEP_KIND_OPS: _StepKind.ValueType  # 5
+    """no rows"""
+    STEP_KIND_FORWARD: _StepKind.ValueType  # 6
+    """the RPC Forward"""
+
+class StepKind(_StepKind, metaclass=_StepKindEnumTypeWrapper): ...
+
+STEP_KIND_UNSPECIFIED: StepKind.ValueType  # 0
+STEP_KIND_PREFILL: StepKind.ValueType  # 1
+"""all rows compute prompt tokens"""
+STEP_KIND_DECODE: StepKind.ValueType  # 2
+"""all rows feed one token"""
+STEP_KIND_VERIFY: StepKind.ValueType  # 3
+"""all rows have drafts"""
+STEP_KIND_MIXED: StepKind.ValueType  # 4
+"""rows of several kinds"""
+STEP_KIND_OPS: StepKind.ValueType  # 5
+"""no rows"""
+STEP_KIND_FORWARD: StepKind.ValueType  # 6
+"""the RPC Forward"""
+Global___StepKind: _TypeAlias = StepKind  # noqa: Y015
+
 class _ForwardOutput:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -528,7 +612,7 @@ class _ForwardOutputEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Forward
     DESCRIPTOR: _descriptor.EnumDescriptor
     FORWARD_OUTPUT_UNSPECIFIED: _ForwardOutput.ValueType  # 0
     FORWARD_OUTPUT_HIDDEN: _ForwardOutput.ValueType  # 1
-    """[tokens, hidden] after the final norm"""
+    """[tokens, hidden] after the final norm; tokens: those that come back"""
     FORWARD_OUTPUT_EMBEDDING: _ForwardOutput.ValueType  # 2
     """[hidden]: the mean over positions, L2-normalized"""
     FORWARD_OUTPUT_LOGITS: _ForwardOutput.ValueType  # 3
@@ -538,7 +622,7 @@ class ForwardOutput(_ForwardOutput, metaclass=_ForwardOutputEnumTypeWrapper): ..
 
 FORWARD_OUTPUT_UNSPECIFIED: ForwardOutput.ValueType  # 0
 FORWARD_OUTPUT_HIDDEN: ForwardOutput.ValueType  # 1
-"""[tokens, hidden] after the final norm"""
+"""[tokens, hidden] after the final norm; tokens: those that come back"""
 FORWARD_OUTPUT_EMBEDDING: ForwardOutput.ValueType  # 2
 """[hidden]: the mean over positions, L2-normalized"""
 FORWARD_OUTPUT_LOGITS: ForwardOutput.ValueType  # 3
@@ -1532,7 +1616,7 @@ class GetInfoResponse(_message.Message):
     backend: _builtins.str
     """oracle, paged-attention, torch"""
     contract_revision: _builtins.int
-    """rises whenever this file grows; this is revision 3"""
+    """rises whenever this file grows; this is revision 4"""
     @_builtins.property
     def model(self) -> Global___ModelInfo: ...
     @_builtins.property
@@ -1565,6 +1649,26 @@ Global___GetInfoResponse: _TypeAlias = GetInfoResponse  # noqa: Y015
 class ModelInfo(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     ARCHITECTURE_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
@@ -1583,6 +1687,14 @@ class ModelInfo(_message.Message):
     SUPPORTED_DTYPES_FIELD_NUMBER: _builtins.int
     SUPPORTED_DEVICES_FIELD_NUMBER: _builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    ATTENTION_WINDOW_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    LICENSE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    PARALLELISM_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
+    LOADED_AT_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     architecture: _builtins.str
     vocab_size: _builtins.int
@@ -1601,6 +1713,17 @@ class ModelInfo(_message.Message):
     head_size: _builtins.int
     weight_bytes: _builtins.int
     """memory that the weights take as loaded"""
+    attention_window: _builtins.int
+    """tokens that SLIDING_WINDOW layers see, the fed one included; 0: there are none"""
+    version: _builtins.str
+    """What the model's files say of it (config.json, README.md's header, general.* of GGUF); empty: nothing."""
+    license: _builtins.str
+    ranks: _builtins.int
+    """processes that compute the model together; 1: this one alone"""
+    parallelism: Global___Parallelism.ValueType
+    """how they share it"""
+    loaded_at_s: _builtins.int
+    """when it was loaded, in seconds since 1970"""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """at most max_stop_token_ids, as they travel among those"""
@@ -1616,6 +1739,14 @@ class ModelInfo(_message.Message):
     @_builtins.property
     def supported_devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """that it could run on: cpu, cuda"""
+
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """at most 32 entries, of at most 1,024 bytes each, such as author, languages, base_model"""
+
+    @_builtins.property
+    def embedding(self) -> Global___EmbeddingDefaults:
+        """unset: without CAPABILITY_POOLING"""
 
     def __init__(
         self,
@@ -1638,14 +1769,80 @@ class ModelInfo(_message.Message):
         supported_dtypes: _abc.Iterable[_builtins.str] | None = ...,
         supported_devices: _abc.Iterable[_builtins.str] | None = ...,
         weight_bytes: _builtins.int = ...,
+        attention_window: _builtins.int = ...,
+        version: _builtins.str = ...,
+        license: _builtins.str = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        ranks: _builtins.int = ...,
+        parallelism: Global___Parallelism.ValueType = ...,
+        embedding: Global___EmbeddingDefaults | None = ...,
+        loaded_at_s: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_kinds", b"attention_kinds", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "head_size", b"head_size", "heads", b"heads", "hidden_size", b"hidden_size", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_heads", b"kv_heads", "layers", b"layers", "name", b"name", "parameters", b"parameters", "supported_devices", b"supported_devices", "supported_dtypes", b"supported_dtypes", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_kinds", b"attention_kinds", "attention_window", b"attention_window", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "embedding", b"embedding", "eos_token_ids", b"eos_token_ids", "head_size", b"head_size", "heads", b"heads", "hidden_size", b"hidden_size", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_heads", b"kv_heads", "layers", b"layers", "license", b"license", "loaded_at_s", b"loaded_at_s", "metadata", b"metadata", "name", b"name", "parallelism", b"parallelism", "parameters", b"parameters", "ranks", b"ranks", "supported_devices", b"supported_devices", "supported_dtypes", b"supported_dtypes", "version", b"version", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
+
+@_typing.final
+class EmbeddingDefaults(_message.Message):
+    """How the model's own files make a vector of a text, in the layout of sentence-transformers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PromptsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POOLING_FIELD_NUMBER: _builtins.int
+    NORMALIZE_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    DEFAULT_PROMPT_FIELD_NUMBER: _builtins.int
+    pooling: Global___EmbeddingPooling.ValueType
+    """UNSPECIFIED: they do not say"""
+    normalize: _builtins.bool
+    """unset: they do not say"""
+    default_prompt: _builtins.str
+    """name of the prompt that precedes a text by default; empty: none"""
+    @_builtins.property
+    def prompts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """by name: at most 64, of at most 4,096 bytes each"""
+
+    def __init__(
+        self,
+        *,
+        pooling: Global___EmbeddingPooling.ValueType = ...,
+        normalize: _builtins.bool | None = ...,
+        prompts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        default_prompt: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "default_prompt", b"default_prompt", "normalize", b"normalize", "pooling", b"pooling", "prompts", b"prompts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
+    _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
+
+Global___EmbeddingDefaults: _TypeAlias = EmbeddingDefaults  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
@@ -1975,6 +2172,7 @@ class GetStatusResponse(_message.Message):
     DECODE_ROWS_FIELD_NUMBER: _builtins.int
     STEPS_ABANDONED_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    RUNNING_STEP_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     state: Global___ExecutorState.ValueType
     loading: _builtins.str
@@ -2015,11 +2213,17 @@ class GetStatusResponse(_message.Message):
     def cache(self) -> Global___CacheStatus: ...
     @_builtins.property
     def memory_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """weights, kv, process"""
+        """weights, kv, activations (of the largest step so far), overhead (of the process: what the others do not
+        explain), process (resident, all ranks); on a device with memory of its own also device (in use there)
+        """
 
     @_builtins.property
     def adapters(self) -> Global___AdapterStatus:
         """unset: CAPABILITY_ADAPTERS is not advertised"""
+
+    @_builtins.property
+    def running_step(self) -> Global___RunningStep:
+        """unset: none is running"""
 
     def __init__(
         self,
@@ -2050,14 +2254,44 @@ class GetStatusResponse(_message.Message):
         decode_rows: _builtins.int = ...,
         steps_abandoned: _builtins.int = ...,
         adapters: Global___AdapterStatus | None = ...,
+        running_step: Global___RunningStep | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cache", b"cache"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cache", b"cache", "running_step", b"running_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cache", b"cache", "compute_s", b"compute_s", "decode_rows", b"decode_rows", "decode_s", b"decode_s", "decode_steps", b"decode_steps", "drafts_accepted", b"drafts_accepted", "drafts_verified", b"drafts_verified", "epoch", b"epoch", "load_fraction", b"load_fraction", "loading", b"loading", "memory_bytes", b"memory_bytes", "prefill_rows", b"prefill_rows", "prefill_s", b"prefill_s", "prefill_steps", b"prefill_steps", "queued_steps", b"queued_steps", "rows", b"rows", "sequences", b"sequences", "sessions", b"sessions", "state", b"state", "step_age_s", b"step_age_s", "steps", b"steps", "steps_abandoned", b"steps_abandoned", "tokens_computed", b"tokens_computed", "tokens_sampled", b"tokens_sampled", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cache", b"cache", "compute_s", b"compute_s", "decode_rows", b"decode_rows", "decode_s", b"decode_s", "decode_steps", b"decode_steps", "drafts_accepted", b"drafts_accepted", "drafts_verified", b"drafts_verified", "epoch", b"epoch", "load_fraction", b"load_fraction", "loading", b"loading", "memory_bytes", b"memory_bytes", "prefill_rows", b"prefill_rows", "prefill_s", b"prefill_s", "prefill_steps", b"prefill_steps", "queued_steps", b"queued_steps", "rows", b"rows", "running_step", b"running_step", "sequences", b"sequences", "sessions", b"sessions", "state", b"state", "step_age_s", b"step_age_s", "steps", b"steps", "steps_abandoned", b"steps_abandoned", "tokens_computed", b"tokens_computed", "tokens_sampled", b"tokens_sampled", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class RunningStep(_message.Message):
+    """The step that is computed now; `step_age_s` says since when."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    kind: Global___StepKind.ValueType
+    rows: _builtins.int
+    """openings included; of Forward: inputs"""
+    tokens: _builtins.int
+    """fed in this step"""
+    def __init__(
+        self,
+        *,
+        kind: Global___StepKind.ValueType = ...,
+        rows: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "rows", b"rows", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunningStep: _TypeAlias = RunningStep  # noqa: Y015
 
 @_typing.final
 class AdapterStatus(_message.Message):
@@ -2689,18 +2923,33 @@ class ForwardInput(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
+    POSITION_IDS_FIELD_NUMBER: _builtins.int
+    ATTENTION_MASK_FIELD_NUMBER: _builtins.int
+    attention_mask: _builtins.bytes
+    """Which tokens see which, beside causality: a token never sees a later one. One byte per token, 0: no token
+    sees this one; or one byte per pair, [tokens, tokens] row-major, 0: the row's token does not see the
+    column's. Other bytes are 1. A token that sees none, itself included, is INVALID_ARGUMENT. Default: all 1.
+    """
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """1..context_length"""
+
+    @_builtins.property
+    def position_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The next two are UNIMPLEMENTED without CAPABILITY_FORWARD_MASKS.
+        one per token, below context_length; default: 0, 1, 2, ...
+        """
 
     def __init__(
         self,
         *,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
+        position_ids: _abc.Iterable[_builtins.int] | None = ...,
+        attention_mask: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_mask", b"attention_mask", "position_ids", b"position_ids", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2712,6 +2961,13 @@ class ForwardRequest(_message.Message):
 
     INPUTS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    first_token: _builtins.int
+    """The tokens of each input whose HIDDEN and LOGITS come back: `token_count` from `first_token` on; 0: to the
+    end. INVALID_ARGUMENT if an input has fewer. A long input's logits take several calls.
+    """
+    token_count: _builtins.int
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForwardInput]: ...
     @_builtins.property
@@ -2721,10 +2977,12 @@ class ForwardRequest(_message.Message):
         *,
         inputs: _abc.Iterable[Global___ForwardInput] | None = ...,
         outputs: _abc.Iterable[Global___ForwardOutput.ValueType] | None = ...,
+        first_token: _builtins.int = ...,
+        token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "outputs", b"outputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token", b"first_token", "inputs", b"inputs", "outputs", b"outputs", "token_count", b"token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2804,12 +3062,21 @@ Global___CheckGrammarRequest: _TypeAlias = CheckGrammarRequest  # noqa: Y015
 class CheckGrammarResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    WARNINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """For people: parts of the grammar that have no effect, such as a `format` of a JSON schema that is not
+        known. At most 16, of at most 256 bytes each.
+        """
+
     def __init__(
         self,
+        *,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

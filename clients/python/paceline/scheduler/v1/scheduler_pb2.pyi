@@ -364,21 +364,29 @@ class _Pooling:
 class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
-    """as LAST"""
+    """the model's own: EmbeddingInfo.pooling"""
     POOLING_LAST: _Pooling.ValueType  # 1
     """that of the last token"""
     POOLING_MEAN: _Pooling.ValueType  # 2
     """the mean over all tokens; computed without a hit in the prefix cache"""
+    POOLING_CLS: _Pooling.ValueType  # 3
+    """That of the first token. It depends on this token alone, so it is the same for all texts of a model whose
+    tokenizer begins each with the same token: INVALID_ARGUMENT for texts there.
+    """
 
 class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
     """Which hidden state stands for a text."""
 
 POOLING_UNSPECIFIED: Pooling.ValueType  # 0
-"""as LAST"""
+"""the model's own: EmbeddingInfo.pooling"""
 POOLING_LAST: Pooling.ValueType  # 1
 """that of the last token"""
 POOLING_MEAN: Pooling.ValueType  # 2
 """the mean over all tokens; computed without a hit in the prefix cache"""
+POOLING_CLS: Pooling.ValueType  # 3
+"""That of the first token. It depends on this token alone, so it is the same for all texts of a model whose
+tokenizer begins each with the same token: INVALID_ARGUMENT for texts there.
+"""
 Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
 
 class _RerankMethod:
@@ -1218,6 +1226,7 @@ class Started(_message.Message):
     SAMPLER_FIELD_NUMBER: _builtins.int
     CONTINUED_TOKENS_FIELD_NUMBER: _builtins.int
     ADAPTER_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     prompt_tokens: _builtins.int
@@ -1240,6 +1249,12 @@ class Started(_message.Message):
     def sampling(self) -> Global___SamplingParams:
         """resolved: every field is set, the seed drawn"""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """For people: parts of the request that have no effect, such as a `format` of a JSON schema that is not
+        known. At most 16, of at most 256 bytes each.
+        """
+
     def __init__(
         self,
         *,
@@ -1254,10 +1269,11 @@ class Started(_message.Message):
         sampler: _builtins.str = ...,
         continued_tokens: _builtins.int = ...,
         adapter_fingerprint: _builtins.bytes = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_fingerprint", b"adapter_fingerprint", "cached_tokens", b"cached_tokens", "continued_tokens", b"continued_tokens", "max_tokens", b"max_tokens", "model", b"model", "model_fingerprint", b"model_fingerprint", "prompt_digest", b"prompt_digest", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampler", b"sampler", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_fingerprint", b"adapter_fingerprint", "cached_tokens", b"cached_tokens", "continued_tokens", b"continued_tokens", "max_tokens", b"max_tokens", "model", b"model", "model_fingerprint", b"model_fingerprint", "prompt_digest", b"prompt_digest", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampler", b"sampler", "sampling", b"sampling", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1551,20 +1567,26 @@ class GenerateUnaryResponse(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     COMPLETIONS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     @_builtins.property
     def completions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Completion]:
         """by index"""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as Started.warnings"""
 
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         completions: _abc.Iterable[Global___Completion] | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "request_id", b"request_id", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1791,10 +1813,12 @@ class EmbedInput(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """as it is: no template, and control tokens in it are recognized; not empty"""
+    """Without a chat template; control tokens in it are recognized; not empty. It gets the prompt that the
+    request names, and the tokens that the model's tokenizer puts before and after a text.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
-        """at least one, below vocab_size"""
+        """as they are: at least one, below vocab_size"""
 
     def __init__(
         self,
@@ -1845,6 +1869,8 @@ class EmbedRequest(_message.Message):
     POOLING_FIELD_NUMBER: _builtins.int
     NORMALIZE_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
+    PROMPT_TEXT_FIELD_NUMBER: _builtins.int
+    PROMPT_NAME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """as GenerateRequest's; likewise the next four"""
     model: _builtins.str
@@ -1852,9 +1878,13 @@ class EmbedRequest(_message.Message):
     cache_salt: _builtins.str
     pooling: Global___Pooling.ValueType
     normalize: _builtins.bool
-    """scale to Euclidean length 1; default true. A zero vector stays one"""
+    """Scale to Euclidean length 1; default: the model's own, EmbeddingInfo.normalize. A zero vector stays one."""
     dimensions: _builtins.int
     """Keep the first so many values, before normalizing: 0..GetModelInfoResponse.embedding_size; 0: all."""
+    prompt_text: _builtins.str
+    """this text, joined without a space; empty: none"""
+    prompt_name: _builtins.str
+    """one of EmbeddingInfo.prompts; another name is INVALID_ARGUMENT"""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -1873,14 +1903,21 @@ class EmbedRequest(_message.Message):
         pooling: Global___Pooling.ValueType = ...,
         normalize: _builtins.bool | None = ...,
         dimensions: _builtins.int = ...,
+        prompt_text: _builtins.str = ...,
+        prompt_name: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize", "prompt", b"prompt", "prompt_name", b"prompt_name", "prompt_text", b"prompt_text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "inputs", b"inputs", "labels", b"labels", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "priority", b"priority", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "inputs", b"inputs", "labels", b"labels", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "priority", b"priority", "prompt", b"prompt", "prompt_name", b"prompt_name", "prompt_text", b"prompt_text", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
     _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["prompt_text", "prompt_name"]  # noqa: Y015
+    _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
 
@@ -1991,7 +2028,9 @@ class RerankRequest(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """1..RequestLimits.max_inputs, none empty. With query and instruction beside each at most 4 MiB in all."""
+        """1..RequestLimits.max_inputs. With query and instruction beside each at most 4 MiB in all. An empty one is
+        not scored: RankedDocument.empty.
+        """
 
     def __init__(
         self,
@@ -2021,19 +2060,23 @@ class RankedDocument(_message.Message):
 
     INDEX_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    EMPTY_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """among RerankRequest.documents"""
     score: _builtins.float
     """see RerankMethod"""
+    empty: _builtins.bool
+    """the document is empty: it ranks after all others, and its score is 0 and means nothing"""
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
         score: _builtins.float = ...,
+        empty: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "score", b"score"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["empty", b"empty", "index", b"index", "score", b"score"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2270,6 +2313,26 @@ Global___GetModelInfoRequest: _TypeAlias = GetModelInfoRequest  # noqa: Y015
 class GetModelInfoResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     ARCHITECTURE_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
@@ -2289,6 +2352,12 @@ class GetModelInfoResponse(_message.Message):
     TOOL_FORMAT_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    LICENSE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    LOADED_AT_S_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     architecture: _builtins.str
     vocab_size: _builtins.int
@@ -2300,13 +2369,19 @@ class GetModelInfoResponse(_message.Message):
     model_fingerprint: _builtins.bytes
     dtype: _builtins.str
     contract_revision: _builtins.int
-    """rises whenever this file grows; this is revision 3"""
+    """rises whenever this file grows; this is revision 4"""
     sampler: _builtins.str
     """version of the sampling rules"""
     tool_format: _builtins.str
     """how the model writes tool calls; empty: CAPABILITY_TOOLS is not advertised"""
     embedding_size: _builtins.int
     """dimensions of Embed's vectors; 0: CAPABILITY_EMBED is not advertised"""
+    model_version: _builtins.str
+    """what the model's files call its version; empty: nothing"""
+    license: _builtins.str
+    """likewise, its licence"""
+    loaded_at_s: _builtins.int
+    """when the executor had loaded it, in seconds since 1970"""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -2324,6 +2399,18 @@ class GetModelInfoResponse(_message.Message):
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
         """by name: those that the field `model` of requests may name"""
+
+    @_builtins.property
+    def embedding(self) -> Global___EmbeddingInfo:
+        """unset: CAPABILITY_EMBED is not advertised"""
+
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """what else the model's files say of it; as ModelInfo.metadata"""
+
+    @_builtins.property
+    def caller(self) -> Global___Caller:
+        """who asks"""
 
     def __init__(
         self,
@@ -2347,14 +2434,106 @@ class GetModelInfoResponse(_message.Message):
         tool_format: _builtins.str = ...,
         adapters: _abc.Iterable[Global___Adapter] | None = ...,
         embedding_size: _builtins.int = ...,
+        embedding: Global___EmbeddingInfo | None = ...,
+        model_version: _builtins.str = ...,
+        license: _builtins.str = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        loaded_at_s: _builtins.int = ...,
+        caller: Global___Caller | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "speculation", b"speculation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "embedding", b"embedding", "limits", b"limits", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "capabilities", b"capabilities", "context_length", b"context_length", "contract_revision", b"contract_revision", "drafters", b"drafters", "dtype", b"dtype", "embedding_size", b"embedding_size", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "limits", b"limits", "max_request_tokens", b"max_request_tokens", "model_fingerprint", b"model_fingerprint", "name", b"name", "sampler", b"sampler", "speculation", b"speculation", "tool_format", b"tool_format", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "caller", b"caller", "capabilities", b"capabilities", "context_length", b"context_length", "contract_revision", b"contract_revision", "drafters", b"drafters", "dtype", b"dtype", "embedding", b"embedding", "embedding_size", b"embedding_size", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "license", b"license", "limits", b"limits", "loaded_at_s", b"loaded_at_s", "max_request_tokens", b"max_request_tokens", "metadata", b"metadata", "model_fingerprint", b"model_fingerprint", "model_version", b"model_version", "name", b"name", "sampler", b"sampler", "speculation", b"speculation", "tool_format", b"tool_format", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
+
+@_typing.final
+class EmbeddingInfo(_message.Message):
+    """How vectors of texts are made where a request does not say so: as the model's own files state, in the layout of
+    sentence-transformers, else POOLING_LAST, normalized, without prompts.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PromptsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POOLING_FIELD_NUMBER: _builtins.int
+    NORMALIZE_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    DEFAULT_PROMPT_FIELD_NUMBER: _builtins.int
+    pooling: Global___Pooling.ValueType
+    """never UNSPECIFIED"""
+    normalize: _builtins.bool
+    default_prompt: _builtins.str
+    """name of the prompt that precedes a text by default; empty: none"""
+    @_builtins.property
+    def prompts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """by name: at most 64, of at most 4,096 bytes each"""
+
+    def __init__(
+        self,
+        *,
+        pooling: Global___Pooling.ValueType = ...,
+        normalize: _builtins.bool = ...,
+        prompts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        default_prompt: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_prompt", b"default_prompt", "normalize", b"normalize", "pooling", b"pooling", "prompts", b"prompts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbeddingInfo: _TypeAlias = EmbeddingInfo  # noqa: Y015
+
+@_typing.final
+class Caller(_message.Message):
+    """The caller's identity, and its rights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MAX_PRIORITY_FIELD_NUMBER: _builtins.int
+    ADMIN_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    max_priority: _builtins.int
+    """the highest GenerateRequest.priority that it may ask for"""
+    admin: _builtins.bool
+    """AdminService is open to it"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        max_priority: _builtins.int = ...,
+        admin: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "max_priority", b"max_priority", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Caller: _TypeAlias = Caller  # noqa: Y015
 
 @_typing.final
 class Adapter(_message.Message):

@@ -143,6 +143,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :sampler, :string, 9
       optional :continued_tokens, :uint32, 10
       optional :adapter_fingerprint, :bytes, 11
+      repeated :warnings, :string, 12
     end
     add_message "paceline.scheduler.v1.Delta" do
       repeated :token_ids, :uint32, 1
@@ -204,6 +205,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
     add_message "paceline.scheduler.v1.GenerateUnaryResponse" do
       optional :request_id, :string, 1
       repeated :completions, :message, 2, "paceline.scheduler.v1.Completion"
+      repeated :warnings, :string, 3
     end
     add_message "paceline.scheduler.v1.ScoreInput" do
       oneof :prompt do
@@ -258,6 +260,10 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :pooling, :enum, 7, "paceline.scheduler.v1.Pooling"
       proto3_optional :normalize, :bool, 8
       optional :dimensions, :uint32, 9
+      oneof :prompt do
+        optional :prompt_text, :string, 10
+        optional :prompt_name, :string, 11
+      end
     end
     add_message "paceline.scheduler.v1.Embedding" do
       repeated :values, :float, 1
@@ -283,6 +289,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
     add_message "paceline.scheduler.v1.RankedDocument" do
       optional :index, :uint32, 1
       optional :score, :double, 2
+      optional :empty, :bool, 3
     end
     add_message "paceline.scheduler.v1.RerankResponse" do
       optional :request_id, :string, 1
@@ -343,6 +350,23 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :tool_format, :string, 17
       repeated :adapters, :message, 18, "paceline.scheduler.v1.Adapter"
       optional :embedding_size, :uint32, 19
+      optional :embedding, :message, 20, "paceline.scheduler.v1.EmbeddingInfo"
+      optional :model_version, :string, 21
+      optional :license, :string, 22
+      map :metadata, :string, :string, 23
+      optional :loaded_at_s, :int64, 24
+      optional :caller, :message, 25, "paceline.scheduler.v1.Caller"
+    end
+    add_message "paceline.scheduler.v1.EmbeddingInfo" do
+      optional :pooling, :enum, 1, "paceline.scheduler.v1.Pooling"
+      optional :normalize, :bool, 2
+      map :prompts, :string, :string, 3
+      optional :default_prompt, :string, 4
+    end
+    add_message "paceline.scheduler.v1.Caller" do
+      optional :name, :string, 1
+      optional :max_priority, :int32, 2
+      optional :admin, :bool, 3
     end
     add_message "paceline.scheduler.v1.Adapter" do
       optional :name, :string, 1
@@ -477,6 +501,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       value :POOLING_UNSPECIFIED, 0
       value :POOLING_LAST, 1
       value :POOLING_MEAN, 2
+      value :POOLING_CLS, 3
     end
     add_enum "paceline.scheduler.v1.RerankMethod" do
       value :RERANK_METHOD_UNSPECIFIED, 0
@@ -544,6 +569,8 @@ module Paceline
       AbortResponse = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.AbortResponse").msgclass
       GetModelInfoRequest = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.GetModelInfoRequest").msgclass
       GetModelInfoResponse = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.GetModelInfoResponse").msgclass
+      EmbeddingInfo = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.EmbeddingInfo").msgclass
+      Caller = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.Caller").msgclass
       Adapter = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.Adapter").msgclass
       RequestLimits = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.RequestLimits").msgclass
       GetStatusRequest = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.GetStatusRequest").msgclass
