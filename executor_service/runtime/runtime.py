@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import os
 import secrets
 import time
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from executor_service.runtime.grammars import (
     GrammarCompiler,
     grammar_compiler,
 )
+from executor_service.runtime.memory import give_back_freed, resident_bytes
 from executor_service.runtime.vocabulary import vocabulary_fingerprint
 from executor_service.steps.engine import Engine
 from executor_service.steps.worker import DeviceWorker
@@ -152,9 +152,7 @@ class Runtime:
 
     def memory(self) -> dict[str, int]:
         """Bytes by use: the backend's storage after loading, and the resident memory of the process now."""
-        with open("/proc/self/statm") as statm:
-            resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return {**self._memory_bytes, "process": resident}
+        return {**self._memory_bytes, "process": resident_bytes()}
 
     def _load(self) -> Engine:
         """Load the model and make the engine; device thread."""
@@ -206,6 +204,7 @@ class Runtime:
             root, store = config.adapter_dir, engine.store.adapters
             adapters = AdapterLoader(root, backend, info.adapters, limits, self.worker, store)
         self._loaded = Loaded(engine, info, limits, tokenizer, vocabulary, grammars, adapters)
+        give_back_freed()
         self._progress("", 1.0)
         return engine
 

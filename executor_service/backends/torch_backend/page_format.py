@@ -8,6 +8,10 @@ NaN or infinity has the scale NaN, which makes every score and every sum that it
 
 from __future__ import annotations
 
+import math
+import mmap
+from contextlib import suppress
+
 import torch
 
 from executor_service.backends.torch_backend.layer_cache import LayerCache
@@ -44,6 +48,20 @@ def rounded(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Te
     return (numbers if dtype.is_floating_point else numbers.round()).to(dtype), scales.to(SCALE_DTYPE)
 
 
+def page_storage(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros [shape]. On CPU the system provides memory when it is first written, 4 KiB at a time.
+
+    So a pool of pages is a bound, not a reservation: only pages that were used are resident.
+    """
+    bytes_ = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not bytes_:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, bytes_)  # unmapped when the last tensor over it is gone
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
+
+
 def plain_cache(
     pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
@@ -53,9 +71,9 @@ def plain_cache(
     """
     slots = pages, page_size, kv_heads
     return LayerCache(
-        torch.zeros(*slots, head_dim, dtype=dtype, device=device),
-        torch.zeros(*slots, head_dim, dtype=dtype, device=device),
-        torch.zeros(*slots, scale_count(dtype), dtype=SCALE_DTYPE, device=device),
+        page_storage(*slots, head_dim, dtype=dtype, device=device),
+        page_storage(*slots, head_dim, dtype=dtype, device=device),
+        page_storage(*slots, scale_count(dtype), dtype=SCALE_DTYPE, device=device),
     )
 
 

@@ -30,7 +30,7 @@ from executor_service.backends.torch_backend.cpu.gemm.tile import prefetch
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, address_of
 from executor_service.backends.torch_backend.cpu.primitives.registers import CONVERTS_FP16, LANES
 from executor_service.backends.torch_backend.layer_cache import LayerCache
-from executor_service.backends.torch_backend.page_format import SCALE_DTYPE, scale_count
+from executor_service.backends.torch_backend.page_format import SCALE_DTYPE, page_storage, scale_count
 
 NARROWEST = torch.float16 if CONVERTS_FP16 else torch.float32
 """The narrowest type without scales that pages can have on this processor."""
@@ -66,10 +66,11 @@ def new_layer_cache(
 ) -> LayerCache:
     """Pages of zeros, in this file's layout."""
     tiles, dim_tiles = -(-page_size // LANES), -(-head_dim // LANES)
+    cpu = torch.device("cpu")
     return LayerCache(
-        torch.zeros(pages, kv_heads, tiles, head_dim, LANES, dtype=dtype),
-        torch.zeros(pages, kv_heads, dim_tiles, page_size, LANES, dtype=dtype),
-        torch.zeros(pages, kv_heads, tiles, scale_count(dtype), LANES, dtype=SCALE_DTYPE),
+        page_storage(pages, kv_heads, tiles, head_dim, LANES, dtype=dtype, device=cpu),
+        page_storage(pages, kv_heads, dim_tiles, page_size, LANES, dtype=dtype, device=cpu),
+        page_storage(pages, kv_heads, tiles, scale_count(dtype), LANES, dtype=SCALE_DTYPE, device=cpu),
     )
 
 
