@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError, invalid
-from scheduler_service.text.errors import BusyError, PromptError, StuckError
+from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError, invalid, unsupported
+from scheduler_service.text.errors import BusyError, ChatTemplateUnusable, PromptError, StuckError
 
 
 @contextmanager
@@ -16,6 +16,8 @@ def text_errors(field: str) -> Iterator[None]:
         yield
     except PromptError as error:
         raise invalid(error.field or field, str(error)) from error
+    except ChatTemplateUnusable as error:
+        raise unsupported(error.field or field, str(error)) from error
     except BusyError as error:
         raise ServiceError(ErrorReason.QUEUE_FULL, str(error), retry_after_s=RETRY_AFTER_S) from error
     except StuckError as error:

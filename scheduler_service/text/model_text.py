@@ -6,18 +6,23 @@ import asyncio
 import json
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from types import MappingProxyType
+
+from paceline.service.logs import Log
 
 from scheduler_service.chat import formats, reasoning
 from scheduler_service.chat.tools import SentTool
 from scheduler_service.model import TokenizerSource
 from scheduler_service.text.detokenizer import Detokenizer
-from scheduler_service.text.errors import PromptError
+from scheduler_service.text.errors import ChatTemplateUnusable, PromptError, UnusableTokenizerError
 from scheduler_service.text.frames import unpack_ints
 from scheduler_service.text.items import ChatItem, TextItem
 from scheduler_service.text.pool import TextPool
 from scheduler_service.text.vocabulary import Vocabulary
+
+log = Log(__name__)
 
 MARKERS = (*formats.MARKERS, *reasoning.MARKERS)
 """Texts that may be added tokens, and then mean something in a model's output."""
@@ -35,6 +40,7 @@ class ModelText:
         *,
         has_chat_template: bool,
         added: Mapping[str, int] = MappingProxyType({}),
+        unusable_template: str = "",
     ) -> None:
         self._pool = pool
         self.vocabulary = vocabulary
@@ -43,18 +49,31 @@ class ModelText:
         """Whether messages can be prompts."""
         self.added = added
         """The ids of those MARKERS that are added tokens, by text."""
+        self._unusable_template = unusable_template  # why; "": it can be used, or there is none
 
     @classmethod
     async def made_of(cls, files: TokenizerSource, pool: TextPool) -> ModelText | None:
-        """Load the files; returns None if the model has no tokenizer. Raises UnusableTokenizerError."""
+        """Load the files; returns None if the model has no tokenizer. Raises UnusableTokenizerError.
+
+        A chat template that can't be used costs the model its chats, not its texts.
+        """
         if not files.tokenizer_json:
             return None
-        loaded = await pool.load(files, MARKERS)
+        why = ""
+        try:
+            loaded = await pool.load(files, MARKERS)
+        except UnusableTokenizerError as error:
+            if not files.chat_template:
+                raise
+            why = str(error)
+            loaded = await pool.load(replace(files, chat_template=""), MARKERS)
+            log.warning("chats are refused: the model's chat template can't be used", why=why)
         return cls(
             pool,
             Vocabulary(loaded.pieces),
             has_chat_template=loaded.has_chat_template,
             added=loaded.added,
+            unusable_template=why,
         )
 
     async def decode(self, ids: Sequence[int]) -> str:
@@ -91,10 +110,9 @@ class ModelText:
         Text in a message that spells a control token is tokenized as plain text. `max_bytes` limits the
         rendered text, `arguments` are further variables of the template, `tools` what the model may call, and
         with `continues` the prompt ends with the last message's content. `caller` and errors are those of
-        `encode_text`.
+        `encode_text`; ChatTemplateUnusable if the model's template can't be used.
         """
-        if not self.has_chat_template:
-            raise PromptError("the model has no chat template", "messages")
+        self._check_chats("messages")
         chat = {
             "messages": messages,
             "arguments": dict(arguments),
@@ -109,19 +127,26 @@ class ModelText:
     ) -> list[array[int]]:
         """Token ids of each item, at least one; `max_bytes` limits the rendered text of a chat.
 
-        `caller` and errors are those of `encode_text`; PromptError names the item's field.
+        `caller` and errors are those of `encode_messages`, which name the item's field.
         """
         if not items:
             return []
-        if not self.has_chat_template and any(isinstance(item, ChatItem) for item in items):
-            field = next(item.field for item in items if isinstance(item, ChatItem))
-            raise PromptError("the model has no chat template", field)
+        for chat in (item for item in items if isinstance(item, ChatItem)):
+            self._check_chats(chat.field)
         payload = json.dumps([item.sent() for item in items], ensure_ascii=False).encode()
         answer = unpack_ints(
             await self._pool.submit({"op": "items", "max_bytes": max_bytes}, payload, caller)
         )
         ends = list(accumulate(answer[: len(items)], initial=len(items)))
         return [answer[start:end] for start, end in pairwise(ends)]
+
+    def _check_chats(self, field: str) -> None:
+        """Raises PromptError without a chat template, ChatTemplateUnusable with one that can't be used."""
+        if self._unusable_template:
+            why = f"the model's chat template can't be used: {self._unusable_template}"
+            raise ChatTemplateUnusable(why, field)
+        if not self.has_chat_template:
+            raise PromptError("the model has no chat template", field)
 
     async def grammar_of_calls(
         self, tools: Sequence[tuple[int, SentTool]], style: str, *, single: bool, caller: str = ""

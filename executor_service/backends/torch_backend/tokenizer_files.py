@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.service.logs import Log
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import PreTokenizer
@@ -23,6 +24,8 @@ from executor_service.backends.torch_backend.generation import (
 )
 from executor_service.backends.torch_backend.gguf_file import GgufFile
 from executor_service.files.json_file import read_bounded, read_json
+
+log = Log(__name__)
 
 _MAX_TOKENIZER_BYTES = 64 << 20
 _MAX_TEMPLATE_BYTES = 1 << 20
@@ -157,8 +160,9 @@ def _chat_template(path: Path, config: Mapping[str, Any]) -> str:
     if file.is_file():
         try:
             return read_bounded(file, _MAX_TEMPLATE_BYTES).decode("utf-8")
-        except UnicodeDecodeError:
-            raise ModelError("chat_template.jinja: not UTF-8") from None
+        except (ModelError, UnicodeDecodeError) as error:
+            log.warning("the model has no chats: its template can't be read", file=file.name, why=str(error))
+            return ""
     template = config.get("chat_template")
     if isinstance(template, list):  # several templates, each with a name
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, Mapping)}

@@ -9,7 +9,9 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
@@ -25,12 +27,30 @@ class RenderedTooLargeError(Exception):
     """The rendered text is longer than a prompt may be."""
 
 
+class GenerationBlock(Extension):
+    """`{% generation %}` … `{% endgeneration %}`: what the assistant wrote, marked for training.
+
+    It is rendered as it stands. As in transformers it is a call block, so variables set in it end with it.
+    """
+
+    tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The call block that stands for the tag."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_rendered"), [], [], body).set_lineno(line)
+
+    def _rendered(self, caller: Macro) -> str:
+        return caller()
+
+
 class ChatTemplate:
     """Renders messages to the text of a prompt, which ends where the assistant's turn begins."""
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock]
         )
         environment.filters["tojson"] = _tojson
         environment.globals.update(

@@ -68,6 +68,22 @@ async def test_an_executor_with_such_files_is_refused_by_name_and_another_one_se
             stack.kill()
 
 
+async def test_a_template_that_does_not_compile_costs_the_chats_and_no_text(tmp_path: Path) -> None:
+    with doctored_stack(tmp_path, chat_template="{% for m in messages %}{{ m.content }}") as stack:
+        async with stack.client() as client:
+            info = await client.model_info()
+            assert not info.has_chat_template
+            assert "chat" not in info.capabilities
+            assert await client.completions("hello", max_tokens=2)
+            assert (await client.rerank("why?", ["a", "b"], method="likelihood")).results
+            why = "chat template can't be used: the chat template does not compile"
+            with pytest.raises(errors.Unsupported, match=f"messages: .*{why}"):
+                await client.chat([{"role": "user", "content": "x"}], max_tokens=1)
+            with pytest.raises(errors.Unsupported, match=rf"documents\[0\]: .*{why}"):
+                await client.rerank("why?", ["a", "b"])
+        assert stack.scheduler.log.count("chats are refused") == 1
+
+
 async def test_an_endless_template_fails_its_request_and_harms_no_stream(tmp_path: Path) -> None:
     with doctored_stack(tmp_path, scheduler=LIMITS, chat_template=ENDLESS) as stack:
         async with stack.client() as client:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from scheduler_service.text.worker.chat_template import ChatTemplate, ChatTemplateError
 
@@ -70,3 +73,33 @@ def test_content_is_data_and_never_a_template() -> None:
 def test_a_template_that_does_not_compile_is_refused_when_made() -> None:
     with pytest.raises(ChatTemplateError, match="does not compile"):
         ChatTemplate("{% if %}", bos_token="", eos_token="")
+
+
+TRAINED = """\
+{%- set mode = "/think" -%}
+{%- for message in messages -%}
+    {%- if message.role == "user" -%}
+        {{ "<|im_start|>user\\n" + message.content + "<|im_end|>\\n" }}
+    {%- else -%}
+        {%- generation -%}
+            {%- if mode == "/think" -%}
+                {%- set mode = "" -%}
+                {{ "<|im_start|>assistant\\n<think>" + mode }}
+            {%- endif -%}
+            {{ message.content | trim }}
+  {% generation %}<|im_end|>{% endgeneration %}
+        {%- endgeneration -%}
+        {{ "\\n" + mode }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ "<|im_start|>assistant\\n" }}{% endif -%}
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_what_a_template_marks_for_training_is_rendered_as_transformers_renders_it(count: int) -> None:
+    """`{% generation %}`, which SmolLM3's template has; variables that are set inside end with the block."""
+    contents = ["hello", "  hi <b> ", "bye", "é", "?"][:count]
+    messages = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(contents)]
+    rendered: Any = render_jinja_template([messages], chat_template=TRAINED, add_generation_prompt=True)
+    assert rendered[0] == [render(TRAINED, messages)]

@@ -10,11 +10,13 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from scheduler_service.model import TokenizerSource
 from scheduler_service.text import pool as pools
-from scheduler_service.text.errors import BusyError, PromptError, UnusableTokenizerError
+from scheduler_service.text.errors import BusyError, ChatTemplateUnusable, PromptError, UnusableTokenizerError
+from scheduler_service.text.items import ChatItem, PlainItem
 from tests.unit.scheduler_shell import ailing_worker
 from tests.unit.scheduler_shell import tokenizers_made_here as made
 from tests.unit.scheduler_shell.text_processes import (
     ENDLESS,
+    HELLO,
     LIMITS,
     QUICK,
     Recorder,
@@ -185,6 +187,27 @@ async def test_unusable_files_are_refused_with_the_reason(given: TokenizerSource
             await pool.load(given)
         await pool.load(files())  # other files can be loaded afterwards
         assert await pool.submit({"op": "text"}, b"hello")
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% if %}", "does not compile"),
+        ("{% generation %}never closed", "does not compile"),
+        ("x" * (pools.MAX_TEMPLATE_CHARS + 1), "more than 1048576 characters"),
+        ("{{" + 5000 * "(" + "1" + 5000 * ")" + "}}", "RecursionError"),
+    ],
+)
+async def test_a_template_that_cannot_be_used_costs_chats_and_no_texts(template: str, why: str) -> None:
+    async with tools(files(template)) as (text, _):
+        assert not text.has_chat_template
+        assert await text.decode(await text.encode_text("hello")) == "hello"
+        with pytest.raises(ChatTemplateUnusable, match=why) as refused:
+            await text.encode_messages(HELLO, 1000)
+        assert refused.value.field == "messages"
+        with pytest.raises(ChatTemplateUnusable, match=why) as refused:
+            await text.encode_items([PlainItem("a", "a"), ChatItem("b", HELLO)], 1000)
+        assert refused.value.field == "b"
 
 
 @linux
