@@ -6,37 +6,44 @@
 
 `Client` calls a scheduler, as applications do. `ExecutorClient` calls an executor, step by step.
 Errors: `paceline.errors`. The command line: `paceline --help`, with the extra `cli`.
+
+A name's module is imported when the name is first used: services read their logs and settings from this
+package too, and need neither gRPC nor protobuf for those.
 """
 
-from paceline.channel import Security
-from paceline.chat import Message, Tool, ToolCall, ToolCallDelta
-from paceline.client import Client
-from paceline.errors import PacelineError
-from paceline.evaluations import EmbedReply, RankedText, RerankReply, ScoredText, ScoreReply, TextToScore
-from paceline.executor_client import ExecutorClient, StepStream
-from paceline.generation import Generation
-from paceline.requests import Options
-from paceline.session import Session
-from paceline.types import (
-    Aborted,
-    AdapterInfo,
-    Caller,
-    Completion,
-    Delta,
-    Drafter,
-    EmbeddingInfo,
-    Event,
-    ExecutorStatus,
-    Finished,
-    FinishReason,
-    ModelInfo,
-    RequestLimits,
-    Speculation,
-    Started,
-    Status,
-    TokenLogprobs,
-    Usage,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.channel import Security
+    from paceline.chat import Message, Tool, ToolCall, ToolCallDelta
+    from paceline.client import Client
+    from paceline.errors import PacelineError
+    from paceline.evaluations import EmbedReply, RankedText, RerankReply, ScoredText, ScoreReply, TextToScore
+    from paceline.executor_client import ExecutorClient, StepStream
+    from paceline.generation import Generation
+    from paceline.requests import Options
+    from paceline.session import Session
+    from paceline.types import (
+        Aborted,
+        AdapterInfo,
+        Caller,
+        Completion,
+        Delta,
+        Drafter,
+        EmbeddingInfo,
+        Event,
+        ExecutorStatus,
+        Finished,
+        FinishReason,
+        ModelInfo,
+        RequestLimits,
+        Speculation,
+        Started,
+        Status,
+        TokenLogprobs,
+        Usage,
+    )
 
 __all__ = [
     "Aborted",
@@ -76,3 +83,31 @@ __all__ = [
     "ToolCallDelta",
     "Usage",
 ]
+
+_MODULES = {
+    "channel": "Security",
+    "chat": "Message Tool ToolCall ToolCallDelta",
+    "client": "Client",
+    "errors": "PacelineError",
+    "evaluations": "EmbedReply RankedText RerankReply ScoreReply ScoredText TextToScore",
+    "executor_client": "ExecutorClient StepStream",
+    "generation": "Generation",
+    "requests": "Options",
+    "session": "Session",
+    "types": "Aborted AdapterInfo Caller Completion Delta Drafter EmbeddingInfo Event ExecutorStatus"
+    " FinishReason Finished ModelInfo RequestLimits Speculation Started Status TokenLogprobs Usage",
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+if not TYPE_CHECKING:  # a checker that saw it would take every name for one of this package
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULE_OF and name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = import_module(f"{__name__}.{_MODULE_OF.get(name, name)}")
+        value = module if name in _MODULES else getattr(module, name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_MODULE_OF, *_MODULES})

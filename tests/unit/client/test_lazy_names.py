@@ -1,0 +1,65 @@
+"""What `import paceline` gives, though a name's module is imported when the name is first used."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import pydoc
+import subprocess
+import sys
+from pathlib import Path
+
+import paceline
+import pytest
+from paceline.chat import ToolCall
+
+from tests.support.checkout import environment
+
+
+def test_checkers_see_the_names_that_programs_get_from_the_modules_they_get_them_from() -> None:
+    tree = ast.parse(Path(paceline.__file__).read_text())
+    [block] = [
+        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    seen = {
+        alias.name: f"{statement.module}.{alias.name}"
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    assert sorted(seen) == sorted(paceline.__all__)
+    for name, path in seen.items():
+        assert getattr(paceline, name) is pydoc.locate(path), name
+
+
+def test_star_imports_and_dir_have_all_names_and_help_describes_them() -> None:
+    names: dict[str, object] = {}
+    exec("from paceline import *", names)
+    assert set(paceline.__all__) <= set(names)
+    assert {*paceline.__all__, "errors", "__doc__"} <= set(dir(paceline))
+    text = pydoc.render_doc(paceline, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
+    assert all(f"class {name}" in text for name in ("Client", "ExecutorClient", "Usage", "PacelineError"))
+
+
+def test_objects_are_pickled_and_unknown_names_are_refused() -> None:
+    call = ToolCall("1", "add", "{}")
+    assert pickle.loads(pickle.dumps(call)) == call
+    with pytest.raises(AttributeError, match="module 'paceline' has no attribute 'Cleint'"):
+        paceline.Cleint  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("statement", "modules"),
+    [
+        ("import paceline.service.logs, paceline.service.model_name", {"paceline.service"}),
+        ("import paceline; paceline.errors.QueueFull", {"paceline.errors", "grpc", "google"}),
+    ],
+)
+def test_what_a_name_needs_is_imported_with_it_and_not_before(statement: str, modules: set[str]) -> None:
+    code = f"import sys; {statement}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert modules <= loaded
+    assert loaded.isdisjoint({"grpc", "google", "paceline.client"} - modules)
