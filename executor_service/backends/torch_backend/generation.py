@@ -27,7 +27,31 @@ FALLBACK = {"temperature": 0.8, "min_p": 0.05}
 """For models that bring nothing about drawing. At temperature 1 over the whole vocabulary, small models soon
 draw one of the many tokens that are unlikely each, and lose the thread. Min-p needs no sorting."""
 
+GREEDY = {"temperature": 0.0}
+
 _GGUF_KEYS = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
+
+_OFF: dict[str, object] = {
+    **dict.fromkeys(("bad_words_ids", "begin_suppress_tokens", "suppress_tokens", "sequence_bias"), ()),
+    **dict.fromkeys(("constraints", "force_words_ids", "forced_decoder_ids", "stop_strings"), ()),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty")),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length"), 0),
+    **dict.fromkeys(("min_new_tokens", "epsilon_cutoff", "eta_cutoff", "diversity_penalty"), 0),
+    **dict.fromkeys(("max_new_tokens", "max_time", "penalty_alpha", "top_h", "watermarking_config")),
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "typical_p"), 1),
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale"), 1),
+    **dict.fromkeys(("token_healing", "dola_layers"), False),
+    "max_length": 20,  # the default of transformers before 5, which it wrote into files
+}
+"""Fields of generation_config.json that are not applied, each with the value that changes no text."""
+
+_GGUF_OFF: dict[str, object] = {
+    "xtc_probability": 0,
+    "mirostat": 0,
+    "penalty_repeat": 1,  # looks back over a window; ours over everything
+    "sequence": (),  # the order of the others
+}
+"""The same of GGUF files: keys under `general.sampling`."""
 
 log = Log(__name__)
 
@@ -35,18 +59,32 @@ log = Log(__name__)
 def generation_defaults(config: Mapping[str, Any], where: str) -> dict[str, float]:
     """Defaults from generation_config.json: all of them with `do_sample`, otherwise repetition_penalty alone.
 
-    If nothing is there about drawing, FALLBACK is taken. Values outside a request's valid range are dropped
-    with a warning: they would fail every request.
+    An explicit `do_sample` of false is GREEDY. If nothing is there about drawing, FALLBACK is taken. Values
+    outside a request's valid range are dropped with a warning: they would fail every request.
     """
     sampled = config.get("do_sample") is True
-    return _with_fallback(_usable_of(config, list(_RANGES) if sampled else ["repetition_penalty"], where))
+    defaults = _usable_of(config, list(_RANGES) if sampled else ["repetition_penalty"], where)
+    return defaults | GREEDY if config.get("do_sample") is False else _with_fallback(defaults)
+
+
+def name_ignored(config: Mapping[str, Any], where: str) -> None:
+    """Log what a file says of every text that is generated, and is not applied."""
+    _name_ignored(config, _OFF, where)
+
+
+def _name_ignored(given: Mapping[str, Any], off: Mapping[str, object], where: str) -> None:
+    ignored = {
+        key: shown(given[key]) for key, value in off.items() if given.get(key) not in (None, value, [], {})
+    }
+    if ignored:
+        log.warning("generation settings not applied", file=where, **ignored)
 
 
 def gguf_defaults(metadata: Mapping[str, Any], where: str) -> dict[str, float]:
-    """Defaults from GGUF metadata (`general.sampling.*`), else FALLBACK.
-
-    Its repetition penalty is left out: it looks back over a window, ours over everything.
-    """
+    """Defaults from GGUF metadata (`general.sampling.*`), else FALLBACK. Logs what is not applied."""
+    prefix = "general.sampling."
+    others = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    _name_ignored(others, _GGUF_OFF, where)
     given = {ours: metadata.get(f"general.sampling.{theirs}") for ours, theirs in _GGUF_KEYS.items()}
     return _with_fallback(_usable_of(given, list(given), where))
 

@@ -21,6 +21,7 @@ from executor_service.backends.torch_backend.generation import (
     GENERATION_CONFIG,
     generation_defaults,
     gguf_defaults,
+    name_ignored,
 )
 from executor_service.backends.torch_backend.gguf_file import GgufFile
 from executor_service.files.json_file import read_bounded, read_json
@@ -81,8 +82,19 @@ def tokenizer_from_directory(path: Path) -> TokenizerBundle:
         bos_token=bos,
         eos_token=eos,
         add_bos=bool(bos) and starts == [tokenizer.token_to_id(bos)],
-        generation_defaults=generation_defaults(_optional_json(path / GENERATION_CONFIG), GENERATION_CONFIG),
+        generation_defaults=_generation_defaults(path),
     )
+
+
+def _generation_defaults(path: Path) -> dict[str, float]:
+    """What generation_config.json says. As in transformers, config.json stands in where it is missing."""
+    file = path / GENERATION_CONFIG
+    if file.exists():
+        config = read_json(file)
+        name_ignored(config, file.name)
+        return generation_defaults(config, file.name)
+    name_ignored(_optional_json(path / "config.json"), "config.json")
+    return generation_defaults({}, file.name)
 
 
 def tokenizer_from_gguf(file: GgufFile) -> TokenizerBundle:

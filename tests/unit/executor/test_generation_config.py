@@ -48,6 +48,58 @@ def test_sampling_parameters_of_a_gguf_file_are_used() -> None:
     assert gguf_defaults({"general.sampling.temp": -1}, "a.gguf") == FALLBACK
 
 
+def test_a_model_that_says_not_to_sample_is_greedy(model: Path) -> None:
+    write_generation(model, do_sample=False, temperature=0.6, top_k=20, repetition_penalty=1.05)
+    expected = {"temperature": 0.0, "repetition_penalty": 1.05}
+    assert tokenizer_from_directory(model).generation_defaults == expected
+
+
+NOT_APPLIED: dict[str, Any] = {
+    "suppress_tokens": [5],
+    "begin_suppress_tokens": [5, 6],
+    "bad_words_ids": [[5]],
+    "no_repeat_ngram_size": 3,
+    "forced_bos_token_id": 0,
+    "forced_eos_token_id": [2],
+    "forced_decoder_ids": [[1, 5]],
+    "min_new_tokens": 1,
+    "num_beams": 4,
+    "typical_p": 0.9,
+    "stop_strings": ["x"],
+}
+
+
+@pytest.mark.parametrize("place", ["generation_config.json", "config.json"])
+def test_what_a_model_says_of_all_its_texts_is_named_where_it_is_not_applied(
+    model: Path, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    """One line; config.json counts where there is no other file, as in transformers."""
+    off: dict[str, Any] = {
+        "num_beams": 1,
+        "no_repeat_ngram_size": 0,
+        "bad_words_ids": None,
+        "suppress_tokens": [],
+    }
+    for given, names in ((NOT_APPLIED, {"file", *NOT_APPLIED}), (off, None)):
+        caplog.clear()
+        if place == "config.json":
+            write_config(model, **given)
+        else:
+            write_generation(model, **given)
+            write_config(model, **NOT_APPLIED)
+        tokenizer_from_directory(model)
+        lines = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
+        assert [set(line) for line in lines] == ([names] if names else [])
+        assert all(line["file"] == place for line in lines)
+
+
+def test_what_a_gguf_file_says_of_all_its_texts_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    given = {"general.sampling.penalty_repeat": 1.1, "general.sampling.mirostat": 0}
+    gguf_defaults(given, "a.gguf")
+    (line,) = (record.fields for record in caplog.records)  # type: ignore[attr-defined]
+    assert line == {"file": "a.gguf", "penalty_repeat": "1.1"}
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
