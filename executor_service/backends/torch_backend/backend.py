@@ -38,6 +38,7 @@ from executor_service.backends.torch_backend.layer_cache import LayerCache
 from executor_service.backends.torch_backend.low_rank import LowRankKernels, parts_of
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.page_format import token_bytes
+from executor_service.backends.torch_backend.rope.served_length import served_length
 from executor_service.backends.torch_backend.runner import Numbers, Runner, Tell, tell_nobody
 from executor_service.backends.torch_backend.shard import Shard, Whole
 from executor_service.backends.torch_backend.slot_adapters import SlotAdapters
@@ -99,7 +100,10 @@ class TorchBackend:
         progress("opening model", 0.0)
         checkpoint = open_checkpoint(self._config.model)
         try:
-            checkpoint.spec = checkpoint.spec.serving(self._config.max_context)
+            whole = checkpoint.spec
+            checkpoint.spec = whole.serving(self._config.max_context)
+            if self._shard.rank == 0:
+                _log_served_length(checkpoint.spec, whole.context_length)
             progress("loading kernels", 0.0)
             kernels = self._kernels(progress)
             check_spec(checkpoint.spec, kernels, self._config.dtype)
@@ -309,6 +313,18 @@ class TorchBackend:
         if isinstance(checkpoint, GgufCheckpoint):
             return "tokenizer.ggml.model" in checkpoint.file.metadata
         return (self._config.model / "tokenizer.json").is_file()
+
+
+def _log_served_length(spec: ModelSpec, longest: int) -> None:
+    """Say which factors rotate all tokens, where that depends on the served context."""
+    if (served := served_length(spec.rope, spec.context_length, longest)) is not None:
+        tell = log.warning if served.differs else log.info
+        tell(
+            "rotary embedding of all prompts",
+            used=served.used,
+            context=spec.context_length,
+            change=served.change,
+        )
 
 
 def _kv_bytes(caches: Sequence[LayerCache]) -> int:
