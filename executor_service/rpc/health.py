@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from grpc_health.v1 import health_pb2
 from grpc_health.v1._async import HealthServicer
@@ -14,7 +15,7 @@ from executor_service.runtime.runtime import Runtime, RuntimeState
 log = Log(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
-_PERIOD_S = 0.1
+_MAX_PERIOD_S = 1.0
 
 
 class Health:
@@ -26,10 +27,14 @@ class Health:
         self._serving: bool | None = None
 
     async def watch(self) -> None:
-        """Update again and again, until cancelled."""
+        """Update when the state changes, and again and again for a stuck step, until cancelled."""
+        period_s = min(_MAX_PERIOD_S, self._runtime.config.stuck_after_s / 5)
         while True:
+            self._runtime.changed.clear()
             await self.update()
-            await asyncio.sleep(_PERIOD_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(period_s):
+                    await self._runtime.changed.wait()
 
     async def update(self) -> None:
         """Publish the status if it has changed. Logs a step that is stuck."""

@@ -70,6 +70,7 @@ class Runtime:
         self.worker = DeviceWorker(config.max_queued_steps)
         self.loading, self.load_fraction = "starting", 0.0
         self.backend = backend
+        self.changed = asyncio.Event()  # `state` is another one than when the event was cleared
         self._memory_bytes: dict[str, int] = {}
         self._loaded: Loaded | None = None
         self._draining = False
@@ -110,6 +111,7 @@ class Runtime:
         began = time.monotonic()
         engine = await self.worker.start(self._load)
         engine.store.draining = self._draining
+        self.changed.set()
         log.info(
             "the model is loaded",
             model=self.loaded.info.name,
@@ -121,6 +123,7 @@ class Runtime:
     def drain(self) -> None:
         """Refuse to open sequences from now on."""
         self._draining = True
+        self.changed.set()
         if self._loaded is not None:
             self._loaded.engine.store.draining = True
 

@@ -18,7 +18,7 @@ from paceline.cli.gateway_probe import probe_status
 from paceline.service.clock import RunningClock
 
 _TICK_S = 0.25
-_PROBE_INTERVAL_S = 0.5
+_PROBE_INTERVAL_S = 1.0
 _RETRY_S = 0.2  # after an unanswered probe
 _PROBE_TIMEOUT_S = 3.0
 _UNANSWERED = (
@@ -80,24 +80,24 @@ def watch_gateway(host: str, port: Callable[[], int], *, tls: bool) -> Watch:
 async def _until_frozen(pid: int, probe: Callable[[], Awaitable[bool]]) -> str:
     """Probe until the process is frozen; returns the reason. `probe` returns whether it was answered.
 
-    The clock leaves out time in which this process itself was stopped.
+    The activity of the process is read only while an answer is missing. The clock leaves out time in which
+    this process was itself stopped, and at most 0.75 s more after an answer.
     """
     clock = RunningClock(time.monotonic, cap_s=2 * _TICK_S)
     detector = FreezeDetector(clock())
-
-    async def probe_repeatedly() -> None:
-        while True:
-            if await probe():
-                detector.answered(clock())
-                await asyncio.sleep(_PROBE_INTERVAL_S)
-            else:
-                detector.missed()
-                await asyncio.sleep(_RETRY_S)
-
-    async with asyncio.TaskGroup() as group:
-        probing = group.create_task(probe_repeatedly())
-        while True:
-            await asyncio.sleep(_TICK_S)
-            if reason := detector.freeze_reason(clock(), activity(pid)):
-                probing.cancel()
-                return reason
+    while True:
+        probing = asyncio.ensure_future(probe())
+        try:
+            while not (await asyncio.wait({probing}, timeout=_TICK_S))[0]:
+                if reason := detector.freeze_reason(clock(), activity(pid)):
+                    return reason
+        finally:
+            probing.cancel()
+        if probing.result():
+            detector.answered(clock())
+            await asyncio.sleep(_PROBE_INTERVAL_S)
+            continue
+        detector.missed()
+        if reason := detector.freeze_reason(clock(), activity(pid)):
+            return reason
+        await asyncio.sleep(_RETRY_S)
