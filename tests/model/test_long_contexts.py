@@ -135,8 +135,12 @@ def test_long_and_short_sequences_share_a_step_and_a_prefix(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("kind", ["longrope", "longrope-attention", "dynamic"])
-def test_a_context_of_the_trained_length_is_transformers_for_short_prompts(kind: str, tmp_path: Path) -> None:
-    pair = Pair(kind, tmp_path, max_context=TRAINED)
+def test_a_context_of_the_trained_length_is_transformers_for_short_prompts(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        pair = Pair(kind, tmp_path, max_context=TRAINED)
+    assert [record.levelname for record in caplog.records if "rotary" in record.message] == ["INFO"]
     tokens = tokens_of(5, TRAINED)
     assert np.abs(pair.logits(tokens, [40, 24]) - pair.expected(tokens)).max() < TOLERANCE
     pair.ours.close()
