@@ -64,9 +64,11 @@ import { tokenLogprobs } from './logprobs.js';
  */
 
 /**
- * Best first; `index` is the document's place among those given.
+ * Best first; `index` is the document's place among those given. `empty` documents come last, and their score means
+ * nothing.
  *
- * @typedef {{ requestId: string, results: { index: number, score: number }[], usage: EvaluationUsage }} RerankReply
+ * @typedef {{ requestId: string, results: { index: number, score: number, empty: boolean }[],
+ *   usage: EvaluationUsage }} RerankReply
  */
 
 const COMMON = ['model', 'priority', 'cacheSalt', 'requestId'];

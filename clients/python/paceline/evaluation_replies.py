@@ -41,7 +41,7 @@ def rerank_reply(message: pb.RerankResponse, request: pb.RerankRequest) -> Reran
         raise incomplete(f"the reply ranks the documents {indexes[:8]} of {count}")
     return RerankReply(
         message.request_id,
-        tuple(RankedText(one.index, one.score) for one in message.results),
+        tuple(RankedText(one.index, one.score, one.empty) for one in message.results),
         _usage(message.usage),
     )
 

@@ -96,6 +96,7 @@ class RankedText:
 
     index: int
     score: float  # yes_no: 0 to 1; likelihood: at most 0
+    empty: bool = False  # the document is empty: it ranks last, and its score means nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,21 +53,25 @@ class RerankTask:
         query = check_text("query", message.query, model, begins=False)
         if message.instruction:
             check_text("instruction", message.instruction, model)
-        documents = [check_text(f"documents[{i}]", text, model) for i, text in enumerate(message.documents)]
+        self._empty = [index for index, text in enumerate(message.documents) if not text]
+        self._scored = [index for index, text in enumerate(message.documents) if text]
+        documents = [check_text(f"documents[{i}]", message.documents[i], model) for i in self._scored]
         repeated = len(message.query.encode()) + len(message.instruction.encode()) + len(JUDGE)
         size = repeated * len(documents) + sum(len(text.encode()) for text in message.documents)
         check_size("documents", size, PUBLIC_MESSAGE_BYTES, "bytes with the query beside each")
-        self.items: Sequence[TextItem] = (
-            self._questions(documents, message) if self._asks else self._contexts(documents, query, message)
-        )
+        self.items: Sequence[TextItem] = ()
+        if documents:
+            self.items = (self._questions if self._asks else self._contexts)(documents, query, message)
         self.min_tokens = len(documents)
-        self._top_n = message.top_n or len(documents)
+        self._top_n = message.top_n or len(message.documents)
         self._tokens = 0
 
     @staticmethod
-    def _questions(documents: Sequence[PlainItem], message: pb.RerankRequest) -> list[TextItem]:
+    def _questions(
+        documents: Sequence[PlainItem], query: PlainItem, message: pb.RerankRequest
+    ) -> list[TextItem]:
         """A chat for each document, and both answers."""
-        about = f"<Instruct>: {message.instruction or INSTRUCTION}\n<Query>: {message.query}\n<Document>: "
+        about = f"<Instruct>: {message.instruction or INSTRUCTION}\n<Query>: {query.text}\n<Document>: "
         system = {"role": "system", "content": JUDGE}
         chats = [
             ChatItem(one.field, (system, {"role": "user", "content": about + one.text}), _NO_THINKING)
@@ -85,13 +89,15 @@ class RerankTask:
 
     def evaluation(self, ids: Sequence[array[int]], max_tokens: int) -> Evaluation | None:
         """See `EvaluationTask`."""
+        if not self._scored:
+            return None
         if self._asks:
             prompts, answers = ids[:-2], [array("I", one[:1]) for one in ids[-2:]]
             if answers[0] == answers[1]:
                 raise unsupported("method", "the tokenizer has no tokens that tell yes from no")
         else:
             prompts, answers = ids[:-1], [ids[-1]]
-        for index, prompt in enumerate(prompts):
+        for index, prompt in zip(self._scored, prompts, strict=True):
             check_length(f"documents[{index}]", len(prompt) + len(answers[0]), max_tokens)
         self._tokens = sum(len(prompt) + len(answers[0]) for prompt in prompts)
         return Evaluation(
@@ -109,9 +115,11 @@ class RerankTask:
             scores = [share_of_yes(yes[0], no[0]) for yes, no in pairs]
         else:
             scores = [math.fsum(each) / len(each) for each in logprobs]
-        best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: self._top_n]
-        ranked = [pb.RankedDocument(index=index, score=scores[index]) for index in best]
-        yield pb.RerankResponse(request_id=self.call.id, results=ranked, usage=usage).SerializeToString()
+        best = sorted(zip(self._scored, scores, strict=True), key=lambda found: (-found[1], found[0]))
+        ranked = [pb.RankedDocument(index=index, score=score) for index, score in best]
+        ranked += (pb.RankedDocument(index=index, empty=True) for index in self._empty)
+        answer = pb.RerankResponse(request_id=self.call.id, results=ranked[: self._top_n], usage=usage)
+        yield answer.SerializeToString()
 
 
 def share_of_yes(yes: float, no: float) -> float:

@@ -159,6 +159,23 @@ async def test_documents_are_ranked_by_the_likelihood_of_the_query(
     assert [one.score for one in reply.results] == pytest.approx([scores[i] for i in best], abs=1e-5)
 
 
+@pytest.mark.parametrize("method", [pb.RERANK_METHOD_YES_NO, pb.RERANK_METHOD_LIKELIHOOD])
+async def test_two_empty_documents_of_50_change_no_other_score(
+    stub: rpc.SchedulerServiceAsyncStub, method: pb.RerankMethod.ValueType
+) -> None:
+    documents = ["" if number in (7, 30) else f"Riders, document {number}." for number in range(50)]
+    filled = [text for text in documents if text]
+    mixed = await stub.Rerank(pb.RerankRequest(query="wind?", documents=documents, method=method))
+    alone = await stub.Rerank(pb.RerankRequest(query="wind?", documents=filled, method=method))
+    assert [(documents[one.index], one.score) for one in mixed.results[:48]] == [
+        (filled[one.index], one.score) for one in alone.results
+    ]
+    assert [(one.index, one.empty, one.score) for one in mixed.results[48:]] == [(7, True, 0), (30, True, 0)]
+    assert mixed.usage.prompt_tokens == alone.usage.prompt_tokens
+    nothing = await stub.Rerank(pb.RerankRequest(query="wind?", documents=["", ""], method=method))
+    assert [one.empty for one in nothing.results] == [True, True]
+
+
 async def test_logprobs_of_the_prompt_come_before_the_first_delta(
     stub: rpc.SchedulerServiceAsyncStub,
 ) -> None:

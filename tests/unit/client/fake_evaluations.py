@@ -42,6 +42,8 @@ class FakeEvaluations:
         )
         ranked = [
             pb.RankedDocument(index=index, score=1 - 1 / (2 + len(request.documents[index])))
+            if request.documents[index]
+            else pb.RankedDocument(index=index, empty=True)
             for index in best[: request.top_n or None]
         ]
         return pb.RerankResponse(request_id=request.request_id, results=ranked, usage=USAGE)

@@ -89,6 +89,10 @@ async def test_a_call_has_no_more_vectors_than_its_reply_can_hold(served: Served
 async def test_rerank_prints_the_best_first(served: Served) -> None:
     result = await invoked(served, "rerank", "q", "a", "ccc", "bb")
     assert result.stdout == "0.8000  ccc\n0.7500  bb\n0.6667  a\n"
+    result = await invoked(served, "rerank", "q", "", "a")
+    assert result.stdout == "0.6667  a\nempty   \n"
+    [_, empty] = lines(await invoked(served, "rerank", "q", "", "a", "--json"))
+    assert empty == {"index": 0, "score": 0, "document": "", "empty": True}
     options = ["--method", "likelihood", "--instruction", "i", "--top-n", "1", "--model", "a", "--json"]
     [best] = lines(await invoked(served, "rerank", "q", *options, stdin="a\nccc\n"))
     assert best == {"index": 1, "score": 0.8, "document": "ccc"}

@@ -98,7 +98,6 @@ TOO_LONG = "x" * 1001
         (embed(VECTOR, pooling=9), "pooling: unknown kind 9"),
         (rerank(), "documents: must not be empty"),
         (rerank(*"abcde"), "documents: has 5 documents, at most 4 are allowed"),
-        (rerank("a", ""), "documents[1]: must not be empty"),
         (rerank("a", query=""), "query: must not be empty"),
         (rerank("a", query=TOO_LONG), "query: has 1001 bytes, at most 1000 are allowed"),
         (rerank("a", instruction=TOO_LONG), "instruction: has 1001 bytes, at most 1000 are allowed"),
@@ -190,6 +189,42 @@ def test_documents_are_ranked_best_first_and_ties_by_index() -> None:
     assert [one.index for one in reply.results] == [1, 0]
     assert [one.score for one in reply.results] == pytest.approx([1 / (1 + math.exp(-2)), 0.5])
     assert (reply.usage.prompt_tokens, reply.usage.cached_tokens) == (6, 3)
+
+
+@pytest.mark.parametrize("method", [pb.RERANK_METHOD_YES_NO, pb.RERANK_METHOD_LIKELIHOOD])
+def test_empty_documents_come_last_marked_and_the_others_are_scored_without_them(
+    method: pb.RerankMethod.ValueType,
+) -> None:
+    request = pb.RerankRequest(query="q", documents=["", "a", "", "b"], method=method)
+    task, alone = (
+        RerankTask(request, ABLE),
+        RerankTask(pb.RerankRequest(query="q", documents="ab", method=method), ABLE),
+    )
+    assert [one.sent() | {"field": ""} for one in task.items] == [
+        one.sent() | {"field": ""} for one in alone.items
+    ]
+    ids = [array("I", [n]) for n in range(len(task.items))]
+    assert task.evaluation(ids, 64) == alone.evaluation(ids, 64)
+    asked = 4 if method == pb.RERANK_METHOD_YES_NO else 2
+    results = [EvaluatedInput([ScoredTokens(1, [-3.0 + n])], b"", USAGE) for n in range(asked)]
+    reply = pb.RerankResponse.FromString(b"".join(task.response(results, pb.InputUsage())))
+    assert [(one.index, one.empty) for one in reply.results][2:] == [(0, True), (2, True)]
+    assert {one.index for one in reply.results[:2]} == {1, 3}
+    assert [one.score for one in reply.results][2:] == [0, 0]
+
+
+def test_a_document_that_is_too_long_is_named_by_its_own_index() -> None:
+    task = RerankTask(pb.RerankRequest(query="q", documents=["", "a"]), ABLE)
+    with pytest.raises(ServiceError, match=r"^documents\[1\]: makes 65 tokens"):
+        task.evaluation([array("I", range(64)), array("I", [1]), array("I", [2])], 64)
+
+
+def test_empty_documents_alone_are_answered_without_the_model() -> None:
+    task = RerankTask(pb.RerankRequest(query="q", documents=["", ""], top_n=1), ABLE)
+    assert not task.items
+    assert task.evaluation((), 64) is None
+    reply = pb.RerankResponse.FromString(b"".join(task.response((), pb.InputUsage())))
+    assert [(one.index, one.empty) for one in reply.results] == [(0, True)]
 
 
 def test_extreme_logprobs_have_a_score() -> None:

@@ -65,4 +65,7 @@ def rerank(
         for one in reply.results:
             found = documents[one.index]
             line = {"index": one.index, "score": one.score, "document": found}
-            write((json.dumps(line) if as_json else f"{one.score:.4f}  {found}") + "\n")
+            if one.empty:
+                line["empty"] = True
+            score = "empty " if one.empty else f"{one.score:.4f}"
+            write((json.dumps(line) if as_json else f"{score}  {found}") + "\n")
