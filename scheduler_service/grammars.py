@@ -32,8 +32,10 @@ class GrammarChecks:
 
     async def check(
         self, grammar: OutputGrammar, caller: Identity, deadline: float | None, field: str = "grammar"
-    ) -> None:
-        """Raises ServiceError if the grammar can't be compiled, or if the caller has too many in check.
+    ) -> tuple[str, ...]:
+        """Warnings: parts of the grammar that have no effect.
+
+        Raises ServiceError if the grammar can't be compiled, or if the caller has too many in check.
 
         `deadline`: of the call, by time.monotonic.
 
@@ -56,10 +58,10 @@ class GrammarChecks:
         try:
             link = self._active()
             if link is None:
-                return
+                return ()
             timeout_s = _TIMEOUT_S if deadline is None else min(_TIMEOUT_S, deadline - time.monotonic())
             try:
-                why = await link.check_grammar(grammar, max(timeout_s, 0.001))
+                answer = await link.check_grammar(grammar, max(timeout_s, 0.001))
             except TimeoutError:
                 raise ServiceError(
                     ErrorReason.NOT_READY,
@@ -68,8 +70,9 @@ class GrammarChecks:
                 ) from None
         finally:
             turns.release()
-        if why:
-            found, _, problem = why.partition(": ")
+        if isinstance(answer, str):
+            found, _, problem = answer.partition(": ")
             if field != "grammar" or not problem:
-                raise invalid(field, problem or why)
+                raise invalid(field, problem or answer)
             raise invalid(found, problem)
+        return answer

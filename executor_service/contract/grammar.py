@@ -5,6 +5,7 @@ Output tokens are those after `prompt_length`. What may come next is a pure func
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -54,6 +55,10 @@ class Matcher(Protocol):
 
 class Grammar(Protocol):
     """A compiled grammar; shared by sequences and threads."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """For people: parts of it that have no effect."""
 
     def matcher(self, *, alone: bool = False) -> Matcher:
         """A matcher of the empty output; `alone`: one that shares its limits with no other, now or later.

@@ -26,7 +26,7 @@ from executor_service.grammar.source import GrammarInvalid, GrammarSource, choic
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_REVISION = 3
+_REVISION = 4
 """Of this file; raised whenever the same grammar would allow other tokens."""
 
 # Beside the fuel. With more symbols, compiling takes seconds; a state takes 1 to 2 kB.
@@ -41,6 +41,7 @@ _MAX_WORK = 3_000_000
 _MAX_UNCOUNTED_BYTES = 8
 _RUN = 16  # tokens
 _MAX_MESSAGE = 300  # characters
+_MAX_WARNINGS = 16
 _MAX_SPELLED = 64  # bytes
 NOTHING: frozenset[int] = frozenset()
 _NO_TOKEN = "the grammar allows no token here"
@@ -93,7 +94,10 @@ class GrammarEngine:
         """Compile a grammar, and look what it allows first. Raises GrammarInvalid; takes a second at most."""
         try:
             escapes = self.escapes if source.kind == "json_schema" else None
-            compiled = CompiledGrammar(self, self._text(source), escapes, rules_of(source))
+            warnings: list[str] = []
+            text = self._text(source, warnings)
+            told = tuple(dict.fromkeys(warnings))[:_MAX_WARNINGS]
+            compiled = CompiledGrammar(self, text, escapes, rules_of(source), told)
             probe = compiled.matcher()
             probe.consume(np.flatnonzero(np.unpackbits(probe.mask(), bitorder="little"))[:1].astype(np.int32))
             probe.forced()  # here a grammar is found out that forces a text without end
@@ -144,11 +148,11 @@ class GrammarEngine:
         tokens = [self._tokenizer.tokenize_bytes(prefix) for prefix in prefixes]
         return [one[0] for one in tokens if len(one) == 1 and not self._tokenizer.is_special_token(one[0])]
 
-    def _text(self, source: GrammarSource) -> str:
+    def _text(self, source: GrammarSource, warnings: list[str]) -> str:
         match source.kind:
             case "json_schema":
                 try:
-                    return LLMatcher.grammar_from_json_schema(engine_schema_text(source.text))
+                    return LLMatcher.grammar_from_json_schema(engine_schema_text(source.text, warnings))
                 except ValueError as error:
                     raise GrammarInvalid(f"no JSON schema: {error}") from None
             case "regex":
@@ -156,11 +160,11 @@ class GrammarEngine:
             case "choices":
                 return LLMatcher.grammar_from_regex(choices_regex(source.choices))
             case "lark":
-                return LLMatcher.grammar_from_lark(engine_lark(source.text))
+                return LLMatcher.grammar_from_lark(engine_lark(source.text, warnings))
             case "structural_tag":
-                return self._structural_tag(source.text)
+                return self._structural_tag(source.text, warnings)
 
-    def _structural_tag(self, text: str) -> str:
+    def _structural_tag(self, text: str, warnings: list[str]) -> str:
         parts = tagged_parts(text)
         looks_special = [part.trigger for part in parts if part.trigger[0] == "<" and part.trigger[-1] == ">"]
         special = [trigger for trigger in looks_special if self._is_special(trigger)]
@@ -172,9 +176,9 @@ class GrammarEngine:
             StructTag(
                 trigger=part.trigger,
                 begin=part.begin,
-                grammar=engine_lark(part.grammar)
+                grammar=engine_lark(part.grammar, warnings)
                 if isinstance(part.grammar, str)
-                else engine_schema(part.grammar),
+                else engine_schema(part.grammar, warnings),
                 end=part.end,
             )
             for part in parts
@@ -206,9 +210,15 @@ class CompiledGrammar:
     """Implements `Grammar`. After it was compiled: the device thread."""
 
     def __init__(
-        self, engine: GrammarEngine, text: str, escapes: Escapes | None, rules: RuleCounts | None
+        self,
+        engine: GrammarEngine,
+        text: str,
+        escapes: Escapes | None,
+        rules: RuleCounts | None,
+        warnings: tuple[str, ...] = (),
     ) -> None:
         """`escapes`: of texts that are JSON as a whole; `rules`: as for `start`. Raises GrammarStuck."""
+        self.warnings = warnings
         self._engine, self._text, self._escapes, self._rules = engine, text, escapes, rules
         self._lexer = SharedLexer(engine.start(text, rules))
 

@@ -6,11 +6,12 @@ the engine refuses it by name.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
-_ANNOTATIONS = frozenset(
+ANNOTATIONS = frozenset(
     {"title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly"}
 )
+"""Keywords that demand nothing."""
 _OF_OBJECTS = frozenset(
     {"properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"}
 )
@@ -21,7 +22,7 @@ _MAX_EXCLUSIVE = 64
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
 
 
-def demand(schema: dict[str, Any], other: dict[str, Any]) -> None:
+def demand(schema: dict[str, Any], other: Any) -> None:
     """Demand another schema of the values of a schema, too; changed in place."""
     parts = schema.setdefault("allOf", [])
     if isinstance(parts, list):  # otherwise it is no schema, as the engine will say
@@ -39,8 +40,6 @@ def replace_keywords(schema: dict[str, Any]) -> None:
     _replace_conditions(schema)
     _replace_dependencies(schema)
     _replace_property_names(schema)
-    if schema.get("uniqueItems") is False or _is_count(schema.get("maxItems"), 1):
-        schema.pop("uniqueItems", None)
 
 
 def opposite(schema: Any) -> dict[str, Any] | None:
@@ -71,7 +70,7 @@ def _meaning(schema: Any) -> Any:
     """A schema without what only explains."""
     if not isinstance(schema, dict):
         return schema
-    return {keyword: value for keyword, value in schema.items() if keyword not in _ANNOTATIONS}
+    return {keyword: value for keyword, value in schema.items() if keyword not in ANNOTATIONS}
 
 
 def _replace_not(schema: dict[str, Any]) -> None:
@@ -126,7 +125,7 @@ def _replace_property_names(schema: dict[str, Any]) -> None:
             properties = {"properties": dict.fromkeys(texts, True), "additionalProperties": False}
         case {"pattern": str() as pattern, **rest} if not rest:
             properties = {"patternProperties": {pattern: True}, "additionalProperties": False}
-        case {**lengths} if lengths.keys() <= _LENGTHS and all(map(_is_count, lengths.values())):
+        case {**lengths} if lengths.keys() <= _LENGTHS and all(map(is_count, lengths.values())):
             length = f"{{{lengths.get('minLength', 0)},{lengths.get('maxLength', '')}}}"
             properties = {"patternProperties": {f"^[\\s\\S]{length}$": True}, "additionalProperties": False}
         case _:
@@ -146,7 +145,7 @@ def _replace_unevaluated(schema: dict[str, Any]) -> None:
     if schema["unevaluatedProperties"] is True or "additionalProperties" in schema:  # it excludes nothing
         del schema["unevaluatedProperties"]
         return
-    plain = _ANNOTATIONS | {"type", "properties", "required", "minProperties", "maxProperties"}
+    plain = ANNOTATIONS | {"type", "properties", "required", "minProperties", "maxProperties"}
     parts = schema.get("allOf", [])
     known = plain | {"allOf", "patternProperties", "unevaluatedProperties", "$defs", "definitions", "$schema"}
     if not isinstance(parts, list) or not schema.keys() <= known | {"$id", "x-guidance"}:
@@ -184,8 +183,9 @@ def _is_one_name(schema: dict[str, Any]) -> bool:
     return False
 
 
-def _is_count(value: Any, most: float = float("inf")) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+def is_count(value: Any) -> TypeGuard[int]:
+    """Whether it is an integer of at least 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_text(value: Any) -> bool:

@@ -1,21 +1,22 @@
 """JSON schemas as the grammar engine reads them: what it would take too widely is narrowed or refused.
 
-Some keywords that it does not know are said in others first (`equivalents`).
-
-It computes with doubles and 64-bit integers: a number that it would round is refused where it must be met
-exactly, and some (-2**63) would end the process.
+It computes with doubles and 64-bit integers (`integers`). What it does not know is said in keywords that it
+knows (`equivalents`, `arrays`, `formats`), or refused.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from executor_service.grammar.arrays import replace_array_keywords
 from executor_service.grammar.equivalents import demand, replace_keywords
+from executor_service.grammar.formats import replace_format
+from executor_service.grammar.integers import bound_numbers
 from executor_service.grammar.references import check_references
+from executor_service.grammar.shared import SharedSchemas
 from executor_service.grammar.source import GrammarInvalid
 
 # 29 February only in leap years; the library's `date` and `date-time` have it in each.
@@ -26,9 +27,6 @@ _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "d
 """Keywords whose values have schemas by name."""
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 """Keywords that have values, no schemas."""
-_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
-_MAX_INTEGER = 2.0**63
-_BELOW_MAX = int(math.nextafter(_MAX_INTEGER, 0))
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Between tokens of JSON there is no whitespace but this, unless the schema asks for it in "x-guidance"."""
 _WAYS: dict[str, Callable[[Any], object]] = {
@@ -39,14 +37,14 @@ _WAYS: dict[str, Callable[[Any], object]] = {
 """What a schema may say about how its JSON is written."""
 
 
-def engine_schema(schema: Any) -> Any:
+def engine_schema(schema: Any, warnings: list[str]) -> Any:
     """A schema that the engine reads as the given one was meant, wherever it stands. Raises GrammarInvalid.
 
-    It says how its JSON is written. The given one may be changed in place.
+    It says how its JSON is written. The given one may be changed in place. What has no effect is added to
+    `warnings`.
     """
     try:
-        for part in _schemas(schema):
-            _narrow(part)
+        _narrow_all(schema, warnings)
     except RecursionError:
         raise GrammarInvalid("no JSON schema: recursion limit") from None
     check_references(schema)
@@ -57,23 +55,35 @@ def engine_schema(schema: Any) -> Any:
     return schema
 
 
-def engine_schema_text(text: str) -> str:
+def engine_schema_text(text: str, warnings: list[str]) -> str:
     """As `engine_schema`, of JSON. Raises GrammarInvalid."""
     try:
-        return json.dumps(engine_schema(json.loads(text)))
+        return json.dumps(engine_schema(json.loads(text), warnings))
     except ValueError as error:
         raise GrammarInvalid(f"no JSON schema: {error}") from None
     except RecursionError:
         raise GrammarInvalid("no JSON schema: recursion limit") from None
 
 
-def _narrow(schema: dict[str, Any]) -> None:
+def _narrow_all(root: Any, warnings: list[str]) -> None:
+    shared = SharedSchemas(root)
+    left = [root]
+    while left:
+        for schema in left:
+            for part in _schemas(schema):
+                _narrow(part, shared, warnings)
+        left = shared.take_new()
+    shared.add()
+
+
+def _narrow(schema: dict[str, Any], shared: SharedSchemas, warnings: list[str]) -> None:
     """One schema without those in it; changed in place."""
     replace_keywords(schema)
+    shared.keep_branches(schema)
+    replace_array_keywords(schema, shared)
     _demand_distinct_keys(schema)
-    _bound(schema)
-    for keyword in ("const", "enum"):
-        _demand_doubles(keyword, schema.get(keyword))
+    bound_numbers(schema, shared)
+    replace_format(schema, warnings)
     if schema.get("format") in ("date", "date-time"):
         _demand_pattern(schema, _DAY_THERE_IS)
     if "x-guidance" in schema:
@@ -99,34 +109,6 @@ def _demand_distinct_keys(schema: dict[str, Any]) -> None:
     minimum, required = schema.get("minProperties", 0), schema.get("required", ())
     if isinstance(minimum, int) and isinstance(required, list | tuple) and minimum > len(required) + 1:
         raise GrammarInvalid(f"minProperties: {minimum}: at most one more than the required ones")
-
-
-def _bound(schema: dict[str, Any]) -> None:
-    """Round bounds inwards to what the engine can tell apart."""
-    for keyword in (*_LOWER, *_UPPER):
-        bound = schema.get(keyword)
-        if isinstance(bound, bool) or not isinstance(bound, int | float):
-            continue
-        lower = keyword in _LOWER
-        if (bound >= _MAX_INTEGER) if lower else (bound <= -_MAX_INTEGER):
-            raise GrammarInvalid(f"{keyword}: {bound}: beyond 64 bits")
-        if isinstance(bound, int) and abs(bound) > 2**53:
-            if keyword.startswith("exclusive"):  # its sum with 1 may be rounded back to it
-                bound += 1 if lower else -1
-            bound = max(-_BELOW_MAX, bound) if lower else min(_BELOW_MAX, bound)
-            rounded = float(bound)
-            if (rounded < bound) if lower else (rounded > bound):
-                rounded = math.nextafter(rounded, math.inf if lower else -math.inf)
-            schema[keyword] = int(rounded)
-
-
-def _demand_doubles(keyword: str, value: Any) -> None:
-    """Refuse integers that the engine would round."""
-    if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            _demand_doubles(keyword, each)
-    elif isinstance(value, int) and abs(value) > 2**53 and (abs(value) > _BELOW_MAX or float(value) != value):
-        raise GrammarInvalid(f"{keyword}: {value}: this integer is no double, or beyond 64 bits")
 
 
 def _demand_pattern(schema: dict[str, Any], pattern: str) -> None:

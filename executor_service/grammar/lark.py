@@ -14,13 +14,16 @@ _MAX_ROW_WORK = 2000
 """One rule "e" with 20 alternatives "e op e" has 860; of 50 grammars of the corpus none has 30."""
 
 
-def engine_lark(text: str) -> str:
-    """A grammar that the engine reads as the given one was meant. Raises GrammarInvalid."""
+def engine_lark(text: str, warnings: list[str]) -> str:
+    """A grammar that the engine reads as the given one was meant. Raises GrammarInvalid.
+
+    What has no effect is added to `warnings`.
+    """
     if text.lstrip().startswith("{"):  # the library would read it as grammars in a JSON format of its own
         raise GrammarInvalid("JSON, and no Lark grammar")
     parts, at = [], 0
     while (found := text.find(_JSON, at)) >= 0:
-        schema, end = _schema(text, found + len(_JSON))
+        schema, end = _schema(text, found + len(_JSON), warnings)
         parts += [text[at:found], _JSON, " ", schema]
         at = end
     read = "".join([*parts, text[at:]])
@@ -34,7 +37,7 @@ def engine_lark(text: str) -> str:
     return read
 
 
-def _schema(text: str, at: int) -> tuple[str, int]:
+def _schema(text: str, at: int, warnings: list[str]) -> tuple[str, int]:
     """The schema that stands there, checked, and where it ends.
 
     What is looked for in Lark is escaped in the schema's strings, so that it is found in Lark alone.
@@ -42,7 +45,7 @@ def _schema(text: str, at: int) -> tuple[str, int]:
     begin = len(text) - len(text[at:].lstrip(" \t\r\n"))
     try:
         schema, end = _DECODER.raw_decode(text, begin)
-        checked = json.dumps(engine_schema(schema))
+        checked = json.dumps(engine_schema(schema, warnings))
     except (ValueError, RecursionError):
         raise GrammarInvalid(f"{_JSON}: no JSON behind it") from None
     return checked.replace("::", r":\u003a").replace(_JSON, r"\u0025json"), end

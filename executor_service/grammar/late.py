@@ -19,6 +19,7 @@ class LateGrammar:
     ) -> None:
         """`grammar` is that of the output behind the token `begins_after`, which ends no sequence."""
         self.grammar, self.begins_after = grammar, begins_after
+        self.warnings = grammar.warnings
         self.ends = np.array(sorted(eos_token_ids), np.int32)
         bits = np.zeros(8 * mask_bytes(vocab_size), np.uint8)
         bits[:vocab_size] = 1

@@ -246,9 +246,9 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         if isinstance(source, Refusal) or loaded.grammars is None:
             refusal = source if isinstance(source, Refusal) else unsupported("grammar")
             raise RequestRefused(refusal.reason, refusal.message)
-        if isinstance(why := await loaded.grammars.get(source), str):
-            raise RequestRefused(Reason.GRAMMAR, f"grammar.{source.kind}: {why}")
-        return pb.CheckGrammarResponse()
+        if isinstance(compiled := await loaded.grammars.get(source), str):
+            raise RequestRefused(Reason.GRAMMAR, f"grammar.{source.kind}: {compiled}")
+        return pb.CheckGrammarResponse(warnings=compiled.warnings)
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
         """Load an adapter from the adapter directory, beside the steps."""

@@ -74,7 +74,10 @@ class GrammarCompiler:
 
     def _compile(self, source: GrammarSource) -> Grammar | str:
         try:
-            return self._engine.compile(source)
+            compiled = self._engine.compile(source)
+            if compiled.warnings:
+                log.info("parts of a grammar have no effect", warnings="; ".join(compiled.warnings))
+            return compiled
         except GrammarInvalid as error:
             return str(error)
 

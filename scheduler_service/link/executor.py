@@ -45,6 +45,7 @@ log = Log(__name__)
 
 MAX_RESTORES = 10
 """Times in one session that adapters are loaded again which somebody else has unloaded."""
+_MAX_WARNINGS, _MAX_WARNING_BYTES = 16, 256  # about one grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,19 +283,23 @@ class ExecutorLink:
         )
         return self._exchange
 
-    async def check_grammar(self, grammar: OutputGrammar, timeout_s: float) -> str:
-        """Why the executor can't compile a grammar; "": it can, or it can't be asked.
+    async def check_grammar(self, grammar: OutputGrammar, timeout_s: float) -> str | tuple[str, ...]:
+        """Why the executor can't compile a grammar; or warnings about it, none if nobody can be asked.
 
         Raises TimeoutError if it does not say within `timeout_s`.
         """
         if self._client is None or self._session is None:
-            return ""
+            return ()
         try:
-            await self._client.check_grammar(encode_grammar(grammar), timeout_s=timeout_s)
+            warnings = await self._client.check_grammar(encode_grammar(grammar), timeout_s=timeout_s)
+            return tuple(
+                warning.encode()[:_MAX_WARNING_BYTES].decode(errors="ignore")
+                for warning in warnings[:_MAX_WARNINGS]
+            )
         except errors.InvalidRequest as error:
             return brief(error.message)
         except errors.DeadlineExceeded:
             raise TimeoutError from None
         except errors.PacelineError:  # it is being lost: the opening will tell
             pass
-        return ""
+        return ()

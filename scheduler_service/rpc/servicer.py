@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -230,7 +231,9 @@ class SchedulerServicer(SchedulerServiceServicer):
             if isinstance(checked.prompt, ChatPrompt) and checked.prompt.demanded:
                 checked = checked.with_grammar(await _grammar_of_demand(checked.prompt, served, caller))
             if (grammar := checked.sampling.grammar) is not None:
-                await self._service.grammars.check(grammar, caller, deadline, checked.grammar_field)
+                field = checked.grammar_field
+                warnings = await self._service.grammars.check(grammar, caller, deadline, field)
+                checked = replace(checked, warnings=warnings)
             ids = await _token_ids(checked.prompt, served, caller)
             check_still_served(checked.adapter, served.model, self._service.wanted)
             stream = self._service.streams.admit(

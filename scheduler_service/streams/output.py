@@ -27,6 +27,7 @@ class OutputStart:
     adapter: ServedAdapter | None
     max_tokens: int  # of each completion
     cached_tokens: int  # prefix hit of the prompt
+    warnings: Sequence[str]  # parts of the request that have no effect
 
 
 @dataclass(slots=True)

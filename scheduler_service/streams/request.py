@@ -72,6 +72,7 @@ class CheckedRequest:
     output: StreamOptions
     continuation: Continuation | None
     digest: bytes  # of the request's bytes; empty with a random id, under which no resend can come
+    warnings: tuple[str, ...] = ()  # parts of the request that have no effect
     prompt_logprobs: int | None = None  # set: the prompt's tokens are scored, with so many alternatives
 
     @property

@@ -88,7 +88,7 @@ class RequestStream:
         self.make_start: Callable[[RequestStream], OutputStart] | None = None
         """Makes the first output; None once the reader has taken it."""
         self.digest = checked.digest  # of the request's bytes; empty: a resend can't be recognized
-        self.grammar_field = checked.grammar_field
+        self.grammar_field, self.warnings = checked.grammar_field, checked.warnings
         self._terminators = checked.terminators
         strings = StopStrings(checked.stop_strings) if checked.stop_strings else None
         self.completions = [

@@ -198,9 +198,13 @@ class ExecutorClient:
             raise errors.incomplete(f"the reply has {len(results)} results for {len(wire)} inputs")
         return list(results)
 
-    def check_grammar(self, grammar: pb.Grammar, *, timeout_s: float | None = None) -> None:
-        """Compile a grammar, which the executor keeps for a while. Raises InvalidRequest if it can't be."""
-        self._call(self._stub.CheckGrammar, pb.CheckGrammarRequest(grammar=grammar), timeout_s)
+    def check_grammar(self, grammar: pb.Grammar, *, timeout_s: float | None = None) -> list[str]:
+        """Compile a grammar, which the executor keeps for a while; returns warnings: parts without effect.
+
+        Raises InvalidRequest if it can't be compiled.
+        """
+        request = pb.CheckGrammarRequest(grammar=grammar)
+        return list(self._call(self._stub.CheckGrammar, request, timeout_s).warnings)
 
     def load_adapter(self, name: str, path: str = "", *, timeout_s: float | None = None) -> pb.Adapter:
         """Load the adapter in directory `path` (empty: `name`) below the executor's adapter directory."""

@@ -71,6 +71,7 @@ def _started(start: OutputStart) -> pb.Started:
         sampler=model.fingerprints.sampler,
         continued_tokens=sum(len(one.ids) for one in request.continued),
         adapter_fingerprint=request.adapter,
+        warnings=start.warnings,
     )
 
 
@@ -127,7 +128,10 @@ class UnaryAnswer:
     def add(self, outputs: Iterable[Output]) -> None:
         """Append outputs of the stream."""
         for output in outputs:
-            if isinstance(output, OutputStart | PromptOutput):
+            if isinstance(output, OutputStart):
+                self._response.warnings.extend(output.warnings)
+                continue
+            if isinstance(output, PromptOutput):
                 continue
             index = output.index
             completion = self._completions.setdefault(index, pb.Completion(index=index))

@@ -11,8 +11,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import grpc.aio
 import pytest
 from paceline import aio, errors, types
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
 from pydantic import BaseModel, Field
 
 from tests.grammars.corpus import CorpusGrammar, all_larks, all_regexes, made_schemas
@@ -114,6 +117,29 @@ async def test_usual_pydantic_models_are_taken_and_come_back_as_instances(client
             with pytest.raises(errors.InvalidOutput, match="max_tokens"):
                 completion.parsed  # noqa: B018
     assert ended > 3
+
+
+async def test_what_has_no_effect_is_named_before_the_first_token(client: aio.Client, stack: Stack) -> None:
+    schema = {
+        "type": "array",
+        "items": {"type": "string", "format": "decimal", "maxLength": 3},
+        "maxItems": 2,
+    }
+    tag = {"triggers": ["<"], "structures": [{"begin": "<", "schema": schema, "end": ">"}]}
+    told = ['format "decimal" is not known here: it demands nothing']
+    both: list[dict[str, Any]] = [{"schema": schema}, {"structural_tag": tag}]
+    for options in both:
+        generation = client.generate(PROMPT, max_tokens=5, **options)
+        await generation.collect()
+        assert generation.started is not None
+        assert list(generation.started.warnings) == told
+    async with grpc.aio.insecure_channel(stack.scheduler.address) as channel:
+        asked = pb.GenerateRequest(text=PROMPT, stop=pb.StopConditions(max_tokens=5))
+        asked.grammar.json_schema = json.dumps(schema)
+        generate = rpc.SchedulerServiceStub(channel).GenerateUnary
+        assert list((await generate(pb.GenerateUnaryRequest(request=asked))).warnings) == told
+        asked.grammar.json_schema = '{"type": "string", "format": "uuid4"}'
+        assert not (await generate(pb.GenerateUnaryRequest(request=asked))).warnings
 
 
 OPTIONS = {"json_schema": "schema", "regex": "regex", "lark": "grammar"}

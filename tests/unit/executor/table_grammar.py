@@ -26,6 +26,7 @@ class TableGrammar:
         vocabulary: int = VOCABULARY,
     ) -> None:
         self.table, self.ends, self.end, self.vocabulary = table, ends, end, vocabulary
+        self.warnings: tuple[str, ...] = ()
         self.matchers = 0  # how many were made
         self.consumed = 0  # tokens
         self.masks = 0  # how many were computed

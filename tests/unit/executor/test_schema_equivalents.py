@@ -102,10 +102,72 @@ SAID_OTHERWISE = {
             {"required": ["a"], "properties": {"a": {"enum": [1]}, "b": {}}},
         ],
     },
+    "one of several types": {"oneOf": [INTEGER, {"type": "string"}, {"anyOf": [{"type": "null"}]}]},
+    "one of several types of a property": {
+        "type": "object",
+        "oneOf": [
+            {"properties": {"a": {"type": "integer", "minimum": 1}}, "required": ["a"]},
+            {"properties": {"a": {"type": "string"}, "b": INTEGER}, "required": ["a"]},
+        ],
+    },
     "equal items": {"uniqueItems": False, "items": INTEGER},
     "one item": {"uniqueItems": True, "maxItems": 1},
+    "different items": {"type": "array", "items": {"enum": [1, "s", True, 1.0]}, "uniqueItems": True},
+    "different items, or no array": {"items": {"enum": [True, 1]}, "uniqueItems": True, "minItems": 1},
+    "different items of a reference": {
+        "type": ["array", "null"],
+        "items": {"$ref": "#/$defs/x"},
+        "uniqueItems": True,
+        "$defs": {"x": {"type": "integer", "minimum": 1, "exclusiveMaximum": 3}},
+    },
+    "different items of two kinds": {
+        "type": "array",
+        "items": {"anyOf": [{"type": "boolean"}, {"const": "s", "title": "t"}]},
+        "uniqueItems": True,
+        "maxItems": 2,
+    },
+    "different items of some": {
+        "type": "array",
+        "items": {"enum": [1, True, "s"], "type": ["integer", "string"]},
+        "uniqueItems": True,
+    },
+    "too many different items": {"items": {"type": "boolean"}, "uniqueItems": True, "minItems": 3},
+    "one of them": {"contains": {"const": 1}, "maxItems": 2},
+    "one of them, among others": {
+        "type": "array",
+        "items": {"type": ["integer", "string"]},
+        "contains": {"type": "string"},
+        "minContains": 1,
+        "maxItems": 3,
+    },
+    "one of them in a property": {
+        "properties": {"a": {"contains": {"type": "integer", "minimum": 2}, "maxItems": 3}},
+        "type": ["object", "integer"],
+    },
+    "two of them": {"items": {"enum": [1, "s"]}, "contains": {"const": 1}, "minContains": 2, "maxItems": 3},
+    "at most one of them": {
+        "items": {"enum": [1, True]},
+        "contains": {"const": 1},
+        "maxContains": 1,
+        "maxItems": 3,
+    },
+    "none of them is enough": {"contains": {"const": 1}, "minContains": 0, "items": {"type": "integer"}},
+    "none of them": {
+        "items": {"enum": [1, True]},
+        "contains": {"const": 1},
+        "minContains": 0,
+        "maxContains": 0,
+        "maxItems": 2,
+    },
+    "without contains": {"minContains": 2, "maxContains": 3, "items": {"type": "integer"}},
+    "different, and one of them": {
+        "items": {"enum": [1, True, "s"]},
+        "uniqueItems": True,
+        "contains": {"type": "boolean"},
+    },
 }
-VALUES: list[object] = [1, 1.5, "s", None, True, [], [1], [1, 1], ["s"]]
+VALUES: list[object] = [1, 1.5, "s", None, True]
+VALUES += [list(items) for count in range(4) for items in product((1, 2, "s", True), repeat=count)]
 VALUES += [
     dict(zip(names, values, strict=True))
     for count in range(4)
@@ -141,6 +203,13 @@ def test_a_keyword_said_otherwise_keeps_exactly_its_values(name: str) -> None:
             "not disjoint",
         ),
         ({"uniqueItems": True, "maxItems": 2}, '"uniqueItems"'),
+        ({"uniqueItems": True, "items": {"enum": list(range(9))}}, '"uniqueItems"'),
+        ({"contains": {"type": "string"}}, '"contains"'),
+        ({"contains": {"type": "string"}, "maxItems": 3, "minContains": 2}, '"contains"'),
+        (
+            {"contains": {"type": "string"}, "maxItems": 3, "$id": "http://a/b", "items": {"$id": "c"}},
+            '"contains"',
+        ),
         ({"oneOf": [{"required": [f"p{number}"]} for number in range(1000)]}, "oneOf"),
     ],
 )
