@@ -6,6 +6,7 @@ weights and the KV storage and keeps no state per sequence: a row carries all th
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,24 @@ from executor_service.contract.plan import (
 )
 
 _DEFAULT_PAGES = 4096
+
+
+class EmbeddingPooling(enum.Enum):
+    """Which hidden state is a text's vector, by the model's own files."""
+
+    LAST = "last"  # of the last token
+    MEAN = "mean"  # the mean over all tokens
+    CLS = "cls"  # of the first token
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingDefaults:
+    """How the model's own files make a vector of a text."""
+
+    pooling: EmbeddingPooling | None = None  # None: they do not say
+    normalize: bool | None = None  # to length 1; None: they do not say
+    prompts: Mapping[str, str] = field(default_factory=dict)  # texts that may precede a text, by name
+    default_prompt: str = ""  # name of the one that precedes every text; "": none
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +73,7 @@ class ModelDescription:
     head_size: int = 0
     supported_dtypes: tuple[str, ...] = ()  # in which the model can be loaded
     supported_devices: tuple[str, ...] = ("cpu",)
+    embedding: EmbeddingDefaults = EmbeddingDefaults()  # with `can_pool`
     adapters: AdapterTarget | None = None  # what adapters may change; None: it has no adapters
 
 

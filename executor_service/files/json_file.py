@@ -1,4 +1,4 @@
-"""`read_json`: reads untrusted JSON, bounded in bytes and in values before it is parsed."""
+"""`read_json` and its kin: read untrusted JSON, bounded in bytes and in values before it is parsed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,35 @@ _MAX_SEPARATORS = 10 << 16
 
 def parse_json(raw: bytes, where: str) -> dict[str, Any]:
     """A JSON object. Raises ModelError whose message begins with `where`; size is checked before parsing."""
+    value = _parsed(raw, where)
+    if not isinstance(value, dict):
+        raise ModelError(f"{where}: not a JSON object")
+    return value
+
+
+def _parsed(raw: bytes, where: str) -> Any:
     if len(raw) > MAX_JSON_BYTES:
         raise ModelError(f"{where}: {len(raw)} bytes of JSON, at most {MAX_JSON_BYTES} are read")
     separators = raw.count(b",") + raw.count(b":")
     if separators > _MAX_SEPARATORS:
         raise ModelError(f"{where}: {separators} commas and colons, at most {_MAX_SEPARATORS} are read")
     try:
-        value = json.loads(raw)
+        return json.loads(raw)
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ModelError(f"{where}: not readable as JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{where}: not a JSON object")
-    return value
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises ModelError naming the file."""
     return parse_json(read_bounded(path, MAX_JSON_BYTES), path.name)
+
+
+def read_json_objects(path: Path) -> list[dict[str, Any]]:
+    """A JSON array of objects from a file. Raises ModelError naming the file."""
+    value = _parsed(read_bounded(path, MAX_JSON_BYTES), path.name)
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ModelError(f"{path.name}: not a JSON array of objects")
+    return value
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:

@@ -9,7 +9,12 @@ from importlib import metadata
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.service.contract import EXECUTOR_REVISION, in_pieces
 
-from executor_service.backends.base import ModelDescription, TokenizerBundle
+from executor_service.backends.base import (
+    EmbeddingDefaults,
+    EmbeddingPooling,
+    ModelDescription,
+    TokenizerBundle,
+)
 from executor_service.contract.noise import SAMPLER_VERSION
 from executor_service.rpc.codec.adapters import encode_adapter_status
 from executor_service.runtime.runtime import Loaded, Runtime, RuntimeState
@@ -18,6 +23,14 @@ _STATES = {
     RuntimeState.LOADING: pb.EXECUTOR_STATE_LOADING,
     RuntimeState.SERVING: pb.EXECUTOR_STATE_SERVING,
     RuntimeState.DRAINING: pb.EXECUTOR_STATE_DRAINING,
+}
+
+
+_POOLINGS = {
+    None: pb.EMBEDDING_POOLING_UNSPECIFIED,
+    EmbeddingPooling.LAST: pb.EMBEDDING_POOLING_LAST,
+    EmbeddingPooling.MEAN: pb.EMBEDDING_POOLING_MEAN,
+    EmbeddingPooling.CLS: pb.EMBEDDING_POOLING_CLS,
 }
 
 
@@ -82,6 +95,7 @@ def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
             supported_dtypes=info.supported_dtypes,
             supported_devices=info.supported_devices,
             weight_bytes=runtime.weight_bytes,
+            embedding=_embedding(info.embedding) if info.can_pool else None,
         ),
         limits=pb.Limits(
             page_size=limits.page_size,
@@ -128,6 +142,15 @@ def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
         version=version(),
         backend=runtime.config.backend,
         contract_revision=EXECUTOR_REVISION,
+    )
+
+
+def _embedding(embedding: EmbeddingDefaults) -> pb.EmbeddingDefaults:
+    return pb.EmbeddingDefaults(
+        pooling=_POOLINGS[embedding.pooling],
+        normalize=embedding.normalize,
+        prompts=embedding.prompts,
+        default_prompt=embedding.default_prompt,
     )
 
 

@@ -14,6 +14,7 @@ from paceline.service.logs import Log
 
 from executor_service.adapters.weights import AdapterTarget, AdapterWeights
 from executor_service.backends.base import (
+    EmbeddingDefaults,
     ForwardOutput,
     ForwardRow,
     ModelDescription,
@@ -25,6 +26,10 @@ from executor_service.backends.base import (
 )
 from executor_service.backends.torch_backend.beside import Beside
 from executor_service.backends.torch_backend.config import TorchConfig
+from executor_service.backends.torch_backend.embedding_files import (
+    embedding_from_directory,
+    embedding_from_gguf,
+)
 from executor_service.backends.torch_backend.finite import FiniteCheckpoint
 from executor_service.backends.torch_backend.host_runner import HostRunner
 from executor_service.backends.torch_backend.kept_weights import KeptWeights
@@ -279,6 +284,7 @@ class TorchBackend:
         spec = checkpoint.spec
         of_layer = token_bytes(self.model.spec.kv_heads, spec.head_dim, self.model.kernels.cache_dtype)
         on_cuda = self._config.device.startswith("cuda")
+        embedding = self._embedding(checkpoint)
         return ModelDescription(
             name=checkpoint.name,
             architecture=spec.architecture,
@@ -294,7 +300,8 @@ class TorchBackend:
             fingerprint=digest,
             can_forward=True,
             can_score=True,
-            can_pool=True,
+            can_pool=embedding is not None,
+            embedding=embedding or EmbeddingDefaults(),
             has_tokenizer=self._has_tokenizer(checkpoint),
             heads=spec.heads,
             kv_heads=spec.kv_heads,
@@ -308,6 +315,11 @@ class TorchBackend:
     def _target(spec: ModelSpec, adapters: SlotAdapters) -> AdapterTarget:
         linears = {key: (part.inputs, part.outputs) for key, part in parts_of(spec).items()}
         return AdapterTarget(linears, adapters.bytes)
+
+    def _embedding(self, checkpoint: Checkpoint) -> EmbeddingDefaults | None:
+        if isinstance(checkpoint, GgufCheckpoint):
+            return embedding_from_gguf(checkpoint.file.metadata, self._config.model.name)
+        return embedding_from_directory(self._config.model)
 
     def _has_tokenizer(self, checkpoint: Checkpoint) -> bool:
         if isinstance(checkpoint, GgufCheckpoint):

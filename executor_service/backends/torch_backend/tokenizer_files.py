@@ -1,7 +1,8 @@
 """`TokenizerBundle` from a model directory, or built from the metadata of a GGUF file.
 
-`add_bos` tells whether the model expects the bos token before plain text. Encode with
-`add_special_tokens=False`, and put bos first where it is True. Pre-tokenizer names are llama.cpp's
+`add_bos` tells whether the model expects the bos token before plain text. Encode prompts with
+`add_special_tokens=False`, and put bos first where it is True; texts of embeddings get all tokens that the
+post-processor of tokenizer.json adds. Pre-tokenizer names are llama.cpp's
 (`tokenizer.ggml.pre`).
 """
 
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.service.logs import Log
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import PreTokenizer
+from tokenizers.processors import PostProcessor
 
 from executor_service.backends.base import ModelError, TokenizerBundle
 from executor_service.backends.torch_backend.generation import (
@@ -130,14 +132,29 @@ def tokenizer_from_gguf(file: GgufFile) -> TokenizerBundle:
         if token_type in (_CONTROL, _USER_DEFINED):
             special = token_type == _CONTROL
             tokenizer.add_tokens([AddedToken(token, normalized=False, special=special)])
-    bos = _token_of(file, tokens, "bos")
+    bos, eos = _token_of(file, tokens, "bos"), _token_of(file, tokens, "eos")
+    add_bos = bool(meta.get("tokenizer.ggml.add_bos_token", False)) and bool(bos)
+    add_eos = bool(meta.get("tokenizer.ggml.add_eos_token", False)) and bool(eos)
+    tokenizer.post_processor = _post_processor(meta, bos if add_bos else "", eos if add_eos else "")
     return TokenizerBundle(
         tokenizer_json=tokenizer.to_str().encode(),
         chat_template=str(meta.get("tokenizer.chat_template") or ""),
         bos_token=bos,
-        eos_token=_token_of(file, tokens, "eos"),
-        add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", False)) and bool(bos),
+        eos_token=eos,
+        add_bos=add_bos,
         generation_defaults=gguf_defaults(meta, file.path.name),
+    )
+
+
+def _post_processor(meta: Mapping[str, Any], begin: str, end: str) -> PostProcessor:
+    """Puts the bos token before a text and the eos token after it, as far as they are given."""
+    added = [(which, token) for which, token in (("bos", begin), ("eos", end)) if token]
+    return processors.TemplateProcessing(
+        single=[*(["bos"] if begin else []), "$A", *(["eos"] if end else [])],
+        special_tokens=[
+            {"id": which, "ids": [meta[f"tokenizer.ggml.{which}_token_id"]], "tokens": [token]}
+            for which, token in added
+        ],
     )
 
 
