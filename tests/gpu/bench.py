@@ -60,13 +60,15 @@ class Bench:
         """A directory with the model's config.json, and no weights."""
         return write_config(name, self.directory, dry=self.dry)
 
-    def backend(self, name: str, tokens: int = 0, *, dependent: bool = False) -> RandomBackend:
+    def backend(
+        self, name: str, tokens: int = 0, *, dependent: bool = False, layers: int = 0
+    ) -> RandomBackend:
         """Loaded, with random weights, and KV storage full of random numbers for so many tokens.
 
-        `dependent`: with programmatic dependent launch.
+        `dependent`: with programmatic dependent launch. `layers`: 0: the model's.
         """
         config = TorchConfig(
-            self.model(name),
+            write_config(name, self.directory, dry=self.dry, layers=layers),
             device=str(self.device),
             dtype=DTYPE,
             threads=self.threads,

@@ -13,6 +13,7 @@ from tests.gpu.bench import DTYPE, PAGE, Bench, Case
 from tests.gpu.floors import decode_floor_s
 from tests.gpu.shapes import spec_of
 
+_START_S = 75.0  # of a process; in less time than the experiment has, so that its log is seen
 _STEP_TOKENS = 2048  # of prompts; what the scheduler puts into a step beside the decodes
 
 
@@ -34,7 +35,7 @@ def run(bench: Bench) -> Iterator[Case]:
     flags += ["--pages", str(pages), "--threads", str(bench.threads)]
     executor = ServiceProcess("tests.gpu.random_executor", flags, bench.directory / "executor")
     try:
-        executor.wait_serving()
+        executor.wait_serving(_START_S)
         with one_loop() as loop:
             for rows in counts:
                 for case in _cases(bench, loop, executor.address, rows, context):
@@ -89,7 +90,7 @@ def _through_generate(bench: Bench, loop: asyncio.Runner, address: str, rows: in
     scheduler = ServiceProcess("scheduler_service", flags, bench.directory / f"scheduler-{rows}")
     new = bench.pick(96, 24)
     try:
-        scheduler.wait_serving()
+        scheduler.wait_serving(_START_S)
         greedy = pb.SamplingParams(temperature=0.0)
         streams = loop.run(run_streams(scheduler.address, rows, context, new, greedy))
     finally:

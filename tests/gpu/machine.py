@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -16,7 +17,11 @@ import torch
 from tests.gpu.bench import Bench, Case
 
 ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = ("torch", "triton", "transformers", "numpy", "grpcio", "flashinfer-python")
+_PACKAGES = (
+    "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "numba", "llvmlite", "grpcio",
+    "protobuf", "pydantic", "typing-extensions", "uvloop", "matplotlib", "flashinfer-python",
+)  # fmt: skip
+_CODE = ("executor_service", "scheduler_service", "clients/python", "tests")
 
 
 def describe() -> dict[str, Any]:
@@ -31,11 +36,12 @@ def describe() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "commit": _output("git", "rev-parse", "HEAD"),
         "changed_files": len(_output("git", "status", "--porcelain").splitlines()),
+        "code": _digest(),
         "arguments": sys.argv[1:],
     }
 
 
-def probe(bench: Bench) -> Iterator[Case]:
+def run(bench: Bench) -> Iterator[Case]:
     """An experiment: whether there is a device, and which."""
     if bench.device.type != "cuda":
         yield {"device": str(bench.device)}
@@ -49,6 +55,14 @@ def probe(bench: Bench) -> Iterator[Case]:
         "capability": f"{properties.major}.{properties.minor}",
         "bf16": torch.cuda.is_bf16_supported(),
     }
+
+
+def _digest() -> str:
+    """Of the code that runs, since a copy of a checkout may have no commit."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in _CODE for path in (ROOT / folder).rglob("*.py")):
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _version(package: str) -> str | None:

@@ -1,4 +1,4 @@
-"""`Report`: results.json as it grows, the plots, and a short table."""
+"""`Report`: results.json as it grows, over calls, and the plots."""
 
 from __future__ import annotations
 
@@ -14,30 +14,48 @@ from tests.gpu import plots
 from tests.gpu.bench import Case
 from tests.gpu.runner import Outcome
 
+FILE = "results.json"
+_MAX_ERROR = 8000  # characters of one experiment's error
+
 
 class Report:
-    """What a run found, on disk from its first result on."""
+    """What calls on one device found, on disk from the first result on.
+
+    An experiment that is measured again is replaced; what it had before is kept in the file's "earlier".
+    """
 
     def __init__(self, out: Path, machine: Mapping[str, Any], *, dry: bool) -> None:
+        """Goes on with the file in `out`. One of another device, or that is none, gets another name."""
         out.mkdir(parents=True, exist_ok=True)
         self.out, self._began = out, time.monotonic()
+        self._same = {"dry": dry, "device": str(machine.get("driver", "")).partition(",")[0]}
+        self.calls: list[dict[str, Any]] = []
         self.outcomes: dict[str, Outcome] = {}
+        self.call_of: dict[str, int] = {}
+        self._earlier: list[Any] = []
+        self._read()
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._head = {"date": now, "dry": dry, "machine": dict(machine)}
+        self.calls.append({"date": now, "machine": dict(machine)})
 
     @property
     def found(self) -> dict[str, list[Case]]:
         """The cases of each experiment."""
         return {name: outcome.cases for name, outcome in self.outcomes.items()}
 
-    def add(self, name: str, outcome: Outcome) -> None:
-        """Write it down."""
-        self.outcomes[name] = outcome
-        experiments = {key: value.plain() for key, value in self.outcomes.items()}
-        data = {**self._head, "seconds": time.monotonic() - self._began, "experiments": experiments}
-        draft = self.out / ".results.json"
+    def keep(self, name: str, outcome: Outcome) -> None:
+        """Write it down, as far as it is known. What was not started replaces nothing."""
+        this = len(self.calls) - 1
+        if name in self.outcomes and self.call_of[name] != this:
+            if outcome.status == "not started":
+                return
+            self._earlier.append(self._plain(name))
+        self.outcomes[name], self.call_of[name] = outcome, this
+        self.calls[this]["seconds"] = time.monotonic() - self._began
+        experiments = {name: self._plain(name) for name in self.outcomes}
+        data = self._same | {"calls": self.calls, "experiments": experiments, "earlier": self._earlier}
+        draft = self.out / f"{FILE}.part"
         draft.write_text(json.dumps(_plain(data), indent=1) + "\n")
-        draft.replace(self.out / "results.json")
+        draft.replace(self.out / FILE)
 
     def plot(self) -> list[Path]:
         """The plots, or none where matplotlib is missing."""
@@ -45,41 +63,44 @@ class Report:
         steps = [*found.get("E3", []), *found.get("E7", [])]
         if not steps:
             return []  # nothing to show
-        title = str(found.get("device", [{}])[0].get("device", "no device"))
+        title = str(next(iter(found.get("device", [])), {}).get("device", "no device"))
         try:
             return plots.write(steps, found.get("E5", []), title, self.out)
         except ImportError:
             print("no plots: matplotlib is not installed (it is in the extra `bench`)")
-            return []
+        except Exception as error:  # the numbers are worth more than their pictures
+            print(f"no plots: {type(error).__name__}: {error}")
+        return []
 
-    def table(self) -> list[str]:
-        """Steps against their floor, a line each."""
-        lines = []
-        for name in ("E3", "E7", "E5"):
-            for case in self.found.get(name, []):
-                if "step_ms" not in case:
-                    continue
-                size = case.get("tokens", case["rows"])
-                what = f"{case['shape']:14} {case.get('kind', case.get('way')):9} {size:5}"
-                depth = f" x{case['in_flight']}" if "in_flight" in case else ""
-                line = (
-                    f"{name} {what}{depth:9} {case['step_ms']:9.3f} ms, {case['fraction']:6.1%} of the floor"
-                )
-                for key in ("kernel_ms", "eager_ms", "ahead_ms", "sampled_ms"):
-                    line += f"  {key} {case[key]:.3f}" if key in case else ""
-                line += f"  idle {case['executor_idle']:.1%}" if "executor_idle" in case else ""
-                lines.append(line)
-        for case in self.found.get("E8", []):
-            rate = f"{case['tokens_per_s']:.0f} tokens/s" if "tokens_per_s" in case else case["failed"][:100]
-            ratio = f"  ours {case['ours_to_theirs']:.2f}x" if "ours_to_theirs" in case else ""
-            lines.append(f"E8 transformers, {case['way']}, {case['rows']} rows: {rate}{ratio}")
-        for case in self.found.get("E9", []):
-            if "ratio" in case:
-                lines.append(
-                    f"E9 {case['shape']:14} decode    {case['rows']:5} {case['on_ms']:9.3f} ms with dependent"
-                    f" launches, {case['ratio']:.3f} of {case['off_ms']:.3f} without"
-                )
-        return lines
+    def _plain(self, name: str) -> dict[str, Any]:
+        outcome = self.outcomes[name]
+        return outcome.plain() | {
+            "name": name, "call": self.call_of[name], "error": outcome.error[-_MAX_ERROR:]
+        }  # fmt: skip
+
+    def _read(self) -> None:
+        path = self.out / FILE
+        if not path.exists():
+            return
+        try:
+            data = json.loads(path.read_text())
+            if {key: data[key] for key in self._same} != self._same:
+                raise ValueError(f"of {data['device'] or 'no GPU'}{', dry' * data['dry']}")
+            calls, earlier = list(data["calls"]), list(data["earlier"])
+            for name, each in data["experiments"].items():
+                outcome = Outcome(**{key: each[key] for key in Outcome.__dataclass_fields__})
+                if outcome.status == "running":
+                    outcome.status, outcome.error = "ended", "the whole call ended meanwhile"
+                self.outcomes[name], self.call_of[name] = outcome, int(each["call"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self.outcomes, self.call_of = {}, {}
+            number = next(n for n in range(1, 1000) if not (self.out / f"results-{n}.json").exists())
+            other = path.rename(self.out / f"results-{number}.json")
+            print(
+                f"results of other calls are in {other}, and not continued: {type(error).__name__}: {error}"
+            )
+            return
+        self.calls, self._earlier = calls, earlier
 
 
 def _plain(value: Any) -> Any:

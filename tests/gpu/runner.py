@@ -11,6 +11,7 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -25,10 +26,29 @@ class Outcome:
     """What came of an experiment."""
 
     title: str
-    status: str  # "done", "failed", "ended" (too long), "left out" (not installed), "not started"
+    status: str  # "running", "done", "failed", "ended" (too long), "left out" (not installed), "not started"
     seconds: float = 0.0
     cases: list[Case] = field(default_factory=list)
     error: str = ""
+
+    @property
+    def measured(self) -> bool:
+        """Whether all of it was."""
+        return self.status == "done" and not self.failures
+
+    @property
+    def failures(self) -> list[str]:
+        """What failed of an experiment that went on without it, a line each."""
+        return [str(case["failed"]).strip().splitlines()[0] for case in self.cases if "failed" in case]
+
+    @property
+    def skipped(self) -> list[str]:
+        """What an experiment passed over, a line for each reason."""
+        found: dict[str, list[str]] = {}
+        for case in self.cases:
+            if "skipped" in case:
+                found.setdefault(str(case["skipped"]), []).append(_subject(case))
+        return [f"{reason} ({'; '.join(dict.fromkeys(of))})" for reason, of in found.items()]
 
     def plain(self) -> dict[str, object]:
         """As JSON has it."""
@@ -39,21 +59,32 @@ class Outcome:
         return self.error.strip().splitlines()[-1][:300] if self.error.strip() else ""
 
 
-def run(experiment: Experiment, bench: Bench, most_s: float) -> Outcome:
-    """Run it for at most so long."""
+def _subject(case: Case) -> str:
+    return " ".join(str(case[key]) for key in ("family", "way", "compared") if key in case)
+
+
+def run(
+    experiment: Experiment,
+    bench: Bench,
+    most_s: float,
+    keep: Callable[[Outcome], None] = lambda outcome: None,
+) -> Outcome:
+    """Run it for at most so long. `keep` gets what there is at its start and after each case."""
     fork = get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
     process = fork.Process(target=_child, args=(experiment, bench, sender), name=experiment.name)
     began = time.monotonic()
     process.start()
     sender.close()
-    outcome = Outcome(experiment.title, "failed")
+    outcome = Outcome(experiment.title, "running")
     try:
-        _collect(receiver, outcome, began + most_s)
+        keep(outcome)
+        _collect(receiver, outcome, began, began + most_s, keep)
     finally:
         _end(process.pid)
         process.join()
-    if outcome.status == "failed" and not outcome.error:
+    if outcome.status == "running":  # it died
+        outcome.status = "failed"
         outcome.error = f"the process ended with exit code {process.exitcode}"
     if outcome.status == "ended":
         outcome.error = f"ended after {most_s:.0f} s"
@@ -61,14 +92,18 @@ def run(experiment: Experiment, bench: Bench, most_s: float) -> Outcome:
     return outcome
 
 
-def _collect(receiver: Connection, outcome: Outcome, deadline: float) -> None:
+def _collect(
+    receiver: Connection, outcome: Outcome, began: float, deadline: float, keep: Callable[[Outcome], None]
+) -> None:
     while receiver.poll(max(deadline - time.monotonic(), 0)):
         try:
             kind, value = receiver.recv()
-        except EOFError:  # it died
+        except EOFError:
             return
         if kind == "case":
             outcome.cases.append(value)
+            outcome.seconds = time.monotonic() - began
+            keep(outcome)
         else:
             outcome.status, outcome.error = kind, value
             return

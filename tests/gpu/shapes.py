@@ -76,9 +76,10 @@ def spec_of(name: str, *, dry: bool = False) -> ModelSpec:
     return spec_from_config(config_of(name, dry=dry), {}, name)
 
 
-def write_config(name: str, directory: Path, *, dry: bool) -> Path:
-    """A model directory without weights: `random_weights` makes those; its path."""
-    path = directory / name
+def write_config(name: str, directory: Path, *, dry: bool, layers: int = 0) -> Path:
+    """A model directory without weights: `random_weights` makes those; its path. `layers`: 0: all."""
+    path = directory / (f"{name}-{layers}" if layers else name)
     path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(json.dumps(config_of(name, dry=dry), indent=2))
+    config = config_of(name, dry=dry) | ({"num_hidden_layers": layers} if layers else {})
+    (path / "config.json").write_text(json.dumps(config, indent=2))
     return path

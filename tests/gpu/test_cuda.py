@@ -30,7 +30,7 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_tokens_are_those_of_the_cpu_and_of_transformers(bench: Bench) -> None:
     cases = list(check_tokens.run(bench))
-    assert all(case["tokens_equal"] for case in cases if case["compared"].endswith(("fp32", "float32")))
+    assert all(case["tokens_equal"] for case in cases if case["compared"].endswith("cuda:0 float32"))
 
 
 def test_the_same_step_twice_is_bitwise_the_same(bench: Bench) -> None:

@@ -1,126 +1,96 @@
-"""The script for the GPU runs without one, and its floors are those that were worked out by hand."""
+"""The script for the GPU runs without one, with the packages that a machine with a GPU has and no others."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.gpu import runner
-from tests.gpu.bench import Bench, Case, Experiment
-from tests.gpu.floors import H100, decode_floor_s, kv_bytes_per_token, prefill_floor_s, weight_bytes
-from tests.gpu.machine import ROOT
-from tests.gpu.shapes import spec_of
+from tests.gpu import hidden_packages
+from tests.support.checkout import ROOT
 
-# Milliseconds at a context of 1,024 and 1, 32 and 128 rows, 3.0 TB/s and 790 TFLOP/s; weights in GB.
-FLOORS = {
-    "Qwen3-0.6B": (1.19, 112, (0.44, 1.65, 5.4)),
-    "Qwen3-4B": (8.04, 144, (2.73, 4.3, 9.1)),
-    "Qwen3-8B": (15.1, 144, (5.1, 6.7, 11.5)),
-    "Qwen3-30B-A3B": (60.4, 96, (2.06, 18.8, 24.4)),
-}
+WHEELS = hidden_packages.names_in("wheels.txt")
+THERE = hidden_packages.required_by(
+    hidden_packages.names_in("packages.txt"), but_for=WHEELS - {"typing-extensions"}
+)
+EVERY = {"device", "kernels", "check", *(f"E{n}" for n in range(10))}
 
 
-@pytest.mark.parametrize("name", FLOORS)
-def test_decode_floors(name: str) -> None:
-    spec, (weights, kv, floors) = spec_of(name), FLOORS[name]
-    assert weight_bytes(spec, 10_000) / 1e9 == pytest.approx(weights, rel=0.01)
-    assert kv_bytes_per_token(spec) == kv * 1024
-    for rows, floor in zip((1, 32, 128), floors, strict=True):
-        assert 1e3 * decode_floor_s(spec, rows, 1024, H100) == pytest.approx(floor, rel=0.03)
+def dry(out: Path, packages: set[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A dry run that finds these packages."""
+    environment = hidden_packages.only(packages, out.parent) | {"OUT": str(out)}
+    command = [sys.executable, "-m", "tests.gpu", "--dry", "--minutes", "60", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-def test_prefill_floor() -> None:
-    assert 1e3 * prefill_floor_s(spec_of("Qwen3-8B"), 2048, H100) == pytest.approx(37.6, rel=0.03)
+def results(out: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return loaded
 
 
 @pytest.mark.commands
-def test_a_dry_run_writes_results_and_plots(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.gpu", "--dry", "--minutes", "60", "--out", str(tmp_path)]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "clients" / "python")])
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results["dry"]
-    assert results["machine"]["packages"]["torch"] == torch.__version__
-    experiments = results["experiments"]
-    assert {name: experiments[name]["status"] for name in experiments} == dict.fromkeys(
-        ("device", "check", *(f"E{n}" for n in range(10))), "done"
-    )
-    [ceilings] = experiments["E0"]["cases"]
+def test_all_but_the_services_need_only_what_the_machine_has_and_these_need_the_wheels(
+    tmp_path: Path,
+) -> None:
+    done = dry(out := tmp_path / "out", THERE)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = results(out)["experiments"]
+    assert {name: found[name]["status"] for name in found} == dict.fromkeys(EVERY, "done") | {
+        "E5": "left out"
+    }
+    assert "E5       left out" in done.stdout
+    assert "not installed: grpc" in done.stdout
+    assert done.stdout.splitlines()[-1] == "NOT MEASURED, or not whole: E5. Once more: --only E5"
+    [ceilings] = found["E0"]["cases"]
     assert ceilings["copy_tb_s"] > 0
-    steps = [case for case in experiments["E3"]["cases"] if case["kind"] != "capture"]
+    steps = [case for case in found["E3"]["cases"] if case["kind"] != "capture"]
     assert len(steps) == 3 * (2 + 1)
     for case in steps:
         assert case["fraction"] == pytest.approx(case["floor_ms"] / case["step_ms"], rel=1e-4)
-    for case in experiments["E9"]["cases"]:
+    for case in found["E9"]["cases"]:
         assert case["tokens_equal"]
         assert case["ratio"] == pytest.approx(case["on_ms"] / case["off_ms"], rel=1e-4)
-    for name in ("roofline.png", "roofline.svg", "steps.png", "steps.svg"):
-        assert (tmp_path / name).stat().st_size > 0
+    assert {case["family"] for case in found["check"]["cases"] if case["right"]} >= {"qwen3", "gemma3"}
 
-
-def broken(bench: Bench) -> Iterator[Case]:
-    yield {"kept": 1}
-    raise ValueError("what was wrong")
-
-
-def lost(bench: Bench) -> Iterator[Case]:
-    yield {"kept": 1}
-    os._exit(3)
-
-
-def hanging(bench: Bench) -> Iterator[Case]:
-    yield {"kept": 1}
-    child = subprocess.Popen(["sleep", "60"])
-    (bench.directory / "pid").write_text(str(child.pid))
-    child.wait()
-    yield {}
-
-
-def incomplete(bench: Bench) -> Iterator[Case]:
-    import no_such_module  # type: ignore[import-not-found]  # noqa: F401
-
-    yield {}
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_an_experiment_that_fails_keeps_what_it_had_and_is_alone_in_it(tmp_path: Path) -> None:
-    bench = Bench(torch.device("cpu"), True, tmp_path, {})
-    outcomes = {
-        run.__name__: runner.run(Experiment("X", "a title", run, 60), bench, 3 if run is hanging else 60)
-        for run in (broken, lost, hanging, incomplete)
-    }
-    kept = [{"kept": 1}]
-    assert [outcomes[name].cases for name in ("broken", "lost", "hanging", "incomplete")] == [kept] * 3 + [[]]
-    assert outcomes["broken"].status == "failed"
-    assert outcomes["broken"].line() == "ValueError: what was wrong"
-    assert (outcomes["lost"].status, outcomes["lost"].line()) == (
-        "failed",
-        "the process ended with exit code 3",
+    done = dry(out, THERE | WHEELS, "--only", "E5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "all was measured"
+    both = results(out)
+    assert {name: each["status"] for name, each in both["experiments"].items()} == dict.fromkeys(
+        EVERY, "done"
     )
-    assert outcomes["hanging"].status == "ended"
-    assert outcomes["incomplete"].status == "left out"
-    assert outcomes["incomplete"].line() == "not installed: no_such_module"
-    assert _gone(int((tmp_path / "pid").read_text()))
+    assert {name: each["call"] for name, each in both["experiments"].items()} == dict.fromkeys(EVERY, 0) | (
+        dict.fromkeys(("device", "kernels", "E0", "E5"), 1)
+    )
+    assert [each["name"] for each in both["earlier"]] == ["device", "kernels", "E0", "E5"]
+    assert [call["machine"]["packages"]["torch"] for call in both["calls"]] == [torch.__version__] * 2
+    assert {case["way"] for case in both["experiments"]["E5"]["cases"]} == {"loop", "Generate"}
+    files = list(out.iterdir())
+    assert {"results.json", "roofline.png", "roofline.svg", "steps.png", "steps.svg"} == {
+        f.name for f in files
+    }
+    assert sum(file.stat().st_size for file in files) < 16 << 20
 
 
-def _gone(pid: int) -> bool:
-    """Whether a process ends within moments; one that nobody reaps is gone too."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except FileNotFoundError:
-            return True
-    return False
+@pytest.mark.commands
+def test_without_a_compiler_of_cpu_kernels_tokens_are_compared_with_those_of_transformers(
+    tmp_path: Path,
+) -> None:
+    done = dry(out := tmp_path / "out", THERE - {"numba", "llvmlite"}, "--only", "check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases = results(out)["experiments"]["check"]["cases"]
+    skipped = {(case["family"], case["compared"].partition(", ")[2]) for case in cases if "skipped" in case}
+    assert skipped == {
+        *((family, "CPU backend float32") for family in ("qwen3", "gemma3", "qwen3-moe")),
+        *((family, "CPU backend int8") for family in ("qwen3", "gemma3")),
+    }
+    assert "qwen3-moe transformers fp32 on cpu, CPU backend float32" in done.stdout
+    compared = [case for case in cases if "skipped" not in case]
+    assert {case["family"] for case in compared} == {"qwen3", "gemma3", "qwen3-moe"}
+    assert all(case["right"] and case["positions"] == 3 * 8 for case in compared)
+    assert all(case["compared"].startswith("transformers fp32 on cpu, ") for case in compared)

@@ -164,8 +164,9 @@ def main() -> None:
     """Serve, and in each fork run the module asked for."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # no terminal
         for module in _PRELOADED:
-            importlib.import_module(module)
-            if module.endswith(".__main__"):
+            with contextlib.suppress(ImportError):  # a fork that needs it says what is missing
+                importlib.import_module(module)
+            if module in sys.modules and module.endswith(".__main__"):
                 del sys.modules[module]  # a fork runs it anew
     gc.freeze()  # what is imported stays shared with the forks
     command = _serve()

@@ -40,7 +40,10 @@ class ServiceProcess:
     @property
     def port(self) -> int:
         """The bound port; waits for it."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        return self._bound(START_TIMEOUT_S)
+
+    def _bound(self, timeout_s: float) -> int:
+        deadline = time.monotonic() + timeout_s
         while not self._port_file.exists():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"no port (exit status {self._process.poll()}):\n{self.log}")
@@ -63,7 +66,8 @@ class ServiceProcess:
         return self._process.poll() is None
 
     def wait_serving(self, timeout_s: float = START_TIMEOUT_S) -> ServiceProcess:
-        """Block until health says SERVING."""
+        """Block until health says SERVING. Raises RuntimeError with the log if it does not in time."""
+        self._bound(timeout_s)
         with open_channel(self.address, Link.PRIVATE) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True)
