@@ -76,6 +76,19 @@ class RequestAllowance:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the model's files say of it for people; empty where they say nothing."""
+
+    version: str = ""
+    license: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    loaded_at_s: int = 0  # by an executor, in seconds since 1970; 0: it did not say
+
+
+NO_CARD = ModelCard()
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """The served model and the limits of its requests."""
 
@@ -98,6 +111,7 @@ class ServedModel:
     tool_format: ToolFormat | None = None  # None: chats have no tools
     reasoning: ReasoningMarkers | None = None  # None: the model writes its answer alone
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # sampling parameters by name
+    card: ModelCard = NO_CARD
 
 
 ADAPTER_NAME_RULE = "1 to 128 letters, digits, '.', '-' and '_', of which the first is a letter or digit"

@@ -26,6 +26,7 @@ from executor_service.contract.plan import (
     TokenIds,
     TokenScores,
 )
+from executor_service.files.model_card import NO_CARD, ModelCard
 
 _DEFAULT_PAGES = 4096
 
@@ -75,6 +76,10 @@ class ModelDescription:
     supported_devices: tuple[str, ...] = ("cpu",)
     embedding: EmbeddingDefaults = EmbeddingDefaults()  # with `can_pool`
     adapters: AdapterTarget | None = None  # what adapters may change; None: it has no adapters
+    full_attention: bool = True  # some layer sees all tokens; without meaning where there are no heads
+    attention_window: int = 0  # tokens that layers with a window see; 0: there are none
+    ranks: int = 1  # processes that compute the model together
+    card: ModelCard = NO_CARD  # what its files say of it for people
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,11 +91,18 @@ def encode_info(runtime: Runtime, loaded: Loaded) -> pb.GetInfoResponse:
             heads=info.heads,
             kv_heads=info.kv_heads,
             head_size=info.head_size,
-            attention_kinds=[pb.ATTENTION_KIND_FULL] if info.heads else [],
+            attention_kinds=_attention_kinds(info),
             supported_dtypes=info.supported_dtypes,
             supported_devices=info.supported_devices,
             weight_bytes=runtime.weight_bytes,
             embedding=_embedding(info.embedding) if info.can_pool else None,
+            attention_window=info.attention_window if info.heads else 0,
+            version=info.card.version,
+            license=info.card.license,
+            metadata=info.card.metadata,
+            ranks=info.ranks,
+            parallelism=pb.PARALLELISM_NONE if info.ranks == 1 else pb.PARALLELISM_TENSOR,
+            loaded_at_s=loaded.at_s,
         ),
         limits=pb.Limits(
             page_size=limits.page_size,
@@ -152,6 +159,16 @@ def _embedding(embedding: EmbeddingDefaults) -> pb.EmbeddingDefaults:
         prompts=embedding.prompts,
         default_prompt=embedding.default_prompt,
     )
+
+
+def _attention_kinds(info: ModelDescription) -> list[pb.AttentionKind.ValueType]:
+    """Which kinds the layers have; none where there are no layers."""
+    kinds = []
+    if info.heads and info.full_attention:
+        kinds.append(pb.ATTENTION_KIND_FULL)
+    if info.heads and info.attention_window:
+        kinds.append(pb.ATTENTION_KIND_SLIDING_WINDOW)
+    return kinds
 
 
 def encode_tokenizer(files: TokenizerBundle, info: ModelDescription) -> Iterator[pb.GetTokenizerResponse]:

@@ -58,6 +58,7 @@ class Loaded:
     vocabulary_fingerprint: bytes
     grammars: GrammarCompiler | None
     adapters: AdapterLoader | None
+    at_s: int  # when, in seconds since 1970
 
 
 class Runtime:
@@ -206,7 +207,8 @@ class Runtime:
         if config.adapter_dir is not None and info.adapters is not None:
             root, store = config.adapter_dir, engine.store.adapters
             adapters = AdapterLoader(root, backend, info.adapters, limits, self.worker, store)
-        self._loaded = Loaded(engine, info, limits, tokenizer, vocabulary, grammars, adapters)
+        at_s = int(time.time())
+        self._loaded = Loaded(engine, info, limits, tokenizer, vocabulary, grammars, adapters, at_s)
         give_back_freed()
         self._progress("", 1.0)
         return engine

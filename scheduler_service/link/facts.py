@@ -11,7 +11,15 @@ from paceline.service.logs import Log
 from scheduler_service.core.ranges import RANGES
 from scheduler_service.core.sequence import score_bytes
 from scheduler_service.core.step import Capacity
-from scheduler_service.model import Fingerprints, RequestAllowance, ServedModel, TokenizerSource, TokenSpace
+from scheduler_service.model import (
+    NO_CARD,
+    Fingerprints,
+    ModelCard,
+    RequestAllowance,
+    ServedModel,
+    TokenizerSource,
+    TokenSpace,
+)
 
 log = Log(__name__)
 
@@ -67,6 +75,7 @@ class ExecutorFacts:
     max_grammar_bytes: int = 0  # 0: it has no grammars
     grammars_begin: bool = False  # behind a token, if the scheduler says so
     can_score: bool = False  # the tokens of prompts
+    card: ModelCard = NO_CARD
 
     @property
     def bounds(self) -> Bounds:
@@ -126,6 +135,7 @@ def served_model(facts: ExecutorFacts, tokenizer: TokenizerSource, own: RequestA
         can_score=facts.scores(min(own.max_logprobs, facts.max_logprobs)),
         embedding_size=facts.embedding_size,
         generation_defaults=_generation_defaults(tokenizer.generation_defaults),
+        card=facts.card,
     )
 
 

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 from paceline import aio, errors
+from paceline.channel import Link, Security, open_channel
+from paceline.executor.v1 import executor_pb2 as pb
+from paceline.executor.v1 import executor_pb2_grpc as rpc
 
 from tests.model.tiny import save
 from tests.support.processes import ServiceProcess
@@ -69,6 +72,9 @@ def executor(model: Path, tmp_path: Path) -> Iterator[ServiceProcess]:
 
 def test_the_loss_of_an_idle_rank_ends_the_executor(executor: ServiceProcess) -> None:
     (follower,) = followers_of(executor)
+    with open_channel(executor.address, Link.PRIVATE, Security()) as channel:
+        told = rpc.ExecutorServiceStub(channel).GetInfo(pb.GetInfoRequest()).model
+    assert (told.ranks, told.parallelism) == (2, pb.PARALLELISM_TENSOR)
     os.kill(follower, signal.SIGKILL)
     assert executor.wait(END_S) == EXIT_FAULT
     assert "rank 1 ended" in executor.log

@@ -66,6 +66,8 @@ from executor_service.backends.torch_backend.weights import (
     open_checkpoint,
 )
 from executor_service.contract.plan import TokenIds
+from executor_service.files.json_file import read_json
+from executor_service.files.model_card import ModelCard, card_of_directory, card_of_gguf
 
 log = Log(__name__)
 
@@ -285,6 +287,7 @@ class TorchBackend:
         of_layer = token_bytes(self.model.spec.kv_heads, spec.head_dim, self.model.kernels.cache_dtype)
         on_cuda = self._config.device.startswith("cuda")
         embedding = self._embedding(checkpoint)
+        windows = {spec.window_of(layer) for layer in range(spec.layers)}
         return ModelDescription(
             name=checkpoint.name,
             architecture=spec.architecture,
@@ -309,6 +312,9 @@ class TorchBackend:
             supported_dtypes=("float32", "bfloat16", "float16", "int8", *(("fp8",) if on_cuda else ())),
             supported_devices=("cpu", *(("cuda",) if torch.cuda.is_available() else ())),
             adapters=None if self._adapters is None else self._target(spec, self._adapters),
+            full_attention=0 in windows,
+            attention_window=max(windows),
+            card=self._card(checkpoint),
         )
 
     @staticmethod
@@ -320,6 +326,11 @@ class TorchBackend:
         if isinstance(checkpoint, GgufCheckpoint):
             return embedding_from_gguf(checkpoint.file.metadata, self._config.model.name)
         return embedding_from_directory(self._config.model)
+
+    def _card(self, checkpoint: Checkpoint) -> ModelCard:
+        if isinstance(checkpoint, GgufCheckpoint):
+            return card_of_gguf(checkpoint.file.metadata)
+        return card_of_directory(self._config.model, read_json(self._config.model / "config.json"))
 
     def _has_tokenizer(self, checkpoint: Checkpoint) -> bool:
         if isinstance(checkpoint, GgufCheckpoint):

@@ -7,7 +7,7 @@ from paceline.executor.v1 import executor_pb2 as pb
 from scheduler_service.core.step import Capacity
 from scheduler_service.link.codec.foreign import brief
 from scheduler_service.link.facts import ExecutorFacts, ExecutorPhase, Heartbeat
-from scheduler_service.model import Fingerprints, TokenizerSource, TokenSpace
+from scheduler_service.model import Fingerprints, ModelCard, TokenizerSource, TokenSpace
 
 _PHASES = {
     pb.EXECUTOR_STATE_LOADING: ExecutorPhase.LOADING,
@@ -38,7 +38,25 @@ def decode_facts(info: pb.GetInfoResponse) -> ExecutorFacts:
         max_grammar_bytes=limits.max_grammar_bytes if pb.CAPABILITY_GRAMMAR in info.capabilities else 0,
         grammars_begin=pb.CAPABILITY_GRAMMAR_BEGIN in info.capabilities,
         can_score=pb.CAPABILITY_SCORES in info.capabilities,
+        card=_card(model),
     )
+
+
+_MAX_ENTRIES, _MAX_ENTRY_BYTES = 32, 1024  # of metadata; an entry's are those of its name and value each
+
+
+def _card(model: pb.ModelInfo) -> ModelCard:
+    metadata = sorted(model.metadata.items())[:_MAX_ENTRIES]
+    return ModelCard(
+        version=brief(model.version),
+        license=brief(model.license),
+        metadata={_cut(name): _cut(value) for name, value in metadata},
+        loaded_at_s=model.loaded_at_s,
+    )
+
+
+def _cut(text: str) -> str:
+    return text.encode()[:_MAX_ENTRY_BYTES].decode(errors="ignore")
 
 
 _MAY_BE_0 = ("max_drafts", "max_adapter_slots", "max_output_bytes", "hidden_size")

@@ -82,6 +82,10 @@ def model_info(
         tool_format="" if model.tool_format is None else model.tool_format.name,
         adapters=named_adapters(adapters),
         embedding_size=model.embedding_size,
+        model_version=model.card.version,
+        license=model.card.license,
+        metadata=model.card.metadata,
+        loaded_at_s=model.card.loaded_at_s,
         caller=pb.Caller(name=caller.name, max_priority=caller.max_priority, admin=caller.admin),
     )
 

@@ -81,7 +81,8 @@ class LeaderBackend(Synchronous):
             )
             self._backend = TorchBackend(self._config, TensorShard(self._group), self._tell)
             self._backend.load(progress)
-        self.info, own = self._backend.info, self._backend.info.adapters
+        self.info = replace(self._backend.info, ranks=self._rank.ranks)
+        own = self.info.adapters
         if own is not None:
 
             def held(rank: int, changed: Iterable[LinearKey], stored: int) -> int:
