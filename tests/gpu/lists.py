@@ -15,15 +15,15 @@ SPARE_S = 85.0
 """Of it: for wheels, imports, plots, and what is slower than on the machine where this was written."""
 
 _EXPERIMENTS = {
-    "device": ("what there is", "machine", 30),
+    "device": ("what there is", "machine", 60),
     "kernels": ("Triton kernels compiled by as many processes as cores", "compiled_kernels", 60),
     "E0": ("ceilings: copy and bf16 matmul", "e0_ceilings", 15),
     "check": ("tokens on the device, in transformers and on CPU", "check_tokens", 180),
     "E6": ("bits: decode and verify, alone and in a batch", "e6_bits", 45),
     "E9": ("programmatic dependent launch, on and off", "e9_dependent_launch", 120),
-    "E3": ("whole steps of the backend", "e3_step", 145),
-    "E5": ("through gRPC, one and two steps in flight", "e5_service", 130),
-    "E8": ("the same model in transformers", "e8_transformers", 130),
+    "E3": ("whole steps of the backend", "e3_step", 135),
+    "E5": ("through gRPC, one and two steps in flight", "e5_service", 120),
+    "E8": ("the same model in transformers", "e8_transformers", 125),
     "E1": ("linear layers: bf16, int8, fp8", "e1_linears", 60),
     "E2": ("attention beside SDPA and FlashInfer", "e2_attention", 60),
     "E7": ("a mixture of experts", "e7_experts", 110),

@@ -96,9 +96,9 @@ class Report:
             self.outcomes, self.call_of = {}, {}
             number = next(n for n in range(1, 1000) if not (self.out / f"results-{n}.json").exists())
             other = path.rename(self.out / f"results-{number}.json")
-            print(
-                f"results of other calls are in {other}, and not continued: {type(error).__name__}: {error}"
-            )
+            why = f"{type(error).__name__}: {error}"
+            # Flushed, or the processes of experiments would print it again.
+            print(f"results of other calls are in {other}, and not continued: {why}", flush=True)
             return
         self.calls, self._earlier = calls, earlier
 

@@ -46,8 +46,8 @@ class Outcome:
         """What an experiment passed over, a line for each reason."""
         found: dict[str, list[str]] = {}
         for case in self.cases:
-            if "skipped" in case:
-                found.setdefault(str(case["skipped"]), []).append(_subject(case))
+            for key in {"skipped", "profile_failed"} & set(case):
+                found.setdefault(str(case[key]), []).append(_subject(case))
         return [f"{reason} ({'; '.join(dict.fromkeys(of))})" for reason, of in found.items()]
 
     def plain(self) -> dict[str, object]:
@@ -60,7 +60,9 @@ class Outcome:
 
 
 def _subject(case: Case) -> str:
-    return " ".join(str(case[key]) for key in ("family", "way", "compared") if key in case)
+    return " ".join(
+        str(case[key]) for key in ("family", "shape", "way", "kind", "compared", "rows") if key in case
+    )
 
 
 def run(
@@ -120,7 +122,7 @@ def _end(pid: int | None) -> None:
 
 
 def _child(experiment: Experiment, bench: Bench, sender: Connection) -> None:
-    os.setsid()
+    os.setpgrp()  # no session of its own: who ends the call's session ends this too
     if bench.threads:
         torch.set_num_threads(bench.threads)
     try:

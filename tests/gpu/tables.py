@@ -13,7 +13,8 @@ _WIDTH = 400  # characters of a reason
 
 def figures(found: Mapping[str, Sequence[Case]]) -> list[str]:
     """Steps against their floor, and the comparisons with other ways, a line each."""
-    lines = []
+    by = "E0's ceilings" if found.get("E0") else "those of one H100: E0 was not measured"
+    lines = [f"floors are by {by}"]
     for name in ("E3", "E7", "E5"):
         for case in found.get(name, []):
             if "step_ms" not in case:
@@ -44,9 +45,9 @@ def line_of(name: str, outcome: Outcome) -> str:
     why = [outcome.line(), *(f"a case failed: {reason}" for reason in outcome.failures)]
     why += [f"skipped: {reason}" for reason in outcome.skipped]
     word = "partly failed" if outcome.status == "done" and not outcome.measured else outcome.status
-    reason = "; ".join(each if len(each) <= _WIDTH else f"{each[:_WIDTH]}…" for each in why if each)
+    reasons = [each if len(each) <= _WIDTH else f"{each[:_WIDTH]}…" for each in why if each]
     counts = f"{len(outcome.cases):3} cases {outcome.seconds:6.1f} s"
-    return f"{name:8} {_WORDS.get(word, word):13} {counts}  {reason}".rstrip()
+    return f"{name:8} {_WORDS.get(word, word):13} {counts}  {'; '.join(reasons) or outcome.title}"
 
 
 def outcomes(found: Mapping[str, Outcome]) -> list[str]:
