@@ -57,8 +57,8 @@ lint: $(STAMP) ## Style, types, import arrows, contract
 	$(BIN)/lint-imports
 	.ci/check-protos $(BIN)
 
-kernels: $(STAMP) ## Compile the CPU kernels into the cache, which takes a minute of one core
-	$(BIN)/python -c 'from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool; ThreadPool(1)'
+kernels: $(STAMP) ## Compile all CPU kernels into the cache, which takes a minute of one core
+	$(BIN)/python -m executor_service.backends.torch_backend.cpu.threads.compile_all
 
 format: $(STAMP) ## Rewrite the code in the common style
 	$(BIN)/ruff check --fix .

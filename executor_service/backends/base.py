@@ -232,10 +232,6 @@ Progress = Callable[[str, float], None]
 """Called with (the current activity, its completed fraction in 0..1)."""
 
 
-def untold(what: str, fraction: float) -> None:
-    """A Progress for callers that show none."""
-
-
 class Backend(Protocol):
     """What the engine calls, from one thread: `load` first, then `allocate`."""
 

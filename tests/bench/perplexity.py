@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from executor_service.backends.base import Progress, untold
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.kernels import Kernels, PlainKernels
 from executor_service.backends.torch_backend.quantized import Int8
@@ -42,14 +41,14 @@ class SameInt8(Int8):
 class CudaInt8(TorchBackend):
     """int8 as on CUDA: weights by output channel, inputs of 16 bits by row, all else in bf16."""
 
-    def _kernels(self, progress: Progress = untold) -> Kernels:
+    def _kernels(self) -> Kernels:
         return PlainKernels(torch.device("cpu"), torch.bfloat16, SameInt8())
 
 
 class Fp8Pages(TorchBackend):
     """fp32, but for pages of fp8."""
 
-    def _kernels(self, progress: Progress = untold) -> Kernels:
+    def _kernels(self) -> Kernels:
         return PlainKernels(torch.device("cpu"), torch.float32, cache_dtype=torch.float8_e4m3fn)
 
 

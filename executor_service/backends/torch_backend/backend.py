@@ -22,7 +22,6 @@ from executor_service.backends.base import (
     Progress,
     RowOutput,
     TokenizerBundle,
-    untold,
 )
 from executor_service.backends.torch_backend.beside import Beside
 from executor_service.backends.torch_backend.config import TorchConfig
@@ -36,6 +35,7 @@ from executor_service.backends.torch_backend.kept_weights import KeptWeights
 from executor_service.backends.torch_backend.kernel_choice import (
     check_dependent_launch,
     check_spec,
+    compilation,
     make_kernels,
 )
 from executor_service.backends.torch_backend.kernels import Kernels
@@ -97,10 +97,11 @@ class TorchBackend:
 
         Raises ModelError for files that are unreadable or of an unsupported model. Takes seconds to minutes.
         """
-        with self._shard.loading():
-            self._load(progress)
-        progress("warming up", 0.0)
-        compile_kernels(self.model, self._shard, self.info.context_length)
+        with compilation(self._config.device, self._config.dtype, progress):
+            with self._shard.loading():
+                self._load(progress)
+            progress("warming up", 0.0)
+            compile_kernels(self.model, self._shard, self.info.context_length)
         progress("ready", 1.0)
 
     def _load(self, progress: Progress) -> None:
@@ -112,7 +113,7 @@ class TorchBackend:
             if self._shard.rank == 0:
                 _log_served_length(checkpoint.spec, whole.context_length)
             progress("loading kernels", 0.0)
-            kernels = self._kernels(progress)
+            kernels = self._kernels()
             check_spec(checkpoint.spec, kernels, self._config.dtype)
             is_first_rank = self._shard.rank == 0  # the one that describes the model
             dtypes = self._config.dtype, str(kernels.cache_dtype)
@@ -275,9 +276,9 @@ class TorchBackend:
             )  # fmt: skip
         return HostRunner(self.model, self._shard, self._caches, page_size, self._adapters, self._tell)
 
-    def _kernels(self, progress: Progress = untold) -> Kernels:
+    def _kernels(self) -> Kernels:
         config, threads = self._config, self._config.threads or os.cpu_count() or 1
-        kernels = make_kernels(config.device, config.dtype, config.kv_dtype, threads, progress)
+        kernels = make_kernels(config.device, config.dtype, config.kv_dtype, threads)
         if self._config.programmatic_dependent_launch:
             check_dependent_launch(kernels.device)
         return kernels

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from numba.core import event
 
 from executor_service.backends.base import Progress
-from executor_service.backends.torch_backend.cpu.primitives.kernel import Kernel
+from executor_service.backends.torch_backend.cpu.threads.dispatch import COMMON, compiled_function
 
 _COMPILE = "numba:compile"
+_USUAL = len(COMMON) + 3  # a layer's product, a gated one, and that of the output layer or rows in int8
 
 
 @contextmanager
-def compilation_told(kernels: Sequence[Kernel], progress: Progress) -> Iterator[None]:
-    """A context manager: `progress` hears how many of these kernels the block has compiled.
+def compilation_told(progress: Progress) -> Iterator[None]:
+    """A context manager: `progress` hears how far the compilation of kernels in the block is.
 
     It hears nothing where the block compiles nothing, as with a cache.
     """
-    listener = _Listener(kernels, progress)
-    with event.install_listener(_COMPILE, listener):
+    with event.install_listener(_COMPILE, _Listener(progress)):
         yield
 
 
 class _Listener(event.Listener):
-    """Hears of every function that numba compiles. A kernel is one of them, with others in it."""
+    """Hears of every function that numba compiles. A kernel is one of them, and calls others."""
 
-    def __init__(self, kernels: Sequence[Kernel], progress: Progress) -> None:
-        self._missing = {kernel.compute_chunk for kernel in kernels}
-        self._count, self._progress = len(self._missing), progress
+    def __init__(self, progress: Progress) -> None:
+        self._done, self._progress = 0, progress
 
     def on_start(self, event: Any) -> None:
         """A function is begun."""
@@ -38,10 +37,9 @@ class _Listener(event.Listener):
 
     def on_end(self, event: Any) -> None:
         """A function is compiled."""
-        self._missing.discard(event.data["dispatcher"])
+        self._done += event.data["dispatcher"] is compiled_function
         self._tell()
 
     def _tell(self) -> None:
-        # The function that joins them comes last, and counts as one more.
-        done = (self._count - len(self._missing)) / (self._count + 1)
-        self._progress(f"compiling {self._count} kernels, once on this machine for this version", done)
+        fraction = min(self._done / _USUAL, 1.0)
+        self._progress("compiling kernels, once on this machine for this version", fraction)

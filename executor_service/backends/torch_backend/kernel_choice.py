@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
-from executor_service.backends.base import ModelError, Progress, untold
+from executor_service.backends.base import ModelError, Progress
 from executor_service.backends.torch_backend.capability import check_capability
 from executor_service.backends.torch_backend.kernels import Kernels, PlainKernels
 from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8, check_fp8
@@ -25,12 +27,18 @@ KV_DTYPES = {"auto": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _MIN_DEPENDENT_LAUNCH_CAPABILITY = (9, 0)
 
 
-def make_kernels(
-    device_name: str, dtype_name: str, kv_dtype_name: str, threads: int, progress: Progress = untold
-) -> Kernels:
+def compilation(device_name: str, dtype_name: str, progress: Progress) -> AbstractContextManager[None]:
+    """A context manager: `progress` hears of the kernels for the CPU that are compiled inside."""
+    if torch.device(device_name).type != "cpu" or DTYPES[dtype_name] != torch.float32:
+        return nullcontext()
+    from executor_service.backends.torch_backend.compilation import compilation_told
+
+    return compilation_told(progress)
+
+
+def make_kernels(device_name: str, dtype_name: str, kv_dtype_name: str, threads: int) -> Kernels:
     """The kernels for a torch device ("cuda:1"), one of DTYPES and one of KV_DTYPES, and so many CPU threads.
 
-    `progress` hears of the kernels that are compiled for it.
     Sets the current CUDA device and torch's number of threads. Raises ModelError for a device that cannot be
     used, or on which one of the dtypes cannot be computed.
     """
@@ -42,16 +50,13 @@ def make_kernels(
         raise ModelError(f"device {device_name!r} can't be used: {error}") from None
     if device.type == "cpu" and dtype == torch.float32:
         # Imported only here: CUDA needs no compiler for the host.
-        from executor_service.backends.torch_backend.compilation import compilation_told
         from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
-        from executor_service.backends.torch_backend.cpu.threads.dispatch import KERNELS
 
         if cache_dtype == torch.float8_e4m3fn:
             raise ModelError(f"kv-dtype fp8 is not for dtype {dtype_name} on cpu; int8 is")
         torch.set_num_threads(1)  # large operations use the kernels' thread pool
         kind = CpuKernels if form is None else CpuInt8Kernels
-        with compilation_told(KERNELS, progress):
-            return kind(threads, cache_dtype)
+        return kind(threads, cache_dtype)
     if form is not None:
         form.check(device)
         dtype = torch.bfloat16

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from executor_service.backends.base import ForwardRow, PendingForward, Progress, untold
+from executor_service.backends.base import ForwardRow, PendingForward
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
@@ -41,7 +41,7 @@ class Ahead(TorchBackend):
 
     open_rows = 0  # that were launched before the host knew where they start
 
-    def _kernels(self, progress: Progress = untold) -> CudaKernels:
+    def _kernels(self) -> CudaKernels:
         return CudaKernels(torch.device("cpu"), torch.float32)
 
     def _new_runner(self, page_size: int) -> DeviceRunner:

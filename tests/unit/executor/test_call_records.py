@@ -25,11 +25,13 @@ from executor_service.backends.torch_backend.cpu.primitives.records import (
 )
 from executor_service.backends.torch_backend.cpu.rowwise.norm import NormRows
 from executor_service.backends.torch_backend.cpu.rowwise.sampling import TakeLargest
+from executor_service.backends.torch_backend.cpu.threads import thread_pool
 from executor_service.backends.torch_backend.cpu.threads.call_table import CallTable
 from executor_service.backends.torch_backend.cpu.threads.dispatch import KERNELS, Header
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
 
 POOL = ThreadPool(2)
+NOTHING_COMPILED = np.zeros(len(KERNELS), np.int64)
 
 
 class Inner(NamedTuple):
@@ -155,6 +157,15 @@ def test_a_damaged_table_is_refused_before_any_of_its_calls_is_computed(what: st
     with POOL.step(), pytest.raises(ValueError, match="call"):
         POOL.run_table(damaged(what, out))
     assert not out.any()
+
+
+def test_a_call_whose_kernel_is_not_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = torch.zeros(4)
+    table = CallTable([AddBias(1, address_of(out), address_of(out), 4, False)])
+    with monkeypatch.context() as patch:
+        patch.setattr(thread_pool, "FUNCTIONS", address_of(NOTHING_COMPILED))
+        with POOL.step(), pytest.raises(ValueError, match="not compiled"):
+            POOL.run_table(table)
 
 
 def test_a_field_is_set_in_all_calls_that_have_it_and_in_no_other() -> None:

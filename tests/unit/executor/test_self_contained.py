@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from executor_service.backends.torch_backend.cpu.primitives.memory import insert_function
 from executor_service.backends.torch_backend.cpu.primitives.self_contained import SelfContained
+from executor_service.backends.torch_backend.cpu.threads.dispatch import compiled_function
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
 from executor_service.backends.torch_backend.cpu.threads.work import work
 
@@ -46,14 +47,16 @@ def test_calls_stay_in_the_machine_code_whatever_was_loaded_before() -> None:
     assert (first(), second()) == (1, 2)
 
 
-def test_all_kernels_are_in_one_function_that_shares_none_with_other_machine_code() -> None:
-    ThreadPool(1)  # compiles or loads it
+def test_a_kernel_shares_no_function_with_other_machine_code() -> None:
+    ThreadPool(1)  # compiles or loads the common ones
     compiled: Any
-    (compiled,) = work.overloads.values()
-    functions = compiled.library._get_module_for_linking().functions
-    seen = [one.name for one in functions if not one.is_declaration and one.linkage is not Linkage.internal]
-    assert len(seen) == 3  # itself, and as what Python and C call
-    assert all("threads4work4work" in name for name in seen)
+    for compiled in (*work.overloads.values(), *compiled_function.overloads.values()):
+        functions = compiled.library._get_module_for_linking().functions
+        seen = [
+            one.name for one in functions if not one.is_declaration and one.linkage is not Linkage.internal
+        ]
+        assert len(seen) == 3  # itself, and as what Python and C call
+        assert all("4work" in name or "17compiled_function" in name for name in seen)
 
 
 @pytest.mark.slow

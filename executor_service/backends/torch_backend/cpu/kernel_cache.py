@@ -23,7 +23,7 @@ VARIABLE = "NUMBA_CACHE_DIR"
 def writable_folder(wanted: Path, fallback: Path) -> Path:
     """`wanted` if compiled code can be kept there, else `fallback`, else a new folder for this run alone.
 
-    Logs a warning unless it is `wanted`: without a cache, each start compiles for a minute.
+    Logs a warning unless it is `wanted`: without a cache, each start compiles for 20 s.
     """
     if (problem := _problem(wanted)) is None:
         return wanted

@@ -26,7 +26,7 @@ from executor_service.backends.torch_backend.cpu.primitives.registers import (
 )
 
 RESULT_BYTES = 4 * LANES  # of a row, by one panel
-_STEP_BYTES = 4  # of a row of X that one step along K reads: one fp32 or two int16 values
+_LINE_BYTES = 64
 _AHEAD_BYTES = 2048  # how far a tile prefetches its panels: further than the hardware does
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
@@ -41,6 +41,7 @@ class Arithmetic(Protocol):
     """The arithmetic of a tile's step along K, as LLVM IR."""
 
     name: str
+    step_bytes: int  # bytes of a row of X that one step along K reads
     panel_row_bytes: int  # bytes of a panel that one step along K reads
     sums: Any  # LLVM type of a vector of VECTOR sums
 
@@ -74,7 +75,7 @@ def make_product(arithmetic: Arithmetic, add: bool) -> Product:
     by_two = _make_tiles(arithmetic, range(ROWS_BY_FOUR + 1, ROWS_BY_TWO + 1), 2, add)
     by_one = _make_tiles(arithmetic, range(1, MAX_ROWS + 1), 1, add)
 
-    @njit(nogil=True)
+    @njit(nogil=True, fastmath=False)  # stated: else numba takes over the flags of its first caller
     def product(
         x: int,
         x_stride: int,
@@ -166,14 +167,15 @@ def _tile(b: Any, arithmetic: Arithmetic, rows: int, panels: int, add: bool, arg
     i = b.phi(_I64)
     i.add_incoming(_const(0), entry)
     sums = {cell: b.phi(arithmetic.sums) for cell in cells}
-    x_at, w_at = b.mul(i, _const(_STEP_BYTES)), b.mul(i, _const(arithmetic.panel_row_bytes))
+    x_at, w_at = b.mul(i, _const(arithmetic.step_bytes)), b.mul(i, _const(arithmetic.panel_row_bytes))
     columns = [
         arithmetic.columns(b, b.add(panel, b.add(w_at, _const(part * part_bytes))))
         for panel in w_panel
         for part in range(parts)
     ]
     for panel in w_panel:
-        _prefetch(b, b.add(panel, b.add(w_at, _const(_AHEAD_BYTES))))
+        for line in range(0, arithmetic.panel_row_bytes, _LINE_BYTES):
+            _prefetch(b, b.add(panel, b.add(w_at, _const(_AHEAD_BYTES + line))))
     added = {}
     for r in range(rows):
         values = arithmetic.spread(b, b.add(x_row[r], x_at))

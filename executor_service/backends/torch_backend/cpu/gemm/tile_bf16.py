@@ -17,6 +17,7 @@ class _Bf16Arithmetic(Fp32Arithmetic):
     """The `Arithmetic` of rows in fp32 and panels in bf16, the upper half of an fp32's bits."""
 
     name = "bf16"
+    step_bytes = 4
     panel_row_bytes = 2 * LANES
 
     def columns(self, b: Any, address: Any) -> Any:

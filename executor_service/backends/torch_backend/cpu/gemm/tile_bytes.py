@@ -20,6 +20,7 @@ class _ByteArithmetic(Fp32Arithmetic):
     """The `Arithmetic` of rows in fp32 and panels in int8."""
 
     name = "bytes"
+    step_bytes = 4
     panel_row_bytes = LANES
 
     def columns(self, b: Any, address: Any) -> Any:

@@ -21,6 +21,7 @@ class _Fp16Arithmetic(Fp32Arithmetic):
     """The `Arithmetic` of rows in fp32 and panels in fp16."""
 
     name = "fp16"
+    step_bytes = 4
     panel_row_bytes = 2 * LANES
 
     def columns(self, b: Any, address: Any) -> Any:

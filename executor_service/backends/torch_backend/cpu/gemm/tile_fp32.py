@@ -19,6 +19,7 @@ class Fp32Arithmetic:
     """The `Arithmetic` of rows and panels in fp32."""
 
     name = "fp32"
+    step_bytes = 4
     panel_row_bytes = 4 * LANES
     sums = ir.VectorType(_F32, VECTOR)
 

@@ -47,6 +47,7 @@ class _Int8Arithmetic:
     """The `Arithmetic` of rows in int16 and panels in int8."""
 
     name = "int8"
+    step_bytes = 4
     panel_row_bytes = PANEL_ROW_BYTES
     sums = ir.VectorType(_I32, VECTOR)
 

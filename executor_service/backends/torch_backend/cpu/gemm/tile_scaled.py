@@ -33,6 +33,7 @@ _WORDS = ir.VectorType(ir.IntType(32), VECTOR)
 class _ScaledArithmetic(Fp32Arithmetic):
     """The `Arithmetic` of rows in fp32 and panels of bytes."""
 
+    step_bytes = 4
     panel_row_bytes = ROW_BYTES
 
     def finished(self, b: Any, sums: Any, row: Any, after_columns: Any) -> Any:
@@ -74,7 +75,7 @@ class _Grouped:
 def _all_groups(first: Product, others: Product) -> Product:
     """A `Product` over whole panels, from those over the first group and over the others."""
 
-    @njit(nogil=True)
+    @njit(nogil=True, fastmath=False)
     def product(
         x: int,
         x_stride: int,

@@ -10,6 +10,8 @@ import torch
 
 from executor_service.backends.torch_backend.cpu.gemm.low_rank import (
     CHANGE_BYTES,
+    SHRINK_ROWS_FP16,
+    SHRINK_ROWS_FP32,
     SHRUNK_BYTES,
     Groups,
     LowRank,
@@ -23,6 +25,7 @@ from executor_service.backends.torch_backend.cpu.layers.scratch import Scratch
 from executor_service.backends.torch_backend.cpu.layers.threaded_linear import NO_GROUPS, RowChanges
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, address_of
 from executor_service.backends.torch_backend.cpu.primitives.registers import MAX_ROWS
+from executor_service.backends.torch_backend.cpu.threads.dispatch import require
 from executor_service.backends.torch_backend.low_rank import (
     PART_NAMES,
     STACKS,
@@ -44,6 +47,7 @@ class CpuLowRank:
         return packed_bytes(shape, self._dtype)
 
     def pack(self, shape: AdapterShape, scale: float, factors: Iterable[PartFactors]) -> PackedAdapter:
+        require(SHRINK_ROWS_FP16 if self._dtype == torch.float16 else SHRINK_ROWS_FP32)  # not in a step
         return pack_adapter(shape, scale, factors, self._dtype)
 
     def step(self, rows: Sequence[AdaptedRows], tokens: int) -> CpuStepChanges:

@@ -10,6 +10,7 @@ import numpy as np
 
 from executor_service.backends.torch_backend.cpu.primitives.records import Record, address_of
 from executor_service.backends.torch_backend.cpu.threads.call_table import CallTable
+from executor_service.backends.torch_backend.cpu.threads.dispatch import COMMON, FUNCTIONS, require
 from executor_service.backends.torch_backend.cpu.threads.work import OVER, STATE_SIZE, work
 
 
@@ -25,6 +26,8 @@ class ThreadPool:
         self._wake = threading.Semaphore(0)
         self._closed = False
         self._work_until_step_ends()  # compiles `work`; no step is under way, so it returns
+        for kernel in COMMON:
+            require(kernel)
         self._helpers = [
             threading.Thread(target=self._run_helper, name=f"cpu-helper-{i}", daemon=True)
             for i in range(1, threads)
@@ -53,7 +56,7 @@ class ThreadPool:
         Raises ValueError if its words are damaged, and the error of a kernel, also of one in a helper
         thread; the calls after that one are not made.
         """
-        work(self._address, table.words)
+        work(FUNCTIONS, self._address, table.words)
 
     def close(self) -> None:
         """End the helpers."""

@@ -33,10 +33,10 @@ from executor_service.backends.torch_backend.cpu.primitives.records import (
 from executor_service.backends.torch_backend.cpu.primitives.self_contained import SelfContained
 from executor_service.backends.torch_backend.cpu.threads.call_table import HEADER_SIZE, WIDTH
 from executor_service.backends.torch_backend.cpu.threads.dispatch import (
+    COUNT,
     RECORD_SIZES,
     Header,
-    compute_chunk,
-    count_chunks,
+    call_kernel,
     raise_error,
 )
 
@@ -72,29 +72,28 @@ _LOW, _NUMBERS = (1 << 32) - 1, (1 << 31) - 1
 
 _read_header = reader(Header)
 
-_inlined = njit(nogil=True, inline="always")
-"""For functions that call all kernels: LLVM would optimize all kernels anew for each of them, for seconds."""
-
 
 @njit(nogil=True)
 def _slot(state: int, number: int) -> int:
     return state + _SLOTS + _SLOT_BYTES * (number % _RING)
 
 
-@_inlined
-def _compute(call: int, chunk: int) -> int:
-    return compute_chunk(_read_header(call).kind, call + _HEADER_BYTES, chunk)
+@njit(nogil=True)
+def _compute(functions: int, call: int, chunk: int) -> int:
+    """Compute a chunk, or count them with COUNT, by the machine function of the call's kind."""
+    function = load(functions + WORD_BYTES * _read_header(call).kind)
+    return call_kernel(function, call + _HEADER_BYTES, chunk)
 
 
-@_inlined
-def _claim_and_compute(state: int) -> bool:
+@njit(nogil=True)
+def _claim_and_compute(functions: int, state: int) -> bool:
     """Claim a chunk of the current call and compute it; False where none was left."""
     ticket = fetch_add(state + _TICKET, 1)
     number, chunk = ticket >> 32, ticket & _LOW
     slot = _slot(state, number)
     if chunk >= load(slot + _CHUNKS) or load(slot + _NUMBER) != number:
         return False
-    error = _compute(load(slot + _CALL), chunk)
+    error = _compute(functions, load(slot + _CALL), chunk)
     if error != 0:
         store(state + _ERROR, error)
     fetch_add(state + _FINISHED, 1)
@@ -115,14 +114,14 @@ def _offer(state: int, call: int, chunks: int) -> None:
     store(state + _TICKET, number << 32)
 
 
-@_inlined
-def _execute(state: int, call: int) -> None:
-    chunks = count_chunks(_read_header(call).kind, call + _HEADER_BYTES)
+@njit(nogil=True)
+def _execute(functions: int, state: int, call: int) -> None:
+    chunks = _compute(functions, call, COUNT)
     if chunks == 1:  # done before a helper has come
-        raise_error(_compute(call, 0))
+        raise_error(_compute(functions, call, 0))
         return
     _offer(state, call, chunks)
-    while _claim_and_compute(state):
+    while _claim_and_compute(functions, state):
         pass
     turns = 0
     while load(state + _FINISHED) < chunks:
@@ -132,15 +131,15 @@ def _execute(state: int, call: int) -> None:
     raise_error(load(state + _ERROR))
 
 
-@_inlined
-def _help(state: int) -> None:
+@njit(nogil=True)
+def _help(functions: int, state: int) -> None:
     turns = 0
     while load(state + _OVER) == 0:
         ticket = load(state + _TICKET)
         slot = _slot(state, ticket >> 32)
         # Looked at before claiming, so that the counter does not run away while there is nothing to do.
         is_current = load(slot + _NUMBER) == ticket >> 32
-        if is_current and ticket & _LOW < load(slot + _CHUNKS) and _claim_and_compute(state):
+        if is_current and ticket & _LOW < load(slot + _CHUNKS) and _claim_and_compute(functions, state):
             turns = 0
         else:
             turns += 1
@@ -149,7 +148,7 @@ def _help(state: int) -> None:
 
 
 @njit(nogil=True)
-def _check(words: NDArray[np.int64]) -> None:
+def _check(functions: int, words: NDArray[np.int64]) -> None:
     """Raises ValueError for words that are no call table, with which kernels would read arbitrary memory."""
     if words.shape[1] != WIDTH:
         raise ValueError("calls are of another width than those of a table")
@@ -159,18 +158,19 @@ def _check(words: NDArray[np.int64]) -> None:
             raise ValueError("there is no kernel for a call's kind")
         if header.size != _SIZES[header.kind]:
             raise ValueError("a call's record is not of its kind's size")
+        if load(functions + WORD_BYTES * header.kind) == 0:
+            raise ValueError("the kernel for a call's kind is not compiled")
 
 
 @njit(nogil=True, cache=True, pipeline_class=SelfContained)
-def work(state: int, words: NDArray[np.int64]) -> None:
+def work(functions: int, state: int, words: NDArray[np.int64]) -> None:
     """Compute the calls of a `CallTable` one after the other, each together with the helpers.
 
-    Without calls: help with the caller's until the step is over. One function, since it holds all kernels and
-    is compiled as a whole. Raises ValueError for words that are no calls, before any of them is computed, and
-    what a kernel raises.
+    Without calls: help with the caller's until the step is over. `functions`: `dispatch.FUNCTIONS`. Raises
+    ValueError for words that are no calls, before any of them is computed, and what a kernel raises.
     """
-    _check(words)
+    _check(functions, words)
     if words.shape[0] == 0:
-        _help(state)
+        _help(functions, state)
     for i in range(words.shape[0]):
-        _execute(state, words.ctypes.data + WORD_BYTES * WIDTH * i)
+        _execute(functions, state, words.ctypes.data + WORD_BYTES * WIDTH * i)
