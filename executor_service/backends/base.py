@@ -301,6 +301,14 @@ class Backend(Protocol):
     def memory_bytes(self) -> dict[str, int]:
         """Bytes in use for "weights" and "kv", and "peak" of the process or device where known."""
 
+    def live_bytes(self) -> dict[str, int]:
+        """Bytes by uses that change while it computes; any thread, after `load`.
+
+        "activations": what the largest step so far held at once besides weights and pages. "ranks": resident
+        memory of the other ranks' processes on this machine. "device": in use on a device with memory of its
+        own, by whomever.
+        """
+
     def close(self) -> None:
         """Free memory, threads and files."""
 
@@ -339,6 +347,9 @@ class Synchronous(WithoutAdapters, ABC):
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         """Do nothing."""
+
+    def live_bytes(self) -> dict[str, int]:
+        return {}
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         return ComputedForward(self.forward(rows))

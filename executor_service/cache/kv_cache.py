@@ -95,6 +95,7 @@ class KvCache:
         self._page_of: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self.evictions = self.copies = self.hit_tokens = self.query_tokens = 0
+        self.touched = 0  # pages that were ever taken: those given back are taken first
 
     @property
     def free(self) -> int:
@@ -242,6 +243,8 @@ class KvCache:
         """Take a free page, or else evict a cached one. The caller has checked that there is either."""
         if self._free:
             page = self._free.pop()
+            if page > self.touched:
+                self.touched = page
         else:
             page, _ = self._cached.popitem(last=False)
             del self._page_of[self._hash_of.pop(page)]

@@ -18,6 +18,7 @@ from executor_service.backends.base import (
 from executor_service.contract.noise import SAMPLER_VERSION
 from executor_service.rpc.codec.adapters import encode_adapter_status
 from executor_service.runtime.runtime import Loaded, Runtime, RuntimeState
+from executor_service.steps.running_step import StepKind
 
 _STATES = {
     RuntimeState.LOADING: pb.EXECUTOR_STATE_LOADING,
@@ -31,6 +32,16 @@ _POOLINGS = {
     EmbeddingPooling.LAST: pb.EMBEDDING_POOLING_LAST,
     EmbeddingPooling.MEAN: pb.EMBEDDING_POOLING_MEAN,
     EmbeddingPooling.CLS: pb.EMBEDDING_POOLING_CLS,
+}
+
+
+_STEP_KINDS = {
+    StepKind.PREFILL: pb.STEP_KIND_PREFILL,
+    StepKind.DECODE: pb.STEP_KIND_DECODE,
+    StepKind.VERIFY: pb.STEP_KIND_VERIFY,
+    StepKind.MIXED: pb.STEP_KIND_MIXED,
+    StepKind.OPS: pb.STEP_KIND_OPS,
+    StepKind.FORWARD: pb.STEP_KIND_FORWARD,
 }
 
 
@@ -203,6 +214,9 @@ def encode_status(runtime: Runtime, loaded: Loaded | None) -> pb.GetStatusRespon
     response.sequences = store.count
     response.queued_steps = worker.queued
     response.step_age_s = worker.busy_s
+    if (running := loaded.engine.running_step) is not None:
+        kind = _STEP_KINDS[running.kind]
+        response.running_step.CopyFrom(pb.RunningStep(kind=kind, rows=running.rows, tokens=running.tokens))
     response.steps = counters.steps
     response.rows = counters.rows
     response.tokens_computed = counters.tokens_computed

@@ -119,7 +119,8 @@ class _RuntimeCollector(Collector):
         for reason, rows in tuple(counters.refused.items()):
             refused.add_metric([reason.value], rows)
         yield refused
-        memory = GaugeMetricFamily("paceline_executor_memory_bytes", "Live memory", labels=["what"])
+        uses = "Live memory: weights, kv, activations of the largest step, overhead, process, on CUDA device"
+        memory = GaugeMetricFamily("paceline_executor_memory_bytes", uses, labels=["what"])
         for what, size in runtime.memory().items():
             memory.add_metric([what], size)
         yield memory

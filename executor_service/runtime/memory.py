@@ -1,15 +1,8 @@
-"""The memory of this process: how much is resident, and what the allocator gives back."""
+"""What the memory allocator of this process gives back."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process, shared libraries included."""
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def give_back_freed() -> None:

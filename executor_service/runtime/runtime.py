@@ -15,6 +15,7 @@ from paceline.service.logs import Log
 
 from executor_service.backends.base import Backend, ModelDescription, ModelError, TokenizerBundle
 from executor_service.backends.factory import make_backend
+from executor_service.backends.resident import resident_bytes
 from executor_service.cache.session import Leases
 from executor_service.config import ExecutorConfig
 from executor_service.contract.limits import Limits
@@ -27,7 +28,7 @@ from executor_service.runtime.grammars import (
     GrammarCompiler,
     grammar_compiler,
 )
-from executor_service.runtime.memory import give_back_freed, resident_bytes
+from executor_service.runtime.memory import give_back_freed
 from executor_service.runtime.vocabulary import vocabulary_fingerprint
 from executor_service.steps.engine import Engine
 from executor_service.steps.worker import DeviceWorker
@@ -155,8 +156,27 @@ class Runtime:
         return self._memory_bytes.get("weights", 0)
 
     def memory(self) -> dict[str, int]:
-        """Bytes by use: the backend's storage after loading, and the resident memory of the process now."""
-        return {**self._memory_bytes, "process": resident_bytes()}
+        """Bytes by use: weights, pages and the peak after loading; activations, processes and device now.
+
+        "kv" is all pages, of which those never taken are not resident on CPU. "overhead" is what of this
+        process's resident memory weights, pages and activations do not explain; on a device with memory of
+        its own they are there, and explain nothing of it.
+        """
+        if self._loaded is None:
+            return {**self._memory_bytes, "process": resident_bytes()}
+        live, own = self.backend.live_bytes(), resident_bytes()
+        explained = 0
+        if "device" not in live:
+            pages = self._loaded.engine.store.pages
+            kv = self._memory_bytes.get("kv", 0) * pages.touched // (pages.total + 1)
+            explained = self.weight_bytes + kv + live.get("activations", 0)
+        return {
+            **self._memory_bytes,
+            "activations": live.get("activations", 0),
+            "overhead": max(own - explained, 0),
+            "process": own + live.pop("ranks", 0),
+            **live,
+        }
 
     def _load(self) -> Engine:
         """Load the model and make the engine; device thread."""

@@ -19,6 +19,7 @@ from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Abandoned, CacheView, Forwards, Reason, RequestRefused, TokenIds
 from executor_service.steps.counters import StepCounters
 from executor_service.steps.pipeline import Pipeline
+from executor_service.steps.running_step import RunningStep, StepKind, running_step
 
 
 class Engine:
@@ -40,6 +41,15 @@ class Engine:
         self.store = SequenceStore(limits, epoch, leases, clock, adapters, replay_clock)
         self.counters = StepCounters()
         self.pipeline = Pipeline(self.store, backend, self.counters)
+        self._forward: RunningStep | None = None  # that of the RPC Forward, while it runs
+
+    @property
+    def running_step(self) -> RunningStep | None:
+        """What is computed now; None: nothing. Any thread."""
+        if (forward := self._forward) is not None:
+            return forward
+        rows = self.pipeline.oldest_rows
+        return None if rows is None else running_step(rows)
 
     def open_session(
         self, replaces: int, lease_ms: int, label: str, owner: str = "", caller: str = ""
@@ -85,10 +95,14 @@ class Engine:
         """
         self.pipeline.settle()
         outputs: list[ForwardOutput] = []
-        for tokens in inputs:
-            if not (yield):
-                raise Abandoned
-            outputs += self._backend.forward_once([tokens], want)
+        self._forward = RunningStep(StepKind.FORWARD, len(inputs), sum(map(len, inputs)))
+        try:
+            for tokens in inputs:
+                if not (yield):
+                    raise Abandoned
+                outputs += self._backend.forward_once([tokens], want)
+        finally:
+            self._forward = None
         return outputs
 
     def _end(self, session: ClientSession, *, fence: bool) -> int:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from executor_service.backends.base import Backend, ComputedForward, PendingForward, RowOutput
 from executor_service.cache.sequence import CachedSequence
@@ -51,6 +52,9 @@ class Pipeline:
         self._max_piece_tokens = store.limits.max_piece_tokens
         self._depth = min(backend.max_pending_forwards, MAX_STEPS_IN_FLIGHT)
         self._in_flight: deque[StepInFlight] = deque()
+        # Rows of the step whose forward is being launched, and of that whose forward is awaited or committed.
+        self._launching: StepRows | None = None
+        self._finishing: StepRows | None = None
         self._finished: list[FinishedStep] = []
         # Sequences with a grammar and new tokens, of the last commit that had any.
         self._unprepared: deque[CachedSequence] = deque()
@@ -70,6 +74,15 @@ class Pipeline:
     def oldest_forward(self) -> PendingForward | None:
         """The forward of the oldest step in flight; None: nothing is in flight."""
         return self._in_flight[0].forward if self._in_flight else None
+
+    @property
+    def oldest_rows(self) -> StepRows | None:
+        """The rows of the step that has had the device for longest; None: there is none. Any thread."""
+        if (finishing := self._finishing) is not None:
+            return finishing
+        with suppress(IndexError):
+            return self._in_flight[0].rows
+        return self._launching
 
     def begin(self, request: StepRequest) -> Forwards[None]:
         """Begin a step, after finishing those that must be finished first.
@@ -105,12 +118,14 @@ class Pipeline:
 
     def finish_oldest(self) -> None:
         """Wait for the oldest step's forward, commit its rows, and make its answer."""
+        self._finishing = self._in_flight[0].rows
         step = self._in_flight.popleft()
         outputs = step.forward.outputs()
         commit = self._commit(step, outputs)
         result = self._result(step, commit)
         step.session.remember(step.request.plan, result, self._store.limits.max_in_flight)
         self._finished.append(FinishedStep(step.request, result))
+        self._finishing = None
 
     def take_finished(self) -> list[FinishedStep]:
         """The steps finished since the last call, in the order in which they were begun."""
@@ -183,6 +198,7 @@ class Pipeline:
             savepoint.discard()
             savepoint = None
             rows = self._reserve(session, plan, now_s)
+        self._launching = rows
         forward: PendingForward
         max_tokens, abandonable = self._max_piece_tokens, savepoint is not None
         try:
@@ -198,6 +214,8 @@ class Pipeline:
             rows.undo(store)
             savepoint.restore()
             raise
+        finally:
+            self._launching = None
         if savepoint is not None:
             savepoint.discard()
         return rows, forward

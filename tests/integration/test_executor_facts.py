@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from paceline.channel import Link, Security, open_channel
@@ -21,7 +22,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rpc.ExecutorServi
     path = tmp_path_factory.mktemp("facts")
     write_model(path / "model", vocab_size=512, max_position_embeddings=4096, **WINDOW)
     (path / "model" / "README.md").write_text("---\nlicense: mit\nversion: 2\nlanguage: [en]\n---\n")
-    arguments = ["--backend", "torch", "--model", str(path / "model"), "--threads", "1", "--pages", "300"]
+    arguments = ["--backend", "torch", "--model", str(path / "model"), "--threads", "1", "--pages", "600"]
     arguments += ["--max-step-tokens", "4096"]
     with (
         running("executor_service", arguments, path) as process,
@@ -37,3 +38,49 @@ def test_the_model_its_attention_and_its_ranks_are_told(stub: rpc.ExecutorServic
     assert (model.version, model.license, dict(model.metadata)) == ("2", "mit", {"language": "en"})
     assert (model.ranks, model.parallelism) == (1, pb.PARALLELISM_NONE)
     assert time.time() - 600 < model.loaded_at_s <= time.time()
+
+
+def test_memory_is_told_by_use(stub: rpc.ExecutorServiceStub) -> None:
+    before = stub.GetStatus(pb.GetStatusRequest()).memory_bytes
+    assert before.keys() >= {"weights", "kv", "activations", "overhead", "process"}
+    assert before["weights"] == stub.GetInfo(pb.GetInfoRequest()).model.weight_bytes > 0
+    tokens = pb.ForwardInput(tokens=[1] * 2000)
+    stub.Forward(pb.ForwardRequest(inputs=[tokens], outputs=[pb.FORWARD_OUTPUT_EMBEDDING]))
+    after = stub.GetStatus(pb.GetStatusRequest()).memory_bytes
+    assert after["activations"] >= 2000 * 16 * 4 > before["activations"]
+    explained = after["weights"] + after["activations"] + after["overhead"]
+    assert explained <= after["process"] <= explained + after["kv"]
+
+
+def test_the_running_step_is_told(stub: rpc.ExecutorServiceStub) -> None:
+    """Status is asked while steps run, again until each kind of them was seen once."""
+    expected = {
+        (pb.STEP_KIND_PREFILL, 2, 3000),
+        (pb.STEP_KIND_DECODE, 2, 128),
+        (pb.STEP_KIND_FORWARD, 2, 4000),
+    }
+    seen = set()
+    idle = pb.GetStatusRequest()
+    assert not stub.GetStatus(idle).HasField("running_step")
+    for round_ in range(50):
+        ids = [2 * round_ + 1, 2 * round_ + 2]
+        prompts = [pb.Opening(cache_id=n, tokens=[n] * 1500) for n in ids]
+        rows = pb.Rows(cache_ids=ids, kv_lengths=[1500, 1500], steps=[64, 64])
+        inputs = [pb.ForwardInput(tokens=[1] * 2000)] * 2
+        calls: list[tuple[Any, Any]] = [
+            (stub.BatchPrefill, pb.BatchPrefillRequest(step=pb.Step(openings=prompts))),
+            (stub.BatchDecode, pb.BatchDecodeRequest(step=pb.Step(rows=rows))),
+            (stub.ReleaseCache, pb.ReleaseCacheRequest(release=pb.Release(cache_ids=ids))),
+            (stub.Forward, pb.ForwardRequest(inputs=inputs, outputs=[pb.FORWARD_OUTPUT_EMBEDDING])),
+        ]
+        for call, request in calls:
+            future = call.future(request)
+            while not future.done():
+                if (status := stub.GetStatus(idle)).HasField("running_step"):
+                    running = status.running_step
+                    seen.add((running.kind, running.rows, running.tokens))
+            future.result()
+        if seen >= expected:
+            break
+    assert seen == expected
+    assert not stub.GetStatus(idle).HasField("running_step")

@@ -73,7 +73,12 @@ def executor(model: Path, tmp_path: Path) -> Iterator[ServiceProcess]:
 def test_the_loss_of_an_idle_rank_ends_the_executor(executor: ServiceProcess) -> None:
     (follower,) = followers_of(executor)
     with open_channel(executor.address, Link.PRIVATE, Security()) as channel:
-        told = rpc.ExecutorServiceStub(channel).GetInfo(pb.GetInfoRequest()).model
+        stub = rpc.ExecutorServiceStub(channel)
+        told, memory = (
+            stub.GetInfo(pb.GetInfoRequest()).model,
+            stub.GetStatus(pb.GetStatusRequest()).memory_bytes,
+        )
+    assert memory["process"] > 1.5 * memory["overhead"]  # which is rank 0's alone
     assert (told.ranks, told.parallelism) == (2, pb.PARALLELISM_TENSOR)
     os.kill(follower, signal.SIGKILL)
     assert executor.wait(END_S) == EXIT_FAULT

@@ -79,6 +79,9 @@ class ClockedBackend(WithoutAdapters):
     def memory_bytes(self) -> dict[str, int]:
         return {}
 
+    def live_bytes(self) -> dict[str, int]:
+        return {}
+
     def close(self) -> None: ...
 
 

@@ -223,6 +223,14 @@ class TorchBackend:
             "peak": peak,
         }
 
+    def live_bytes(self) -> dict[str, int]:
+        """Activations by the shapes of the largest step; on CUDA also what is in use on the device."""
+        live = {} if self._model is None else {"activations": self._model.activation_bytes}
+        if self._config.device.startswith("cuda"):
+            free, total = torch.cuda.mem_get_info(self._config.device)
+            live["device"] = total - free
+        return live
+
     def close(self) -> None:
         """Free weights, KV storage and threads."""
         if self._model is not None:

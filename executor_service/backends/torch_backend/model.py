@@ -56,6 +56,7 @@ class Model:
         self.spec, self.kernels, self._shard = checkpoint.spec, kernels, shard or Whole()
         s = self.spec
         self._norms = Norms(kernels, s.norm_eps)
+        self._most_tokens = self._most_outputs = 0  # of a forward so far
         ropes = {
             rope: tuple(t.to(kernels.device) for t in rope_tables(rope, s.rotary_dim, s.context_length))
             for rope in {s.rope_of(i) for i in range(s.layers)}
@@ -132,6 +133,7 @@ class Model:
 
         It may be overwritten by the next call. `changes`: as for `hidden`.
         """
+        self._most_tokens = max(self._most_tokens, len(tokens))
         kernels, norms = self.kernels, self._norms
         x = self._shard.embed(kernels, self._embedding_rows, tokens)
         if self._recorded is not None and len(x) <= self._recorded.max_tokens:
@@ -152,11 +154,27 @@ class Model:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """fp32 logits [rows, vocabulary]; on a shard, its part of the vocabulary."""
+        self._most_outputs = max(self._most_outputs, len(hidden))
         return self.head(hidden).float()
 
     def shared_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """fp32 logits [rows, whole vocabulary], on every rank."""
         return self._shard.shared_logits(self.logits(hidden))
+
+    @property
+    def activation_bytes(self) -> int:
+        """What the largest forward so far held at once, by its shapes: of a layer, or of the output layer."""
+        s, wide = self.spec, self.kernels.dtype.itemsize
+        heads, inner = s.heads * s.head_dim, s.intermediate_size
+        if s.moe is not None:
+            inner = max(inner, s.moe.experts_per_token * s.moe.intermediate_size)
+        attention = 2 * heads + 2 * s.kv_heads * s.head_dim  # queries, keys and values, and what is attended
+        layer = 2 * s.hidden_size + max(attention, 3 * inner)  # beside the residual and its norm
+        logits = 2 * 4 * s.vocab_size  # fp32, and a copy that is sampled
+        return max(
+            self._most_tokens * layer * wide,
+            self._most_tokens * s.hidden_size * wide + self._most_outputs * logits,
+        )
 
     def bytes(self) -> int:
         """Bytes of the weights."""

@@ -138,6 +138,9 @@ class FakeBackend(Synchronous):
     def memory_bytes(self) -> dict[str, int]:
         return {"kv": self.kv.nbytes}
 
+    def live_bytes(self) -> dict[str, int]:
+        return {}
+
     def close(self) -> None:
         pass
 

@@ -24,6 +24,7 @@ from executor_service.backends.base import (
 )
 from executor_service.backends.followers import Followers
 from executor_service.backends.ranks import Rank
+from executor_service.backends.resident import resident_bytes
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.parallel.adapter_buffer import SLOT, buffer_bytes, pack_weights
@@ -160,6 +161,10 @@ class LeaderBackend(Synchronous):
     def memory_bytes(self) -> dict[str, int]:
         """Sizes on rank 0."""
         return self._backend.memory_bytes()
+
+    def live_bytes(self) -> dict[str, int]:
+        """Those of rank 0; and the resident memory of the other ranks that it started."""
+        return {**self._backend.live_bytes(), "ranks": sum(map(resident_bytes, self._followers.pids))}
 
     def close(self) -> None:
         """Close the followers, then this rank."""
