@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.adapters.weights import AdapterTarget, AdapterWeights
+from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.masks import Masks
 from executor_service.contract.model_error import ModelError as ModelError
 from executor_service.contract.plan import (
@@ -66,6 +67,7 @@ class ModelDescription:
     eos_token_ids: tuple[int, ...]
     fingerprint: bytes  # SHA-256 of weights, config and dtype: equal where the outputs are equal
     can_forward: bool = False  # the Forward RPC is supported
+    can_mask_forward: bool = False  # with positions and masks of its inputs
     can_score: bool = False  # rows may have `PromptOutputs.targets`
     can_pool: bool = False  # rows may have the other fields of `PromptOutputs`
     has_tokenizer: bool = True
@@ -188,9 +190,9 @@ class RowOutput:
 class ForwardOutput:
     """The Forward RPC's result for one input, fp32; fields that were not asked for are None."""
 
-    hidden: NDArray[np.float32] | None = None  # [q, hidden] after the final norm
+    hidden: NDArray[np.float32] | None = None  # [returned, hidden] after the final norm
     embedding: NDArray[np.float32] | None = None  # [hidden]: mean over positions, L2-normalized
-    logits: NDArray[np.float32] | None = None  # [q, vocabulary]
+    logits: NDArray[np.float32] | None = None  # [returned, vocabulary]
 
 
 class PendingForward(Protocol):
@@ -295,8 +297,14 @@ class Backend(Protocol):
     def unload_adapter(self, slot: int) -> None:
         """Free what a slot holds, in the same order. No row names the slot until it is loaded again."""
 
-    def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
-        """One result per input, without using the KV cache; `want`: of "hidden", "embedding", "logits"."""
+    def forward_once(
+        self, inputs: Sequence[TokenIds], want: frozenset[str], view: ForwardView = WHOLE
+    ) -> list[ForwardOutput]:
+        """One result per input, without using the KV cache; `want`: of "hidden", "embedding", "logits".
+
+        `view`: of each input; of a single one where it has positions or a mask, which is where
+        `info.can_mask_forward` is set.
+        """
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes in use for "weights" and "kv", and "peak" of the process or device where known."""

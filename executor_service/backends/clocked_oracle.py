@@ -18,6 +18,7 @@ from executor_service.backends.base import ForwardOutput, ForwardRow, PendingFor
 from executor_service.backends.following import mask_late, resolved
 from executor_service.backends.oracle import OracleBackend
 from executor_service.backends.oracle_settings import OracleSettings
+from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.masks import Masks
 from executor_service.contract.plan import TokenIds
 
@@ -75,8 +76,10 @@ class ClockedOracle(OracleBackend):
     def copy_page(self, source: int, target: int) -> None:
         self._device.submit(super().copy_page, source, target)
 
-    def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
-        return self._device.submit(super().forward_once, inputs, want).result()
+    def forward_once(
+        self, inputs: Sequence[TokenIds], want: frozenset[str], view: ForwardView = WHOLE
+    ) -> list[ForwardOutput]:
+        return self._device.submit(super().forward_once, inputs, want, view).result()
 
     def close(self) -> None:
         self._device.shutdown()

@@ -48,6 +48,7 @@ from executor_service.backends.numpy_sampler import sample_rows
 from executor_service.backends.oracle_settings import OracleSettings
 from executor_service.backends.prompt_outputs import add_prompt_outputs, states_of
 from executor_service.contract import noise
+from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.plan import TokenIds
 
 EXIT_CODE = 134
@@ -191,12 +192,14 @@ class OracleBackend(Synchronous):
         """Copy one page's states."""
         self._kv[target] = self._kv[source]
 
-    def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
+    def forward_once(
+        self, inputs: Sequence[TokenIds], want: frozenset[str], view: ForwardView = WHOLE
+    ) -> list[ForwardOutput]:
         """Hidden states are hashes of the content; the embedding is their mean, L2-normalized."""
         began = time.perf_counter()
         tokens = np.concatenate(inputs) if inputs else np.zeros(0, dtype=np.int32)
         self._inject_process_faults(tokens)
-        outputs = [self._forward_one(one, want) for one in inputs]
+        outputs = [self._forward_one(one, want, view.returned) for one in inputs]
         self._pass_time(began, len(tokens))
         return outputs
 
@@ -261,7 +264,7 @@ class OracleBackend(Synchronous):
             contents = np.where(coin < config.draft_agreement, contents, other)
         return _uniform(contents, config.vocab_size)
 
-    def _forward_one(self, tokens: TokenIds, want: frozenset[str]) -> ForwardOutput:
+    def _forward_one(self, tokens: TokenIds, want: frozenset[str], returned: slice) -> ForwardOutput:
         fed = self._token_coefficients[: len(tokens)] * (tokens.astype(np.uint64) + np.uint64(1))
         states = np.cumsum(fed, dtype=np.uint64) + np.uint64(_origin(b""))
         sums = np.cumsum(self._state_coefficients[: len(tokens)] * states, dtype=np.uint64)
@@ -271,9 +274,9 @@ class OracleBackend(Synchronous):
         hidden[poisoned] = logits[poisoned] = np.nan
         mean = hidden.mean(axis=0)
         return ForwardOutput(
-            hidden=hidden if "hidden" in want else None,
+            hidden=hidden[returned] if "hidden" in want else None,
             embedding=mean / np.linalg.norm(mean) if "embedding" in want else None,
-            logits=logits if "logits" in want else None,
+            logits=logits[returned] if "logits" in want else None,
         )
 
     def _inject_process_faults(self, tokens: TokenIds) -> None:

@@ -40,6 +40,7 @@ from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_to
 from executor_service.backends.fingerprint import fingerprint
 from executor_service.backends.numpy_sampler import sample_rows
 from executor_service.backends.prompt_outputs import add_prompt_outputs, states_of
+from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.plan import TokenIds
 
 
@@ -88,6 +89,7 @@ class PagedAttentionBackend(Synchronous):
             eos_token_ids=(EOS_ID,) if has_text else (),
             fingerprint=fingerprint("paged-attention", asdict(config)),
             can_forward=True,
+            can_mask_forward=True,
             can_score=True,
             can_pool=True,
             has_tokenizer=has_text,
@@ -160,9 +162,14 @@ class PagedAttentionBackend(Synchronous):
         self._keys[target] = self._keys[source]
         self._values[target] = self._values[source]
 
-    def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
-        """Hidden states are the concatenated heads; the embedding is their mean, L2-normalized."""
-        return [self._forward_one(tokens, want) for tokens in inputs]
+    def forward_once(
+        self, inputs: Sequence[TokenIds], want: frozenset[str], view: ForwardView = WHOLE
+    ) -> list[ForwardOutput]:
+        """Hidden states are the concatenated heads; the embedding is their mean, L2-normalized.
+
+        Positions change nothing: the model has no positional encoding.
+        """
+        return [self._forward_one(tokens, want, view) for tokens in inputs]
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of the KV pages; there are no weights."""
@@ -234,17 +241,17 @@ class PagedAttentionBackend(Synchronous):
     def _logits_of(self, hidden: Sequence[NDArray[np.float64]], part: slice) -> NDArray[np.float32]:
         return self._logits(hidden[part])
 
-    def _forward_one(self, tokens: TokenIds, want: frozenset[str]) -> ForwardOutput:
+    def _forward_one(self, tokens: TokenIds, want: frozenset[str], view: ForwardView) -> ForwardOutput:
         embedded = self._embed(tokens)
-        hidden = [
-            self._attend(query, embedded[:length], embedded[:length])
-            for length, query in enumerate(self._queries(embedded, slot=-1), start=1)
-        ]
-        mean = np.mean(hidden, axis=0)
+        hidden = []
+        for index, query in enumerate(self._queries(embedded, slot=-1)):
+            seen = embedded[: index + 1][view.seen(index, index + 1)[0]]
+            hidden.append(self._attend(query, seen, seen))
+        mean, part = np.mean(hidden, axis=0), hidden[view.returned]
         return ForwardOutput(
-            hidden=np.array(hidden, dtype=np.float32) if "hidden" in want else None,
+            hidden=np.array(part, dtype=np.float32) if "hidden" in want else None,
             embedding=(mean / np.linalg.norm(mean)).astype(np.float32) if "embedding" in want else None,
-            logits=self._logits(hidden) if "logits" in want else None,
+            logits=self._logits(part) if "logits" in want else None,
         )
 
 

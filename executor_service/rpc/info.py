@@ -69,6 +69,8 @@ def capabilities(
     ]
     if info.can_forward:
         offered.append(pb.CAPABILITY_FORWARD)
+    if info.can_mask_forward:
+        offered.append(pb.CAPABILITY_FORWARD_MASKS)
     if info.has_tokenizer:
         offered.append(pb.CAPABILITY_TOKENIZER)
     if info.can_score:

@@ -227,8 +227,12 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         loaded = self._runtime.loaded
         if not loaded.info.can_forward:
             raise RequestRefused(Reason.UNSUPPORTED, "this executor does not offer Forward")
-        inputs, want = decode_forward(request, loaded.limits, loaded.info.hidden_size)
-        outputs = await self._runtime.worker.submit_forwards(lambda: loaded.engine.forward_once(inputs, want))
+        if any(item.attention_mask for item in request.inputs):  # a mask of 64 MB takes a while to check
+            call = await asyncio.to_thread(decode_forward, request, loaded.limits, loaded.info)
+        else:
+            call = decode_forward(request, loaded.limits, loaded.info)
+        forwards = partial(loaded.engine.forward_once, call.inputs, call.want, call.views)
+        outputs = await self._runtime.worker.submit_forwards(forwards)
         response = pb.ForwardResponse()
         for output in outputs:
             result = response.results.add()

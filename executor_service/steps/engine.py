@@ -15,6 +15,7 @@ from executor_service.adapters.store import AdapterStore
 from executor_service.backends.base import Backend, ForwardOutput
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession, Leases
+from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Abandoned, CacheView, Forwards, Reason, RequestRefused, TokenIds
 from executor_service.steps.counters import StepCounters
@@ -88,8 +89,12 @@ class Engine:
         self.counters.caches_expired += expired.shared
         return expired.owned + expired.shared
 
-    def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> Forwards[list[ForwardOutput]]:
+    def forward_once(
+        self, inputs: Sequence[TokenIds], want: frozenset[str], views: Sequence[ForwardView] = ()
+    ) -> Forwards[list[ForwardOutput]]:
         """The non-autoregressive forward of each input, one after another, without a cache.
+
+        `views`: one per input; none: all of each.
 
         Raises Abandoned when no client waits any more.
         """
@@ -97,10 +102,10 @@ class Engine:
         outputs: list[ForwardOutput] = []
         self._forward = RunningStep(StepKind.FORWARD, len(inputs), sum(map(len, inputs)))
         try:
-            for tokens in inputs:
+            for tokens, view in zip(inputs, views or [WHOLE] * len(inputs), strict=True):
                 if not (yield):
                     raise Abandoned
-                outputs += self._backend.forward_once([tokens], want)
+                outputs += self._backend.forward_once([tokens], want, view)
         finally:
             self._forward = None
         return outputs

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
+import numpy as np
 import pytest
 from paceline.channel import Link, Security, open_channel
 from paceline.executor.v1 import executor_pb2 as pb
@@ -20,7 +22,7 @@ WINDOW = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rpc.ExecutorServiceStub]:
     path = tmp_path_factory.mktemp("facts")
-    write_model(path / "model", vocab_size=512, max_position_embeddings=4096, **WINDOW)
+    write_model(path / "model", vocab_size=2048, max_position_embeddings=4096, **WINDOW)
     (path / "model" / "README.md").write_text("---\nlicense: mit\nversion: 2\nlanguage: [en]\n---\n")
     arguments = ["--backend", "torch", "--model", str(path / "model"), "--threads", "1", "--pages", "600"]
     arguments += ["--max-step-tokens", "4096"]
@@ -47,7 +49,7 @@ def test_memory_is_told_by_use(stub: rpc.ExecutorServiceStub) -> None:
     tokens = pb.ForwardInput(tokens=[1] * 2000)
     stub.Forward(pb.ForwardRequest(inputs=[tokens], outputs=[pb.FORWARD_OUTPUT_EMBEDDING]))
     after = stub.GetStatus(pb.GetStatusRequest()).memory_bytes
-    assert after["activations"] >= 2000 * 16 * 4 > before["activations"]
+    assert after["activations"] >= max(2000 * 16 * 4, before["activations"] + 1)
     explained = after["weights"] + after["activations"] + after["overhead"]
     assert explained <= after["process"] <= explained + after["kv"]
 
@@ -84,3 +86,34 @@ def test_the_running_step_is_told(stub: rpc.ExecutorServiceStub) -> None:
             break
     assert seen == expected
     assert not stub.GetStatus(idle).HasField("running_step")
+
+
+def test_logits_of_any_length_come_in_parts(stub: rpc.ExecutorServiceStub) -> None:
+    tokens = [n % 2000 for n in range(3000)]
+    logits = pb.FORWARD_OUTPUT_LOGITS
+
+    def part(length: int, first: int, count: int) -> np.ndarray:
+        item = pb.ForwardInput(tokens=tokens[:length])
+        request = pb.ForwardRequest(inputs=[item], outputs=[logits], first_token=first, token_count=count)
+        (result,) = stub.Forward(request).results
+        return np.frombuffer(result.logits.data, "<f4").reshape(tuple(result.logits.shape))
+
+    with pytest.raises(grpc.RpcError) as caught:
+        part(3000, 0, 0)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "max_full_logits_bytes" in str(caught.value.details())
+    parts = [part(3000, first, 1500) for first in (0, 1500)]
+    assert [len(each) for each in parts] == [1500, 1500]
+    assert np.array_equal(part(1600, 1500, 0), parts[1][:100])
+
+
+def test_masks_and_positions_are_taken(stub: rpc.ExecutorServiceStub) -> None:
+    assert pb.CAPABILITY_FORWARD_MASKS in stub.GetInfo(pb.GetInfoRequest()).capabilities
+    item = pb.ForwardInput(tokens=[5, 6, 7], position_ids=[0, 9, 10], attention_mask=b"\1\0\1")
+    request = pb.ForwardRequest(inputs=[item], outputs=[pb.FORWARD_OUTPUT_HIDDEN])
+    (result,) = stub.Forward(request).results
+    assert list(result.hidden.shape) == [3, 16]
+    request.inputs[0].attention_mask = b"\0\1\1"
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Forward(request)
+    assert "inputs[0].attention_mask: token 0 sees none" in str(caught.value.details())

@@ -25,6 +25,7 @@ from executor_service.backends.base import (
     WithoutAdapters,
 )
 from executor_service.backends.oracle_settings import OracleSettings
+from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.plan import TokenIds
 from tests.support.clocked_runner import HIDDEN, VOCABULARY, ClockedRunner, WallClock, no_kernels
 
@@ -73,7 +74,9 @@ class ClockedBackend(WithoutAdapters):
     def copy_page(self, source: int, target: int) -> None:
         self._runner.copy_page(source, target)
 
-    def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
+    def forward_once(
+        self, inputs: Sequence[TokenIds], want: frozenset[str], view: ForwardView = WHOLE
+    ) -> list[ForwardOutput]:
         raise NotImplementedError
 
     def memory_bytes(self) -> dict[str, int]:

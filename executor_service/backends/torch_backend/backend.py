@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,6 +64,7 @@ from executor_service.backends.torch_backend.weights import (
     fingerprint,
     open_checkpoint,
 )
+from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.plan import TokenIds
 from executor_service.files.json_file import read_json
 from executor_service.files.model_card import ModelCard, card_of_directory, card_of_gguf
@@ -207,11 +207,15 @@ class TorchBackend:
         """Forget what is in a slot."""
         self.adapters.unload(slot)
 
-    def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
+    def forward_once(
+        self, inputs: Sequence[TokenIds], want: frozenset[str], view: ForwardView = WHOLE
+    ) -> list[ForwardOutput]:
         """One result per input, without using the KV cache; `want`: of "hidden", "embedding", "logits"."""
         with torch.inference_mode(), self.model.kernels.step():
-            forward = partial(forward_uncached, self.model, self._shard, want=want, page_size=self._page_size)
-            return [forward(tokens) for tokens in inputs]
+            return [
+                forward_uncached(self.model, self._shard, tokens, want, self._page_size, view)
+                for tokens in inputs
+            ]
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of weights and KV storage, and the peak of the process (on CUDA: of the device)."""
@@ -311,6 +315,7 @@ class TorchBackend:
             eos_token_ids=spec.eos_token_ids,
             fingerprint=digest,
             can_forward=True,
+            can_mask_forward=self.model.kernels.device.type == "cpu",
             can_score=True,
             can_pool=embedding is not None,
             embedding=embedding or EmbeddingDefaults(),

@@ -280,10 +280,7 @@ class PlainKernels:
     def attention(
         self, qkv: torch.Tensor, cache: LayerCache, prepared: Any, w: AttentionWeights
     ) -> torch.Tensor:
-        heads = qkv.view(qkv.shape[0], -1, w.head_dim)
-        q, k, v = torch.split(heads, [w.heads, w.kv_heads, w.kv_heads], dim=1)
-        cos, sin = w.cos[prepared.positions], w.sin[prepared.positions]
-        q, k = self._rotate(q, cos, sin, w.q_norm, w.eps), self._rotate(k, cos, sin, w.k_norm, w.eps)
+        q, k, v = self.rotated(qkv, prepared.positions, w)
         put(cache, (prepared.pages, prepared.slots), k, v)
         outs, first = [], 0
         for table, start, count in zip(prepared.tables, prepared.starts, prepared.counts, strict=True):
@@ -301,6 +298,15 @@ class PlainKernels:
             outs.append(out[0].transpose(0, 1).flatten(1))
             first += count
         return torch.cat(outs)
+
+    def rotated(
+        self, qkv: torch.Tensor, positions: torch.Tensor, w: AttentionWeights
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries and keys, normed and rotated, and values, as heads: each [tokens, its heads, head_dim]."""
+        heads = qkv.view(qkv.shape[0], -1, w.head_dim)
+        q, k, v = torch.split(heads, [w.heads, w.kv_heads, w.kv_heads], dim=1)
+        cos, sin = w.cos[positions], w.sin[positions]
+        return self._rotate(q, cos, sin, w.q_norm, w.eps), self._rotate(k, cos, sin, w.k_norm, w.eps), v
 
     def record(self, blocks: Sequence[Block], eps: float) -> RecordedBlocks | None:
         return None

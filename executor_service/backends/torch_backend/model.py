@@ -6,7 +6,7 @@ are computed for the output positions only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,9 @@ from executor_service.backends.torch_backend.shard import Shard, Whole
 from executor_service.backends.torch_backend.spec import QkNorm
 from executor_service.backends.torch_backend.stored_names import EMBEDDING, FINAL_NORM, HEAD
 from executor_service.backends.torch_backend.weights import Checkpoint
+
+Attend = Callable[[torch.Tensor, LayerCache, Any, AttentionWeights], torch.Tensor]
+"""As `Kernels.attention`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +117,14 @@ class Model:
         prepared: Any,
         caches: Sequence[LayerCache],
         changes: StepChanges | None = None,
+        attend: Attend | None = None,
     ) -> torch.Tensor:
         """The final hidden states [states, hidden] of the tokens that `states` names, after the norm.
 
         tokens [tokens] and what `prepare` made of their batch; states [states]; int64, or int32 on CUDA.
-        `changes`: what adapters change for these tokens.
+        `changes`: what adapters change for these tokens. `attend`: in place of the kernels' attention.
         """
-        return self.final(self.residual(tokens, prepared, caches, changes)[states])
+        return self.final(self.residual(tokens, prepared, caches, changes, attend)[states])
 
     def residual(
         self,
@@ -128,22 +132,23 @@ class Model:
         prepared: Any,
         caches: Sequence[LayerCache],
         changes: StepChanges | None = None,
+        attend: Attend | None = None,
     ) -> torch.Tensor:
         """What the layers make of the tokens, [tokens, hidden], before the final norm.
 
-        It may be overwritten by the next call. `changes`: as for `hidden`.
+        It may be overwritten by the next call. `changes`, `attend`: as for `hidden`.
         """
         self._most_tokens = max(self._most_tokens, len(tokens))
         kernels, norms = self.kernels, self._norms
         x = self._shard.embed(kernels, self._embedding_rows, tokens)
-        if self._recorded is not None and len(x) <= self._recorded.max_tokens:
+        if self._recorded is not None and attend is None and len(x) <= self._recorded.max_tokens:
             return self._recorded(x, prepared, caches, changes)
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             change = NO_CHANGES if changes is None else changes.of_layer(i)
             qkv = layer.qkv(norms.of(x, layer.attention_norm), change=change.qkv)
             if layer.qk_norms is not None:
                 self._norm_together(qkv, layer.qk_norms)
-            attended = kernels.attention(qkv, cache, prepared, layer.attention)
+            attended = (attend or kernels.attention)(qkv, cache, prepared, layer.attention)
             norms.add_linear(layer.output, attended, layer.output_norm, x, change.output)
             layer.mlp.add(norms.of(x, layer.mlp_norm), x, change)
         return x

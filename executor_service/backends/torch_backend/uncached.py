@@ -15,6 +15,8 @@ from executor_service.backends.torch_backend import sampler
 from executor_service.backends.torch_backend.batch import LOGITS_ROWS, Batch
 from executor_service.backends.torch_backend.model import Model
 from executor_service.backends.torch_backend.shard import Shard
+from executor_service.backends.torch_backend.viewed_attention import ViewedAttention
+from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.plan import OutputMode, Sampling, TokenIds
 
 PAGE_SIZE = 16
@@ -22,7 +24,12 @@ PAGE_SIZE = 16
 
 
 def forward_uncached(
-    model: Model, shard: Shard, tokens: TokenIds, want: frozenset[str], page_size: int = PAGE_SIZE
+    model: Model,
+    shard: Shard,
+    tokens: TokenIds,
+    want: frozenset[str],
+    page_size: int = PAGE_SIZE,
+    view: ForwardView = WHOLE,
 ) -> ForwardOutput:
     """What is wanted of "hidden", "embedding" and "logits" of one input, int32 [tokens].
 
@@ -30,12 +37,12 @@ def forward_uncached(
     order with another `page_size`: with the cache's own, the results are those of steps over the cache, to
     the last bit where a row does not depend on its batch.
     """
-    hidden = _hidden(model, [tokens], page_size)
-    mean = hidden.float().mean(0)
+    hidden = _hidden(model, [tokens], page_size, view)
+    mean, part = hidden.float().mean(0), hidden[view.returned]
     return ForwardOutput(
-        hidden=hidden.float().cpu().numpy() if "hidden" in want else None,
+        hidden=part.float().cpu().numpy() if "hidden" in want else None,
         embedding=(mean / mean.norm().clamp_min(1e-12)).cpu().numpy() if "embedding" in want else None,
-        logits=shard.whole_logits(model.logits(hidden)).cpu().numpy() if "logits" in want else None,
+        logits=shard.whole_logits(model.logits(part)).cpu().numpy() if "logits" in want else None,
     )
 
 
@@ -64,8 +71,10 @@ def step_bytes(model: Model, context_length: int, rows: int, tokens: int) -> int
     return torch.cuda.max_memory_allocated() - before
 
 
-def _hidden(model: Model, prompts: Sequence[TokenIds], page_size: int) -> torch.Tensor:
-    """Final hidden states of all prompts' tokens, [tokens, hidden]."""
+def _hidden(
+    model: Model, prompts: Sequence[TokenIds], page_size: int, view: ForwardView = WHOLE
+) -> torch.Tensor:
+    """Final hidden states of all prompts' tokens, [tokens, hidden]; of a single one with a `view`."""
     spec = model.spec
     rows, pages = [], 1
     for tokens in prompts:
@@ -73,9 +82,11 @@ def _hidden(model: Model, prompts: Sequence[TokenIds], page_size: int) -> torch.
         rows.append(_prompt_row(tokens, pages, pages + count, Sampling()))
         pages += count
     # All layers share one layer's storage: a layer reads only the keys and values that it has just written.
-    scratch = model.kernels.new_cache(pages, page_size, spec.kv_heads, spec.head_dim)
     batch = Batch.of(rows, page_size, model.kernels.device)
-    return model.hidden(batch.tokens, batch.states, model.prepare(batch), [scratch] * spec.layers)
+    attend = None if view.is_plain else ViewedAttention(model.kernels, view)
+    scratch = (attend or model.kernels).new_cache(pages, page_size, spec.kv_heads, spec.head_dim)
+    prepared = model.prepare(batch) if attend is None else batch
+    return model.hidden(batch.tokens, batch.states, prepared, [scratch] * spec.layers, attend=attend)
 
 
 def _prompt_row(tokens: TokenIds, first_page: int, end_page: int, sampling: Sampling) -> ForwardRow:

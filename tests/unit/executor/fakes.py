@@ -17,6 +17,7 @@ from executor_service.backends.base import (
     Synchronous,
     TokenizerBundle,
 )
+from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.limits import Limits
 from executor_service.contract.masks import allowed_tokens
 from executor_service.contract.plan import NO_TOKENS, OutputMode, TokenIds
@@ -132,7 +133,9 @@ class FakeBackend(Synchronous):
         self.copied.append((source, target))
         self.kv[target] = self.kv[source]
 
-    def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
+    def forward_once(
+        self, inputs: Sequence[TokenIds], want: frozenset[str], view: ForwardView = WHOLE
+    ) -> list[ForwardOutput]:
         return [ForwardOutput(hidden=np.zeros((len(x), 1), np.float32)) for x in inputs]
 
     def memory_bytes(self) -> dict[str, int]:

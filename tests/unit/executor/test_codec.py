@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -418,9 +419,11 @@ def test_the_digest_knows_type_and_content() -> None:
 
 
 def test_forward_is_checked_before_it_is_computed() -> None:
+    info = replace(FakeBackend().info, hidden_size=8, can_mask_forward=True, attention_window=2)
+
     def refused(**fields: Any) -> str:
         with pytest.raises(RequestRefused) as caught:
-            decode_forward(pb.ForwardRequest(**fields), LIMITS, 8)
+            decode_forward(pb.ForwardRequest(**fields), LIMITS, info)
         return caught.value.refusal.message
 
     one, hidden = [pb.ForwardInput(tokens=[1])], [pb.FORWARD_OUTPUT_HIDDEN]
@@ -431,9 +434,43 @@ def test_forward_is_checked_before_it_is_computed() -> None:
     assert "inputs[1].tokens" in refused(inputs=[*one, pb.ForwardInput()], outputs=hidden)
     assert "ids below 97" in refused(inputs=[pb.ForwardInput(tokens=[97])], outputs=hidden)
     assert "max_step_tokens" in refused(inputs=[pb.ForwardInput(tokens=[1] * 40)] * 2, outputs=hidden)
-    inputs, want = decode_forward(pb.ForwardRequest(inputs=one, outputs=hidden * 2), LIMITS, 8)
-    assert inputs[0].tolist() == [1]
-    assert want == {"hidden"}
+    call = decode_forward(pb.ForwardRequest(inputs=one, outputs=hidden * 2), LIMITS, info)
+    assert call.inputs[0].tolist() == [1]
+    assert call.want == {"hidden"}
+
+    three = [pb.ForwardInput(tokens=[1, 2, 3])]
+    assert "first_token: 3" in refused(inputs=three, outputs=hidden, first_token=3)
+    assert "token_count: 3" in refused(inputs=three, outputs=hidden, first_token=1, token_count=3)
+    assert "inputs[1]" in refused(inputs=[*three, *one], outputs=hidden, token_count=2)
+    small = replace(LIMITS, max_full_logits_bytes=8 * 4 * 2)
+    with pytest.raises(RequestRefused) as caught:
+        decode_forward(pb.ForwardRequest(inputs=three, outputs=hidden), small, info)
+    assert "first_token and token_count" in caught.value.refusal.message
+    request = pb.ForwardRequest(inputs=three, outputs=hidden, first_token=1)
+    assert decode_forward(request, small, info).views[0].returned == slice(1, None)
+
+
+def test_the_view_of_an_input_of_forward_is_checked() -> None:
+    info = replace(FakeBackend().info, hidden_size=8, can_mask_forward=True, attention_window=2)
+
+    def refused(**fields: Any) -> str:
+        item = pb.ForwardInput(tokens=[1, 2, 3], **fields)
+        request = pb.ForwardRequest(inputs=[item], outputs=[pb.FORWARD_OUTPUT_HIDDEN])
+        with pytest.raises(RequestRefused) as caught:
+            decode_forward(request, LIMITS, info)
+        expected = Reason.INVALID if info.can_mask_forward else Reason.UNSUPPORTED
+        assert caught.value.refusal.reason is expected
+        return caught.value.refusal.message
+
+    assert "inputs[0].position_ids: 2, " in refused(position_ids=[0, 1])
+    assert "context_length" in refused(position_ids=[0, 1, LIMITS.context_length])
+    assert "3 or 9 bytes, not 4" in refused(attention_mask=b"\1" * 4)
+    assert "token 0 sees none" in refused(attention_mask=b"\0\1\1")
+    assert "token 2 sees none" in refused(attention_mask=b"\1\0\0")  # within the window
+    assert "token 1 sees none" in refused(attention_mask=b"\1\1\1\0\0\1\1\1\1")
+    info = replace(info, can_mask_forward=False)
+    assert "inputs[0].position_ids" in refused(position_ids=[0, 1, 2])
+    assert "inputs[0].attention_mask" in refused(attention_mask=b"\1\1\1")
 
 
 def test_the_fakes_vocabulary_is_the_limits() -> None:

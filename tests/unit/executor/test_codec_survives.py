@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,10 +25,11 @@ from executor_service.rpc.codec.rows import (
 )
 from executor_service.rpc.codec.steps import decode_op, decode_step
 from tests.support.engine_steps import execute
-from tests.unit.executor.fakes import limits
+from tests.unit.executor.fakes import FakeBackend, limits
 from tests.unit.executor.harness import Harness
 
 LIMITS = limits(max_rows=4, context_length=64, max_step_tokens=64, max_adapters=1)
+INFO = replace(FakeBackend().info, can_mask_forward=True)
 
 
 NUMBERS = st.one_of(st.integers(0, 5), st.sampled_from([96, 97, 2**31 - 1, 2**31, 2**32 - 1]))
@@ -127,7 +130,7 @@ class TestNothingButRefusals:
                 if isinstance(request, pb.Step):
                     execute(self.harness.engine, decode_step(request, LIMITS, takes))
                 elif isinstance(request, pb.ForwardRequest):
-                    decode_forward(request, LIMITS, 8)
+                    decode_forward(request, LIMITS, INFO)
                 else:
                     execute(self.harness.engine, decode_op(request, LIMITS))
             except RequestRefused:

@@ -269,7 +269,7 @@ async def test_what_was_cancelled_takes_no_place_in_the_queue(case: Case) -> Non
 async def test_forward_and_warm_up_end_where_they_are(case: Case) -> None:
     worker, started, gate = case.worker, threading.Event(), threading.Semaphore(0)
 
-    def forward_once(inputs: Sequence[object], want: frozenset[str]) -> list[object]:
+    def forward_once(inputs: Sequence[object], want: frozenset[str], view: object) -> list[object]:
         started.set()
         assert gate.acquire(timeout=10)
         return [None]

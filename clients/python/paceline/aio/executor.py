@@ -190,14 +190,23 @@ class ExecutorClient:
 
     async def forward(
         self,
-        inputs: Iterable[Sequence[int]],
+        inputs: Iterable[Sequence[int] | pb.ForwardInput],
         outputs: Iterable[pb.ForwardOutput.ValueType],
         *,
+        first_token: int = 0,
+        token_count: int = 0,
         timeout_s: float | None = None,
     ) -> list[pb.ForwardResult]:
-        """Hidden states, embeddings or logits of token id sequences, without caches; one result per input."""
-        wire = [pb.ForwardInput(tokens=tokens) for tokens in inputs]
-        request = pb.ForwardRequest(inputs=wire, outputs=outputs)
+        """Hidden states, embeddings or logits of token id sequences, without caches; one result per input.
+
+        `first_token`, `token_count`: of the tokens whose hidden states and logits come back; 0: to the end.
+        """
+        wire = [
+            item if isinstance(item, pb.ForwardInput) else pb.ForwardInput(tokens=item) for item in inputs
+        ]
+        request = pb.ForwardRequest(
+            inputs=wire, outputs=outputs, first_token=first_token, token_count=token_count
+        )
         results = (await self._call(self._stub.Forward, request, timeout_s)).results
         if len(results) != len(wire):
             raise errors.incomplete(f"the reply has {len(results)} results for {len(wire)} inputs")

@@ -37,6 +37,7 @@ from executor_service.backends.torch_backend.parallel.plan_buffer import (
 )
 from executor_service.backends.torch_backend.parallel.tensor_shard import TensorShard
 from executor_service.backends.torch_backend.weights import open_checkpoint
+from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.plan import TokenIds
 
 _NOTHING = np.empty(0, np.int32)
@@ -82,7 +83,7 @@ class LeaderBackend(Synchronous):
             )
             self._backend = TorchBackend(self._config, TensorShard(self._group), self._tell)
             self._backend.load(progress)
-        self.info = replace(self._backend.info, ranks=self._rank.ranks)
+        self.info = replace(self._backend.info, ranks=self._rank.ranks, can_mask_forward=False)
         own = self.info.adapters
         if own is not None:
 
@@ -153,10 +154,14 @@ class LeaderBackend(Synchronous):
             self._group.send_plan(CollectiveCall.UNLOAD_ADAPTER, np.array([slot], np.int32))
             self._backend.unload_adapter(slot)
 
-    def forward_once(self, inputs: Sequence[TokenIds], want: frozenset[str]) -> list[ForwardOutput]:
+    def forward_once(
+        self, inputs: Sequence[TokenIds], want: frozenset[str], view: ForwardView = WHOLE
+    ) -> list[ForwardOutput]:
+        """As `Backend.forward_once`, without positions and masks."""
+        assert view.is_plain
         with self._all_or_none():
-            self._group.send_plan(CollectiveCall.FORWARD_ONCE, pack_inputs(inputs, want))
-            return self._backend.forward_once(inputs, want)
+            self._group.send_plan(CollectiveCall.FORWARD_ONCE, pack_inputs(inputs, want, view))
+            return self._backend.forward_once(inputs, want, view)
 
     def memory_bytes(self) -> dict[str, int]:
         """Sizes on rank 0."""

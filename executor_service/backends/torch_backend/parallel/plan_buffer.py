@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from executor_service.contract.forward_view import ForwardView
 from executor_service.contract.plan import TokenIds
 
 Body = NDArray[np.int32]
@@ -29,16 +30,19 @@ class CollectiveCall(enum.IntEnum):
     OFFER_ADAPTERS = 8  # slots
 
 
-def pack_inputs(inputs: Sequence[TokenIds], want: frozenset[str]) -> Body:
-    """Bits of "hidden", "embedding" and "logits"; the number of inputs; the length of each; all tokens."""
+def pack_inputs(inputs: Sequence[TokenIds], want: frozenset[str], view: ForwardView) -> Body:
+    """Bits of "hidden", "embedding" and "logits"; the range that comes back; then the inputs.
+
+    These are their number, the length of each, and all tokens.
+    """
     bits = sum(1 << i for i, name in enumerate(_WANTS) if name in want)
-    head = np.array([bits, len(inputs), *(len(tokens) for tokens in inputs)])
+    head = np.array([bits, view.first, view.count, len(inputs), *(len(tokens) for tokens in inputs)])
     return np.concatenate([head, *inputs]).astype(np.int32)
 
 
-def unpack_inputs(body: Body) -> tuple[list[TokenIds], frozenset[str]]:
-    """The inputs, and what is wanted of them: the inverse of `pack_inputs`."""
-    want = frozenset(name for i, name in enumerate(_WANTS) if body[0] >> i & 1)
-    count = int(body[1])
-    ends = 2 + count + np.cumsum(body[2 : 2 + count])
-    return np.split(body, [2 + count, *ends])[1 : 1 + count], want
+def unpack_inputs(body: Body) -> tuple[list[TokenIds], frozenset[str], ForwardView]:
+    """The arguments of `pack_inputs`."""
+    bits, first, returned, count = body[:4].tolist()
+    want = frozenset(name for i, name in enumerate(_WANTS) if bits >> i & 1)
+    ends = 4 + count + np.cumsum(body[4 : 4 + count])
+    return np.split(body, [4 + count, *ends])[1 : 1 + count], want, ForwardView(first, returned)
