@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 
 from executor_service.adapters.inside import find_directory, open_file
-from executor_service.adapters.peft_config import CONFIG, PeftConfig, is_target, read_config
+from executor_service.adapters.peft_config import CONFIG, MAX_MATCHES, PeftConfig, is_target, read_config
 from executor_service.adapters.weights import (
     PARENTS,
     AdapterTarget,
@@ -26,6 +26,8 @@ from executor_service.adapters.weights import (
     LinearKey,
     LowRankChange,
     make_weights,
+    padded,
+    scaled,
 )
 from executor_service.contract.model_error import ModelError
 from executor_service.files.json_file import parse_json
@@ -94,17 +96,32 @@ def read_adapter(
         entries = read_entries(stream, size, WEIGHTS, _MAX_TENSORS)
         pairs = _pairs(entries)
         _check_modules(pairs.keys(), config, target)
+        if (len(config.ranks) + len(config.alphas)) * len(pairs) > MAX_MATCHES:
+            raise ModelError(f"{CONFIG}: rank_pattern and alpha_pattern: too many for {len(pairs)} layers")
+        ranks = {key: config.rank_of(*key) for key in pairs}
         for (layer, module), (a, b) in pairs.items():
-            _check_shapes(layer, module, a, b, config.rank, target)
-        stored = sum(entry.end - entry.begin for entry in entries.values())
-        admit(target.held_bytes(config.rank, pairs.keys(), stored))
+            _check_shapes(layer, module, a, b, ranks[layer, module], target)
+        scales = {key: config.scale_of(*key, own_rank) for key, own_rank in ranks.items()}
+        # One rank and one scale for all: lower ranks get zeros, and the rest of a scale is in the factor.
+        rank, scale = max(ranks.values()), scales[min(pairs)]
+        factors = {key: own / scale for key, own in scales.items()}
+        held = sum(_held(a, b, rank, factors[key]) for key, (a, b) in pairs.items())
+        admit(target.held_bytes(rank, pairs.keys(), held))
         changes = []
         for (layer, module), (a, b) in pairs.items():
             where = f"{module} in layer {layer}"
-            changes.append(
-                LowRankChange(layer, module, _read(stream, a, where, stop), _read(stream, b, where, stop))
-            )
-    return make_weights(config.rank, config.scale, changes, model_fingerprint)
+            down = _read(stream, a, where, stop)
+            up = scaled(_read(stream, b, where, stop), factors[layer, module])
+            if up.dtype == np.float32 and not np.isfinite(up).all():
+                raise ModelError(f"{CONFIG}: alpha_pattern: the scale of {where} is too large")
+            changes.append(LowRankChange(layer, module, padded(down, rank, 0), padded(up, rank, 1)))
+    return make_weights(rank, scale, changes, model_fingerprint)
+
+
+def _held(a: TensorEntry, b: TensorEntry, rank: int, factor: float) -> int:
+    """Bytes of both factors with this rank, the second one multiplied."""
+    size = _STORED[a.dtype].itemsize
+    return rank * (a.shape[1] * size + b.shape[0] * (4 if factor != 1 else _STORED[b.dtype].itemsize))
 
 
 def _read_json(root: Path, path: Path) -> dict[str, object]:

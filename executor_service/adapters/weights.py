@@ -87,6 +87,19 @@ def as_float32(factor: Factor) -> NDArray[np.float32]:
     return factor.astype(np.float32)
 
 
+def scaled(factor: Factor, by: float) -> Factor:
+    """A factor multiplied by a number, in float32, where it may overflow to infinity; unchanged by 1."""
+    with np.errstate(over="ignore"):
+        return factor if by == 1 else as_float32(factor) * np.float32(by)
+
+
+def padded(factor: Factor, rank: int, axis: int) -> Factor:
+    """A factor of this rank along an axis: with zeros at the end, which change nothing."""
+    missing = rank - factor.shape[axis]
+    widths = [(0, missing if each == axis else 0) for each in range(2)]
+    return np.pad(factor, widths) if missing else factor
+
+
 def make_weights(
     rank: int, scale: float, changes: Iterable[LowRankChange], model_fingerprint: bytes
 ) -> AdapterWeights:

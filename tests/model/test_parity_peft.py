@@ -30,6 +30,22 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "queries-and-values": {"r": 1, "lora_alpha": 3, "target_modules": ["q_proj", "v_proj"]},
     "one-layer": {"r": 40, "lora_alpha": 8, "target_modules": ATTENTION, "layers_to_transform": [1]},
     "pattern": {"r": 4, "lora_alpha": 4, "target_modules": r".*self_attn\.(k|o)_proj"},
+    "ranks-and-alphas": {
+        "r": 8,
+        "lora_alpha": 16,
+        "target_modules": ATTENTION,
+        "rank_pattern": {r"layers.1.*q_proj": 3, "q_proj": 5, r"^model\.layers\.\d+\.self_attn\.o_proj": 12},
+        "alpha_pattern": {"(k|v)_proj": 7, r"model.layers.0.self_attn.q_proj": 40},
+        "exclude_modules": ["2.self_attn.v_proj"],
+    },
+    "ranks-stabilized": {
+        "r": 8,
+        "lora_alpha": 6,
+        "use_rslora": True,
+        "target_modules": ["q_proj", "v_proj", "o_proj"],
+        "rank_pattern": {"v_proj": 2},
+        "exclude_modules": r".*layers\.0\..*o_proj",
+    },
 }
 OF_A_MIXTURE = {"everything": {"r": 16, "lora_alpha": 32, "target_modules": ATTENTION}}
 FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
@@ -83,5 +99,6 @@ def test_logits_are_those_of_peft(models: Any) -> None:
             expected = theirs(torch.tensor([prompt])).logits[0].numpy()
             with theirs.disable_adapter():
                 plain = theirs(torch.tensor([prompt])).logits[0].numpy()
-        assert np.abs(expected - plain).max() > 1e-2
-        assert np.abs(logits_of(out) - expected).max() < 1e-4
+        largest = np.abs(expected - plain).max()
+        assert largest > 1e-2
+        assert np.abs(logits_of(out) - expected).max() < 1e-4 * largest

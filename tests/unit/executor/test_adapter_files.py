@@ -60,6 +60,51 @@ def test_the_scale_of_a_rank_stabilized_adapter_divides_by_the_root(tmp_path: Pa
     assert read(tmp_path).scale == 4.0
 
 
+def test_ranks_and_scales_by_pattern_are_those_of_peft(tmp_path: Path) -> None:
+    """All have one rank and one scale: zeros fill up, and what is left of a scale is in the second factor."""
+    tensors = factors(FITTING) | factors({(1, "self_attn.v_proj"): (8, 4)}, rank=2)
+    ranks, alphas = (
+        {r"layers\.1\.self_attn\.v_proj": 2, "v_proj": 4},
+        {"1.self_attn.(q|v)_proj": 3, "v_proj": 8},
+    )
+    write_adapter(tmp_path / "one", tensors, rank_pattern=ranks, alpha_pattern=alphas)
+    weights = read(tmp_path, target=MODEL)
+    assert (weights.rank, weights.scale) == (4, 2.0)
+    expected = {(0, "q_proj"): 2.0, (0, "v_proj"): 2.0, (1, "q_proj"): 3 / 4, (1, "v_proj"): 3 / 2}
+    for change in weights.changes:
+        name = f"{PREFIX}{change.layer}.self_attn.{change.module}."
+        a, b = tensors[name + "lora_A.weight"], tensors[name + "lora_B.weight"]
+        assert (change.a.shape[0], change.b.shape[1]) == (4, 4)
+        product = expected[change.layer, change.module] * (b @ a)
+        assert np.allclose(weights.scale * (change.b @ change.a), product, rtol=1e-6)
+
+
+def test_patterns_that_change_nothing_leave_the_fingerprint(tmp_path: Path) -> None:
+    unchanged = fingerprint(tmp_path, rank_pattern={"q_proj": 4}, alpha_pattern={".*": 8})
+    assert unchanged == fingerprint(tmp_path)
+    assert fingerprint(tmp_path, alpha_pattern={"q_proj": 9}) != fingerprint(tmp_path)
+
+
+def test_a_scale_that_makes_a_factor_infinite_is_refused(tmp_path: Path) -> None:
+    tensors = {name: array * np.float32(1e35) for name, array in factors().items()}
+    write_adapter(tmp_path / "one", tensors, alpha_pattern={"v_proj": 1e11})
+    with pytest.raises(ModelError, match="alpha_pattern: the scale of v_proj in layer 0"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("excluded", [["1.self_attn.v_proj"], r"model\.layers\.1\..*v_proj"])
+def test_what_is_excluded_has_no_tensors(tmp_path: Path, excluded: object) -> None:
+    tensors = {name: array for name, array in factors(FITTING).items() if "1.self_attn.v_proj" not in name}
+    write_adapter(tmp_path / "one", tensors, exclude_modules=excluded)
+    assert len(read(tmp_path, target=MODEL).changes) == 3
+    write_adapter(tmp_path / "one", factors(FITTING), exclude_modules=excluded)
+    with pytest.raises(ModelError, match="v_proj in layer 1 is not among"):
+        read(tmp_path, target=MODEL)
+    write_adapter(tmp_path / "one", tensors)
+    with pytest.raises(ModelError, match="v_proj in layer 1 is missing"):
+        read(tmp_path, target=MODEL)
+
+
 def test_half_precision_is_kept_as_it_is_stored(tmp_path: Path) -> None:
     for dtype in (np.float16, np.uint16):
         stored = {
@@ -106,12 +151,21 @@ def test_a_fingerprint_covers_all_that_changes_tokens_and_nothing_else(tmp_path:
         ({"peft_type": ...}, "peft_type is missing"),
         ({"use_dora": True}, "DoRA is not supported"),
         ({"bias": "lora_only"}, "bias 'lora_only' is not supported"),
-        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern is not supported"),
-        ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern is not supported"),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern is not a map"),
+        ({"rank_pattern": {"q_proj": 65}}, "rank_pattern: 65, at most 64"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern: q_proj is 0"),
+        ({"alpha_pattern": {"q_proj": "8"}}, "alpha_pattern: q_proj is '8'"),
+        ({"alpha_pattern": {"(a+)+$": 8}}, "alpha_pattern: the pattern .* has more than names"),
+        ({"rank_pattern": {"a{9}": 8}}, "rank_pattern: the pattern .* has more than names"),
+        ({"rank_pattern": {".*.*.*q": 8}}, "rank_pattern: the pattern .* has more than 2 repetitions"),
+        ({"rank_pattern": {"(q": 8}}, "rank_pattern: the pattern '.q'"),
+        ({"rank_pattern": {"q" * 999: 8}}, "rank_pattern: a pattern of 999 characters, at most 256"),
+        ({"rank_pattern": {f"q{n}": 8 for n in range(1025)}}, "rank_pattern is not a map of at most 1024"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is not supported"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out is not supported"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
-        ({"exclude_modules": ["q_proj"]}, "exclude_modules is not supported"),
+        ({"exclude_modules": [1]}, "exclude_modules is neither a pattern nor a list of names"),
+        ({"exclude_modules": "(?=q)"}, "exclude_modules: the pattern .* has more than names"),
         ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters is not supported"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices is not supported"),
         ({"something_new": 3}, "something_new is not supported"),
