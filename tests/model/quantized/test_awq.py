@@ -76,6 +76,8 @@ def gemv(group: int, padded: int) -> Callable[[np.random.Generator, Matrix], tup
         ("qwen3", gemm(), {"zero_point": True}, ()),
         ("qwen3-moe", gemm(), {"version": "GEMM", "modules_to_not_convert": ["gate"]}, ("mlp.gate",)),
         ("llama-untied-bias", gemm(-1), {"group_size": -1}, ("lm_head",)),
+        ("qwen3", gemm(), {"version": "exllama", "exllama_config": {"version": 1}}, ()),
+        ("llama", gemm(), {"version": "exllamav2"}, ("down_proj",)),
         ("qwen2", gemv(8, 8), {"version": "gemv"}, ("lm_head",)),
         ("llama", gemv(32, 32), {"version": "gemv", "group_size": 32}, ("down_proj",)),
     ],

@@ -171,7 +171,6 @@ def model(written: Path, tmp_path: Path) -> Path:
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, ("sparsity_config",)),
         ({"transform_config": {"config_groups": {}}}, ("transform_config",)),
         ({"config_groups": {"g": {"weights": {}, "hidden": 1}}}, ("config_groups: g", "hidden")),
-        ({"kv_cache_scheme": {"num_bits": 8}}, ("kv_cache_scheme",)),
         ({"config_groups": {}}, ("config_groups",)),
         ({"config_groups": {"W4A16": ["Linear"]}}, ("config_groups: W4A16", "weights")),
         ({"config_groups": None}, ("config_groups",)),

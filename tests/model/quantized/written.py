@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend.weights import open_checkpoint
 from tests.model.driver import Driver, logits_of, pages_from
-from tests.model.tiny import save
+from tests.model.tiny import save, save_random
 
 PAGE = 16
 TOLERANCE = 1e-4
@@ -30,14 +30,14 @@ Quantize: TypeAlias = Callable[[np.random.Generator, Matrix], tuple[Tensors, Mat
 
 
 def write(
-    name: str,
+    name: str | PretrainedConfig,
     path: Path,
     quantize: Quantize,
     config: Mapping[str, Any],
     plain: tuple[str, ...] = ("lm_head",),
 ) -> PreTrainedModel:
     """A model of tests.model.tiny with quantized linear layers but for some; returns transformers' model."""
-    theirs = save(name, path)
+    theirs = save(name, path) if isinstance(name, str) else save_random(name, path)
     file, rng = path / "model.safetensors", np.random.default_rng(5)
     tensors, meant = load_file(file), {}
     for key in sorted(tensors):

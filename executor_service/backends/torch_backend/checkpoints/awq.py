@@ -3,7 +3,8 @@
 A weight [n, k] is scales * (numbers - zero points), with 4 bits for each number. In the version "gemm" all
 tensors are transposed: `qweight` [k, n / 8] and `qzeros` [groups, n / 8] are packed along n, in the order
 0 2 4 6 1 3 5 7, and `scales` are [groups, n]. In "gemv" `qweight` is [n, k / 8], `qzeros` [n, groups / 8] and
-`scales` [n, groups], in plain order, and the groups are padded.
+`scales` [n, groups], in plain order, and the groups are padded. "exllama" and "exllamav2" name kernels, for
+which AutoAWQ reorders the tensors of "gemm" when it loads them.
 """
 
 from __future__ import annotations
@@ -98,13 +99,16 @@ class _Gemv:
         return groups + -groups % (words * _EACH)
 
 
-_LAYOUTS: dict[str, _Layout] = {"gemm": _Gemm(), "gemv": _Gemv()}
+_LAYOUTS: dict[str, _Layout] = {
+    **dict.fromkeys(("gemm", "exllama", "exllamav2"), _Gemm()),
+    "gemv": _Gemv(),
+}
 
 
 class AwqFormat:
     """Implements `WeightFormat`."""
 
-    main, beside = _MAIN, frozenset((_ZEROS, _SCALES))
+    main, beside, unused = _MAIN, frozenset((_ZEROS, _SCALES)), frozenset[str]()
 
     def __init__(self, config: Fields) -> None:
         """Raises ModelError for fields that ask for something else."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from executor_service.backends.torch_backend.checkpoints.block_scales import BlockScales, block_size
+from executor_service.backends.torch_backend.checkpoints.kv_cache_scheme import unused_scales
 from executor_service.backends.torch_backend.checkpoints.metadata import METADATA
 from executor_service.backends.torch_backend.checkpoints.module import QuantizedModule
 from executor_service.backends.torch_backend.checkpoints.packing import PACKED_BITS, WORD_BITS, unpacked
@@ -110,7 +111,7 @@ class CompressedTensorsFormat:
         config.only("quantization_status", ("compressed",))
         config.only("sparsity_config", ({}, {"format": "dense"}))
         config.only("transform_config", ({},))
-        config.only("kv_cache_scheme", ())
+        self.unused = unused_scales(config)
         config.only("moe_sparsity_config", ())
         name = config.get("format", None)
         if name not in _TYPES:

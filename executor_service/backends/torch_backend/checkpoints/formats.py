@@ -9,7 +9,7 @@ from typing import Any
 from executor_service.backends.torch_backend.checkpoints.awq import AwqFormat
 from executor_service.backends.torch_backend.checkpoints.compressed_tensors import CompressedTensorsFormat
 from executor_service.backends.torch_backend.checkpoints.fp8 import Fp8Format
-from executor_service.backends.torch_backend.checkpoints.gptq import GptqFormat
+from executor_service.backends.torch_backend.checkpoints.gptq import gptq_format
 from executor_service.backends.torch_backend.checkpoints.metadata import METADATA
 from executor_service.backends.torch_backend.checkpoints.quantized_directory import QuantizedDirectory
 from executor_service.backends.torch_backend.checkpoints.weight_format import WeightFormat
@@ -18,7 +18,7 @@ from executor_service.files.fields import Fields, shown
 
 FORMATS: Mapping[str, Callable[[Fields], WeightFormat]] = {
     "fp8": Fp8Format,
-    "gptq": GptqFormat,
+    "gptq": gptq_format,
     "awq": AwqFormat,
     "compressed-tensors": CompressedTensorsFormat,
 }

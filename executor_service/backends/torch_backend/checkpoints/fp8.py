@@ -9,6 +9,7 @@ not used: activations are not quantized.
 from __future__ import annotations
 
 from executor_service.backends.torch_backend.checkpoints.block_scales import BlockScales, block_size
+from executor_service.backends.torch_backend.checkpoints.kv_cache_scheme import unused_scales
 from executor_service.backends.torch_backend.checkpoints.module import QuantizedModule
 from executor_service.backends.torch_backend.checkpoints.weight_format import module_names
 from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers
@@ -28,7 +29,7 @@ class Fp8Format:
         config.only("scale_fmt", ("float", "ue8m0"))  # of values that are stored as fp32 all the same
         config.only("activation_scheme", ("dynamic", "static"))
         config.only("expert_dtype", ("fp8",))
-        config.only("kv_cache_scheme", ())
+        self.unused = unused_scales(config)
         config.only("modules_to_convert", ([],))
         self.plain_modules = module_names(config, ("modules_to_not_convert", "ignored_layers"))
         block = block_size(config, "weight_block_size")

@@ -10,6 +10,7 @@ negative: AutoRound writes such.
 
 from __future__ import annotations
 
+from executor_service.backends.torch_backend.checkpoints.marlin import MarlinFormat
 from executor_service.backends.torch_backend.checkpoints.module import QuantizedModule
 from executor_service.backends.torch_backend.checkpoints.packing import (
     PACKED_BITS,
@@ -19,6 +20,7 @@ from executor_service.backends.torch_backend.checkpoints.packing import (
 )
 from executor_service.backends.torch_backend.checkpoints.weight_format import (
     WHOLE_ROW,
+    WeightFormat,
     columns_in_groups,
     group_count,
     group_size,
@@ -37,7 +39,7 @@ _ONES = {4: 0x11111111, 8: 0x01010101}  # 1 in each number of a word
 class GptqFormat:
     """Implements `WeightFormat`."""
 
-    main, beside = "qweight", frozenset(("qzeros", "scales", "g_idx"))
+    main, beside, unused = "qweight", frozenset(("qzeros", "scales", "g_idx")), frozenset[str]()
 
     def __init__(self, config: Fields) -> None:
         """Raises ModelError for fields that ask for something else."""
@@ -46,7 +48,9 @@ class GptqFormat:
         config.only("rotation", ())
         config.only("adapter", ())
         if version not in (_FIRST, _SECOND):
-            raise config.fault(f"checkpoint_format {shown(version)} is not supported, only gptq and gptq_v2")
+            raise config.fault(
+                f"checkpoint_format {shown(version)} is not supported, only gptq, gptq_v2 and marlin"
+            )
         config.only("is_marlin_format", (False,))
         config.only("pack_dtype", ("int32",))
         _refuse_overrides(config)
@@ -85,6 +89,14 @@ class GptqFormat:
         return ScaledNumbers(
             numbers.to(dtype).sub_(zeros.to(dtype)[:, groups]), scales.T.contiguous(), groups
         )
+
+
+def gptq_format(config: Fields) -> WeightFormat:
+    """The format of `quant_method` "gptq". Raises ModelError."""
+    version = config.get("checkpoint_format", config.get("format", _FIRST))
+    if version == "marlin" or config.flag("is_marlin_format", default=False):
+        return MarlinFormat(config)
+    return GptqFormat(config)
 
 
 def _refuse_overrides(config: Fields) -> None:

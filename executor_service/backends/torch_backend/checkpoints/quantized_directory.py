@@ -80,6 +80,8 @@ class QuantizedDirectory:
             module = QuantizedModule(owner, self._store)
             if owner in self._modules and suffix in (form.main, *form.beside):
                 continue
+            if suffix in form.unused:
+                continue
             if suffix in form.beside:
                 raise module.fault(form.main, f"is missing, or not quantized, beside {suffix}")
             module.entry(suffix, FLOATS)

@@ -21,6 +21,7 @@ class WeightFormat(Protocol):
     title: str  # for users: "GPTQ with 4 bits"
     main: str  # suffix of the tensor that every quantized module has
     beside: frozenset[str]  # suffixes of what else belongs to a quantized module
+    unused: frozenset[str]  # suffixes of tensors that mean nothing here, of whatever module
     plain_modules: frozenset[str]  # modules that the configuration lists as not quantized
 
     def shape(self, module: QuantizedModule) -> tuple[int, int]:
