@@ -46,6 +46,7 @@ def values_of(schema: Any, shared: SharedSchemas, depth: int = 0) -> list[Any] |
     """All values of a schema, each once; None: they are too many, or it can't be said."""
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return None
+    shared.spend(1 + len(schema))
     meaning = {keyword: value for keyword, value in schema.items() if keyword not in ANNOTATIONS}
     types = meaning.pop("type", None)
     match meaning:
@@ -66,7 +67,10 @@ def values_of(schema: Any, shared: SharedSchemas, depth: int = 0) -> list[Any] |
             return [False, True] if types == "boolean" else [None]
         case _:
             return None
+    if len(values) > 4 * _MAX_VALUES:
+        return None
     unique = {_key(value): value for value in values if _has_type(value, types)}
+    shared.spend(sum(map(len, unique)) // 16)
     return list(unique.values()) if len(unique) <= _MAX_VALUES else None
 
 
@@ -104,6 +108,7 @@ def _arrays(schema: dict[str, Any], shared: SharedSchemas) -> list[list[Any]] | 
     for looked, array in enumerate(_sequences(values, most, unique=unique)):
         if looked == MAX_ARRAYS:
             return None
+        shared.spend(1 + len(array))
         if len(array) >= least and low <= sum(_key(item) in wanted for item in array) <= high:
             found.append(array)
     return found
@@ -131,6 +136,7 @@ def _demand_one(schema: dict[str, Any], shared: SharedSchemas) -> None:
         return
     del schema["contains"]
     schema.pop("minContains", None)
+    shared.spend(most * most)
     places = [
         {"prefixItems": [True] * before + [dict(item)], "minItems": before + 1} for before in range(most)
     ]

@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from executor_service.grammar.source import GrammarInvalid
+
+_MAX_WORK = 50_000  # arrays listed, values looked for, places of `contains`; takes 50 ms
 _PLACE = "#/$defs/"
 _NAMES = "paceline."  # what the names of definitions begin with
 
@@ -19,9 +22,16 @@ class SharedSchemas:
         self._definitions: dict[str, Any] = {}
         self._new: list[Any] = []
         self._kept: set[int] = set()  # by `id`
+        self._work = 0
         # A reference would not lead to the root from a schema with an address of its own.
         apart = (node for node in _objects(root) if node is not root and _stands_apart(node))
         self._possible = isinstance(root, dict) and _has_room(root) and next(apart, None) is None
+
+    def spend(self, work: int) -> None:
+        """Count work that a schema's size does not bound. Raises GrammarInvalid when it is too much."""
+        self._work += work
+        if self._work > _MAX_WORK:
+            raise GrammarInvalid("uniqueItems and contains: too many arrays to list")
 
     def keep_branches(self, schema: dict[str, Any]) -> None:
         """Let the branches of `oneOf`, and their properties, stand where they are.

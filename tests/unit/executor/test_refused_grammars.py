@@ -73,6 +73,37 @@ BAD = {
         "x-guidance",
     ),
     "no json in the end": ("json_schema", '{"x-guidance": {"item_separator": ";"}}', "x-guidance"),
+    "values of values": (
+        "json_schema",
+        json.dumps(
+            {
+                "items": {"$ref": "#/$defs/0"},
+                "uniqueItems": True,
+                "$defs": {
+                    str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 20} if n < 6 else {"const": 1}
+                    for n in range(7)
+                },
+            }
+        ),
+        "too many arrays to list",
+    ),
+    "many lists of arrays": (
+        "json_schema",
+        json.dumps(
+            {
+                "properties": {
+                    f"p{n}": {"items": {"$ref": "#/$defs/x"}, "uniqueItems": True} for n in range(900)
+                },
+                "$defs": {"x": {"enum": list(range(5))}},
+            }
+        ),
+        "too many arrays to list",
+    ),
+    "many places": (
+        "json_schema",
+        json.dumps({"properties": {f"p{n}": {"contains": {}, "maxItems": 16} for n in range(900)}}),
+        "too many arrays to list",
+    ),
     "without end": (
         "json_schema",
         '{"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}},'
