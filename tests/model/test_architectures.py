@@ -129,6 +129,6 @@ def test_a_model_equals_transformers(
     check_tokens(backend, expected)
     backend.close()
     monkeypatch.setattr(
-        TorchBackend, "_kernels", lambda self, progress: PlainKernels(torch.device("cpu"), torch.float32)
+        TorchBackend, "_kernels", lambda self: PlainKernels(torch.device("cpu"), torch.float32)
     )
     check_pieces(loaded(tmp_path), expected)

@@ -146,7 +146,7 @@ def test_a_whole_model_gives_the_same_logits(tmp_path: Path, monkeypatch: pytest
     prompt = np.random.default_rng(0).integers(0, 250, 12).tolist()
 
     def logits(kernels: Kernels) -> Sequence[np.ndarray]:
-        monkeypatch.setattr(TorchBackend, "_kernels", lambda self, progress: kernels)
+        monkeypatch.setattr(TorchBackend, "_kernels", lambda self: kernels)
         backend = TorchBackend(TorchConfig(path))
         backend.load(lambda what, done: None)
         backend.allocate(9, 16)

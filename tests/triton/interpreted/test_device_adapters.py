@@ -51,7 +51,7 @@ SIZES = {
 def loaded(path: Path, kernels: Kernels, *, runs_ahead: bool) -> TorchBackend:
     """The model with these kernels, and slots for adapters."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TorchBackend, "_kernels", lambda self, progress: kernels)
+        patch.setattr(TorchBackend, "_kernels", lambda self: kernels)
         patch.setattr(TorchBackend, "_runs_ahead", runs_ahead)
         backend = TorchBackend(TorchConfig(path))
         backend.load(lambda what, done: None)

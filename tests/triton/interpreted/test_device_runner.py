@@ -55,7 +55,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchBackend]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TorchBackend, "_kernels", lambda self, progress: CudaKernels(CPU, torch.float32))
+        patch.setattr(TorchBackend, "_kernels", lambda self: CudaKernels(CPU, torch.float32))
         backend = TorchBackend(TorchConfig(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny", 128)))
         backend.load(lambda what, done: None)
         yield backend
